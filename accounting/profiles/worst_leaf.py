@@ -11,7 +11,6 @@ import numpy as np
 from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, UpperEnd
 from accounting.profiles.gaussian import WithRelease
 from accounting.profiles.multistage import MultistageProfile
-from accounting.releases.envelope import EnvelopeProfile
 
 _MOST_PATHS = 4
 
@@ -69,11 +68,11 @@ class WorstLeafProfile(WithRelease):
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
-        return self._worst().delta(epsilon, tolerance)
+        return Bound.largest(profile.delta(epsilon, tolerance) for profile in self._worst())
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        return self._worst().epsilon(delta, tolerance)
+        return Bound.largest(profile.epsilon(delta, tolerance) for profile in self._worst())
 
     def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
         return MultistageProfile(
@@ -85,10 +84,10 @@ class WorstLeafProfile(WithRelease):
             release=self.release,
         )
 
-    def _worst(self) -> PrivacyProfile:
+    def _worst(self) -> list[PrivacyProfile]:
         worst = lowest_paths(self.paths)
         if len(worst) <= _MOST_PATHS:
-            return EnvelopeProfile(tuple(self._profile(path) for path in worst))
+            return [self._profile(path) for path in worst]
         smallest = tuple(min(sizes) for sizes in zip(*worst, strict=True))
         likeliest = min(worst, key=math.prod)
-        return UpperEnd(self._profile(smallest), self._profile(likeliest))
+        return [UpperEnd(self._profile(smallest), self._profile(likeliest))]

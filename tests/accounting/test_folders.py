@@ -7,8 +7,8 @@ import pytest
 
 import accounting
 
-FLOOR = Path(accounting.__file__).parent
-ROOMS = ["profile", "algebra", "profiles", "releases", "estimates"]
+ROOT = Path(accounting.__file__).parent
+FOLDERS = ["profile", "algebra", "profiles", "releases", "estimates"]
 
 
 def imported(file):
@@ -19,15 +19,15 @@ def imported(file):
             yield from (alias.name for alias in node.names)
 
 
-@pytest.mark.parametrize("room", ROOMS[:-1])
-def test_a_room_imports_nothing_from_those_above_it(room):
-    files = [*FLOOR.glob(f"{room}.py"), *(FLOOR / room).rglob("*.py")]
-    above = tuple(f"accounting.{name}." for name in ROOMS[ROOMS.index(room) + 1 :])
+@pytest.mark.parametrize("folder", FOLDERS[:-1])
+def test_a_folder_imports_nothing_from_those_above_it(folder):
+    files = [*ROOT.glob(f"{folder}.py"), *(ROOT / folder).rglob("*.py")]
+    above = tuple(f"accounting.{name}." for name in FOLDERS[FOLDERS.index(folder) + 1 :])
     assert files
     for file in files:
         assert not [name for name in imported(file) if f"{name}.".startswith(above)], file
 
 
-@pytest.mark.parametrize("room", ["", *ROOMS[1:]])
-def test_a_room_holds_at_most_a_dozen_files(room):
-    assert len([f for f in (FLOOR / room).glob("*.py") if f.name != "__init__.py"]) <= 12
+@pytest.mark.parametrize("folder", ["", *FOLDERS[1:]])
+def test_a_folder_holds_at_most_a_dozen_files(folder):
+    assert len([f for f in (ROOT / folder).glob("*.py") if f.name != "__init__.py"]) <= 12
