@@ -6,7 +6,7 @@ part, the noise, and gradients that are chosen in view of what was released; its
 above the certified one, and is attained by constant gradients. The counterexamples are samplers
 under which correlated noise costs more than under cyclic ones, and which are refused. The time of
 a step is that of SGD with momentum on the click model, in CPU time; the memory is what the
-compiled program says. The peer is jax_privacy 2.0, whose noise is priced by cyclic Poisson
+compiled program says. The peer is jax_privacy 2.0, whose noise is accounted for by cyclic Poisson
 sampling: BandMF of as many bands, calibrated by its own accountant to the same epsilon. `models`:
 AUC of models by SGD and Adam on the rows of a store; `--written FOLDER` keeps what each run gave.
 """
@@ -26,7 +26,7 @@ import optax
 from scipy import special
 
 from accounting import BallsAndBinsProfile, GaussianProfile
-from accounting import epsilon as price
+from accounting import epsilon as epsilon_of
 from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, RootKey, dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.noise.planning import history_bytes, plan
@@ -234,7 +234,7 @@ def simulated_delta(
 
 
 def counterexamples(*, draws: int = 300_000) -> Iterator[Row]:
-    """Measures what wrong samplers cost over what they would if they kept steps apart."""
+    """Measures what wrong samplers cost over what they would with minimum separation."""
     changing = simulated_delta([(1, 3), (4, 6)], 8, 1.0, draws)
     plain = simulated_delta([tuple(range(8))], 8, 1.0, draws)
     # Last in one epoch and first in the next: the sum of two neighbouring columns.
@@ -275,7 +275,7 @@ def counterexamples(*, draws: int = 300_000) -> Iterator[Row]:
 
 
 def cyclic_poisson() -> Iterator[Row]:
-    """Measures how far the price of cyclic Poisson sampling lies from dp_accounting's."""
+    """Measures how far epsilon of cyclic Poisson sampling lies from dp_accounting's."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     for sampler, sigma in (
@@ -289,7 +289,7 @@ def cyclic_poisson() -> Iterator[Row]:
         delta = 1 / sampler.num_examples
         theirs = step.self_compose(sampler.num_steps // sampler.cycle_length)
         noise = banded_square_root(sampler.cycle_length)
-        ours = price(noise.privacy(sampler, sigma), delta).upper
+        ours = epsilon_of(noise.privacy(sampler, sigma), delta).upper
         off = abs(ours - theirs.get_epsilon_for_delta(delta))
         at = f"{sampler.num_steps} steps, b {sampler.cycle_length}, sigma {sigma:g}"
         name = f"epsilon, cyclic Poisson, off dp_accounting, {at}"

@@ -105,18 +105,7 @@ def steps(
     copied: int = 1 << 28,
     rounds: int = 7,
 ) -> Iterator[Row]:
-    """Times a DP step beside an ordinary one, and says what both move and hold.
-
-    Args:
-      batch_size: Examples of a step.
-      variants: Also compile the DP step in other ways.
-      buckets: Of a column of the model, at most.
-      hidden: Its dense layers.
-      block_steps: Steps of a dispatch.
-      rows: On the device.
-      copied: Floats of the array whose copy is timed.
-      rounds: For each median.
-    """
+    """Times a DP step beside an ordinary one, what both move and hold, and `variants` of it."""
     model = clicks(buckets, hidden)._replace(columns=synthetic.in_memory(rows, seed=0).columns)
     setting, optimizer = Steps(model, batch_size, block_steps), optax.adam(1e-3)
     count = model.num_params
@@ -173,7 +162,7 @@ def _variants(setting: Steps, dp: Program, rounds: int, at: str) -> Iterator[Row
 
 
 def _repeats(dp: Program, at: str) -> Iterator[Row]:
-    """Says how far two equal steps are apart: on a GPU atomic additions come in any order."""
+    """Says how far two equal steps differ: on a GPU atomic additions come in any order."""
     data, plan, *rest = dp.inputs
     one = plan._replace(num_steps=jnp.ones_like(plan.num_steps))
 
@@ -184,8 +173,8 @@ def _repeats(dp: Program, at: str) -> Iterator[Row]:
     first, second = after_a_step(), after_a_step()
     differing = sum(int(jnp.sum(a != b)) for a, b in zip(first, second, strict=True))
     yield figure(f"parameters that differ after two equal steps, {at}", differing)
-    apart = max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(first, second, strict=True))
-    yield figure(f"largest difference after two equal steps, {at}", apart)
+    difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(first, second, strict=True))
+    yield figure(f"largest difference after two equal steps, {at}", difference)
 
 
 def _profile(dp: Program, block_steps: int, at: str, most: int = 12) -> Iterator[Row]:
@@ -254,12 +243,14 @@ def _table_steps(
         memory: Any = program.compiled.memory_analysis()
         yield figure(f"temporary memory, {name}, {at}", memory.temp_size_in_bytes / 1e6, "MB")
         del program
-    late, _, ordinary, *others = found.values()
+    lazily, _, ordinary, *others = found.values()
     name = f"DP step, tables lazy / without privacy, {at}"
-    yield figure(name, late / ordinary, "x", at_most=2.0)
+    yield figure(name, lazily / ordinary, "x", at_most=2.0)
     for optimizer, milliseconds in zip(dense, others, strict=True):
         name, bar = f"DP step, all by {optimizer} / tables lazy, {at}", 5.0
-        yield figure(name, milliseconds / late, "x", at_least=bar if optimizer == "Adam" else None)
+        yield figure(
+            name, milliseconds / lazily, "x", at_least=bar if optimizer == "Adam" else None
+        )
     yield _peak(f"tables, {at}")
 
 

@@ -66,7 +66,7 @@ def clipping(
     """Holds the clipped sum to one gradient per example, and each example's share of it to C."""
     params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
     batch = jax.device_put(random_batch(batch_size, config))
-    everybody = jnp.ones(batch_size)
+    ones = jnp.ones(batch_size)
 
     def clipped(method: str) -> Callable[..., PyTree]:
         def program(params: PyTree, weights: jax.Array, clip: float) -> PyTree:
@@ -88,11 +88,11 @@ def clipping(
         precision = PRECISIONS[name]
         with jax.default_matmul_precision(precision) if precision else nullcontext():
             ghost = clipped("ghost")
-            ours = ghost(params, everybody, half)
-            definition = clipped("vmap")(params, everybody, half)
+            ours = ghost(params, ones, half)
+            definition = clipped("vmap")(params, ones, half)
             # One example among rows of weight zero: the same contraction as in training.
             shares = [
-                _norm(ghost(params, everybody * (jnp.arange(batch_size) == i), half)) / half
+                _norm(ghost(params, ones * (jnp.arange(batch_size) == i), half)) / half
                 for i in np.argsort(seen)[-16:]
             ]
         off = _norm(_minus(ours, definition)) / _norm(definition)
@@ -273,7 +273,7 @@ def audit() -> Iterator[Row]:
 def interrupted(
     model: ModelConfig = MIDDLE, rows: int = 200_000, batch_size: int = 1024
 ) -> Iterator[Row]:
-    """Stops a run half-way, goes on with it, and reads what its ledger then has it cost."""
+    """Stops a run half-way, resumes it, and reads what it cost by its ledger."""
 
     class Enough(Exception):
         """The run is stopped here."""
@@ -303,7 +303,7 @@ def interrupted(
     if planned is None or epsilon is None:
         raise RuntimeError("the run was over before it could be stopped: more rows are needed")
     yield figure("steps are taken to repeat bit for bit on this device", repeats_exactly())
-    name = "epsilon of a run that was stopped and went on / as planned"
+    name = "epsilon of a run that was stopped and resumed / as planned"
     yield figure(name, epsilon / planned.upper, "x", at_least=1 - 1e-9)
 
 

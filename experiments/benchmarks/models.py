@@ -147,9 +147,9 @@ class Models:
         return found
 
 
-def defaults(**aim: Any) -> RunSpec:
-    """Returns what a run is asked for by somebody who gives its `aim` alone, at delta = 1 / n."""
-    return RunSpec.of(SETTINGS["balls-and-bins"](), target_delta="1/n", **aim)
+def defaults(**target: Any) -> RunSpec:
+    """Returns the run of which `target` alone is given, at delta = 1 / n."""
+    return RunSpec.of(SETTINGS["balls-and-bins"](), target_delta="1/n", **target)
 
 
 def mean(runs: Sequence[Figures], key: str) -> Estimate:
@@ -157,7 +157,7 @@ def mean(runs: Sequence[Figures], key: str) -> Estimate:
     return Estimate.mean([run[key] for run in runs])
 
 
-def apart(runs: Sequence[Figures], others: Sequence[Figures], key: str) -> Estimate:
+def difference(runs: Sequence[Figures], others: Sequence[Figures], key: str) -> Estimate:
     """Returns the mean of the difference, seed by seed."""
     return Estimate.mean([a[key] - b[key] for a, b in zip(runs, others, strict=True)])
 
@@ -175,7 +175,7 @@ def gain(
 ) -> Row:
     """Returns the mean AUC on test rows of one setting less that of another, seed by seed."""
     ours, theirs = (models.trained(str(one), one.spec) for one in (setting, other))
-    return figure(name, apart(ours, theirs, "test_auc"), at_least=bar)
+    return figure(name, difference(ours, theirs, "test_auc"), at_least=bar)
 
 
 # ----------------------------------------------------------------- at the defaults of `dpsgd train`
@@ -251,14 +251,14 @@ SEEDS = 20
 
 
 def asked_for(epsilon: float, tables: str, batch_size: int | None, epochs: int | None) -> RunSpec:
-    """Returns the run that somebody asks for; None for what is chosen by default."""
+    """Returns a run with these tables; None for what is chosen by default."""
     config = defaults(target_epsilon=epsilon, tables=tables, audit=False)
     sampler = replace(config.sampler, batch_size=batch_size, epochs=epochs)
     return replace(config, sampler=sampler)
 
 
 def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -> Iterator[Row]:
-    """Yields what models with lazy tables and by Adam alone reach, and how far apart they are."""
+    """Yields what models with lazy tables and by Adam alone reach, and how far they differ."""
     sizes = f"batch {batch_size}, {epochs} epochs"
     if batch_size is None:
         sizes = "batches and epochs by default"
@@ -278,7 +278,7 @@ def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -
             least = min(run["cpu_seconds"] for run in runs)
             yield figure(f"least CPU time of a run, {by}, {at}", least, "s")
         for key in ("auc", "log_loss"):
-            off = apart(found["lazy tables"], found["Adam alone"], f"test_{key}")
+            off = difference(found["lazy tables"], found["Adam alone"], f"test_{key}")
             name = f"{SHOWN[key][0]}, lazy tables minus Adam alone, test rows, {at}"
             yield figure(f"{name}, {models.seeds} seeds", off)
             if key == "auc" and off.error is not None:

@@ -50,14 +50,14 @@ BATCH_SIZE = 8192
 STEPS = 20
 RUN = ModelConfig(embedding_dim=8, max_buckets=2**12, hidden=(64,))
 TABLES = 2**21
-"""Bytes from which a parameter is dealt out."""
+"""Bytes from which a parameter is sharded."""
 DIAGNOSTICS_BYTES = 16
 """Four float32, that are summed over the devices with the gradients."""
 TERABYTE = 4_373_472_329
 """Rows of Criteo's terabyte click logs, of 24 days."""
 SHARDS, SHARDED_BATCH = 64, 65_536
 SECONDS, GIGABYTES = 60.0, 2.0
-"""Bars of a shard's epoch and of a price."""
+"""Bars of a shard's epoch and of a privacy cost."""
 PADDING = {
     (37_000_000, 1024, 1): {1: 32, 8: 98, 64: 338},
     (37_000_000, 8192, 5): {1: 11, 8: 32, 64: 100},
@@ -116,16 +116,16 @@ def programs(model: str = "85M", batch_size: int = BATCH_SIZE) -> Iterator[Row]:
     share = (whole.flops - halved[0]) / (alone - halved[1])
     name = f"a device's part of the batch x {DEVICES}, {at}"
     yield figure(name, DEVICES * share, at_most=1.02)
-    dealt = step(batch_size, Placement(devices, TABLES))
-    table = 4 * max(math.prod(leaf.shape) for leaf in jax.tree.leaves(dealt.params))
+    split = step(batch_size, Placement(devices, TABLES))
+    table = 4 * max(math.prod(leaf.shape) for leaf in jax.tree.leaves(split.params))
     dense = 3 * (4 * num - table)  # with two moments
-    largest = max(one.size for one in dealt.exchanged)
-    at = f"table dealt out, {at}"
+    largest = max(one.size for one in split.exchanged)
+    at = f"table sharded, {at}"
     yield figure(f"largest exchange / the table, {at}", largest / table, "x", at_most=0.25)
     name = f"bytes exchanged in a step / replicated, {at}"
-    yield figure(name, _bytes(dealt) / _bytes(whole), "x")
-    yield figure(f"exchanges inside of a step's loops, {at}", _inner(dealt.exchanged), at_most=0)
-    share = dealt.state_bytes() / (3 * table / DEVICES + dense + 64)
+    yield figure(name, _bytes(split) / _bytes(whole), "x")
+    yield figure(f"exchanges inside of a step's loops, {at}", _inner(split.exchanged), at_most=0)
+    share = split.state_bytes() / (3 * table / DEVICES + dense + 64)
     name = f"state on a device / (1/{DEVICES} of the table's and all other), {at}"
     yield figure(name, share, "x", at_most=1.0)
 
@@ -201,7 +201,7 @@ def runs() -> Iterator[Row]:
                 for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True)
             )
     count = num_params(alone)
-    at = f"{STEPS} steps of {count / 1e6:.2g}M parameters, replicated and dealt out, 1 to 8 devices"
+    at = f"{STEPS} steps of {count / 1e6:.2g}M parameters, replicated and sharded, 1 to 8 devices"
     yield figure(f"distance from one device's, {at}", furthest, "x", at_most=1e-6)
     yield figure(f"numbers that a repetition changes, {at}", unequal, at_most=0)
 
@@ -279,7 +279,7 @@ def sharded(sampler: str, what: str) -> Iterator[Row]:
     if what == "draw":
         yield from took(f"draw of one shard's epoch of {SHARDS}, {at}", draw, made)
     else:
-        yield from took(f"price of {SHARDS} shards, {at}", price, made)
+        yield from took(f"privacy cost of {SHARDS} shards, {at}", cost, made)
 
 
 def took(name: str, measure: Callable[[EpochSampler], None], sampler: EpochSampler) -> list[Row]:
@@ -296,7 +296,7 @@ def draw(sampler: EpochSampler) -> None:
     BatchSource(sampler, seed=1, shards=range(shard, shard + 1)).passes(0)
 
 
-def price(sampler: EpochSampler) -> None:
+def cost(sampler: EpochSampler) -> None:
     from accounting import epsilon
 
     epsilon(sampler.privacy(0.6), 1 / sampler.num_examples)
@@ -313,7 +313,7 @@ def padding() -> Iterator[Row]:
 
 
 EXACT: dict[str, Any] = {"exact": True}
-DRAWN, PRICED = ("Deterministic", "Shuffle", "Poisson", "BallsAndBins"), ("Poisson", "BallsAndBins")
+DRAWN, COSTED = ("Deterministic", "Shuffle", "Poisson", "BallsAndBins"), ("Poisson", "BallsAndBins")
 CASES = [
     *cases(programs, quick={"model": "8M", "batch_size": 1024}, **EXACT),
     *cases(noise, quick={"rows_of_table": 1_000}, **EXACT),
@@ -321,7 +321,7 @@ CASES = [
     *cases(processes, quick={"counts": (2,)}, **EXACT),
     *cases(matrices, "shards, matrices", quick={"num_examples": 1_000}, **EXACT),
     *cases(sharded, "shards", over={"what": ("draw",), "sampler": DRAWN}),
-    *cases(sharded, "shards", over={"what": ("price",), "sampler": PRICED}),
+    *cases(sharded, "shards", over={"what": ("cost",), "sampler": COSTED}),
     *cases(padding, "shards, padding", quick={}, **EXACT),
     *BEAM,
 ]

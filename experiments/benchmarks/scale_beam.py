@@ -36,7 +36,7 @@ BAR = 0.25
 ENOUGH = 200_000
 """Rows from which a rate tells more than how long it takes to begin."""
 SEED = 2**127 + 1
-"""Of batches that are nobody's."""
+"""Of batches that no run trains on."""
 
 HERE, BEAMS = "one process", "Beam's local runner"
 

@@ -261,12 +261,7 @@ def _peers(
 
 @functools.cache
 def rates(side: int, copied: int) -> tuple[float, float]:
-    """Returns bytes a second of copies and flops a second of matrix products, in CPU time.
-
-    Args:
-      side: Of the matrices.
-      copied: Floats that are copied in place.
-    """
+    """Returns bytes a second of copies and flops a second of matrix products, in CPU time."""
     product, matrix = jax.jit(lambda a: a @ a), jnp.ones((side, side))
     series = in_turns({"product": lambda: _run(product, matrix)}, 5)
     return copy_rate(copied), 2 * side**3 / series.median("product")

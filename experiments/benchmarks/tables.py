@@ -65,12 +65,14 @@ def _at(model: Model, batch_size: int) -> str:
 def _programs(model: Model, batch_size: int) -> tuple[dict[str, Program], dict[str, Program]]:
     """Returns DP steps by dense noise and with lazy tables."""
     steps = Steps(model, batch_size)
-    late = {name: steps.private(ADAM, lazy(momentum)) for name, momentum in LAZIES.items()}
-    return {"Adam": steps.private(ADAM), "SGD": steps.private(SGD)}, late
+    deferred = {name: steps.private(ADAM, lazy(momentum)) for name, momentum in LAZIES.items()}
+    return {"Adam": steps.private(ADAM), "SGD": steps.private(SGD)}, deferred
 
 
-def _named(dense: Mapping[str, Program], late: Mapping[str, Program]) -> dict[str, Program]:
-    return {f"dense {k}": x for k, x in dense.items()} | {f"lazy {k}": x for k, x in late.items()}
+def _named(dense: Mapping[str, Program], deferred: Mapping[str, Program]) -> dict[str, Program]:
+    return {f"dense {k}": x for k, x in dense.items()} | {
+        f"lazy {k}": x for k, x in deferred.items()
+    }
 
 
 def steps(
@@ -81,15 +83,15 @@ def steps(
     rounds: int = 5,
 ) -> Iterator[Row]:
     model = clicks(buckets, hidden)
-    at, (dense, late) = _at(model, batch_size), _programs(model, batch_size)
+    at, (dense, deferred) = _at(model, batch_size), _programs(model, batch_size)
     ordinary = {"ordinary": Steps(model, batch_size).ordinary(ADAM, lazy())}
-    spent = in_turns(ordinary | _named(dense, late), rounds)
-    flushes = in_turns({name: program.flush for name, program in late.items()}, rounds)
+    spent = in_turns(ordinary | _named(dense, deferred), rounds)
+    flushes = in_turns({name: program.flush for name, program in deferred.items()}, rounds)
     name = f"step without privacy, tables by sparse SGD, {at}"
     yield figure(name, spent.median("ordinary", STEP), "s")
     for name in dense:
         yield figure(f"DP step, all by {name}, {at}", spent.median(f"dense {name}", STEP), "s")
-    for name in late:
+    for name in deferred:
         what, this = f"tables lazy by {name}", f"lazy {name}"
         yield figure(f"DP step, {what}, {at}", spent.median(this, STEP), "s")
         ratio = spent.ratio("dense Adam", this)
@@ -136,11 +138,11 @@ def sizes(
 def crossover(buckets: int, batch_size: int = BATCH, *, rounds: int = 5) -> Iterator[Row]:
     """Measures few rows, and dense layers that are next to nothing."""
     model = clicks(buckets, (8,))
-    dense, late = _programs(model, batch_size)
-    spent = in_turns(_named(dense, late), rounds)
+    dense, deferred = _programs(model, batch_size)
+    spent = in_turns(_named(dense, deferred), rounds)
     rows = max(leaf.shape[0] for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
     at = f"{rows / (batch_size * len(DISPLAY_ADS.categories)):.2g} rows a look-up"
-    for one, other in itertools.product(dense, late):
+    for one, other in itertools.product(dense, deferred):
         ratio = spent.ratio(f"dense {one}", f"lazy {other}")
         yield figure(f"DP step, all by {one} / tables lazy by {other}, {at}", ratio, "x")
 
@@ -222,12 +224,14 @@ def lazydp(
                 f"compiling that step, SGD, {what}, {at}", program.compiling.cpu_seconds, "s"
             )
         del work
-    (x, y, _), (x2, y2, late) = seconds
+    (x, y, _), (x2, y2, deferred) = seconds
     scaled = y + (y2 - y) / (x2 - x) * (LAZYDP_BYTES - x)
     to = f"{LAZYDP_BYTES / 1e9:g} GB"
     name = f"DP step, SGD, all (scaled from {x / 1e9:.3g} and {x2 / 1e9:.3g} GB to {to})"
     yield figure(name, scaled, "s")
-    yield figure(f"{name} / tables lazy ({x2 / 1e9:.3g} GB); LazyDP: {THEIRS}", scaled / late, "x")
+    yield figure(
+        f"{name} / tables lazy ({x2 / 1e9:.3g} GB); LazyDP: {THEIRS}", scaled / deferred, "x"
+    )
 
 
 def epoch(

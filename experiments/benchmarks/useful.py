@@ -26,7 +26,7 @@ from accounting import (
     attack_advantage,
     calibrate_advantage,
 )
-from accounting import epsilon as price
+from accounting import epsilon as epsilon_of
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.resolve import resolve
 from dpsgd.selection.engine import DEFAULT_COUNT
@@ -58,7 +58,7 @@ def choosing(epsilon: float = 3.0, *, store: str | None = None) -> Iterator[Row]
     spec = defaults(target_epsilon=epsilon, calibration="none")
     found = resolve(spec, task, rows_of(task))
     run, delta = found.mechanism.privacy(), found.delta
-    one, best = (price(x, delta).upper for x in (run, SelectionProfile(run, DEFAULT_COUNT)))
+    one, best = (epsilon_of(x, delta).upper for x in (run, SelectionProfile(run, DEFAULT_COUNT)))
     at = f"the best of {DEFAULT_COUNT.mean:g} runs on average, epsilon {epsilon:g} each"
     yield figure(f"certified epsilon, {at}", best, "epsilon")
     name = f"the same / that of one run, {at}"

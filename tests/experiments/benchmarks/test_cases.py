@@ -139,6 +139,20 @@ def test_what_fails_or_does_not_fit_loses_nothing_of_the_rest(tmp_path, capsys):
     assert [row.value for row in told.rows()] == [2, None, 2, None]
 
 
+def test_a_record_is_written_after_every_figure(tmp_path):
+    file, seen = tmp_path / "record.json", []
+
+    def slow():
+        yield figure("a", 1.0)
+        seen.extend(read(file)["cases"])  # what a stop here would leave
+        yield figure("b", 1.0)
+
+    measure(file, cases(slow))
+    (unfinished,) = seen
+    assert unfinished["status"] == "begun"
+    assert [row["name"] for row in unfinished["rows"]] == ["a"]
+
+
 def test_cases_that_take_longer_than_foreseen_leave_less_room_for_the_next(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
