@@ -164,8 +164,8 @@ class Mechanism:
     def parts(self, delta: float) -> list[Bound]:
         """Bounds what parts of a whole run cost, each priced by itself: its steps, and one sum.
 
-        Steps cost as if no batch were cut. What is guaranteed of the whole at `delta` is no less,
-        which whoever prices it sees to. Lower ends are what counts: they take little time.
+        Steps cost as if no batch were cut. The guarantee of the whole at `delta` is no less, see
+        `dpsgd.core.cost`. Lower ends are what counts: they take little time.
         """
         parts = [self.noise.privacy(self.sampler.untruncated(), self.noise_multiplier)]
         if self.full_sums is not None:

@@ -57,14 +57,14 @@ def dpsgd(
         Or (params, example, key), for dropout: the key is fresh for each row of the data and each
         step, and a function of these two alone. The guarantee is the same, for any such loss: given
         all keys, which depend on no data, an example's clipped gradient is a function of the
-        parameters and of itself, and neighbours have the same keys (`dpsgd.gradients.losses` has
-        the proof).
+        parameters and of itself, and neighbours have the same keys
+        (docs/explanation/isolation-of-examples.md).
       optimizer: Any optax transformation; it sees only the private mean gradient.
       microbatch_size: Examples whose gradients are formed together, on each device; None for as
         many as fit, see `clipped_grad`.
-      tables: How those leaves are trained of which the loss looks up rows and does nothing else
-        with them, so that a step costs what its batch reads; `optimizer` is for the others. By
-        default it is for all. The law, and with it the privacy cost, is that of a step that writes
+      tables: `LazyTables`, by which those leaves are trained of which the loss only looks up rows,
+        so that a step costs what its batch reads; `optimizer` is for the others. By default it is
+        for all. The law, and with it the privacy cost, is that of a step that writes
         noise into all rows, see docs/explanation/deferred-noise-for-embedding-tables.md.
       foreign_calls: Whether the loss may call the host (`jax.pure_callback`) and foreign functions
         (`jax.ffi`), one example at a time. They may keep what they are called with, which no trace

@@ -21,8 +21,8 @@ def split_module(
     """Returns (params, apply), with apply(params, *inputs) = module(*inputs) and no other state.
 
     The guarantee bounds what one example does to the sum of gradients. State that a module keeps
-    beside its parameters goes around that sum: batch statistics are averages over examples that
-    nobody clips and nobody noises, and they are part of the trained model. So a module that has any
+    beside its parameters goes around that sum: batch statistics are averages over examples
+    without clipping or noise, and they are part of the trained model. So a module that has any
     is refused.
 
     >>> params, apply = split_module(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))

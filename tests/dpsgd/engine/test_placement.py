@@ -99,7 +99,7 @@ FAILED = {
     "noise once a device": "noise is what key, step and place give, in every leaf",
     "noise on the first alone": "every device has the same state",
     "the batch on every device": "an example moves the sum by at most C",
-    "parts that are not added up": "the rows that are drawn are those that are read",
+    "parts that are not added up": "every device has the same state",
     "padding that counts": "padding is inert",
     "rows of another device": "a NaN example moves the sum by at most C",
 }
