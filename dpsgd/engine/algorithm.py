@@ -84,8 +84,6 @@ def dpsgd(
         loss_fn = functools.partial(loss_fn)
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
-    if foreign_calls and tables is not None:
-        raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")
     if tables is not None and not hasattr(tables, "group"):
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if foreign_calls:

@@ -24,6 +24,7 @@ from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
 from dpsgd.engine.lazy.rows import Rows, flushed_table, read, written
 from dpsgd.engine.placement import Exchange
 from dpsgd.engine.programs import shapes_of_rows
+from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
 from dpsgd.gradients.taps import Path
 from dpsgd.noise.base import Independent
@@ -66,6 +67,8 @@ class LazyTables:
 
     def group(self, loss_fn: LossFn) -> LazyRows:
         """Returns the parameter group of the tables of a loss."""
+        if isinstance(loss_fn, ForeignCalls):
+            raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")
         return LazyRows(self, loss_fn)
 
     def of_run(self, num_steps: int) -> LinearSgd:
