@@ -14,9 +14,10 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, report
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.resolve import check, resolve, with_any_noise
+from dpsgd.runs.resolve import resolve, with_any_noise
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stages import Stages
+from dpsgd.runs.support import check
 from dpsgd.runs.task import Task, check_task, task_record
 from samplers import Population
 

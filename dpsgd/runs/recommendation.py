@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from samplers import BatchSampler
 from samplers.settings import DEFAULTS
 
 
@@ -146,6 +147,53 @@ def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> 
         mu = 2 * epsilon / (math.hypot(tail, math.sqrt(2 * epsilon)) + tail)
     ratio = mu * request.num_examples / batch_size / math.sqrt(steps)
     return 1 / math.sqrt(math.log1p(min(ratio, 1e150) ** 2))
+
+
+_ROWS_AGAIN = 20 / 3
+"""Rows of the tables, for each that a batch looks up, that a flush reads once in so many steps: to
+read a row, differentiate, noise and write it takes a step at least three times what a flush takes
+for it, which so is at most a twentieth of the steps."""
+
+
+def table_sizes(task: Any, init_seed: int, rows: Any, sampler: BatchSampler) -> tuple[int, int]:
+    """Returns how many rows the tables of a model have, and how many a batch looks up.
+
+    Args:
+      task: Whose model it is.
+      init_seed: Of its parameters, of which the shapes are read.
+      rows: Arrays of the task, of which the shapes are read.
+      sampler: Of the batches.
+
+    Raises:
+      ValueError: if there are no tables, or a step has several passes.
+    """
+    import jax
+
+    from dpsgd.engine.lazy.group import found_tables
+    from dpsgd.engine.programs import shapes_of_rows
+    from dpsgd.gradients.losses import row_of
+
+    params = jax.eval_shape(lambda: task.init(init_seed))
+    example = shapes_of_rows(rows, *sampler.clipped_shape)
+    found = found_tables(task.loss, params, example)
+    leaves = jax.tree.leaves(params)
+    read = jax.eval_shape(found.rows, row_of(task.loss, example))
+    clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
+    return (
+        sum(leaves[k].shape[0] for k in found.tables),
+        clipped * sum(one.size for one in read.values()),
+    )
+
+
+def flush_every(count: int, looked_up: int) -> int:
+    """Returns the steps between flushes, such that these take at most a twentieth of the time.
+
+    >>> flush_every(5_000_000, 26 * 1024)
+    1280
+    """
+    from dpsgd.engine.feed import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
+
+    return BLOCK_STEPS * math.ceil(_ROWS_AGAIN * count / looked_up / BLOCK_STEPS)
 
 
 CHOICES = {

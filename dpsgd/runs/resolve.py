@@ -1,4 +1,4 @@
-"""The only place that chooses what a run leaves open, and that knows what has a proof together.
+"""The only place that chooses what a run leaves open; `dpsgd.runs.support` is its table of proofs.
 
 All that it goes by is public: numbers of rows and steps, shapes, the guarantee that is wanted, and
 how long a step takes on generated rows. `config.json` records plain values: no resumed run chooses.
@@ -6,26 +6,27 @@ how long a step takes on generated rows. `config.json` records plain values: no 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.noise import planning
-from dpsgd.noise.base import Independent, Noise, Secure
+from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.strategies import banded_square_root
 from dpsgd.runs import search
 from dpsgd.runs.recommendation import (
     CHOICES,
     RecommendationRequest,
     Settings,
+    flush_every,
     generic,
     sentence,
+    table_sizes,
     table_step_size,
 )
 from dpsgd.runs.records import to_json
@@ -39,12 +40,12 @@ from dpsgd.runs.spec import (
     NonPrivate,
     RunSpec,
 )
+from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
 from dpsgd.sizes import bytes_of
-from samplers import BatchSampler, Population, UnitTree
-from samplers.settings import DEFAULTS, SETTINGS, SamplerSettings, name_of
+from samplers import BatchSampler, Population
+from samplers.settings import DEFAULTS, SamplerSettings, name_of
 
 if TYPE_CHECKING:
-    from dpsgd.engine.placement import Placement
     from dpsgd.runs.budget import Budget
 
 PyTree = Any
@@ -57,11 +58,6 @@ ADAM = (
 
 _NEAR = 1.02
 """Up to so many times the least error a smaller number of bands is taken: it needs less memory."""
-
-_ROWS_AGAIN = 20 / 3
-"""Rows of the tables, for each that a batch looks up, that a flush reads once in so many steps: to
-read a row, differentiate, noise and write it takes a step at least three times what a flush takes
-for it, which so is at most a twentieth of the steps."""
 
 
 @dataclass(frozen=True)
@@ -81,232 +77,6 @@ class ResolvedRun:
     mechanism: Mechanism
     delta: float
     chosen: Mapping[str, Any] = field(default_factory=dict)
-
-
-# --- What goes together -------------------------------------------------------------------------
-
-
-Trait = Literal[
-    "non_private",
-    "secure_noise",
-    "bands",
-    "bands auto",
-    "buffers",
-    "tables lazy",
-    "calibration platt",
-    "budget_minutes",
-    "shard_rows_from",
-    "overflow accumulate",
-    "no minimum separation",
-    "random order",
-    "protected units of several rows",
-]
-"""What a run may be refused by: in the words of options, and of what samplers have."""
-
-
-class Unsupported(NamedTuple):
-    """Traits of a run that do not go together: any of the first with any of the second."""
-
-    first: tuple[Trait, ...]
-    second: tuple[Trait, ...]
-    reason: str
-    mend: str = "leave out one of them"
-
-
-UNSUPPORTED = (
-    Unsupported(
-        ("tables lazy",),
-        ("bands", "buffers"),
-        "deferred noise is the sum of independent noise of many steps, and correlated noise has "
-        "another law",
-    ),
-    Unsupported(
-        ("tables lazy",),
-        ("secure_noise",),
-        "deferred noise is not the exact noise of single steps",
-    ),
-    Unsupported(
-        ("tables lazy",),
-        ("overflow accumulate",),
-        "the rows of a step are read once, and overflow accumulate takes several passes",
-        "take overflow truncate",
-    ),
-    Unsupported(
-        ("non_private",),
-        ("secure_noise", "bands", "buffers"),
-        "without privacy there is no noise, which could be exact or correlated",
-    ),
-    Unsupported(
-        ("bands",),
-        ("no minimum separation",),
-        "correlated noise needs a minimum separation of the steps that an example takes part in",
-        "take balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
-    ),
-    Unsupported(
-        ("buffers",),
-        ("random order",),
-        "noise that is correlated over all steps needs an order that is known",
-        "take deterministic, or shuffle with a fixed order",
-    ),
-    Unsupported(
-        ("secure_noise",),
-        ("shard_rows_from",),
-        "secure noise is drawn for whole arrays, and parameters cannot be sharded by rows",
-    ),
-    Unsupported(
-        ("calibration platt",),
-        ("non_private",),
-        "it mends what clipping does to predictions, and without privacy nothing is clipped",
-    ),
-    Unsupported(
-        ("calibration platt",),
-        ("protected units of several rows",),
-        "its sums clip each row by itself, and other units are protected",
-    ),
-    Unsupported(
-        ("bands auto",),
-        ("budget_minutes",),
-        "bands auto goes by the number of steps, and budget_minutes chooses it by their time, "
-        "which bands make longer",
-        "give a number of bands, or epochs",
-    ),
-)
-"""All that is refused of choices that are possible alone: the one table, which `check` reads and
-`support_matrix` prints."""
-
-
-def _traits(
-    spec: RunSpec, sampler: BatchSampler | None = None, *, sharded: bool = False
-) -> set[Trait]:
-    """Returns the traits of a run by which it may be refused, as far as its sampler is known."""
-    noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
-    several = getattr(spec.sampler, "overflow", None) == "accumulate"
-    has: dict[Trait, bool] = {
-        "non_private": not spec.private,
-        "secure_noise": isinstance(noise, Secure),
-        "bands": isinstance(noise, Banded) and bands != 1,
-        "bands auto": bands == "auto",
-        "buffers": isinstance(noise, Buffered),
-        "tables lazy": isinstance(spec.tables, Lazy),
-        "calibration platt": spec.calibration == "platt",
-        "budget_minutes": spec.budget_minutes is not None,
-        "shard_rows_from": sharded,
-        "overflow accumulate": several if sampler is None else sampler.accumulates or several,
-    }
-    if sampler is not None:
-        has["no minimum separation"] = sampler.separation == 1 and bands != "auto"
-        has["random order"] = sampler.period is None
-        has["protected units of several rows"] = sampler.unit != "example"
-    return {name for name, holds in has.items() if holds}
-
-
-def _refusal(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
-    """Returns the first rule that refuses a run, its number, and the two traits in words."""
-    for number, rule in enumerate(UNSUPPORTED, 1):
-        found = [[one for one in side if one in traits] for side in (rule.first, rule.second)]
-        if all(found):
-            return number, rule, " and ".join(side[0] for side in found)
-    return None
-
-
-def refusal(
-    spec: RunSpec, sampler: BatchSampler | None = None, placement: Placement | None = None
-) -> str:
-    """Returns why a run is not supported, in a line; empty if it is.
-
-    Args:
-      spec: What is asked for.
-      sampler: Of its data, once they are known.
-      placement: On which devices it is trained.
-    """
-    sharded = placement is not None and placement.shard_rows_from is not None
-    if (found := _refusal(_traits(spec, sampler, sharded=sharded))) is None:
-        return ""
-    _, rule, words = found
-    return f"{words}: {rule.reason}; {rule.mend}"
-
-
-def check(
-    spec: RunSpec, num_examples: int | None = None, placement: Placement | None = None
-) -> None:
-    """Raises ValueError, which names the options, for choices that do not go together.
-
-    Args:
-      spec: What is asked for.
-      num_examples: Of its data, once they are known: its sizes must not exceed them.
-      placement: On which devices it is trained.
-    """
-    if why := refusal(spec, placement=placement):
-        raise ValueError(why)
-    if isinstance(spec.sampler, SamplerSettings):
-        spec.sampler.check_sizes(num_examples)
-
-
-def checked_spec(options: Mapping[str, Any], where: str) -> RunSpec:
-    """Returns `RunSpec.of` options whose choices go together, or raises ValueError at `where`."""
-    try:
-        check(spec := RunSpec.of(**options))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    return spec
-
-
-_SIZES = {"batch_size": 16, "epochs": 2}
-_EPISODES = {"draws": (2, 2, 2), "steps": 4}
-_USERS = {"clipped_level": 1, "protected_level": 1}
-SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deterministic": ("deterministic", _SIZES),
-    "shuffle": ("shuffle", _SIZES),
-    "shuffle, order fixed": ("shuffle", {**_SIZES, "order": "fixed"}),
-    "poisson": ("poisson", _SIZES),
-    "poisson, overflow accumulate": ("poisson", {**_SIZES, "overflow": "accumulate"}),
-    "balls-and-bins": ("balls-and-bins", _SIZES),
-    "multistage": ("multistage", _EPISODES),
-    "multistage, users protected": ("multistage", {**_EPISODES, **_USERS}),
-    "units-then-poisson": (
-        "units-then-poisson",
-        {"draws": (2, 2), "steps": 4, "sampling_prob": 0.5},
-    ),
-    "user-poisson": ("user-poisson", _SIZES),
-}
-"""The rows of the support matrix: each a sampler with settings, here of 64 examples."""
-
-COLUMNS: dict[str, dict[str, Any]] = {
-    "independent noise": {},
-    "secure noise": {"secure_noise": True},
-    "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
-    "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
-    "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
-    "Platt scaling": {"calibration": "platt"},
-}
-"""Its columns: each some options."""
-
-
-def example_data() -> Population:
-    """Returns the data of the support matrix: 4 users with 16 examples each, in sessions of 4."""
-    tree = UnitTree.even((4, 4, 4), ("user", "session"))
-    return Population(64, max_contributions=16, num_users=4, tree=tree)
-
-
-def support_matrix() -> str:
-    """Returns which choices go together, and why others do not, as Markdown."""
-    lines = [f"| sampler | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
-    for label, (name, settings) in SAMPLERS.items():
-        asked = SETTINGS[name](**settings)
-        built = asked.build(example_data(), 1e-5)
-        with contextlib.suppress(ValueError):  # no sampler of users has a cycle
-            built = with_separation(asked, 2).build(example_data(), 1e-5)
-        cells = []
-        for options in COLUMNS.values():
-            spec = RunSpec.of(asked, noise_multiplier=1.0, **options)
-            found = _refusal(_traits(spec, built))
-            cells.append("yes" if found is None else f"no ({found[0]})")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    lines.append("")
-    for number, rule in enumerate(UNSUPPORTED, 1):
-        words = " with ".join(" or ".join(side) for side in (rule.first, rule.second))
-        lines.append(f"{number}. {words}: {rule.reason}; {rule.mend}.")
-    return "\n".join([*lines, ""])
 
 
 # --- The sampler, the noise and the mechanism ---------------------------------------------------
@@ -339,13 +109,6 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
     return built
 
 
-def with_separation(sampler: Any, bands: int | None) -> Any:
-    """Returns a sampler, or its settings, with a cycle of `bands` steps if it can have one."""
-    if bands is not None and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
-        return dataclasses.replace(sampler, cycle_length=bands)
-    return sampler
-
-
 def _bands(spec: RunSpec) -> int | None:
     bands = spec.noise.bands if isinstance(spec.noise, Banded) else None
     return None if bands == "auto" else bands
@@ -364,7 +127,7 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums:
     Raises:
       ValueError: if it cannot be calibrated, or that would not pay.
     """
-    if found := _refusal(_traits(dataclasses.replace(spec, calibration="platt"), sampler)):
+    if found := rule_against(traits_of(dataclasses.replace(spec, calibration="platt"), sampler)):
         raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
     assert not isinstance(spec.privacy, NonPrivate), "refused by the table"
     return search.platt(sampler, delta, spec.privacy)
@@ -498,7 +261,8 @@ def _with_settings(
     if not (why := refusal(lazy)):
         lazy = recommended(lazy)
         try:
-            count, looked_up = _table_sizes(task, lazy, rows)
+            sampler = build_sampler(lazy, rows[1])
+            count, looked_up = table_sizes(task, lazy.init_seed, rows[0], sampler)
         except ValueError as error:
             why = str(error)
         else:
@@ -506,9 +270,8 @@ def _with_settings(
 
             why = f"they have {count / looked_up:.3g} times the rows that a batch looks up"
             if isinstance(tables, Lazy) or worthwhile(count, looked_up):
-                return lazy.but(
-                    flush_every=tables.flush_every or _flush_every(count, looked_up)
-                ), why
+                steps = tables.flush_every or flush_every(count, looked_up)
+                return lazy.but(flush_every=steps), why
     if isinstance(tables, Lazy):
         raise ValueError(f"tables lazy: {why}")
     return recommended(dataclasses.replace(spec, tables=Dense())), why
@@ -551,43 +314,6 @@ def _recommended(
         found["tables_learning_rate"] = table_step_size(request, settings)
     sizes = {name: found.pop(name) for name in DEFAULTS if name in found}
     return spec.but(**found, sampler=dataclasses.replace(sampler, **sizes) if sizes else sampler)
-
-
-def _table_sizes(task: Any, spec: RunSpec, rows: tuple[PyTree, Population]) -> tuple[int, int]:
-    """Returns how many rows the tables have, and how many a batch looks up.
-
-    Raises:
-      ValueError: if there are no tables, or a step has several passes.
-    """
-    import jax
-
-    from dpsgd.engine.lazy.group import found_tables
-    from dpsgd.engine.programs import shapes_of_rows
-    from dpsgd.gradients.losses import row_of
-
-    data, population = rows
-    sampler = build_sampler(spec, population)
-    params = jax.eval_shape(lambda: task.init(spec.init_seed))
-    example = shapes_of_rows(data, *sampler.clipped_shape)
-    found = found_tables(task.loss, params, example)
-    leaves = jax.tree.leaves(params)
-    read = jax.eval_shape(found.rows, row_of(task.loss, example))
-    clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
-    return (
-        sum(leaves[k].shape[0] for k in found.tables),
-        clipped * sum(one.size for one in read.values()),
-    )
-
-
-def _flush_every(count: int, looked_up: int) -> int:
-    """Returns the steps between flushes, such that these take at most a twentieth of the time.
-
-    >>> _flush_every(5_000_000, 26 * 1024)
-    1280
-    """
-    from dpsgd.engine.feed import BLOCK_STEPS  # a flush ends a block: it comes after whole ones
-
-    return BLOCK_STEPS * math.ceil(_ROWS_AGAIN * count / looked_up / BLOCK_STEPS)
 
 
 def _with_calibration(

@@ -17,7 +17,7 @@ from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import to_json
-from dpsgd.runs.resolve import build_sampler, check, choose, full_sums, noise_of, resolved
+from dpsgd.runs.resolve import build_sampler, choose, full_sums, noise_of, resolved
 from dpsgd.runs.search import privacy_with
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.spec import (
@@ -29,6 +29,7 @@ from dpsgd.runs.spec import (
     TargetEpsilon,
     config_digest,
 )
+from dpsgd.runs.support import check
 from dpsgd.runs.task import Task, check_task, data_digest, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.selection import noise

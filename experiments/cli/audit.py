@@ -21,7 +21,8 @@ from dpsgd.runs.audit import ROWS, audit_synthetic
 from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.resolve import resolved, with_noise, with_separation
+from dpsgd.runs.resolve import resolved, with_noise
+from dpsgd.runs.support import with_separation
 from dpsgd.runs.task import Trainable
 from experiments.cli.config import AuditConfig
 from experiments.cli.errors import naming_options

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.resolve import checked_spec
 from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.support import checked_spec
 from experiments.sweeps.config import AXES, IN_SAMPLER, PRIVACY, Grid, Sweep
 from samplers.settings import SamplerSettings
 

@@ -14,8 +14,8 @@ from typing import Any
 from accounting import TrialCount
 from dpsgd.files import write_atomically
 from dpsgd.runs.records import build, checked
-from dpsgd.runs.resolve import checked_spec
 from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.support import checked_spec
 from dpsgd.runs.task import Task
 from experiments.reports.metrics import Better
 from experiments.sweeps.config import IN_SAMPLER, OfTask, samplers_of, tables

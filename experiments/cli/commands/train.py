@@ -9,6 +9,7 @@ from typing import Any
 
 from dpsgd.files import check_writable
 from dpsgd.runs.spec import RunSpec, known_options
+from dpsgd.runs.support import check
 from experiments import cli
 from experiments.cli import tasks
 from experiments.cli.console import Console
@@ -50,8 +51,6 @@ def run(asked: Train) -> None:
     with naming_options(type(asked), type(asked.sampler)):
         spec = RunSpec.of(**{name: getattr(asked, name) for name in known_options()})
         asked.check_devices()
-        from dpsgd.runs.resolve import check
-
         check(spec)
         task = tasks.task_of(asked)
         check_writable(asked.out)

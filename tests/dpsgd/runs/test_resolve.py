@@ -36,19 +36,8 @@ from dpsgd import (
 from dpsgd.noise import planning
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.recommendation import generic, sentence, table_step_size
-from dpsgd.runs.resolve import (
-    ADAM,
-    COLUMNS,
-    SAMPLERS,
-    check,
-    choose,
-    differing,
-    example_data,
-    resolve,
-    resolved,
-    support_matrix,
-    with_any_noise,
-)
+from dpsgd.runs.resolve import ADAM, choose, differing, resolve, resolved, with_any_noise
+from dpsgd.runs.support import COLUMNS, SAMPLERS, check, example_data, support_matrix
 from samplers import BallsAndBins, Deterministic, Population
 from samplers.settings import SETTINGS, settings_of
 

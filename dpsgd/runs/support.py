@@ -1,0 +1,245 @@
+"""The one table of what has no proof together: what refuses it, and what prints it for the docs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dpsgd.noise.base import Secure
+from dpsgd.runs.spec import Banded, Buffered, Lazy, RunSpec
+from samplers import BatchSampler, Population, UnitTree
+from samplers.settings import SETTINGS, SamplerSettings
+
+if TYPE_CHECKING:
+    from dpsgd.engine.placement import Placement
+
+Trait = Literal[
+    "non_private",
+    "secure_noise",
+    "bands",
+    "bands auto",
+    "buffers",
+    "tables lazy",
+    "calibration platt",
+    "budget_minutes",
+    "shard_rows_from",
+    "overflow accumulate",
+    "no minimum separation",
+    "random order",
+    "protected units of several rows",
+]
+"""What a run may be refused by: in the words of options, and of what samplers have."""
+
+
+class Unsupported(NamedTuple):
+    """Traits of a run that do not go together: any of the first with any of the second."""
+
+    first: tuple[Trait, ...]
+    second: tuple[Trait, ...]
+    reason: str
+    mend: str = "leave out one of them"
+
+
+UNSUPPORTED = (
+    Unsupported(
+        ("tables lazy",),
+        ("bands", "buffers"),
+        "deferred noise is the sum of independent noise of many steps, and correlated noise has "
+        "another law",
+    ),
+    Unsupported(
+        ("tables lazy",),
+        ("secure_noise",),
+        "deferred noise is not the exact noise of single steps",
+    ),
+    Unsupported(
+        ("tables lazy",),
+        ("overflow accumulate",),
+        "the rows of a step are read once, and overflow accumulate takes several passes",
+        "take overflow truncate",
+    ),
+    Unsupported(
+        ("non_private",),
+        ("secure_noise", "bands", "buffers"),
+        "without privacy there is no noise, which could be exact or correlated",
+    ),
+    Unsupported(
+        ("bands",),
+        ("no minimum separation",),
+        "correlated noise needs a minimum separation of the steps that an example takes part in",
+        "take balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
+    ),
+    Unsupported(
+        ("buffers",),
+        ("random order",),
+        "noise that is correlated over all steps needs an order that is known",
+        "take deterministic, or shuffle with a fixed order",
+    ),
+    Unsupported(
+        ("secure_noise",),
+        ("shard_rows_from",),
+        "secure noise is drawn for whole arrays, and parameters cannot be sharded by rows",
+    ),
+    Unsupported(
+        ("calibration platt",),
+        ("non_private",),
+        "it mends what clipping does to predictions, and without privacy nothing is clipped",
+    ),
+    Unsupported(
+        ("calibration platt",),
+        ("protected units of several rows",),
+        "its sums clip each row by itself, and other units are protected",
+    ),
+    Unsupported(
+        ("bands auto",),
+        ("budget_minutes",),
+        "bands auto goes by the number of steps, and budget_minutes chooses it by their time, "
+        "which bands make longer",
+        "give a number of bands, or epochs",
+    ),
+)
+"""All that is refused of choices that are possible alone: the one table, which `check` reads and
+`support_matrix` prints."""
+
+
+def traits_of(
+    spec: RunSpec, sampler: BatchSampler | None = None, *, sharded: bool = False
+) -> set[Trait]:
+    """Returns the traits of a run by which it may be refused, as far as its sampler is known."""
+    noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
+    several = getattr(spec.sampler, "overflow", None) == "accumulate"
+    has: dict[Trait, bool] = {
+        "non_private": not spec.private,
+        "secure_noise": isinstance(noise, Secure),
+        "bands": isinstance(noise, Banded) and bands != 1,
+        "bands auto": bands == "auto",
+        "buffers": isinstance(noise, Buffered),
+        "tables lazy": isinstance(spec.tables, Lazy),
+        "calibration platt": spec.calibration == "platt",
+        "budget_minutes": spec.budget_minutes is not None,
+        "shard_rows_from": sharded,
+        "overflow accumulate": several if sampler is None else sampler.accumulates or several,
+    }
+    if sampler is not None:
+        has["no minimum separation"] = sampler.separation == 1 and bands != "auto"
+        has["random order"] = sampler.period is None
+        has["protected units of several rows"] = sampler.unit != "example"
+    return {name for name, holds in has.items() if holds}
+
+
+def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
+    """Returns the first rule that refuses a run, its number, and the two traits in words."""
+    for number, rule in enumerate(UNSUPPORTED, 1):
+        found = [[one for one in side if one in traits] for side in (rule.first, rule.second)]
+        if all(found):
+            return number, rule, " and ".join(side[0] for side in found)
+    return None
+
+
+def refusal(
+    spec: RunSpec, sampler: BatchSampler | None = None, placement: Placement | None = None
+) -> str:
+    """Returns why a run is not supported, in a line; empty if it is.
+
+    Args:
+      spec: What is asked for.
+      sampler: Of its data, once they are known.
+      placement: On which devices it is trained.
+    """
+    sharded = placement is not None and placement.shard_rows_from is not None
+    if (found := rule_against(traits_of(spec, sampler, sharded=sharded))) is None:
+        return ""
+    _, rule, words = found
+    return f"{words}: {rule.reason}; {rule.mend}"
+
+
+def check(
+    spec: RunSpec, num_examples: int | None = None, placement: Placement | None = None
+) -> None:
+    """Raises ValueError, which names the options, for choices that do not go together.
+
+    Args:
+      spec: What is asked for.
+      num_examples: Of its data, once they are known: its sizes must not exceed them.
+      placement: On which devices it is trained.
+    """
+    if why := refusal(spec, placement=placement):
+        raise ValueError(why)
+    if isinstance(spec.sampler, SamplerSettings):
+        spec.sampler.check_sizes(num_examples)
+
+
+def checked_spec(options: Mapping[str, Any], where: str) -> RunSpec:
+    """Returns `RunSpec.of` options whose choices go together, or raises ValueError at `where`."""
+    try:
+        check(spec := RunSpec.of(**options))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return spec
+
+
+_SIZES = {"batch_size": 16, "epochs": 2}
+_EPISODES = {"draws": (2, 2, 2), "steps": 4}
+_USERS = {"clipped_level": 1, "protected_level": 1}
+SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deterministic": ("deterministic", _SIZES),
+    "shuffle": ("shuffle", _SIZES),
+    "shuffle, order fixed": ("shuffle", {**_SIZES, "order": "fixed"}),
+    "poisson": ("poisson", _SIZES),
+    "poisson, overflow accumulate": ("poisson", {**_SIZES, "overflow": "accumulate"}),
+    "balls-and-bins": ("balls-and-bins", _SIZES),
+    "multistage": ("multistage", _EPISODES),
+    "multistage, users protected": ("multistage", {**_EPISODES, **_USERS}),
+    "units-then-poisson": (
+        "units-then-poisson",
+        {"draws": (2, 2), "steps": 4, "sampling_prob": 0.5},
+    ),
+    "user-poisson": ("user-poisson", _SIZES),
+}
+"""The rows of the support matrix: each a sampler with settings, here of 64 examples."""
+
+COLUMNS: dict[str, dict[str, Any]] = {
+    "independent noise": {},
+    "secure noise": {"secure_noise": True},
+    "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
+    "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
+    "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
+    "Platt scaling": {"calibration": "platt"},
+}
+"""Its columns: each some options."""
+
+
+def example_data() -> Population:
+    """Returns the data of the support matrix: 4 users with 16 examples each, in sessions of 4."""
+    tree = UnitTree.even((4, 4, 4), ("user", "session"))
+    return Population(64, max_contributions=16, num_users=4, tree=tree)
+
+
+def support_matrix() -> str:
+    """Returns which choices go together, and why others do not, as Markdown."""
+    lines = [f"| sampler | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
+    for label, (name, settings) in SAMPLERS.items():
+        asked = SETTINGS[name](**settings)
+        built = asked.build(example_data(), 1e-5)
+        with contextlib.suppress(ValueError):  # no sampler of users has a cycle
+            built = with_separation(asked, 2).build(example_data(), 1e-5)
+        cells = []
+        for options in COLUMNS.values():
+            spec = RunSpec.of(asked, noise_multiplier=1.0, **options)
+            found = rule_against(traits_of(spec, built))
+            cells.append("yes" if found is None else f"no ({found[0]})")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    lines.append("")
+    for number, rule in enumerate(UNSUPPORTED, 1):
+        words = " with ".join(" or ".join(side) for side in (rule.first, rule.second))
+        lines.append(f"{number}. {words}: {rule.reason}; {rule.mend}.")
+    return "\n".join([*lines, ""])
+
+
+def with_separation(sampler: Any, bands: int | None) -> Any:
+    """Returns a sampler, or its settings, with a cycle of `bands` steps if it can have one."""
+    if bands is not None and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
+        return dataclasses.replace(sampler, cycle_length=bands)
+    return sampler
