@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures an area; the status is 1 if a bar does not hold or a case failed."""
     argv = sys.argv[1:] if argv is None else list(argv)
     first = argparse.ArgumentParser("bench", epilog="bench AREA --help lists its cases")
-    first.add_argument("area", choices=AREAS, metavar="AREA", help=", ".join(AREAS))
+    first.add_argument("area", choices=AREAS)
     area = first.parse_args(argv[:1]).area
     module = importlib.import_module(f"experiments.benchmarks.{area}")
     parser = parser_of(area, module)

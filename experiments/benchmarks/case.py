@@ -131,8 +131,8 @@ def cases(
       name: Of the cases; by default the function's.
       over: Values of the other parameters, of which each combination is a case; of several
         parameters together as "a, b".
-      quick: See `Case`; of several cases only the first is quick,
-      all_quick: unless all are.
+      quick: See `Case`; of the first case alone,
+      all_quick: or, if this is true, of all.
       **rest: See `Case`.
     """
     parameters = inspect.signature(measure).parameters.values()
