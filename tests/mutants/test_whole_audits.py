@@ -142,11 +142,16 @@ def with_raw(change):
 
     def make(sound):
         def faulty(self, state, total, noise_key, scales, **how):
-            faint = dataclasses.replace(scales, noise_stddev=jnp.zeros_like(scales.noise_stddev))
-            return change(
-                sound(self, state, total, noise_key, scales, **how),
-                sound(self, state, total, noise_key, faint, **how),
+            found = sound(self, state, total, noise_key, scales, **how)
+            raw = jax.tree.map(
+                lambda x, p: (x / scales.expected_batch_size).astype(p.dtype),
+                total,
+                state.params,
             )
+            updates, opt_state = self.optimizer.update(raw, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            after = found[0]._replace(raw_params=params, opt_state=opt_state)
+            return change(found, (after, raw))
 
         return faulty
 
