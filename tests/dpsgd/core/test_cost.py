@@ -92,8 +92,8 @@ DELTAS = {
     "a run": lambda delta: RunSpec.of(None, noise_multiplier=1.0, target_delta=delta),
     "a default cap": lambda delta: Poisson(**SIZES, target_delta=delta),
     "few units": lambda delta: RunSpec.of(
-        Poisson(round(1 / delta), 1), 1.0, target_delta="1/n"
-    ).delta(Population(round(1 / delta))),
+        Poisson(round(1 / delta), 1), noise_multiplier=1.0, target_delta="1/n"
+    ).delta_of(Population(round(1 / delta))),
 }
 """Whatever takes a delta."""
 EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
