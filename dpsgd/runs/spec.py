@@ -38,7 +38,7 @@ _DECAYING: Must = (lambda x: 0 <= x < 1, "be in [0, 1)")
 _COUNT: Must = (lambda x: x >= 1, "be at least 1")
 _NOISE: Must = (
     lambda x: 0 < x < math.inf,
-    "be finite and > 0, as without noise there is no guarantee",
+    "be finite and > 0 (dpsgd train --non-private asks for no guarantee)",
 )
 _SHARE: Must = (lambda x: 0 < x < 1, "lie in (0, 1)")
 _BANDS: Must = (
