@@ -21,13 +21,13 @@ BATCH = "--batch-size is 1024 by default, which is more than the 1000 training e
 QUESTIONS = {
     "noise first": (
         ["epsilon", *NO_BATCH, "--noise-multiplier", "-1"],
-        "--noise-multiplier must be finite and > 0 (dpsgd train --non-private asks for no guarantee), "
-        "got -1",
+        "--noise-multiplier must be finite and > 0 (dpsgd train --non-private asks for no "
+        "guarantee), got -1",
     ),
     "noise of zero": (
         ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "0"],
-        "--noise-multiplier must be finite and > 0 (dpsgd train --non-private asks for no guarantee), "
-        "got 0",
+        "--noise-multiplier must be finite and > 0 (dpsgd train --non-private asks for no "
+        "guarantee), got 0",
     ),
     "noise that is no number": (
         ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "nan"],
