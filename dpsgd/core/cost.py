@@ -181,7 +181,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     >>> from samplers import Poisson
     >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
     >>> print(f"{cost([Segment(mechanism)], delta=1e-5).epsilon:.2f}")
-    [0.72, 0.73]
+    [0.71, 0.72]
 
     Args:
       segments: In the order in which they ran: the attempts of a run, of which each has keys of its
