@@ -49,7 +49,9 @@ _COMPARED: dict[str, Callable[[Range, Range], tuple[Any, Any]]] = {
 }
 _ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 _MONOTONE = {"max": np.maximum, "min": np.minimum}
-_MOVED = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "concatenate", "rev"}
+_MOVED = {
+    "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "concatenate", "stack", "rev",
+}  # fmt: skip
 
 
 def never_coincide(closed: core.ClosedJaxpr, uses: Sequence[Use]) -> bool:
@@ -93,6 +95,8 @@ def _found(closed: core.ClosedJaxpr) -> dict[Path, Range]:
                 if eqn.primitive.name == "gather" and operands[1] is not None:
                     found[here] = operands[1]
                 outs = [_result(eqn, operands)] if len(eqn.outvars) == 1 else []
+                # Operations on arrays without axes make Python's numbers of them.
+                outs = [x and Range(*(np.asarray(end, object) for end in x)) for x in outs]
                 outs += [None] * (len(eqn.outvars) - len(outs))
             for v, x in zip(eqn.outvars, outs, strict=True):
                 aval: Any = v.aval

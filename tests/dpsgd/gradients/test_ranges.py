@@ -22,6 +22,10 @@ DISTINCT = {
     "a remainder": lambda ids: (ids.astype(jnp.uint32) % 20).astype(jnp.int32) + OFFSETS,
     "in another order": lambda ids: ((ids & 15) + OFFSETS)[::-1],
     "in two parts": lambda ids: jnp.concatenate([ids[:1] & 15, (ids[1:] & 15) + OFFSETS[1:]]),
+    "one by one": lambda ids: jnp.stack([(ids[k] & 7) * 2 + 20 * k for k in range(3)]),
+    "one by one, chosen": lambda ids: jnp.stack(
+        [jnp.where(ids[k] > 3, jnp.clip(ids[k], 0, 9) % 10, 2) + 20 * k for k in range(3)]
+    ),
     "chosen": lambda ids: jnp.where(ids > 5, ids & 7, 9) + OFFSETS,
     "in a call": jax.jit(lambda ids: (ids & 15) + OFFSETS),
     "rematerialised": jax.checkpoint(lambda ids: (ids & 15) + OFFSETS),
