@@ -95,12 +95,10 @@ def _found(closed: core.ClosedJaxpr) -> dict[Path, Range]:
                 if eqn.primitive.name == "gather" and operands[1] is not None:
                     found[here] = operands[1]
                 outs = [_result(eqn, operands)] if len(eqn.outvars) == 1 else []
-                # Operations on arrays without axes make Python's numbers of them.
-                outs = [x and Range(*(np.asarray(end, object) for end in x)) for x in outs]
                 outs += [None] * (len(eqn.outvars) - len(outs))
             for v, x in zip(eqn.outvars, outs, strict=True):
                 aval: Any = v.aval
-                env[v] = x if x is not None and _fits(x, aval.dtype) else _whole(aval)
+                env[v] = _fitted(x, aval) or _whole(aval)
         return [read(atom) for atom in jaxpr.outvars]
 
     inputs = [_whole(v.aval) for v in closed.jaxpr.invars]
@@ -124,9 +122,15 @@ def _whole(aval: Any) -> Range | None:
     return Range(low, high)
 
 
-def _fits(x: Range, dtype: Any) -> bool:
-    low, high = _limits(dtype)
-    return bool(np.all(x.low >= low) and np.all(x.high <= high))
+def _fitted(x: Range | None, aval: Any) -> Range | None:
+    """Returns a range in the shape of its variable; None if it is empty or beyond the dtype."""
+    if x is None:
+        return None
+    # An operand without axes goes with every entry of the other one.
+    x = Range(*(np.broadcast_to(np.asarray(end, object), aval.shape) for end in x))
+    low, high = _limits(aval.dtype)
+    fits = np.all(x.low >= low) and np.all(x.low <= x.high) and np.all(x.high <= high)
+    return x if fits else None
 
 
 def _constant(value: Any) -> Range | None:
@@ -142,8 +146,11 @@ def _result(eqn: Any, operands: Sequence[Range | None]) -> Range | None:
     """Returns the range of the one output of an equation; None if it is not known."""
     known = [x for x in operands if x is not None]
     name, dtype = eqn.primitive.name, eqn.outvars[0].aval.dtype
-    if len(known) < len(operands) or not _is_integer(dtype) or eqn.outvars[0].aval.size > _MOST:
+    sizes = [eqn.outvars[0].aval.size, *(x.low.size for x in known)]
+    if len(known) < len(operands) or not _is_integer(dtype) or max(sizes) > _MOST:
         return None
+    if name == "iota":
+        return _constant(_evaluated(eqn))
     if name in _ARITHMETIC:
         a, b = known
         ends = [_ARITHMETIC[name](x, y) for x in a for y in b]
@@ -160,9 +167,11 @@ def _result(eqn: Any, operands: Sequence[Range | None]) -> Range | None:
     if name == "and":
         # Where one side has no sign bit, the result has none, and is at most that side.
         sure = [np.where(x.low >= 0, x.high, _limits(dtype)[1] + 1) for x in known]
-        return Range(np.zeros_like(sure[0]), np.minimum(*sure))
+        return Range(np.zeros((), object), np.minimum(*sure))
     if name == "select_n":
         which, *cases = known
+        if np.any(which.low < 0) or np.any(which.high >= len(cases)):
+            return None  # what is selected then is not defined
         chosen = [(which.low <= k) & (which.high >= k) for k in range(len(cases))]
         lows = [np.where(c, x.low, np.inf) for c, x in zip(chosen, cases, strict=True)]
         highs = [np.where(c, x.high, -np.inf) for c, x in zip(chosen, cases, strict=True)]
@@ -178,12 +187,15 @@ def _result(eqn: Any, operands: Sequence[Range | None]) -> Range | None:
 
 def _moved(eqn: Any, operands: Sequence[Integers]) -> Integers:
     """Moves entries as the equation does: it is applied to their numbers."""
-    sizes = [x.size for x in operands]
-    starts = np.cumsum([0, *sizes[:-1]])
+    starts = np.cumsum([0, *(x.size for x in operands[:-1])])
+    numbers = [
+        np.arange(start, start + x.size, dtype=np.int32).reshape(x.shape)
+        for start, x in zip(starts, operands, strict=True)
+    ]
+    return np.asarray(np.concatenate([x.ravel() for x in operands])[_evaluated(eqn, *numbers)])
+
+
+def _evaluated(eqn: Any, *operands: np.ndarray) -> np.ndarray:
+    """Returns what one equation makes of known operands."""
     with jax.ensure_compile_time_eval():
-        numbers = [
-            np.arange(start, start + x.size, dtype=np.int32).reshape(x.shape)
-            for start, x in zip(starts, operands, strict=True)
-        ]
-        order = np.asarray(eqn.primitive.bind(*map(jnp.asarray, numbers), **eqn.params))
-    return np.asarray(np.concatenate([x.ravel() for x in operands])[order], object)
+        return np.asarray(eqn.primitive.bind(*map(jnp.asarray, operands), **eqn.params))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import dpsgd
 from dpsgd.gradients.clipping import clipped_grad
@@ -26,6 +27,8 @@ DISTINCT = {
     "one by one, chosen": lambda ids: jnp.stack(
         [jnp.where(ids[k] > 3, jnp.clip(ids[k], 0, 9) % 10, 2) + 20 * k for k in range(3)]
     ),
+    "the mask first": lambda ids: lax.bitwise_and(jnp.int32(15), ids) + OFFSETS,
+    "offsets that are counted": lambda ids: (ids & 15) + 20 * jnp.arange(3),
     "chosen": lambda ids: jnp.where(ids > 5, ids & 7, 9) + OFFSETS,
     "in a call": jax.jit(lambda ids: (ids & 15) + OFFSETS),
     "rematerialised": jax.checkpoint(lambda ids: (ids & 15) + OFFSETS),
@@ -33,6 +36,8 @@ DISTINCT = {
 }
 NOT_DISTINCT = {
     "one table": lambda ids: ids & 15,
+    "one table, the mask first": lambda ids: lax.bitwise_and(15, ids),
+    "no case": lambda ids: lax.select_n(np.full(3, 7, np.int32), *3 * (ids & 15,)),
     "one row in common": lambda ids: (ids & 31) % 21 + OFFSETS,
     "a mask too long": lambda ids: (ids & 31) + OFFSETS,
     "no mask": lambda ids: ids + OFFSETS,
