@@ -127,6 +127,11 @@ class History:
         """Names the run: the hash of its first line."""
         return self.heads[0]
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no step was declared yet, nor an attempt after the first."""
+        return len(self.attempts) == 1 and not self.attempts[0].steps
+
     def check_head(self, head: str, holder: str) -> None:
         """Raises LedgerError unless the line with hash `head`, which `holder` recorded, is here."""
         if head != NO_HEAD and head not in self.heads:

@@ -237,7 +237,7 @@ class Run:
         self,
     ) -> Iterator[tuple[Job, Ledger | SharedLedger, RootKey, Checkpoint | None]]:
         """Holds the ledger; yields the job, root and checkpoint of what is left of the run."""
-        processes, job = Processes.current(), self._job
+        processes, job, self._job = Processes.current(), self._job, None
         asked = None if job else Asked(self.folder, self._progress)
         with joined(self.folder.ledger_path, processes) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
@@ -245,11 +245,10 @@ class Run:
             root.begin_run(ledger.history.name)
             # Others' noise would be another.
             processes.check_alike({"root secret": root.blind("processes")})
-            if job is not None:  # it was planned, compiled and audited just now
-                self._job = None
-                yield job, ledger, root, None
+            if job is not None and ledger.history.untouched:
+                yield job, ledger, root, None  # it was planned, compiled and audited just now
                 return
-            assert asked is not None, "there is no job"
+            asked = asked or Asked(self.folder, self._progress)  # another process was at it since
             how = self._task, self._placement, self._stages, self._progress
             found, checkpoint = resumed(self.folder, asked, ledger, root, *how)
             yield found, ledger, root, checkpoint

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from tiny_task import Line, Scaled, config_of, line, run_and_stop, short_blocks, words
+from tiny_task import Line, Scaled, Signalling, config_of, line, run_and_stop, short_blocks, words
 
 from accounting import epsilon
 from dpsgd import Independent, RootKey, Run, resume, run
@@ -27,7 +27,7 @@ from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
-from dpsgd.runs.stop import stop_requests
+from dpsgd.runs.stop import Stopped, stop_requests
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
 
@@ -104,6 +104,29 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(tmp_path, secur
     run(line, config, tmp_path / "whole")
     resume(run_and_stop(line, config, tmp_path / "cut"))
     assert_same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
+    tmp_path, monkeypatch
+):
+    made = Run.create(config_of(insecure_seed=3), line, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
+        with pytest.raises(Stopped):
+            resume(tmp_path / "run")
+    blocks = []
+
+    def counted(*args, **options):
+        for block in train_blocks(*args, **options):
+            blocks.append(block)
+            yield block
+
+    train_blocks = training.train_blocks
+    monkeypatch.setattr(training, "train_blocks", counted)
+    made.train()
+    assert len(blocks) == 2  # of four
+    run(line, config_of(insecure_seed=3), tmp_path / "whole")
+    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.default_int_handler])
