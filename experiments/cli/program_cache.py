@@ -1,9 +1,10 @@
 """Compiled programs, kept for the next command in a folder that only its owner can write.
 
 JAX keeps and finds them, by its own digest of a program, its options and JAX's version; each kind
-of processor has a folder. A program holds no rows, keys or parameters: they are its arguments. But
-a user who can write a file there runs code as the owner: a folder that others can write is not
-used. The audit runs the very program that trains, be it compiled or kept.
+of processor has a folder. A program holds what its functions close over, and no rows, keys or
+parameters of a run: they are its arguments. A user who can write a file there runs code as the
+owner: a folder that others can write, or replace, is not used. The audit runs the very program
+that trains, be it compiled or kept.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpsgd.files import make_folder
 from dpsgd.processor import processor_digest
 
 NOT_KEPT = "--no-program-cache"
@@ -33,16 +35,20 @@ def keep_programs(words: Sequence[str]) -> None:
     if NOT_KEPT in words or "JAX_COMPILATION_CACHE_DIR" in environ or os.name != "posix":
         return
     home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(home) / "dpsgd" / "programs" / processor_digest()[:16]
+    folder = Path(home).resolve() / "dpsgd" / "programs" / processor_digest()[:16]
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        open_to_others = [part for part in (folder, *folder.parents[:2]) if not _own(part)]
-    except (OSError, RuntimeError):
-        return
-    if open_to_others:
+        make_folder(folder, 0o700)
+    except OSError:
+        if not folder.is_dir():
+            return
+    own = [folder, *folder.parents[:2]]
+    unsafe = [part for part in own if not _safe(part, own=True)]
+    unsafe += [part for part in folder.parents[2:] if not _safe(part, own=False)]
+    unsafe += [file for file in folder.iterdir() if not _safe(file, own=True)]
+    if unsafe:
         print(
-            f"dpsgd: {open_to_others[0]} can be written by others, so no compiled program is kept: "
-            f"make it yours alone (chmod 700), or give {NOT_KEPT}",
+            f"dpsgd: other users can or could write {unsafe[0]}, so no compiled program is kept: "
+            f"remove it, or what others can write above it, or give {NOT_KEPT}",
             file=sys.stderr,
         )
         return
@@ -55,11 +61,17 @@ def keep_programs(words: Sequence[str]) -> None:
         environ.setdefault(name, str(value))
 
 
-def _own(folder: Path) -> bool:
-    """Returns whether a folder is one, belongs to this user, and no other user can write to it."""
-    found = folder.lstat()
+def _safe(path: Path, *, own: bool) -> bool:
+    """Returns whether this user alone, or `own` aside the system too, can write or replace it."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:  # removed by another command, to make room
+        return True
+    owners = {os.geteuid()} if own else {os.geteuid(), 0}
+    open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    sticky = found.st_mode & stat.S_ISVTX and not own
     return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        not stat.S_ISLNK(found.st_mode)
+        and found.st_uid in owners
+        and (not open_to_others or bool(sticky))
     )

@@ -47,6 +47,36 @@ def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsy
     assert str(part) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("mode", "kept"), [(0o777, False), (0o770, False), (0o1777, True)])
+def test_a_folder_that_others_could_replace_is_not_used(home, mode, kept, capsys):
+    home.parent.chmod(mode)
+    keep_programs(["train"])
+    assert (NAMED in os.environ) == kept
+    assert (str(home.parent) in capsys.readouterr().err) != kept
+
+
+def test_a_program_that_others_could_write_is_not_used(home, capsys):
+    keep_programs(["train"])
+    planted = Path(os.environ.pop(NAMED)) / "jit_step-cache"
+    planted.write_bytes(b"")
+    planted.chmod(0o666)
+    keep_programs(["train"])
+    assert NAMED not in os.environ
+    assert str(planted) in capsys.readouterr().err
+
+
+def test_programs_are_kept_whatever_the_umask_is(home, capsys):
+    before = os.umask(0o002)
+    try:
+        keep_programs(["train"])
+        del os.environ[NAMED]
+        keep_programs(["train"])
+    finally:
+        os.umask(before)
+    assert NAMED in os.environ
+    assert capsys.readouterr().err == ""
+
+
 def test_without_a_folder_no_program_is_kept(home, capsys):
     home.parent.mkdir(exist_ok=True)
     home.write_text("in the way")
