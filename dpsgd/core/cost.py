@@ -201,21 +201,22 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     *before, last = segments
     taken = tuple(part for part in segments if part.steps)
     planned = tuple(part for part in (*before, last.planned()) if part.steps)
+    told = taken if last.steps else (*taken, last)
     whole = Guarantee(
         epsilon=None,
         delta=delta,
         mechanism=last.mechanism,
         unit=last.unit,
-        secure_noise=all(one.noise.exact for one in last.mechanisms),
-        lazy_tables=last.lazy_tables,
+        secure_noise=all(one.noise.exact for part in told for one in part.mechanisms),
+        lazy_tables=any(part.lazy_tables for part in told),
         scope=_scope(taken, planned),
-        void=_void(taken),
-        left_out=_left_out(last) if isinstance(last, Trials) else (),
+        void=_void(taken, last),
+        left_out=_left_out(told),
     )
     if whole.void:
         return whole
     interval = _epsilon(taken, delta)
-    notes = [*filter(None, [interval.note]), *_caveats(last, delta)]
+    notes = [*filter(None, [interval.note]), *_caveats(told, delta)]
     if any(part.mechanism != planned[0].mechanism for part in planned[1:]):
         notes.append(
             "the mechanism was changed during the run, and this is a guarantee only if no change "
@@ -223,13 +224,13 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
             "losses or other diagnostics)"
         )
     if whole.scope and not isinstance(last, Trials):
-        of_all = "none" if _void(planned) else f"{_epsilon(planned, delta):.4f}"
+        of_all = "none" if _void(planned, last) else f"{_epsilon(planned, delta):.4f}"
         notes.append(
             "this is the privacy cost if the run stops here for reasons that do not depend on what "
             "it released; a stop decided by looking at the model costs what the whole run costs "
             f"(epsilon in {of_all}), and one decided by losses or other diagnostics is not covered"
         )
-    if last.lazy_tables:
+    if whole.lazy_tables:
         notes.append(LAZY_TABLES)
     distance = _total_variation(taken)
     return dataclasses.replace(
@@ -237,22 +238,30 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     )
 
 
-def _left_out(trials: Trials) -> tuple[str, ...]:
-    return (
-        "how long the selection took, and what else its machine shows of it (processes, disk use, "
-        "numbers of files), which tells of the number of trials: that number must stay secret",
-        f"the rows of {trials.score}, by which the best trial was chosen: they are not protected",
-        "whatever lay in the folder of the selection before it was released",
+def _left_out(parts: Sequence[Part]) -> tuple[str, ...]:
+    found = (
+        line
+        for part in parts
+        if isinstance(part, Trials)
+        for line in (
+            "how long the selection took, and what else its machine shows of it (processes, disk "
+            "use, numbers of files), which tells of the number of trials: that number must stay "
+            "secret",
+            f"the rows of {part.score}, by which the best trial was chosen: they are not protected",
+            "whatever lay in the folder of the selection before it was released",
+        )
     )
+    return tuple(dict.fromkeys(found))
 
 
-def _void(taken: Sequence[Part]) -> str:
+def _void(taken: Sequence[Part], last: Part) -> str:
     """Returns why nothing is guaranteed, or an empty text."""
-    if len({part.unit for part in taken}) > 1:
+    if len({part.unit for part in (*taken, last)}) > 1:
         return "the attempts of this run protect different units"
-    if any(one.noise_multiplier == 0 for part in taken for one in part.mechanisms):
+    parts = taken or (last,)
+    if any(one.noise_multiplier == 0 for part in parts for one in part.mechanisms):
         return "no noise was added"
-    if any(part.reproducible_noise for part in taken):
+    if any(part.reproducible_noise for part in parts):
         return "reproducible noise: whoever guesses the seed can subtract it"
     return ""
 
@@ -268,30 +277,29 @@ def _scope(taken: Sequence[Part], planned: Sequence[Part]) -> str:
     return f"the first {done:,} of {whole:,} steps, if no release decides to stop there"
 
 
-def _caveats(last: Part, delta: float) -> list[str]:
-    """Returns what a reader should know of the last segment's samplers and queries."""
+def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
+    """Returns what a reader should know of the samplers and queries of all segments, once each."""
     found: list[str] = []
-    for mechanism in last.mechanisms:
+    for part, mechanism in [(kind, one) for kind in parts for one in kind.mechanisms]:
         sampler, sums = mechanism.sampler, mechanism.full_sums
-        found += sampler.caveats(mechanism.noise_multiplier, delta)
+        notes = [*sampler.caveats(mechanism.noise_multiplier, delta)]
         if delta >= 1 / sampler.num_units:
-            found.append(
+            notes.append(
                 f"delta is not below 1 / {sampler.num_units:,}, one over the number of protected "
                 "units: to publish one unit at random is as private; take a smaller delta"
             )
         if stated_law(sampler) is None:
-            found.append(
+            notes.append(
                 f"the sampler {name_of(type(sampler))} is not audited: it states no law of its "
                 "rows, so that its draws are not held against what is claimed"
             )
         if sums is not None:
-            found.append(
+            notes.append(
                 f"the run ends in {sums}, such as those of a calibration: they are counted as its "
                 f"last {sums.count} of {mechanism.num_steps:,} steps"
             )
-    if isinstance(last, Trials):
-        return list(dict.fromkeys(f"of one trial: {note}" for note in found))
-    return found
+        found += [f"of one trial: {note}" for note in notes] if isinstance(part, Trials) else notes
+    return list(dict.fromkeys(found))
 
 
 def _once(compute: Callable[..., Bound]) -> Callable[..., Bound]:
@@ -375,12 +383,16 @@ def _note_on(taken: Sequence[Part], bounds: Sequence[Bound]) -> str:
             "less, and this model is not one trial: it was chosen. The noise multiplier and the "
             "clipping norm are those of its trial. No lower end is computed"
         )
-    declared = "; ".join(
-        f"steps {part.steps.start:,} to {part.steps.stop - 1:,} of {part.mechanism.num_steps:,}"
-        for part in taken
-    )
+    declared = "; ".join(map(_declared, taken))
     note = (
         f"counted as declared ({declared}); epochs that were entered count whole except under "
         "Poisson, and no lower end is computed"
     )
     return "; ".join([*dict.fromkeys(bound.note for bound in bounds if bound.note), note])
+
+
+def _declared(part: Part) -> str:
+    if isinstance(part, Trials):
+        return str(part)
+    first, last = part.steps.start, part.steps.stop - 1
+    return f"steps {first:,} to {last:,} of {part.mechanism.num_steps:,}"

@@ -29,7 +29,9 @@ from dpsgd import (
     Mechanism,
     RootKey,
     RunSpec,
+    Secure,
     Segment,
+    Trials,
     cost,
     dpsgd,
     private_histogram,
@@ -38,6 +40,7 @@ from dpsgd import (
     train_blocks,
 )
 from dpsgd.audit.black_box import black_box_audit
+from dpsgd.core.guarantee import FLOATING_POINT
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.planning import plan
 from dpsgd.runs.history import Attempt, History
@@ -470,3 +473,58 @@ def test_a_whole_that_costs_less_than_a_part_is_never_printed(
             price()
     epsilon.cache_clear()
     assert price().epsilon.upper > 0
+
+
+# --- Of several segments, each counts -------------------------------------------------------------
+
+FLOAT = Mechanism(SAMPLERS["poisson"], 2.0, 1.0)
+EXACT = dataclasses.replace(FLOAT, noise=Secure())
+CHOSEN = Trials(TrialCount(3.0, 1.0), (Segment(EXACT),), "loss of validation")
+TOLD = {
+    "an exact one alone": ([Segment(EXACT)], True, False, 0),
+    "floats": ([Segment(FLOAT), Segment(EXACT)], False, False, 0),
+    "floats to come": ([Segment(EXACT), Segment(FLOAT, range(0))], False, False, 0),
+    "lazy tables": ([Segment(EXACT, lazy_tables=True), Segment(EXACT)], True, True, 0),
+    "a selection": ([CHOSEN, Segment(EXACT)], True, False, 3),
+    "two selections": ([CHOSEN, CHOSEN], True, False, 3),
+    "a lazy segment of no step": (
+        [Segment(FLOAT, range(0), lazy_tables=True), Segment(EXACT)], True, False, 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("segments", "secure", "lazy", "left_out"), TOLD.values(), ids=TOLD)
+def test_what_is_said_of_noise_tables_and_selections_holds_of_every_segment(
+    segments, secure, lazy, left_out
+):
+    found = cost(segments, DELTA)
+    assert (found.secure_noise, found.lazy_tables) == (secure, lazy)
+    assert (FLOATING_POINT in found.not_covered) == (not secure)
+    assert sum(note.startswith("tables are lazy") for note in found.notes) == lazy
+    assert len(found.left_out) == left_out
+    assert any(str(CHOSEN) in note for note in found.notes) == bool(left_out)
+    assert any("must stay secret" in line for line in found.left_out) == bool(left_out)
+    assert any("they are not protected" in line for line in found.left_out) == bool(left_out)
+
+
+def test_what_a_reader_should_know_of_an_earlier_segment_is_said_once():
+    delta, plain = 0.03, Mechanism(Poisson(20, 10), 2.0, 1.0)
+    few = dataclasses.replace(plain, sampler=Poisson(40, 10))
+    notes = cost([Segment(few), Segment(plain, range(1)), Segment(few)], delta).notes
+    assert sum("delta is not below 1 / 40" in note for note in notes) == 1
+    alone = cost([Segment(few, range(1))], delta).notes
+    assert set(alone[1:-1]) <= set(cost([Segment(few, range(1)), Segment(plain)], delta).notes)
+
+
+VOID = {
+    "units": ([Segment(FLOAT), Segment(FLOAT, range(0), unit="user")], "protect different units"),
+    "a seed": ([Segment(FLOAT, range(0), reproducible_noise=True)], "reproducible noise"),
+    "no noise": ([Segment(mechanism(SAMPLERS["poisson"], 0.0), range(0))], "no noise was added"),
+}
+
+
+@pytest.mark.parametrize(("segments", "why"), VOID.values(), ids=VOID)
+def test_a_last_segment_of_no_step_hides_nothing_that_voids_a_guarantee(segments, why):
+    found = cost(segments, DELTA)
+    assert found.epsilon is None
+    assert why in found.sentence()
