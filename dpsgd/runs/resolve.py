@@ -446,7 +446,10 @@ def differing(asked: RunSpec, found: RunSpec) -> list[str]:
         lazy = isinstance(found.tables, Lazy)
         tables = Lazy(**vars(asked.tables)) if lazy else Dense()
         asked = dataclasses.replace(asked, tables=tables)
-    if isinstance(asked.noise, Banded) and asked.noise.bands in ("auto", 1):
+    bands = asked.noise.bands if isinstance(asked.noise, Banded) else None
+    if bands == 1:
+        asked = dataclasses.replace(asked, noise=Independent())
+    elif bands == "auto" and type(found.noise) in (Banded, Independent):
         asked = dataclasses.replace(asked, noise=found.noise)
     sampler = with_separation(asked.sampler, _bands(found))
     if isinstance(sampler, SamplerSettings) and type(sampler) is type(found.sampler):
@@ -456,4 +459,4 @@ def differing(asked: RunSpec, found: RunSpec) -> list[str]:
     left = {*asked.open, "target_delta", "decays"}
     ours, theirs = asked.options(), found.options()
     names = (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-    return [name for name in names if name not in left or ours[name] is not None]
+    return [name for name in names if name not in left or ours.get(name) is not None]

@@ -377,6 +377,33 @@ def test_auto_bands_leave_least_error_at_the_guarantee_and_fit(options, bands, w
     assert differing(asked, found) == []
 
 
+FIXED = ORDER(**SIZES)
+OF_NOISE = {
+    "independent": {},
+    "one band": {"bands": 1},
+    "bands": {"bands": 2},
+    "auto": {"bands": "auto"},
+    "buffers": {"buffers": 2},
+    "exact": {"secure_noise": True},
+}
+FOUND = {
+    "independent": {},
+    "two": {"bands": 2, "coefficients": (1.0, 0.5)},
+    "buffers": {"buffers": 2, "weights": (0.2, 0.2), "decays": (0.5, 0.25)},
+    "exact": {"secure_noise": True},
+}
+TAKEN = {
+    ("independent", "independent"), ("one band", "independent"), ("auto", "independent"),
+    ("bands", "two"), ("auto", "two"), ("buffers", "buffers"), ("exact", "exact"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "found"), [*itertools.product(OF_NOISE, FOUND)])
+def test_a_run_of_other_noise_is_not_the_one_that_was_asked_for(asked, found):
+    names = differing(sgd(sampler=FIXED, **OF_NOISE[asked]), sgd(sampler=FIXED, **FOUND[found]))
+    assert (not names) == ((asked, found) in TAKEN)
+
+
 # --- Calibration, and targets of the whole -----------------------------------------------------
 
 NO_NOISE = {"noise_multiplier": None, "non_private": True}
