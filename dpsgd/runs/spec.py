@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,8 +47,10 @@ _BANDS: Must = (
     'be an integer >= 1 or "auto"',
 )
 _TABLES_RATE: Must = (lambda x: 0 < x <= LARGEST, f"be > 0 and at most {LARGEST:g}")
+_CALIBRATION: Must = (lambda x: x in ("none", "platt"), "be none or platt")
+_DATA_ON: Must = (lambda x: x in ("device", "host"), "be device or host")
 _NOT_NEGATIVE: Must = (lambda x: 0 <= x < math.inf, "be finite and >= 0")
-_DELTA: Must = (lambda x: not isinstance(x, str) or x == "1/n", "be a number or 1/n")
+_DELTA: Must = (lambda x: isinstance(x, Real) or x == "1/n", "be a number or 1/n")
 
 
 def _setting(
@@ -263,7 +266,7 @@ class RunSpec(_Checked):
     l2_clip_norm: float | None = _setting(None, open=True, must=_POSITIVE)
     """Bound on the L2 norm of one example's gradient; by default the task's rule chooses it, 4 if
     it has none."""
-    calibration: Literal["none", "platt"] | None = _setting(None, open=True)
+    calibration: Literal["none", "platt"] | None = _setting(None, open=True, must=_CALIBRATION)
     """After training, fit a scale and a shift of the model's logit to noisy sums over all training
     rows (Platt scaling): clipping bends predicted probabilities, and this mends them. Epsilon is
     for training and calibration together. By default platt, where the task offers it
@@ -276,7 +279,7 @@ class RunSpec(_Checked):
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     checkpoint_seconds: float = _setting(120.0, must=(lambda x: x >= 0, "be >= 0"))
     """Time between checkpoints, from which `dpsgd resume` resumes."""
-    data_on: Literal["device", "host"] | None = None
+    data_on: Literal["device", "host"] | None = _setting(None, must=_DATA_ON)
     """Where the training rows lie; on the host, those of a block of steps travel with it. By
     default on the device, unless they would take more than half of its free memory."""
     init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
@@ -295,8 +298,9 @@ class RunSpec(_Checked):
                 raise ValueError(f"{name} must be one of {named}, got {part!r}")
         if isinstance(self.sampler, SamplerSettings):
             self.sampler.check_sizes()
-        if isinstance(self.delta, float | int):
-            check_guarantee_delta(self.delta, "target_delta")
+        if self.delta is not None and self.delta != "1/n":
+            delta = check_guarantee_delta(float(self.delta), "target_delta")
+            object.__setattr__(self, "delta", delta)  # NumPy's numbers too, as Python's
 
     @property
     def private(self) -> bool:
@@ -385,7 +389,7 @@ class RunSpec(_Checked):
         Raises:
           ValueError: if it is 1 / n, of so few units that this is no delta of a guarantee.
         """
-        if isinstance(self.delta, float | int):
+        if self.delta is not None and self.delta != "1/n":
             return self.delta
         sampler = self.sampler
         if isinstance(sampler, SamplerSettings):

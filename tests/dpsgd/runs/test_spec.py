@@ -2,7 +2,9 @@
 
 import itertools
 import json
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from tiny_task import config_of
 
@@ -22,7 +24,7 @@ from dpsgd import (
     TargetAdvantage,
     TargetEpsilon,
 )
-from samplers import Deterministic
+from samplers import Deterministic, Population
 from samplers.settings import SETTINGS
 
 ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)
@@ -170,3 +172,34 @@ class Eager(Lazy):
 def test_a_part_that_resolve_does_not_know_is_refused():
     with pytest.raises(ValueError, match=r"^tables must be one of Dense, Lazy, Auto"):
         spec_of(tables=Eager())
+
+
+def untyped(**values):
+    """The spec of a caller whose arguments nothing holds against annotations, as tests do."""
+    spec = object.__new__(RunSpec)
+    init = getattr(RunSpec.__init__, "__wrapped__", RunSpec.__init__)
+    init(spec, ORDERED, NoiseMultiplier(1.0), **values)
+    return spec
+
+
+@pytest.mark.parametrize("number", [float, np.float64, np.float32, Fraction])
+def test_a_delta_is_the_number_that_was_given_of_whichever_kind(number):
+    spec = untyped(delta=number(1e-6))
+    assert type(spec.delta) is float
+    assert spec.delta_of(Population(64)) == spec.delta == float(number(1e-6))
+
+
+UNFIT = {
+    "a large delta": ({"delta": np.float32(0.5)}, r"target_delta must lie in \(0, 0\.1\)"),
+    "a delta that is not a number": ({"delta": np.float32("nan")}, "target_delta must lie in"),
+    "an array": ({"delta": (1e-6,)}, "target_delta must be a number or 1/n"),
+    "another word": ({"delta": "1/m"}, "target_delta must be a number or 1/n"),
+    "a calibration": ({"calibration": "foo"}, "calibration must be none or platt, got 'foo'"),
+    "a place": ({"data_on": "disk"}, "data_on must be device or host, got 'disk'"),
+}
+
+
+@pytest.mark.parametrize(("values", "named"), UNFIT.values(), ids=UNFIT)
+def test_values_of_a_spec_are_checked_as_options_are(values, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        untyped(**values)
