@@ -11,15 +11,17 @@ part alone, at any scale: laws of draws under many seeds, noise of every kind of
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend import core
 
-from dpsgd.audit.audit import audit_program
+from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
+from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import LAW, AuditReport, CheckResult
 from dpsgd.audit.runtime.blocks import block_checks
@@ -30,10 +32,11 @@ from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.queries import FullSums
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.gradients.losses import LossFn
-from dpsgd.noise.base import Independent, Noise
+from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, Deterministic, Poisson, UnitData
 
@@ -50,15 +53,21 @@ def check_sampler(
 
     Args:
       sampler: At the n, b and E at which it is checked: more examples and epochs resolve more.
-      seeds: Under how many it draws, each in many epochs.
+      seeds: Under how many it draws, each in many epochs; at least one.
       noise_multiplier: At which it is priced.
 
     Raises:
-      AssertionError: if a draw is not of the law, it states none, or its costs contradict.
+      AssertionError: if a draw is not of the law or nearer than `separation` and `period` say, it
+        states no law, or its costs contradict.
+      ValueError: if `seeds` is below 1.
     """
-    checks = [_cost_check(sampler, noise_multiplier)]
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}: without draws no law is checked")
+    checks = _cost_checks(sampler, noise_multiplier)
+    bands = sampler.separation + (sampler.period is not None)  # or a period is not looked at
     for number in range(seeds):
-        found = sampler_checks(sampler, sampler, seed=RootKey.from_entropy().sampling_seed(0))
+        seed = RootKey.from_entropy().sampling_seed(0)
+        found = sampler_checks(sampler, sampler, seed=seed, bands=bands)
         checks += [check._replace(name=f"seed {number}: {check.name}") for check in found]
         if any(check.name == LAW and not check.made for check in found):
             checks.append(CheckResult("the sampler states the law of its rows", False, "row_law"))
@@ -108,6 +117,7 @@ def check_clipping(
     *,
     l2_clip_norm: float = 1.0,
     batch_size: int = 64,
+    num_rows: int | None = None,
 ) -> AuditReport:
     """Checks that no example moves the clipped sum of a loss, or of an own rule, by more than C.
 
@@ -117,6 +127,7 @@ def check_clipping(
       rows: Examples, [rows, ...] each leaf; none is read but these.
       l2_clip_norm: C.
       batch_size: Examples of a batch.
+      num_rows: Of the data: no array in a closure may have as many. By default 8 batches of them.
 
     Raises:
       AssertionError: if an example moves the sum by more, alone or among others.
@@ -124,7 +135,7 @@ def check_clipping(
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = dpsgd(algorithm, optax.sgd(0.1))
-    mechanism = Mechanism(Poisson(8 * batch_size, batch_size), 1.0, l2_clip_norm)
+    mechanism = Mechanism(Poisson(num_rows or 8 * batch_size, batch_size), 1.0, l2_clip_norm)
     state = algorithm.init(params, mechanism, *([rows] if algorithm.tables else []))
     probe = Probe(algorithm, mechanism, state, rows)
     checks = sum_checks(probe)
@@ -142,7 +153,8 @@ def check_optimizer(
       params: Whose shapes and types it meets; by default a matrix and a vector.
 
     Raises:
-      AssertionError: if it holds rows, keeps what it should not, or changes shapes or types.
+      AssertionError: if it holds an array, such as rows, that is no scalar and of no parameter's
+        shape, keeps what it should not, or changes shapes or types.
     """
     if params is None:
         params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
@@ -162,54 +174,95 @@ def check_optimizer(
     same &= _shapes(after) == _shapes(state.opt_state)
     detail = f"{len(leaves)} arrays, and {len(jax.tree.leaves(after))} of its state"
     checks.append(CheckResult("shapes and types stay what they are", same, detail))
-    first, again = (jax.tree.leaves(optimizer.init(params)) for _ in range(2))
-    alike = all(map(np.array_equal, first, again))
-    checks.append(CheckResult("it begins alike each time", alike, f"{len(first)} arrays"))
+    traces = (
+        jax.make_jaxpr(optimizer.init)(params),
+        jax.make_jaxpr(optimizer.update)(gradient, state.opt_state, params),
+    )
+    own = {(), *map(jnp.shape, leaves)}
+    held = sorted({shape for trace in traces for shape in _held(trace)} - own)
+    name = "every array in a closure of it is of a parameter's shape"
+    checks.append(CheckResult(name, not held, f"others: {held}" if held else ""))
+    alike = _alike(optimizer.init(params), optimizer.init(params))
+    checks.append(CheckResult("it begins alike each time", alike, ""))
     return _required(checks)
 
 
-def check_task(task: Any, *, batch_size: int = 32, steps: int = 8) -> AuditReport:
+def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
     """Checks a task: its rows, its loss and its parameters, as a run trains and audits them.
 
     Args:
       task: As `dpsgd.Task` says: `init`, `loss` and `generated` are called, and, where it has them,
-        `columns` and `describe`.
-      batch_size: Examples of a batch.
-      steps: Of the run whose program is audited.
+        `columns`, whose rows the audited run has as many of, `describe` and `calibration`.
+      batch_size: Examples of a batch, at most.
 
     Raises:
       AssertionError: if parameters differ from time to time, or the audit of a run of it fails.
       ValueError: if synthetic rows have other shapes or types than the data, or the loss could see
         other examples than its own.
     """
-    first, again = (jax.tree.leaves(task.init(0)) for _ in range(2))
-    alike, rows = all(map(np.array_equal, first, again)), task.generated(_ROWS)
+    params, rows, num_rows = task.init(0), task.generated(_ROWS), 8 * batch_size
     counts = sorted({len(leaf) for leaf in jax.tree.leaves(rows)})
     checks = [
-        CheckResult("equal seeds give equal parameters", alike, f"{len(first)} arrays"),
+        CheckResult("equal seeds give equal parameters", _alike(params, task.init(0)), ""),
         CheckResult("synthetic rows are as many as wanted", counts == [_ROWS], str(counts)),
     ]
     if hasattr(task, "columns"):
         data = task.columns()
         columns = data.columns if isinstance(data, UnitData) else data
         generated_rows(columns, _ROWS, rows)  # or it says which column differs
+        num_rows = len(jax.tree.leaves(columns)[0])
     if hasattr(task, "describe"):
         described = json.loads(json.dumps(task.describe()))
         same = described == json.loads(json.dumps(task.describe()))
         checks.append(CheckResult("it is described as JSON, each time alike", same, ""))
     algorithm = dpsgd(task.loss, optax.sgd(0.1))
-    mechanism = Mechanism(Poisson(steps * batch_size, batch_size), 1.0, 1.0, Independent())
-    found = audit_program(algorithm, mechanism, task.init(0), rows)
-    return _required([*checks, *found.checks])
+    sampler = Poisson(num_rows, min(batch_size, num_rows))
+    mechanism = Mechanism(sampler, 1.0, 1.0, full_sums=FullSums(2, 1.0))
+    checks += audit_program(algorithm, mechanism, params, rows).checks
+    if callable(getattr(task, "calibration", None)):
+        checks += audit_queries(task.calibration(), mechanism, params, rows).checks
+    return _required(checks)
 
 
-def _cost_check(sampler: BatchSampler, noise_multiplier: float) -> CheckResult:
-    """Checks that a cost is an interval, and no larger with more noise."""
-    name = "its cost is an interval, and falls with more noise"
-    costs = [sampler.privacy(k * noise_multiplier).epsilon(_DELTA) for k in (1, 2)]
-    passed = all(0 <= cost.lower <= cost.upper for cost in costs)
-    passed &= costs[1].lower <= costs[0].upper and not math.isnan(costs[0].upper)
-    return CheckResult(name, passed, " and ".join(f"{cost.upper:.4g}" for cost in costs))
+def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckResult]:
+    """Checks that costs are proved, no larger with more noise, and no smaller for more steps."""
+    run = range(sampler.num_steps)
+    whole, quiet, once, twice = (
+        profile.epsilon(_DELTA)
+        for profile in (
+            sampler.privacy(noise_multiplier),
+            sampler.privacy(2 * noise_multiplier),
+            sampler.privacy_of(noise_multiplier, [run]),
+            sampler.privacy_of(noise_multiplier, [run, run]),
+        )
+    )
+    costs = whole, quiet, once, twice
+    proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
+    fewer, more = quiet.upper <= _above(whole), whole.lower <= once.upper <= _above(twice)
+    return [
+        CheckResult("its costs are proved intervals", proved, f"{whole:.4g}"),
+        CheckResult("its cost falls with more noise", fewer, f"{whole:.4g}, then {quiet:.4g}"),
+        CheckResult("its cost grows with the steps", more, f"{once:.4g}, twice {twice:.4g}"),
+    ]
+
+
+def _above(cost: Bound) -> float:
+    return cost.upper + wanted_width(EPSILON_TOLERANCE, cost.upper)
+
+
+def _held(trace: Any) -> Iterator[tuple[int, ...]]:
+    """Yields the shapes of the arrays that a trace holds, those of calls in it among them."""
+    if isinstance(trace, core.ClosedJaxpr):
+        yield from map(jnp.shape, trace.consts)
+    for equation in trace.eqns:
+        for part in jax.tree.leaves(equation.params):
+            if isinstance(part, core.ClosedJaxpr | core.Jaxpr):
+                yield from _held(part)
+
+
+def _alike(first: PyTree, again: PyTree) -> bool:
+    (one, structure), (other, same) = map(jax.tree.flatten, (first, again))
+    return bool(structure == same) and all(map(np.array_equal, one, other))
 
 
 def _shapes(tree: PyTree) -> Any:

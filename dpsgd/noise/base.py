@@ -52,10 +52,8 @@ class Noise(abc.ABC):
 
     Let any two steps that one example may take part in be `bands` apart or more, and these steps be
     public (`BatchSampler.separation`). Then it costs as much as the same sampler does under
-    independent
-    noise: docs/explanation/correlated-noise.md. In a known order columns may reach over several
-      steps of
-    an example: docs/explanation/sensitivity-in-a-known-order.md.
+    independent noise: docs/explanation/correlated-noise.md. In a known order columns may reach over
+    several steps of an example: docs/explanation/sensitivity-in-a-known-order.md.
 
     Source: C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu,
     (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush, A.
@@ -244,10 +242,8 @@ class Secure(Noise):
 
     The guarantee then holds to the last bit (docs/explanation/exact-noise-on-integer-sums.md), but
     for the draws of samplers of Poisson's kind: each gap between successes has its law within
-    2^-50.
-    Slower: the gradient of every example is formed, and noise is drawn by the CPU, in a minute for
-      85
-    million parameters.
+    2^-50. Slower: the gradient of every example is formed, and noise is drawn by the CPU, in a
+    minute for 85 million parameters.
     """
 
     exact: ClassVar[bool] = True

@@ -157,10 +157,10 @@ def _separation(draws: Draws, law: RowLaw | None, bands: int, claimed: BatchSamp
         apart = np.diff(steps)[np.diff(examples) == 0]
         nearest = min(nearest, int(apart.min(initial=end)))
         regular &= not (apart % (period or 1)).any()
+    passed, reach = nearest >= min(bands, priced), f"noise of {bands} bands"
     if bands > priced:  # what is priced instead is a known order, in which every example returns
-        passed, reach = period is not None and regular, "noise that reaches over several epochs"
-    else:
-        passed, reach = nearest >= bands, f"noise of {bands} bands"
+        passed &= period is not None and regular
+        reach = "noise that reaches over several epochs"
     return CheckResult(
         "participations are as far apart as correlated noise needs",
         passed,

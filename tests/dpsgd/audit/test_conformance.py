@@ -8,6 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from accounting import Bound
+from accounting.profile import UpperEnd
 from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, Secure, dpsgd
 from dpsgd.audit.conformance import (
     check_clipping,
@@ -16,6 +18,7 @@ from dpsgd.audit.conformance import (
     check_sampler,
     check_task,
 )
+from dpsgd.engine.queries import Refinement
 from dpsgd.noise import registry
 from samplers import (
     BallsAndBins,
@@ -168,10 +171,43 @@ class Lawless(Poisson):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize("kind", [TwiceAsOften, Lawless])
+class SaidToBeApart(Poisson):
+    separation = 7
+    period = 4
+
+
+class DearerWithNoise(Poisson):
+    def privacy(self, noise_multiplier):
+        return UpperEnd(Deterministic(*SIZES).privacy(1 / noise_multiplier))
+
+
+class FreeTheSecondTime(Poisson):
+    def privacy_of(self, noise_multiplier, segments):
+        return super().privacy_of(len(segments) * noise_multiplier, segments)
+
+
+class Estimated(Poisson):
+    def privacy(self, noise_multiplier):
+        return Guess()
+
+
+class Guess:
+    def epsilon(self, delta, tolerance=None):
+        return Bound(0.0, 1.0, confidence=0.99)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [TwiceAsOften, Lawless, SaidToBeApart, DearerWithNoise, FreeTheSecondTime, Estimated],
+)
 def test_faulty_samplers_are_refused(kind):
     with pytest.raises(AssertionError):
         check_sampler(kind(*SIZES), seeds=1)
+
+
+def test_a_check_of_a_sampler_without_draws_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        check_sampler(Poisson(*SIZES), seeds=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,14 +235,79 @@ def test_a_faulty_clipping_is_refused():
         check_clipping(sound._replace(clipped_sum=clipped_sum), PARAMS, ROWS)
 
 
-def test_an_optimizer_that_holds_rows_is_refused():
-    held = jnp.arange(97.0)
-    leaky = optax.GradientTransformation(
-        lambda params: held,
-        lambda g, state, params=None: (jax.tree.map(lambda x: x + held.sum(), g), held),
-    )
+HELD = jnp.arange(1_000.0)
+ADDING_ROWS = {
+    "in update": (lambda params: (), lambda x, state: x + HELD.mean()),
+    "in a call": (lambda params: (), lambda x, state: jax.jit(lambda x: x + HELD.mean())(x)),
+    "in its state": (lambda params: HELD, lambda x, state: x + state.mean()),
+}
+
+
+@pytest.mark.parametrize(("init", "added"), ADDING_ROWS.values(), ids=ADDING_ROWS)
+def test_an_optimizer_that_holds_rows_is_refused(init, added):
+    def update(gradient, state, params=None):
+        return jax.tree.map(lambda x: added(x, state), gradient), state
+
     with pytest.raises(AssertionError, match="array in a closure"):
-        check_optimizer(leaky)
+        check_optimizer(optax.GradientTransformation(init, update))
+
+
+def test_a_loss_that_holds_rows_is_refused():
+    def peeking(params, example):
+        return loss(params, example) * HELD.mean()
+
+    with pytest.raises(AssertionError, match="array in a closure"):
+        check_clipping(peeking, PARAMS, ROWS, num_rows=1_000)
+
+
+class Peeking(Line):
+    """A task whose loss holds its rows."""
+
+    def loss(self, params, example):
+        return super().loss(params, example) * jnp.asarray(self.columns()["x"]).sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Refinement):
+    """The mean of the rows, of which some are held."""
+
+    def reads(self, params, example):
+        return example
+
+    def start(self):
+        return jnp.zeros(3)
+
+    def statistic(self, state, row):
+        return row["x"] + jnp.asarray(Line().columns()["x"]).sum()
+
+    def fold(self, state, mean):
+        return mean
+
+    def apply(self, params, state):
+        return params
+
+
+class PeekingLater(Line):
+    def calibration(self):
+        return Mean()
+
+
+@pytest.mark.parametrize("kind", [Peeking, PeekingLater])
+def test_a_task_that_holds_rows_is_refused(kind):
+    with pytest.raises(AssertionError, match="array in a closure"):
+        check_task(kind())
+
+
+def test_a_task_whose_parameters_grow_is_refused():
+    class Growing(Line):
+        begun = 0
+
+        def init(self, seed):
+            self.begun += 1
+            return {"w": jnp.ones(3)} | ({"z": jnp.ones(2)} if self.begun > 1 else {})
+
+    with pytest.raises(AssertionError, match="equal seeds give equal parameters"):
+        check_task(Growing())
 
 
 def test_a_task_whose_parameters_differ_from_time_to_time_is_refused():
