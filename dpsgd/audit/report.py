@@ -22,10 +22,12 @@ FINE = 0.02
 
 UNSEEN = (
     "Not seen: what a loss or an optimizer does with data that it holds in a closure; and what "
-    "happens only at steps, for values in rows, or in rows of large tables, that were not looked at"
+    "happens only at steps, for values in rows, at coordinates of releases of more than 2^18 "
+    "numbers, or in rows of large tables, that were not looked at"
 )
 """What releases do not show: such a loss or optimizer brings the data along by itself. Of a long
-run some steps are looked at, on synthetic rows; of a large table with deferred noise the rows that
+run some steps are looked at, on synthetic rows; of a large release 2^18 or 2^19 coordinates, both
+ends of each leaf among them; of a large table with deferred noise the rows that
 these read, and some others."""
 
 LAW = "the draws have the law that was claimed"

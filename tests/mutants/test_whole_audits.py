@@ -17,6 +17,7 @@ from planting import SEAMS, Fault, after, before, plant, planted, seam
 from dpsgd import Mechanism, RootKey, dpsgd
 from dpsgd.audit import audit
 from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.core.algorithm import privatize
 from dpsgd.gradients import norms
 from samplers import Poisson
 
@@ -28,6 +29,7 @@ BATCHES = "blocks train on the batches that are drawn"
 SINGLE = "an example moves the sum by at most C"
 HUGE = "huge examples move the sum by at most C each"
 LOWER = "a lower C clips to it"
+GIVEN = "key, step, sigma C, b and C reach releases, one of each sum, as they are"
 LEAVES = "rows reach what is released through releases alone"
 SCALES = "the program is given the scales of the configuration"
 LAST = 63  # step of a full block
@@ -169,6 +171,20 @@ def leaking(found, raw):
     gradient = raw[1]
     params = jax.tree.map(lambda p, r: (p + 1e-3 * r).astype(p.dtype), found[0].params, gradient)
     return found[0]._replace(raw_params=params), found[1]
+
+
+def released_twice(sound):
+    """The update sees the mean of two releases of the sum, of which one is shown."""
+
+    def faulty(self, state, total, noise_key, scales, **how):
+        after, shown = sound(self, state, total, noise_key, scales, **how)
+        both, _ = privatize((total, total), state.noise, noise_key, state.step, scales)
+        mean = jax.tree.map(lambda x, y, p: ((x + y) / 2).astype(p.dtype), *both, state.params)
+        updates, opt_state = self.optimizer.update(mean, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return after._replace(raw_params=params, opt_state=opt_state), shown
+
+    return faulty
 
 
 def second_moment(found, raw):
@@ -363,6 +379,7 @@ STEPS = {
     "a thousandth of the sum is added to the parameters": Fault(
         "update", with_raw(leaking), LEAVES
     ),
+    "the mean of two releases of a sum is trained on": Fault("update", released_twice, GIVEN),
     "the second moment sees the sum": Fault("update", with_raw(second_moment), LEAVES),
     "divided by the realised size": Fault(
         "step", before(lambda scales, plan, j: divided_by(scales, size_of(plan, j))), SINGLE

@@ -6,6 +6,7 @@ untouched. What this proves, and what not: docs/explanation/non-interference-of-
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,7 @@ from dpsgd.noise.base import Noise, Scales
 PyTree = Any
 
 LEAVES = "rows reach what is released through releases alone"
-GIVEN = "key, step, sigma C, b and C reach releases as they are"
+GIVEN = "key, step, sigma C, b and C reach releases, one of each sum, as they are"
 
 ROWS, READ, PENDING = "private rows", "which rows of tables were read", "rows with pending noise"
 KEY, NOISE, KEPT = "the noise key", "fresh noise", "noise of earlier steps"
@@ -41,17 +42,30 @@ _OF_TABLES = frozenset({ROWS, KEY, HELD})
 
 
 @dataclass(frozen=True)
+class Sum:
+    """A marked sum of clipped gradients."""
+
+    number: int
+    """Of the equation that marks it."""
+    rows: bool = False
+    """Whether it is some rows alone, perhaps some of them twice."""
+
+
+@dataclass(frozen=True)
 class Flow:
     """What a value may depend on."""
 
     labels: frozenset[str] = frozenset()
-    name: str | None = None
-    """The argument of the program that it is, or "sum"; None if it was computed."""
+    name: str | Sum | None = None
+    """The argument of the program, or the sum, that it is; None if it was computed."""
 
     def given(self, more: Iterable[str]) -> Flow:
         """Returns this with more labels."""
         return replace(self, labels=self.labels | frozenset(more))
 
+
+Found = Counter[str | Sum]
+"""What is wrong, in words; and how often each sum is released, its rows apart."""
 
 _PUBLIC, _HELD = Flow(), Flow(frozenset({HELD}))
 _NEXT, _LAST = "the step after", "the step with which a loop ends"
@@ -123,21 +137,21 @@ class _Reader:
     _known: dict[Any, Any] = field(default_factory=dict)
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
 
-    def read(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], frozenset[str]]:
-        """Returns what comes out of a jaxpr, closed or not, and what is wrong in it."""
+    def read(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], Found]:
+        """Returns what comes out of a jaxpr, closed or not, and what is found in it."""
         key = id(of), tuple(given)
         if key not in self._known:
             self._known[key] = self._equations(of, given)
         return self._known[key]
 
-    def _equations(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], frozenset[str]]:
+    def _equations(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], Found]:
         closed = isinstance(of, core.ClosedJaxpr)
         jaxpr, constants = (of.jaxpr, of.consts) if closed else (of, ())
         rows = (self.num_rows,)
         consts = [_HELD if np.shape(x)[:1] == rows else _PUBLIC for x in constants]
         flows: dict[Any, Flow] = dict(zip(jaxpr.constvars, consts, strict=True))
         flows |= dict(zip(jaxpr.invars, given, strict=True))
-        faults: frozenset[str] = frozenset()
+        faults: Found = Counter()
 
         def flow(atom: Any) -> Flow:
             if isinstance(atom, core.Literal):
@@ -147,16 +161,19 @@ class _Reader:
         for equation in jaxpr.eqns:
             outputs, found = self._equation(equation, [flow(x) for x in equation.invars])
             flows |= dict(zip(equation.outvars, outputs, strict=True))
-            faults |= found
+            faults.update(found)
         return [flow(x) for x in jaxpr.outvars], faults
 
-    def _equation(self, equation: Any, given: list[Flow]) -> tuple[list[Flow], frozenset[str]]:
+    def _equation(self, equation: Any, given: list[Flow]) -> tuple[list[Flow], Found]:
         primitive, params = equation.primitive, equation.params
         name = primitive.name
         if primitive is mark:
             parts = dict(zip(params["names"], given[1:], strict=True))
-            output, wrong = self._marked(params["kind"], given[0], parts)
-            return [output], wrong
+            sizes = dict(zip(parts, (x.aval.size for x in equation.invars[1:]), strict=True))
+            if sizes.get("total", size := equation.invars[0].aval.size) != size:  # under vmap
+                parts["total"] = Flow(parts["total"].labels)
+            output, wrong = self._marked(params["kind"], given[0], parts, id(equation))
+            return [output], Counter(wrong)
         if name in _CALLS:
             return self.read(params.get("jaxpr", params.get("call_jaxpr")), given)
         if name == "while":
@@ -172,31 +189,36 @@ class _Reader:
             outputs, faults = first
             for more, wrong in others:
                 outputs = [_either(x, y) for x, y in zip(outputs, more, strict=True)]
-                faults |= wrong
+                faults = faults | wrong  # of one branch: of each sum the most releases
             return [x.given(given[0].labels) for x in outputs], faults
         if name in _UNTOUCHED and len(given) == len(equation.outvars):
             ends = zip(equation.invars, equation.outvars, strict=True)
-            kept = [_keeps_digits(x.aval.dtype, y.aval.dtype) for x, y in ends]
+            kept = [
+                _keeps_digits(x.aval.dtype, y.aval.dtype)
+                and not (isinstance(of.name, Sum) and x.aval.size != y.aval.size)  # no copies
+                for (x, y), of in zip(ends, given, strict=True)
+            ]
             outputs = [x if keeps else Flow(x.labels) for x, keeps in zip(given, kept, strict=True)]
-            return outputs, frozenset()
-        return [self._computed(name, given)] * len(equation.outvars), frozenset()
+            return outputs, Counter()
+        output, released = self._computed(name, given)
+        return [output] * len(equation.outvars), released
 
-    def _computed(self, name: str, given: list[Flow]) -> Flow:
+    def _computed(self, name: str, given: list[Flow]) -> tuple[Flow, Found]:
         if name in _POSITIONS:
             start, stop = _POSITIONS[name]
             data = given[:start] + ([] if stop is None else given[stop:])
             where, what = _union(given[start:stop]), _union(data)
-            part = len(data) == 1 and data[0].name == "sum"  # some of its coordinates
-            return Flow(what | _whence(where, what), "sum" if part else None)
+            of = data[0].name if len(data) == 1 else None
+            part = replace(of, rows=True) if isinstance(of, Sum) else None
+            return Flow(what | _whence(where, what), part), Counter()
         if name in ("add", "add_any"):
-            names = {x.name for x in given}
-            if names == {STEP, "1"}:
-                return Flow(_union(given), _NEXT)
-            if "sum" in names:
-                _, other = sorted(given, key=lambda x: x.name != "sum")
-                if not self._wrong_noise(other) and STDDEV in other.labels:
-                    return Flow(frozenset({RELEASE}))
-        return Flow(_union(given))
+            if {x.name for x in given} == {STEP, "1"}:
+                return Flow(_union(given), _NEXT), Counter()
+            summed, other = sorted(given, key=lambda x: not isinstance(x.name, Sum))
+            noised = STDDEV in other.labels and not self._wrong_noise(other)
+            if noised and isinstance(summed.name, Sum) and not summed.name.rows:
+                return Flow(frozenset({RELEASE})), Counter([summed.name])
+        return Flow(_union(given)), Counter()
 
     def _wrong_noise(self, noise: Flow) -> frozenset[str]:
         """Returns what is wrong with what is added to a sum."""
@@ -204,33 +226,37 @@ class _Reader:
         return noise.labels & (_DATA | self.foreign) | none
 
     def _marked(
-        self, kind: str, value: Flow, parts: dict[str, Flow]
-    ) -> tuple[Flow, frozenset[str]]:
-        """Returns what is known of a marked value, and what is wrong with what it was made of."""
+        self, kind: str, value: Flow, parts: dict[str, Flow], number: int
+    ) -> tuple[Flow, Iterable[str | Sum]]:
+        """Returns what is known of a marked value, and what is found in what it was made of."""
         rows = parts.get("rows", _PUBLIC)
         read = {READ} if rows.labels & {ROWS, READ} else frozenset()
         if kind == "sum":
             held = {f"a sum depends on {HELD}"} if HELD in value.labels else ()
             self._summed |= value.labels
-            return Flow(value.labels | {ROWS}, "sum"), frozenset(held)
+            known = value.name if isinstance(value.name, Sum) else Sum(number)
+            return Flow(value.labels | {ROWS}, known), held
         if kind == "ring":
-            return Flow(value.labels - {STEP} | {RING}), frozenset()
+            return Flow(value.labels - {STEP} | {RING}), ()
         noise = kind == "release" and ROWS not in parts["total"].labels  # of a sum without rows
         wanted = ("key", "step") if noise else tuple(_ARGUMENTS)
-        faults = set()
+        faults: set[str | Sum] = set()
         for part in set(wanted) & set(parts):
             found, argument = parts[part], _ARGUMENTS[part]
             if found.name != argument or (part == "step" and found.labels != {STEP}):
                 whence = _words(found.labels)
                 faults.add(f"a {kind} is given {argument} that is computed, from {whence}")
         if kind == "clip":
-            return value, frozenset(faults)
+            return value, faults
         if kind == "draw" or noise:
             scale = _union(parts[k] for k in ("stddev", "divisor", "total") if k in parts)
             names = value.labels - _union(parts.values())  # of draws, made of something else
-            return Flow(scale | {NOISE} | read | names), frozenset(faults)
-        if parts["total"].name != "sum":
+            return Flow(scale | {NOISE} | read | names), faults
+        total = parts["total"].name
+        if not isinstance(total, Sum) or (total.rows and "rows" not in parts):
             faults.add("a release is made of what a sum of clipped gradients was turned into")
+        elif ROWS in value.labels:  # or it is a release already
+            faults.add(replace(total, rows="rows" in parts))
         if "noise" in parts:
             wrong = self._wrong_noise(parts["noise"])
         else:
@@ -238,7 +264,7 @@ class _Reader:
             wrong = frozenset() if drawn else frozenset({"no fresh draw"})
         if wrong := wrong or value.labels - {RELEASE} - _union(parts.values()) - self._summed:
             faults.add(f"a release has noise that depends on {_words(wrong)}")
-        return Flow(frozenset({RELEASE} | read)), frozenset(faults)
+        return Flow(frozenset({RELEASE} | read)), faults
 
     def _loop(
         self,
@@ -248,8 +274,11 @@ class _Reader:
         each: Sequence[Flow],
         goes_on: Any = None,
         asked: Sequence[Flow] = (),
-    ) -> tuple[list[Flow], frozenset[str]]:
-        """Returns what comes out of a loop after any number of rounds."""
+    ) -> tuple[list[Flow], Found]:
+        """Returns what comes out of a loop after any number of rounds.
+
+        A sum from without is released in every round; of a table, each round has rows of its own.
+        """
         while True:
             outputs, faults = self.read(body, [*held, *carry, *each])
             rounds = list(zip(carry, outputs, strict=False))  # after these come a scan's own
@@ -258,6 +287,9 @@ class _Reader:
                 (predicate,), _ = self.read(goes_on, [*asked, *carry])
                 after = [x.given(_whence(predicate.labels, x.labels)) for x in carry]
             if after == carry:
+                without = {x.name for x in (*held, *carry, *each)}
+                again = {x: n for x, n in faults.items() if isinstance(x, Sum) and x in without}
+                faults = faults + Counter(again)
                 return [_either(x, y, _LAST) for x, y in rounds] + outputs[len(carry) :], faults
             carry = after
 
@@ -358,9 +390,15 @@ def _flush(
     return leaks, wrong
 
 
-def _through(reader: _Reader, trace: jax.stages.Traced, given: PyTree) -> tuple[Any, Any]:
+def _through(
+    reader: _Reader, trace: jax.stages.Traced, given: PyTree
+) -> tuple[Any, frozenset[str]]:
     """Returns the flows of what a program returns, as it returns it, and what is wrong in it."""
-    outputs, wrong = reader.read(trace.jaxpr, jax.tree.leaves(given))
+    outputs, found = reader.read(trace.jaxpr, jax.tree.leaves(given))
+    wrong = frozenset(x for x in found if isinstance(x, str))
+    released = Counter(x.number for x in found.elements() if isinstance(x, Sum))
+    if max(released.values(), default=0) > 1:
+        wrong |= {"a sum is released more than once in a step"}
     return jax.tree.unflatten(jax.tree.structure(trace.out_info), outputs), wrong
 
 

@@ -235,6 +235,50 @@ class OwnWrong(Own):
         )
 
 
+@dataclass(frozen=True)
+class Again(Independent):
+    """Two releases of every sum, or more, of which the mean is trained on."""
+
+    how: str = ""
+
+    def add(self, total, state, key, step, scales):
+        def one(total):
+            return Independent().add(total, (), key, step, scales)[0]
+
+        def own(s):
+            z = standard_normal(key, step, 9, s.shape)
+            return (s + scales.noise_stddev * z) / scales.expected_batch_size
+
+        def mean(*trees):
+            return jax.tree.map(lambda *xs: sum(xs) / len(xs), *trees)
+
+        def in_a_loop(w):
+            return jax.lax.fori_loop(0, 2, lambda _, x: x + one(total["w"]) / 2, jnp.zeros_like(w))
+
+        def copies(s):
+            return one(jnp.broadcast_to(s, (4, *s.shape))).mean(axis=0)
+
+        def mapped(w):
+            def given(z):
+                how = {"divisor": scales.expected_batch_size, "noise": z}
+                return add_gaussian_noise(w, key, step, scales.noise_stddev, **how)
+
+            return jax.vmap(given)(standard_normal(key, step, 9, (2, D))).mean(axis=0)
+
+        w = total["w"]
+        made = {
+            "numbered": lambda: mean(*one({"a": total, "b": total}).values()),
+            "by its own +": lambda: mean(one(total), jax.tree.map(own, total)),
+            "in parts": lambda: one(total) | {"w": mean(one([w, w[:3]])[0], one(w))},
+            "gathered": lambda: one(total) | {"w": one(w[jnp.zeros(D, jnp.int32)])},
+            "in a loop": lambda: one(total) | {"w": in_a_loop(w)},
+            "in a called loop": lambda: one(total) | {"w": jax.jit(in_a_loop)(w)},
+            "copies": lambda: jax.tree.map(copies, total),
+            "mapped": lambda: one(total) | {"w": mapped(w)},
+        }
+        return made[self.how](), state
+
+
 def update_of(change):
     """An algorithm's update, with `change` made to what it returns."""
 
@@ -419,6 +463,19 @@ PLANTED = {
     ),
     "own noise of rows": ({**BANDED, "noise": OwnWrong()}, "parameters['w'] .*private rows"),
     "drawn noise on one leaf": ({"noise": DrawnOnce()}, "parameters['w'] .*private rows"),
+    **{
+        f"released again, {how}": ({"noise": Again(how=how)}, named)
+        for how, named in {
+            "numbered": "a sum is released more than once",
+            "by its own +": "a sum is released more than once",
+            "in parts": "a sum is released more than once",
+            "in a loop": "a sum is released more than once",
+            "in a called loop": "a sum is released more than once",
+            "gathered": "what a sum .* was turned into",
+            "copies": "what a sum .* was turned into",
+            "mapped": "what a sum .* was turned into",
+        }.items()
+    },
     "C of rows": ({"change": clip_of_rows}, "a clip is given C that is computed, from .*private"),
     "data kept": (holding("kept"), "optimizer state depends on an array in a closure"),
     "data moved by": (holding("moved"), "parameters['w'] depends on an array in a closure"),
