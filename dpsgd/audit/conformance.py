@@ -84,12 +84,19 @@ def check_noise(
     Args:
       noise: As a mechanism has it.
       steps: Of the run that is looked at.
-      sampler: Whose separation its bands need; by default a known order of so many steps.
+      sampler: Whose separation its bands need; by default a known order of two epochs or
+        more, of so many steps in all, in which columns of non-negative entries reach further.
 
     Raises:
-      AssertionError: if the noise is another, lacks somewhere or costs more than is priced.
+      AssertionError: if the noise is another, lacks somewhere or costs more than is priced: an own
+        `privacy` or `privacy_of` may not be below that of `Noise`.
+      ValueError: if the sampler's guarantee does not hold for noise of so many bands.
     """
-    sampler = sampler or Deterministic(8 * steps, 8, 1)
+    if sampler is None:
+        length, overlap = max(1, steps // 2), noise.column(steps) is not None
+        if noise.bands > 1:  # columns reach over epochs where it is priced that they do
+            length = min(length, noise.bands - 1) if overlap else max(length, noise.bands)
+        sampler = Deterministic(8 * length, 8, max(2, -(-steps // length)))
     params = {
         "half": jnp.zeros(300, jnp.bfloat16),
         "nothing": jnp.zeros((0, 3)),
@@ -103,9 +110,10 @@ def check_noise(
 
     algorithm = dpsgd(loss, optax.sgd(0.1))
     mechanism = Mechanism(sampler, 1.0, 0.5, noise)
+    checks = _price_checks(noise, sampler)
     state, rows = algorithm.init(params, mechanism), {"x": np.ones(_ROWS, np.float32)}
     probe = Probe(algorithm, mechanism, state, rows)
-    checks = noise_checks(probe) + block_checks(probe)
+    checks += noise_checks(probe) + block_checks(probe)
     checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
     return _required(checks)
 
@@ -246,6 +254,27 @@ def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckRe
     ]
 
 
+def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
+    """Checks that an own cost is not below the one that bands and columns of a noise prove."""
+    run = range(sampler.num_steps)
+    proved, twice = Noise.privacy(noise, sampler, 1.0), [run, run]
+    costs = {
+        "a run": (noise.privacy(sampler, 1.0), proved),
+        "a run as one part": (noise.privacy_of(sampler, 1.0, [run]), proved),
+        "two parts": (
+            noise.privacy_of(sampler, 1.0, twice),
+            Noise.privacy_of(noise, sampler, 1.0, twice),
+        ),
+    }
+    checks = []
+    for what, of in costs.items():
+        own, least = (profile.epsilon(_DELTA) for profile in of)
+        passed = own.confidence == 1 and least.upper <= _above(own)
+        name = f"the cost of {what} is proved, and no less than bands and columns say"
+        checks.append(CheckResult(name, passed, f"{own:.4g}, and at least {least:.4g}"))
+    return checks
+
+
 def _above(cost: Bound) -> float:
     return cost.upper + wanted_width(EPSILON_TOLERANCE, cost.upper)
 
@@ -261,8 +290,9 @@ def _held(trace: Any) -> Iterator[tuple[int, ...]]:
 
 
 def _alike(first: PyTree, again: PyTree) -> bool:
-    (one, structure), (other, same) = map(jax.tree.flatten, (first, again))
-    return bool(structure == same) and all(map(np.array_equal, one, other))
+    structure: Any = jax.tree.structure(first)
+    same = bool(structure == jax.tree.structure(again))
+    return same and all(map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(again)))
 
 
 def _shapes(tree: PyTree) -> Any:

@@ -224,6 +224,44 @@ def test_a_faulty_noise_is_refused():
         check_noise(Faint(), steps=24)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cheap(Independent):
+    """Noise that is priced as twice as much."""
+
+    def privacy(self, sampler, noise_multiplier):
+        return sampler.privacy(2 * noise_multiplier)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheapPart(Independent):
+    """Noise that is priced as twice as much where a run is one part."""
+
+    def privacy_of(self, sampler, noise_multiplier, segments):
+        return super().privacy_of(sampler, noise_multiplier * (3 - len(segments)), segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheapTwice(Independent):
+    """Noise of which two runs are priced as one."""
+
+    def privacy_of(self, sampler, noise_multiplier, segments):
+        return super().privacy_of(sampler, noise_multiplier, segments[:1])
+
+
+@dataclasses.dataclass(frozen=True)
+class CheapBands(BandedToeplitz):
+    """Noise whose columns reach over epochs, and which is priced as independent noise."""
+
+    def privacy(self, sampler, noise_multiplier):
+        return sampler.privacy(noise_multiplier)
+
+
+@pytest.mark.parametrize("noise", [Cheap(), CheapPart(), CheapTwice(), CheapBands((4.0, 2.0, 1.0))])
+def test_a_noise_that_is_priced_too_low_is_refused(noise):
+    with pytest.raises(AssertionError, match="cost"):
+        check_noise(noise, steps=24)
+
+
 def test_a_faulty_clipping_is_refused():
     sound = dpsgd(loss, optax.sgd(0.1))
 
