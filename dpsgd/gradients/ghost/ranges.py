@@ -81,10 +81,19 @@ def _found(closed: core.ClosedJaxpr) -> dict[Path, Range]:
     found: dict[Path, Range] = {}
 
     def visit(jaxpr: core.Jaxpr, args: Sequence[Range | None], path: Path) -> list[Range | None]:
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], args, strict=True))
+        env: dict[Any, Range | None] = {}
+
+        def define(variables: Sequence[Any], values: Sequence[Range | None]) -> None:
+            for v, x in zip(variables, values, strict=True):
+                # A constant of 64 bits may be one of 32 in the program, where it wraps.
+                env[v] = _fitted(x, v.aval) or _whole(v.aval)
 
         def read(atom: Any) -> Range | None:
-            return _constant(atom.val) if isinstance(atom, core.Literal) else env[atom]
+            if isinstance(atom, core.Literal):
+                return _fitted(_constant(atom.val), atom.aval) or _whole(atom.aval)
+            return env[atom]
+
+        define([*jaxpr.constvars, *jaxpr.invars], args)
 
         for number, eqn in enumerate(jaxpr.eqns):
             here, operands = (*path, number), [read(atom) for atom in eqn.invars]
@@ -96,9 +105,7 @@ def _found(closed: core.ClosedJaxpr) -> dict[Path, Range]:
                     found[here] = operands[1]
                 outs = [_result(eqn, operands)] if len(eqn.outvars) == 1 else []
                 outs += [None] * (len(eqn.outvars) - len(outs))
-            for v, x in zip(eqn.outvars, outs, strict=True):
-                aval: Any = v.aval
-                env[v] = _fitted(x, aval) or _whole(aval)
+            define(eqn.outvars, outs)
         return [read(atom) for atom in jaxpr.outvars]
 
     inputs = [_whole(v.aval) for v in closed.jaxpr.invars]
