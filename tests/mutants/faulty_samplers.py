@@ -141,16 +141,6 @@ class GroupsOfEachEpoch(BallsAndBins):
         )
 
 
-class FirstCycleFavoured(BallsAndBins):
-    """Draws the first of a group's steps for every eighth example more often."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        _, others = super().participations(seed + 2**128, epoch, chunk)
-        favoured = examples % 8 == 0
-        return Participations(examples, np.where(favoured, np.minimum(steps, others), steps))
-
-
 # ------------------------------------------------------------------------------------- rates
 
 
@@ -173,7 +163,7 @@ class BinsOf16Bits(BallsAndBins):
 
 
 class EarlyStepsFavoured(BallsAndBins):
-    """Draws a step by a generator that is not uniform."""
+    """Draws early steps, of an epoch or a cycle, for every eighth example more often."""
 
     def participations(self, seed, epoch, chunk):
         examples, steps = super().participations(seed, epoch, chunk)
