@@ -74,8 +74,8 @@ class Run:
     @classmethod
     def create(
         cls,
-        spec: RunSpec,
         task: Task,
+        spec: RunSpec,
         out: Path,
         *,
         name: str | None = None,
@@ -89,8 +89,8 @@ class Run:
         that can be refused is refused before the directory is made.
 
         Args:
-          spec: How it is trained.
           task: What is trained.
+          spec: How it is trained.
           out: The run directory; an existing one is never touched.
           name: By which `open` finds the task again, "module:object"; by default its class, if it
             is a dataclass of JSON values.
@@ -303,7 +303,7 @@ class Run:
 
 def run(task: Task, spec: RunSpec, out: Path, **how: Any) -> dict[str, Any]:
     """Trains `task` as `spec` says in a new directory, and returns its report: see `Run`."""
-    return Run.create(spec, task, out, **how).train().report()
+    return Run.create(task, spec, out, **how).train().report()
 
 
 def resume(out: Path, task: Task | None = None, **how: Any) -> dict[str, Any]:

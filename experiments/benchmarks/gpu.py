@@ -333,7 +333,7 @@ def whole_run(
         )
         out = Path(folder) / "run"
         task = Clicks(store, **asdict(model))
-        seconds = Spent.on(lambda: Run.create(config, task, out).train()).seconds
+        seconds = Spent.on(lambda: Run.create(task, config, out).train()).seconds
         run = FinishedRun.read(out)  # held against its ledger
         at = f"{run.record['num_params'] / 1e6:.3g}M parameters, {rows / 1e6:.3g}M rows"
         yield figure(f"whole run, {at}", seconds, "s")

@@ -70,7 +70,7 @@ def run(asked: Train) -> None:
             "progress": console.tell,
         }
         if asked.begin:
-            dpsgd.Run.create(spec, task, asked.out, **how)
+            dpsgd.Run.create(task, spec, asked.out, **how)
             console.line(f"begun: dpsgd resume {asked.out}")
         else:
             show(console, asked.out, dpsgd.run(task, spec, asked.out, **how))

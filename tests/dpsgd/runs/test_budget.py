@@ -209,7 +209,7 @@ def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these
     monkeypatch.setattr(budget.Budget, "exceeded", lambda self, config: next(exceeded))
     monkeypatch.setattr(Job, "audit", lambda job, *_: f"of {job.mechanism.sampler}")
     out = tmp_path / "run"
-    Run.create(OPEN.but(learning_rate=0.1, budget_minutes=1.0), Recommending(), out)
+    Run.create(Recommending(), OPEN.but(learning_rate=0.1, budget_minutes=1.0), out)
     history = read(out / "ledger.jsonl")
     mechanism = history.attempts[0].terms.mechanism
     assert mechanism.sampler.epochs == 4

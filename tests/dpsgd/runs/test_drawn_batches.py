@@ -45,7 +45,7 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
     whole, tmp_path, monkeypatch
 ):
     out, folder = tmp_path / "run", tmp_path / "deep" / "batches"
-    Run.create(config_of(**HOST), line, out)
+    Run.create(line, config_of(**HOST), out)
     assert Run.open(out).draw(folder) == 10
     assert not (folder / "seed").exists()
     assert read(out / "ledger.jsonl").attempts[0].steps == range(0, 0)  # nothing is declared
@@ -60,7 +60,7 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
 def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monkeypatch, when):
     out, folder = tmp_path / "run", tmp_path / "batches"
     if when == "before the run":
-        Run.create(config_of(**HOST), line, out)
+        Run.create(line, config_of(**HOST), out)
         Run.open(out).draw(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tiny_task.run", lambda task, config, out: resume(out))
@@ -77,7 +77,7 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
 
 def test_a_real_secret_draws_what_the_run_itself_would_draw(tmp_path):
     """Two copies of one begun run, of which one draws ahead, end in the same bits."""
-    Run.create(config_of(data_on="host"), line, tmp_path / "a")
+    Run.create(line, config_of(data_on="host"), tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     Run.open(tmp_path / "a").draw(tmp_path / "batches")
     if read(tmp_path / "a" / "ledger.jsonl").head != read(tmp_path / "b" / "ledger.jsonl").head:
@@ -157,7 +157,7 @@ def test_what_lies_at_the_folder_is_left_as_it_is(tmp_path):
 
 def test_rows_on_the_device_and_finished_runs_have_no_use_for_batches(whole, tmp_path):
     out = tmp_path / "run"
-    Run.create(config_of(), line, out)
+    Run.create(line, config_of(), out)
     with pytest.raises(ValueError, match="begin the run with data_on='host'"):
         Run.open(out).draw(tmp_path / "batches")
     assert not (tmp_path / "batches").exists()
@@ -166,7 +166,7 @@ def test_rows_on_the_device_and_finished_runs_have_no_use_for_batches(whole, tmp
 
 def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resumed(tmp_path):
     out, folder = tmp_path / "run", tmp_path / "batches"
-    Run.create(config_of(**HOST), line, out)
+    Run.create(line, config_of(**HOST), out)
     Run.open(out).draw(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpsgd.runs.directory.RunDirectory.forget", lambda self: None)
@@ -182,7 +182,7 @@ def test_sums_over_all_rows_follow_batches_that_were_drawn_ahead(tmp_path):
     config = config_of(**HOST, calibration="platt")
     with few_rows_are_calibrated():
         run(calibrated_line, config, tmp_path / "a")
-        Run.create(config, calibrated_line, tmp_path / "b")
+        Run.create(calibrated_line, config, tmp_path / "b")
         Run.open(tmp_path / "b").draw(tmp_path / "batches")
         resume(tmp_path / "b")
     assert_same(tmp_path / "a", tmp_path / "b")

@@ -90,7 +90,7 @@ KNOWN_BY = {
 def test_an_attempt_is_known_by_all_that_its_numbers_depend_on(
     tmp_path, task, settings, more, placed
 ):
-    Run.create(config_of(**settings), task, tmp_path / "run", placement=placed)
+    Run.create(task, config_of(**settings), tmp_path / "run", placement=placed)
     (attempt,) = read(tmp_path / "run" / "ledger.jsonl").attempts
     options = jax.config.values.keys() | os.environ.keys()  # which have a test of their own
     expected = KNOWN_BY | more | ({"placement"} if placed else set())
@@ -109,7 +109,7 @@ def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(tmp_path, secur
 def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
     tmp_path, monkeypatch
 ):
-    made = Run.create(config_of(insecure_seed=3), line, tmp_path / "run")
+    made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
         with pytest.raises(Stopped):

@@ -160,7 +160,7 @@ def finished(case):
         config = RunSpec.of(sampler, noise_multiplier=1.0, insecure_seed=1, audit=False)
         made = case.settings | ({"data": str(case.data)} if case.data else {})
         task = load({"name": TASKS[case.name], "settings": made}, "the task")
-        Run.create(config, task, run, name=TASKS[case.name]).train()
+        Run.create(task, config, run, name=TASKS[case.name]).train()
     return run
 
 

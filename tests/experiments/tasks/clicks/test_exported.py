@@ -51,7 +51,7 @@ def home(tmp_path_factory):
     display.prepare(home / "train.txt", home / "store", hash_seed=5)
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     config = RunSpec.of(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
-    Run.create(config, task, home / "run", name="clicks").train()
+    Run.create(task, config, home / "run", name="clicks").train()
     assert run("export", home / "run", home / "model") == 0
     return home
 
@@ -116,7 +116,7 @@ def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypat
         sampler = Deterministic(ROWS * 4 // 5, 40, 2)
         asked = RunSpec.of(sampler, noise_multiplier=1.0, audit=False, insecure_seed=7)
         asked = asked.but(calibration=calibration)
-        Run.create(asked, task, out, name="clicks").train()
+        Run.create(task, asked, out, name="clicks").train()
         assert run("export", out, home / f"{calibration}-model") == 0
         model = load_exported(home / f"{calibration}-model")
         p = model.predict(table).astype(np.float64)
