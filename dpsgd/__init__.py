@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
     from dpsgd.trainer import Trained, train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SGD",
