@@ -267,7 +267,7 @@ def _void(taken: Sequence[Part], last: Part) -> str:
 
 
 def _scope(taken: Sequence[Part], planned: Sequence[Part]) -> str:
-    if isinstance(last := planned[-1], Trials):
+    if planned and isinstance(last := planned[-1], Trials):
         return "the best of a secret number of trials"
     if [part.steps for part in taken] == [part.steps for part in planned]:
         return ""

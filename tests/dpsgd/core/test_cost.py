@@ -126,6 +126,8 @@ def spent(sampler, steps):
 def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler):
     whole = cost([Segment(mechanism(sampler))], DELTA)
     nothing, first, last = (spent(sampler, steps) for steps in (0, 1, 30))
+    after_the_end = cost([Segment(mechanism(sampler), range(30, 30))], DELTA)
+    assert after_the_end.epsilon == nothing.epsilon
     # Each price is certified to 1e-3 only.
     assert nothing.epsilon.upper == 0.0 < first.epsilon.upper <= last.epsilon.upper + 1e-3
     assert last == whole
