@@ -27,7 +27,10 @@ from samplers import Deterministic, Shuffle
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = [(ROOT / "experiments" / name).read_text() for name in ("papers.md", "correlated.md")]
+PAGES = [
+    (ROOT / "docs/explanation/results" / name).read_text()
+    for name in ("papers.md", "correlated.md")
+]
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 EXAMPLES = [text for text in BLOCKS if not text.startswith("# my_task.py")]
 [OWN_TASK] = [text for text in BLOCKS if text.startswith("# my_task.py")]

@@ -100,7 +100,7 @@ def worthwhile(num_rows: int, looked_up: int) -> bool:
 
     On a CPU each look-up costs a lazy step 35 ns a coordinate more than a step without privacy, and
     each row a dense one 4 ns with SGD, 6 with Adam: they are even at 8 rows a look-up, or at 6
-    (`experiments/tables.md`, 85M parameters, batch 1,024).
+    (`docs/explanation/results/tables.md`, 85M parameters, batch 1,024).
 
     Args:
       num_rows: Rows of all tables.
