@@ -153,7 +153,7 @@ def test_a_command_names_the_extra_that_it_lacks_in_one_line_before_it_does_anyt
         "tyro epsilon --help",
         "rich compare --num-examples 1000 --batch-size 10",
         "markdown_it report run --out page.html",
-        "matplotlib compare --num-examples 9999 --out compare.png",
+        "matplotlib compare --num-examples 9999 --plot compare.png",
         "pyarrow contributions rows.csv --user u",
         "pyarrow prepare csv rows.csv store --label y",
         "apache_beam prepare criteo-display rows.txt store --beam",

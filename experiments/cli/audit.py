@@ -91,7 +91,7 @@ def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> Bl
     if math.isinf(claim.upper):
         raise ValueError(
             f"no finite epsilon is claimed at delta {format_delta(delta)}, so there is nothing to "
-            "refute: raise --noise-multiplier or --delta"
+            "refute: raise --noise-multiplier or --target-delta"
         )
     return black_box_audit(mechanism, claim, delta=delta, trials=config.trials, progress=progress)
 

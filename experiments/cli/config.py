@@ -25,14 +25,12 @@ def check_default_batch_size(batch_size: int, num_examples: int) -> None:
         )
 
 
-def check_target(
-    epsilon: float | None, advantage: float | None, option: str = "--target-epsilon"
-) -> None:
+def check_target(epsilon: float | None, advantage: float | None) -> None:
     """Raises ValueError, as the command line names it, unless there is one target of a run."""
     if (epsilon is None) == (advantage is None):
-        raise ValueError(f"give exactly one of {option} and --target-advantage")
+        raise ValueError("give exactly one of --target-epsilon and --target-advantage")
     if epsilon is not None and not 0 < epsilon < float("inf"):
-        raise ValueError(f"{option} must be finite and > 0, got {epsilon}")
+        raise ValueError(f"--target-epsilon must be finite and > 0, got {epsilon}")
     if advantage is not None and not 0 < advantage < 1:
         raise ValueError(f"--target-advantage must lie in (0, 1), got {advantage}")
 
@@ -45,7 +43,7 @@ class GuaranteeConfig:
     """How batches are drawn."""
     num_examples: int
     """Training examples (public)."""
-    delta: float | None = None
+    target_delta: float | None = None
     """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
     one digit."""
     unit: Literal["example", "user"] = "example"
@@ -69,8 +67,8 @@ class GuaranteeConfig:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         if self.num_examples < 1:
             raise ValueError(f"--num-examples must be at least 1, got {self.num_examples}")
-        if self.delta is not None:
-            check_guarantee_delta(self.delta, "--delta")
+        if self.target_delta is not None:
+            check_guarantee_delta(self.target_delta, "--target-delta")
         levels = len(self.sizes) - 1
         if self.sizes and min(self.sizes) < 1:
             raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
@@ -124,12 +122,12 @@ class GuaranteeConfig:
         """Returns the sampler, and the delta of its guarantee."""
         self.check()
         with naming_options(type(self.sampler)):
-            sampler = self.sampler.build(self.population(drawn=drawn), self.delta)
+            sampler = self.sampler.build(self.population(drawn=drawn), self.target_delta)
         return sampler, self.delta_of(sampler)
 
     def delta_of(self, sampler: BatchSampler) -> float:
         """Returns the delta of the guarantee."""
-        return default_delta(sampler.num_units) if self.delta is None else self.delta
+        return default_delta(sampler.num_units) if self.target_delta is None else self.target_delta
 
     def full_sums(self, sampler: BatchSampler, delta: float, goal: Any) -> Any:
         """Returns the sums over all rows of the calibration that is asked for, or None.
@@ -199,4 +197,4 @@ class AuditConfig(GuaranteeConfig):
         with naming_options(type(self), type(self.sampler)):
             spec = RunSpec.of(**{name: getattr(self, name) for name in names})
             check(spec)
-        return replace(spec, delta=self.delta, calibration="none")
+        return replace(spec, delta=self.target_delta, calibration="none")

@@ -15,7 +15,7 @@ class CalibrateConfig(GuaranteeConfig):
     """Print the smallest noise multiplier that certifies the wanted epsilon or attack advantage."""
 
     sampler: SamplerCommand
-    epsilon: float | None = None
+    target_epsilon: float | None = None
     """The epsilon to guarantee; give this or target_advantage."""
     target_advantage: float | None = None
     """The largest advantage of a membership attack (its true positive rate minus its false positive
@@ -24,7 +24,7 @@ class CalibrateConfig(GuaranteeConfig):
     def check(self) -> None:
         """Raises ValueError, as the command line names them, for values without a guarantee."""
         super().check()
-        check_target(self.epsilon, self.target_advantage, "--epsilon")
+        check_target(self.target_epsilon, self.target_advantage)
 
 
 def command(words: Sequence[str]) -> tuple[type[CalibrateConfig], list[str]]:
@@ -47,8 +47,8 @@ def run(config: CalibrateConfig) -> None:
         if config.target_advantage is not None:
             goal = TargetAdvantage(config.target_advantage)
         else:
-            assert config.epsilon is not None, "check() admits exactly one of the two"
-            goal = TargetEpsilon(config.epsilon)
+            assert config.target_epsilon is not None, "check() admits exactly one of the two"
+            goal = TargetEpsilon(config.target_epsilon)
         sums = config.full_sums(sampler, delta, goal)
         sigma = smallest_noise(goal, delta, sampler, Independent(), sums)
         mechanism = Mechanism(sampler, sigma, 1.0, full_sums=sums)
@@ -65,6 +65,6 @@ def run(config: CalibrateConfig) -> None:
         return
     terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
     print(
-        f"noise multiplier {printed} gives epsilon <= {config.epsilon} at {terms}; "
+        f"noise multiplier {printed} gives epsilon <= {config.target_epsilon} at {terms}; "
         f"{guarantee.attack()}"
     )

@@ -9,7 +9,7 @@ from typing import Literal
 from experiments.cli import outputs
 from experiments.cli.config import check_default_batch_size
 from experiments.cli.console import Console
-from experiments.cli.optimizers import momentum_of
+from experiments.cli.errors import naming_options
 
 _NOISE = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
 
@@ -29,21 +29,21 @@ class CompareConfig:
     """Expected number of examples in a batch."""
     epochs: int = 1
     """Passes over the examples."""
-    delta: float | None = None
+    target_delta: float | None = None
     """Delta of the guarantee; by default min(1e-5, n^-1.1) for n examples, rounded down to one
     digit."""
-    noise_multipliers: tuple[float, ...] = _NOISE
+    noise_multiplier: tuple[float, ...] = _NOISE
     """Where to evaluate."""
     target_epsilon: float | None = None
     """The epsilon that all have."""
-    optimizer: str = "sgd"
-    """With --target-epsilon: sgd, or momentum:0.9, which is SGD with that momentum."""
+    momentum: float = 0.0
+    """With --target-epsilon: of SGD, in [0, 1)."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """With --target-epsilon, step sizes: falling to zero by a cosine, or all alike."""
     bands: tuple[int, ...] = ()
     """With --target-epsilon: which b, besides 1; by default powers of two up to what is
     possible, or 1,024."""
-    out: Path | None = None
+    plot: Path | None = None
     """Picture to draw, .png, .pdf or .svg."""
     overwrite: bool = False
     """Replace what is there under that name."""
@@ -51,22 +51,22 @@ class CompareConfig:
 
 def run(config: CompareConfig) -> None:
     """Runs `dpsgd compare`."""
-    if config.out is not None:
-        outputs.check(config.out, outputs.PICTURES, "--out", overwrite=config.overwrite)
-    if not config.noise_multipliers:
-        raise ValueError("--noise-multipliers needs at least one number")
-    for i, noise_multiplier in enumerate(config.noise_multipliers):
+    if config.plot is not None:
+        outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
+    if not config.noise_multiplier:
+        raise ValueError("--noise-multiplier needs at least one number")
+    for i, noise_multiplier in enumerate(config.noise_multiplier):
         if not 0 < noise_multiplier < float("inf"):
             raise ValueError(
-                f"--noise-multipliers must be finite and > 0, number {i + 1} is {noise_multiplier}"
+                f"--noise-multiplier must be finite and > 0, number {i + 1} is {noise_multiplier}"
             )
-    if config.delta is not None:
+    if config.target_delta is not None:
         from accounting import check_guarantee_delta
 
-        check_guarantee_delta(config.delta, "--delta")
+        check_guarantee_delta(config.target_delta, "--target-delta")
     check_default_batch_size(config.batch_size, config.num_examples)
     if config.target_epsilon is None:
-        others = {"optimizer": "sgd", "schedule": "cosine", "bands": ()}
+        others = {"momentum": 0.0, "schedule": "cosine", "bands": ()}
         for name, default in others.items():
             if getattr(config, name) != default:
                 raise ValueError(f"--{name} is about noise at one guarantee: give --target-epsilon")
@@ -86,29 +86,27 @@ def _compare_epsilons(config: CompareConfig) -> None:
     delta = _delta(config)
     with Console() as console:
         found = comparison.curves(
-            comparison.prices(samplers), config.noise_multipliers, delta, console.progress
+            comparison.prices(samplers), config.noise_multiplier, delta, console.progress
         )
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
         console.table(*comparison.table(found))
-        if config.out is not None:
+        if config.plot is not None:
             figure = Figure(figsize=(7, 5), layout="constrained")
             title = f"n = {config.num_examples:,}, b = {config.batch_size:,}, E = {config.epochs}"
             comparison.draw(figure.subplots(), found, f"{title}, δ = {format_delta(delta)}")
-            save(figure, config.out)
-            console.line(f"drawn: {config.out}")
+            save(figure, config.plot)
+            console.line(f"drawn: {config.plot}")
 
 
 def _compare_noise(config: CompareConfig, epsilon: float) -> None:
     if not 0 < epsilon < float("inf"):
         raise ValueError(f"--target-epsilon must be finite and > 0, got {epsilon}")
-    if config.noise_multipliers != _NOISE:
-        raise ValueError("--noise-multipliers and --target-epsilon: leave one of them out")
-    momentum = momentum_of(config.optimizer)
-    if momentum is None:
-        raise ValueError(
-            "--optimizer adam gains nothing from correlated noise, so there is nothing to compare: "
-            "give sgd or momentum:BETA"
-        )
+    from dpsgd.runs.spec import SGD
+
+    if config.noise_multiplier != _NOISE:
+        raise ValueError("--noise-multiplier and --target-epsilon: leave one of them out")
+    with naming_options(type(config)):
+        SGD(momentum=config.momentum)  # refuses one that no run has
     from dpsgd.noise.planning import most_bands
     from experiments.figures import noise_comparison
 
@@ -126,34 +124,35 @@ def _compare_noise(config: CompareConfig, epsilon: float) -> None:
     from experiments.figures.drawing import save
 
     delta = _delta(config)
+    steps = f"SGD with momentum {config.momentum:g}" if config.momentum else "SGD"
     with Console() as console:
         found = noise_comparison.curves(
             samplers,
             noise_comparison.Guarantee(epsilon, delta),
-            momentum=momentum,
+            momentum=config.momentum,
             schedule=config.schedule,
             bands=config.bands,
             progress=console.progress,
         )
         console.line(
-            f"error of the iterates of {config.optimizer}, over that of independent noise, each "
+            f"error of the iterates of {steps}, over that of independent noise, each "
             f"with epsilon <= {epsilon} at delta {format_delta(delta)} ({TERMS})"
         )
         console.table(*noise_comparison.table(found))
         console.line("BLT m: noise of m buffers, correlated over all steps, for a fixed order.")
-        if config.out is not None:
+        if config.plot is not None:
             figure = Figure(figsize=(11, 4.8), layout="constrained")
             sizes = f"n = {config.num_examples:,}, batches of {config.batch_size:,}"
-            title = (
-                f"{sizes}, E = {config.epochs}, {config.optimizer}, {config.schedule} step sizes"
-            )
+            title = f"{sizes}, E = {config.epochs}, {steps}, {config.schedule} step sizes"
             title += f"; each ε ≤ {epsilon:g}, δ = {format_delta(delta)}"
             noise_comparison.draw(figure, found, title)
-            save(figure, config.out)
-            console.line(f"drawn: {config.out}")
+            save(figure, config.plot)
+            console.line(f"drawn: {config.plot}")
 
 
 def _delta(config: CompareConfig) -> float:
     from accounting import default_delta
 
-    return default_delta(config.num_examples) if config.delta is None else config.delta
+    return (
+        default_delta(config.num_examples) if config.target_delta is None else config.target_delta
+    )

@@ -24,7 +24,7 @@ class ContributionsConfig:
     other bounds are for losses in [0, 1]."""
     caps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     """Caps to look at, or to choose from: a public list, made without the data."""
-    epsilon: float = 1.0
+    target_epsilon: float = 1.0
     """Epsilon of a private count, whose best cap is named."""
     private_quantile: float | None = None
     """Print nothing but a cap, chosen near this quantile of users' numbers of examples under
@@ -63,7 +63,7 @@ def run(config: ContributionsConfig) -> None:
             )
             return
         console.line(diagnostics.STAMP)
-        for line in diagnostics.lines(usage, config.epsilon):
+        for line in diagnostics.lines(usage, config.target_epsilon):
             console.line(line)
         console.line("how far a cap may move the mean loss of a model, at most:")
         console.table(*diagnostics.table(usage, config.caps))

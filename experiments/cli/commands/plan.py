@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from dpsgd.runs.spec import RunSpec
 from dpsgd.sizes import bytes_of
 from experiments.cli import devices_plan, outputs, tasks
 from experiments.cli.config import GuaranteeConfig, check_target
 from experiments.cli.console import Console, sized
 from experiments.cli.devices_plan import DevicesPlan
-from experiments.cli.optimizers import momentum_of
+from experiments.cli.errors import naming_options
 from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ class PlanConfig(GuaranteeConfig):
     target_advantage: float | None = None
     """The largest advantage of a membership attack (its true positive rate minus its false positive
     rate) to allow."""
-    optimizer: str = tyro.MISSING
-    """sgd; momentum:0.9, which is SGD with that momentum; or adam."""
+    optimizer: Literal["adam", "sgd"] = tyro.MISSING
+    """As for `dpsgd train`; adam gains nothing from correlated noise."""
+    momentum: float = 0.0
+    """Of SGD, in [0, 1)."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Step sizes of the run: falling to zero by a cosine, or all alike."""
-    memory: str | None = None
+    bands_memory: str | None = None
     """Most memory for kept noise vectors, such as 8GB or 512MiB; needs --num-params."""
     num_params: int | None = None
     """Parameters of the model."""
@@ -78,8 +81,10 @@ class PlanConfig(GuaranteeConfig):
             raise ValueError("--cycle-length is what is planned: leave it out, or give --bands")
         if self.num_params is not None and self.num_params < 1:
             raise ValueError(f"--num-params must be at least 1, got {self.num_params}")
-        if self.memory is not None and self.num_params is None:
-            raise ValueError("--memory needs --num-params: a noise vector has so many numbers")
+        if self.bands_memory is not None and self.num_params is None:
+            raise ValueError(
+                "--bands-memory needs --num-params: a noise vector has so many numbers"
+            )
 
 
 def command(words: Sequence[str]) -> tuple[type[PlanConfig | DevicesPlan], list[str]]:
@@ -100,8 +105,13 @@ def run(config: PlanConfig | DevicesPlan) -> None:
 
 def _plan_noise(config: PlanConfig) -> None:
     sampler, delta = config.build()
-    momentum = momentum_of(config.optimizer)
-    memory = None if config.memory is None else bytes_of(config.memory, "--memory")
+    with naming_options(type(config)):  # refuses what no run has
+        of = {"optimizer": config.optimizer, "momentum": config.momentum}
+        RunSpec.of(config.sampler, target_epsilon=1.0, **of)
+    momentum = config.momentum if config.optimizer == "sgd" else None
+    memory = (
+        None if config.bands_memory is None else bytes_of(config.bands_memory, "--bands-memory")
+    )
     if config.plot is not None:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     from accounting import Bound, format_delta
@@ -111,7 +121,11 @@ def _plan_noise(config: PlanConfig) -> None:
 
     of_sampler = planning.most_bands(sampler)
     most = planning.most_bands(sampler, memory=memory, num_params=config.num_params)
-    limit = _limit(sampler, of_sampler) if most == of_sampler else f"{config.memory} holds no more"
+    limit = (
+        _limit(sampler, of_sampler)
+        if most == of_sampler
+        else f"{config.bands_memory} holds no more"
+    )
     for b in config.bands:
         if b < 1:
             raise ValueError(f"--bands must be at least 1, got {b}")
@@ -178,10 +192,14 @@ def _plan_noise(config: PlanConfig) -> None:
             title = f"ε ≤ {config.target_epsilon}, δ = {format_delta(delta)}"
             if config.target_advantage is not None:
                 title = f"attack advantage ≤ {config.target_advantage}"
-            title = f"{type(sampler).__name__}, {config.optimizer}, {title}"
+            title = f"{type(sampler).__name__}, {_optimizer(config)}, {title}"
             noise_plan.draw(figure, found, best, title)
             save(figure, config.plot)
             console.line(f"drawn: {config.plot}")
+
+
+def _optimizer(config: PlanConfig) -> str:
+    return f"SGD with momentum {config.momentum:g}" if config.momentum else config.optimizer
 
 
 def _limit(sampler: BatchSampler, most: int) -> str:
@@ -207,9 +225,10 @@ def _check_buffers(
     for m in config.buffers or ():
         if m < 1:
             raise ValueError(f"--buffers must be at least 1, got {m}")
-        if config.memory is not None and m > most < 5:
+        if config.bands_memory is not None and m > most < 5:
             raise ValueError(
-                f"--buffers must be at most {most} here, got {m}: {config.memory} holds no more"
+                f"--buffers must be at most {most} here, got {m}: {config.bands_memory} holds no "
+                "more"
             )
 
 

@@ -73,8 +73,10 @@ def test_bands_that_cannot_be_audited_are_refused_in_one_line(words, why, capsys
 @pytest.mark.parametrize("command", ["epsilon", "calibrate"])
 def test_a_cycle_is_priced_as_so_many_times_fewer_steps(command, capsys):
     def answer(*words):
-        given = {"epsilon": ["--noise-multiplier", "1"], "calibrate": ["--epsilon", "3"]}[command]
-        sizes = ["--num-examples", "1000", "--delta", "1e-3", *given]
+        given = {"epsilon": ["--noise-multiplier", "1"], "calibrate": ["--target-epsilon", "3"]}[
+            command
+        ]
+        sizes = ["--num-examples", "1000", "--target-delta", "1e-3", *given]
         assert main([command, "sampler:poisson", *sizes, *words]) == 0
         return capsys.readouterr().out
 
@@ -88,7 +90,7 @@ def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(t
     plot = tmp_path / "audit.png"
     status = main([
         "audit", "sampler:deterministic", "--num-examples", "4", "--batch-size", "4", "--epochs",
-        "1", "--noise-multiplier", "1", "--delta", "0.01", "--black-box", "--trials", "600",
+        "1", "--noise-multiplier", "1", "--target-delta", "0.01", "--black-box", "--trials", "600",
         "--plot", str(plot),
     ])  # fmt: skip
     out = capsys.readouterr().out

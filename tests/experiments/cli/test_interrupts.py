@@ -65,7 +65,7 @@ def run(script: Path, code: str, words: list, place: Path) -> subprocess.Complet
 
 
 PRICE = ["epsilon", "sampler:poisson", "--num-examples", "10000", "--noise-multiplier", "1"]
-ALL = ["compare", "--num-examples", "10000", "--noise-multipliers", "0.3", "0.4"]
+ALL = ["compare", "--num-examples", "10000", "--noise-multiplier", "0.3", "0.4"]
 
 MOMENTS = {
     "importing the parser": (WHILE_IMPORTING.format(module="tyro"), PRICE),
@@ -74,7 +74,7 @@ MOMENTS = {
     "pricing": (WHILE_COMPUTING.format(function="accounting:epsilon"), PRICE),
     "calibrating": (
         WHILE_COMPUTING.format(function="accounting:calibrate"),
-        ["calibrate", *PRICE[1:4], "--epsilon", "1"],
+        ["calibrate", *PRICE[1:4], "--target-epsilon", "1"],
     ),
     "reading a ledger": (
         WHILE_COMPUTING.format(function="dpsgd.runs.directory:RunDirectory.open"),

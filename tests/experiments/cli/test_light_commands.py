@@ -71,7 +71,15 @@ def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
     questions = [
         ["ledger", str(run)],
         ["epsilon", *sizes, "--noise-multiplier", "5"],
-        ["calibrate", "sampler:balls-and-bins", *sizes[1:], "--epsilon", "5", "--delta", "0.01"],
+        [
+            "calibrate",
+            "sampler:balls-and-bins",
+            *sizes[1:],
+            "--target-epsilon",
+            "5",
+            "--target-delta",
+            "0.01",
+        ],
     ]
     ask(questions, TRAINING | SLOW_SCIPY)
 

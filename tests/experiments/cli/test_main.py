@@ -135,8 +135,16 @@ def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(
 
 @pytest.mark.long
 def test_epsilon_and_calibrate_answer_each_other(capsys):
-    words = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1, "--delta", 1e-6]
-    assert run("calibrate", *words, "--epsilon", 2) == 0
+    words = [
+        "sampler:balls-and-bins",
+        "--num-examples",
+        100_000,
+        "--epochs",
+        1,
+        "--target-delta",
+        1e-6,
+    ]
+    assert run("calibrate", *words, "--target-epsilon", 2) == 0
     sigma = capsys.readouterr().out.split()[2]
     assert run("epsilon", *words, "--noise-multiplier", sigma) == 0
     upper = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", capsys.readouterr().out)[1])
@@ -145,7 +153,15 @@ def test_epsilon_and_calibrate_answer_each_other(capsys):
 
 @pytest.mark.long
 def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
-    words = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1, "--delta", 1e-6]
+    words = [
+        "sampler:balls-and-bins",
+        "--num-examples",
+        100_000,
+        "--epochs",
+        1,
+        "--target-delta",
+        1e-6,
+    ]
     assert run("calibrate", *words, "--target-advantage", 0.1) == 0
     printed = capsys.readouterr().out
     assert "gives attack advantage <= 0.1: epsilon <= " in printed
@@ -158,7 +174,7 @@ def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
 
 def test_a_printed_delta_is_never_smaller_than_the_certified_one(capsys):
     words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
-    assert run("epsilon", "sampler:deterministic", *words, "--delta", 1 / 37e6) == 0
+    assert run("epsilon", "sampler:deterministic", *words, "--target-delta", 1 / 37e6) == 0
     assert "at delta 2.71e-08" in capsys.readouterr().out  # 1 / 37e6 = 2.7027e-8
 
 
@@ -179,8 +195,15 @@ def test_the_demo_names_a_missing_file_in_one_line(tmp_path, capsys):
 
 BAD_QUESTIONS = {
     "noise below all floats' squares": ["--num-examples", 1000, "--noise-multiplier", 1e-200],
-    "delta below all floats": ["--num-examples", 1000, "--noise-multiplier", 1, "--delta", 1e-310],
-    "delta of zero": ["--num-examples", 1000, "--noise-multiplier", 1, "--delta", 0],
+    "delta below all floats": [
+        "--num-examples",
+        1000,
+        "--noise-multiplier",
+        1,
+        "--target-delta",
+        1e-310,
+    ],
+    "delta of zero": ["--num-examples", 1000, "--noise-multiplier", 1, "--target-delta", 0],
     "no examples": ["--num-examples", 0, "--noise-multiplier", 1],
     "noise of zero": ["--num-examples", 1000, "--noise-multiplier", 0],
     "noise that is no number": ["--num-examples", 1000, "--noise-multiplier", "nan"],
@@ -318,7 +341,7 @@ def test_a_store_of_another_version_is_refused(store, tmp_path, capsys):
 
 def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
     question = ["epsilon", "sampler:deterministic", "--num-examples", "5000", "--epochs", "1"]
-    question += ["--noise-multiplier", "2.0", "--delta", "1e-5", "--mean-trials", "10"]
+    question += ["--noise-multiplier", "2.0", "--target-delta", "1e-5", "--mean-trials", "10"]
     assert cli.main(question) == 0
     said = capsys.readouterr().out
     one = float(re.search(r"epsilon in \[[\d.]+, ([\d.]+)\]", said)[1])

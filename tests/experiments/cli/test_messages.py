@@ -34,8 +34,8 @@ QUESTIONS = {
         "--noise-multiplier must be a finite number, got nan",
     ),
     "a name of another command": (
-        ["calibrate", "sampler:poisson", *SIZES, "--target-epsilon", "1"],
-        "dpsgd calibrate has no option --target-epsilon: did you mean --epsilon?",
+        ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "1"],
+        "dpsgd calibrate has no option --epsilon: did you mean --target-epsilon?",
     ),
     "another name": (
         ["train", "nowhere", "sampler:poisson", *OUT, "--lr=1"],
@@ -86,39 +86,47 @@ QUESTIONS = {
         ],
         BATCH,
     ),
-    "default batch, noise wanted": (["calibrate", *NO_BATCH, "--epsilon", "1"], BATCH),
+    "default batch, noise wanted": (["calibrate", *NO_BATCH, "--target-epsilon", "1"], BATCH),
     "default batch, all samplers": (["compare", "--num-examples", "1000"], BATCH),
     "no examples": (
-        ["calibrate", "sampler:poisson", "--num-examples", "0", "--epsilon", "1"],
+        ["calibrate", "sampler:poisson", "--num-examples", "0", "--target-epsilon", "1"],
         "--num-examples must be at least 1, got 0",
     ),
     "epsilon of zero": (
-        ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "0"],
-        "--epsilon must be finite and > 0, got 0.0",
+        ["calibrate", "sampler:poisson", *SIZES, "--target-epsilon", "0"],
+        "--target-epsilon must be finite and > 0, got 0.0",
     ),
     "no target": (
         ["calibrate", "sampler:poisson", *SIZES],
-        "give exactly one of --epsilon and --target-advantage",
+        "give exactly one of --target-epsilon and --target-advantage",
     ),
     "two targets": (
-        ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "1", "--target-advantage", "0.1"],
-        "give exactly one of --epsilon and --target-advantage",
+        [
+            "calibrate",
+            "sampler:poisson",
+            *SIZES,
+            "--target-epsilon",
+            "1",
+            "--target-advantage",
+            "0.1",
+        ],
+        "give exactly one of --target-epsilon and --target-advantage",
     ),
     "advantage of one": (
         ["calibrate", "sampler:poisson", *SIZES, "--target-advantage", "1"],
         "--target-advantage must lie in (0, 1), got 1.0",
     ),
     "delta of two": (
-        ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--delta", "2"],
-        "--delta must lie in (0, 0.1), got 2.0",
+        ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--target-delta", "2"],
+        "--target-delta must lie in (0, 0.1), got 2.0",
     ),
     "compare at delta of zero": (
-        ["compare", *SIZES, "--delta", "0"],
-        "--delta must lie in (0, 0.1), got 0.0",
+        ["compare", *SIZES, "--target-delta", "0"],
+        "--target-delta must lie in (0, 0.1), got 0.0",
     ),
     "compare without noise": (
-        ["compare", *SIZES, "--noise-multipliers", "1", "0"],
-        "--noise-multipliers must be finite and > 0, number 2 is 0.0",
+        ["compare", *SIZES, "--noise-multiplier", "1", "0"],
+        "--noise-multiplier must be finite and > 0, number 2 is 0.0",
     ),
     "search of half a run": (
         ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1", "--mean-trials", "0.5"],
@@ -170,7 +178,7 @@ def test_a_wrong_question_is_answered_by_the_option_that_was_given(words, said, 
 
 DELTAS = {
     "epsilon": ["epsilon", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
-    "calibrate": ["calibrate", "sampler:poisson", *SIZES, "--epsilon", "1"],
+    "calibrate": ["calibrate", "sampler:poisson", *SIZES, "--target-epsilon", "1"],
     "audit": ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
     "compare": ["compare", *SIZES],
     "plan": ["plan", "noise", *NO_BATCH, "--target-epsilon", "1", "--optimizer", "sgd"],
@@ -180,14 +188,14 @@ DELTAS = {
 
 @pytest.mark.parametrize("command", DELTAS)
 def test_every_command_refuses_a_delta_that_permits_a_failure(command, capsys):
-    option = "--target-delta" if command == "train" else "--delta"
+    option = "--target-delta"
     assert cli.main([*DELTAS[command], option, "0.1"]) == 2
     assert capsys.readouterr().err.startswith(f"dpsgd: {option} must lie in (0, 0.1), got 0.1: ")
 
 
 NUMBERS = [
     ["epsilon", "sampler:units-then-poisson", *TREE[2:], "--sampling-prob", "0.5"],
-    ["calibrate", "sampler:user-poisson", *SIZES, "--epsilon", "1"],
+    ["calibrate", "sampler:user-poisson", *SIZES, "--target-epsilon", "1"],
     ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
     ["plan", "noise", "sampler:poisson", *SIZES, "--optimizer", "sgd"],
     ["plan", "devices", "sampler:poisson", *SIZES, "--num-devices", "2"],

@@ -8,12 +8,12 @@ from experiments.cli import outputs
 from experiments.figures import comparison, drawing
 from experiments.reports import overview
 
-COMPARE = ["compare", "--num-examples", "1000", "--batch-size", "100", "--noise-multipliers", "1"]
+COMPARE = ["compare", "--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
 AUDIT = ["audit", "sampler:poisson", "--num-examples", "100", "--batch-size", "10"]
 AUDIT += ["--noise-multiplier", "1", "--black-box"]
 
 COMMANDS = {
-    "compare": (COMPARE, "--out", ".png"),
+    "compare": (COMPARE, "--plot", ".png"),
     "audit": (AUDIT, "--plot", ".png"),
     "report": (["report", "run"], "--out", ".html"),
 }
@@ -61,7 +61,7 @@ def test_another_ending_is_refused_before_any_work(
 
 def test_a_page_that_would_lie_inside_of_a_file_is_refused(tmp_path, capsys, nothing_is_done):
     (tmp_path / "file").write_text("")
-    assert cli.main([*COMPARE, "--out", str(tmp_path / "file" / "a.png")]) == 2
+    assert cli.main([*COMPARE, "--plot", str(tmp_path / "file" / "a.png")]) == 2
     assert "Not a directory" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ from accounting import attack_advantage, epsilon
 from experiments import cli
 from samplers import BallsAndBins
 
-SIZES = ["--num-examples", "3000", "--batch-size", "100", "--delta", "1e-4"]
+SIZES = ["--num-examples", "3000", "--batch-size", "100", "--target-delta", "1e-4"]
 BALLS = [
     "plan",
     "noise",
@@ -31,7 +31,19 @@ def answer(words, capsys):
 def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_path):
     plot = tmp_path / "plan.png"
     out = answer(
-        [*BALLS, "--optimizer", "momentum:0.9", "--bands", "2", "6", "--plot", str(plot)], capsys
+        [
+            *BALLS,
+            "--optimizer",
+            "sgd",
+            "--momentum",
+            "0.9",
+            "--bands",
+            "2",
+            "6",
+            "--plot",
+            str(plot),
+        ],
+        capsys,
     )
     assert plot.read_bytes().startswith(b"\x89PNG")
     rows = {int(b): float(e) for b, e in re.findall(r"^(\d+) +[\d.]+ +([\d.]+)", out, re.MULTILINE)}
@@ -98,7 +110,7 @@ def test_where_few_steps_gain_nothing_it_says_so(capsys):
 
 def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_named(capsys):
     words = ["plan", "noise", "sampler:deterministic", *SIZES, "--target-epsilon", "8"]
-    words += ["--optimizer", "sgd", "--num-params", "1000000", "--memory", "80MB"]
+    words += ["--optimizer", "sgd", "--num-params", "1000000", "--bands-memory", "80MB"]
     out = answer(words, capsys)
     assert "\n21 " in out
     assert "80 MB" in out
@@ -122,22 +134,39 @@ def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sample
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--optimizer", "rmsprop"], "--optimizer must be sgd, adam, or momentum:BETA"),
-        (["--optimizer", "momentum:1"], "--optimizer must be sgd, adam, or momentum:BETA"),
-        (["--optimizer", "momentum:x"], "--optimizer must be sgd, adam, or momentum:BETA"),
-        (["--optimizer", "sgd", "--memory", "8GB"], "--memory needs --num-params"),
+        (["--optimizer", "sgd", "--momentum", "1"], "--momentum must be in [0, 1), got 1.0"),
+        (["--optimizer", "adam", "--momentum", "0.5"], "--momentum goes with optimizer sgd"),
+        (["--optimizer", "sgd", "--bands-memory", "8GB"], "--bands-memory needs --num-params"),
         (
-            ["--optimizer", "sgd", "--memory", "much", "--num-params", "9"],
-            "--memory must be a size such as 8GB",
+            ["--optimizer", "sgd", "--bands-memory", "much", "--num-params", "9"],
+            "--bands-memory must be a size such as 8GB",
         ),
         (["--optimizer", "sgd", "--num-params", "0"], "--num-params must be at least 1, got 0"),
         (["--optimizer", "sgd", "--bands", "31"], "--bands must be at most 30 here, got 31: so"),
         (
-            ["--optimizer", "sgd", "--bands", "9", "--num-params", "1000", "--memory", "16 kB"],
-            "--memory must be a size such as",
+            [
+                "--optimizer",
+                "sgd",
+                "--bands",
+                "9",
+                "--num-params",
+                "1000",
+                "--bands-memory",
+                "16 kB",
+            ],
+            "--bands-memory must be a size such as",
         ),
         (
-            ["--optimizer", "sgd", "--bands", "9", "--num-params", "1000", "--memory", "16KB"],
+            [
+                "--optimizer",
+                "sgd",
+                "--bands",
+                "9",
+                "--num-params",
+                "1000",
+                "--bands-memory",
+                "16KB",
+            ],
             "--bands must be at most 5 here, got 9: 16KB holds no more",
         ),
         (["--optimizer", "sgd", "--bands", "0"], "--bands must be at least 1, got 0"),

@@ -7,7 +7,7 @@ from accounting import MultistageProfile, UnitsThenPoissonProfile, UserPoissonPr
 from experiments.cli import main
 from samplers import Multistage, UnitsThenPoisson, UnitTree
 
-NOISE = ["--noise-multiplier", "2", "--delta", "1e-5"]
+NOISE = ["--noise-multiplier", "2", "--target-delta", "1e-5"]
 EVEN = ["--draws", "1", "5", "--sizes", "10", "10", "--steps", "100", "--num-examples", "100"]
 
 
@@ -71,7 +71,7 @@ def test_any_sampler_may_have_users_for_rows(capsys):
     line = asked(capsys, "epsilon", *words, "--unit", "user", *NOISE)
     assert "unit: one user" in line
     assert upper(line) == upper(asked(capsys, "epsilon", *words, *NOISE))
-    words += ["--epsilon", "2", "--delta", "1e-5"]
+    words += ["--target-epsilon", "2", "--target-delta", "1e-5"]
     printed = asked(capsys, "calibrate", *words, "--unit", "user")
     assert "at delta 1e-05 (zero-out adjacency, unit: one user)" in printed
 
@@ -81,7 +81,7 @@ def test_a_calibration_is_paid_for_out_of_the_same_target(capsys):
     found = {}
     for calibration in ("none", "platt"):
         both = [*words, "--calibration", calibration]
-        line = asked(capsys, "calibrate", *both, "--epsilon", "3")
+        line = asked(capsys, "calibrate", *both, "--target-epsilon", "3")
         sigma = float(line.split("noise multiplier ")[1].split()[0].strip(","))
         first, *notes = asked(capsys, "epsilon", *both, "--noise-multiplier", sigma).splitlines()
         assert 2.99 < upper(first) <= 3.0
@@ -109,9 +109,9 @@ def test_the_best_of_several_calibrated_runs_costs_more_than_that_of_uncalibrate
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["calibrate", "sampler:deterministic", "--num-examples", "2000", "--epsilon", "1"],
+        (["calibrate", "sampler:deterministic", "--num-examples", "2000", "--target-epsilon", "1"],
          "on 2,000 training rows, at epsilon 1, its noise would cost more than it mends"),
-        (["calibrate", "sampler:user-poisson", "--num-examples", "88000", "--epsilon", "1",
+        (["calibrate", "sampler:user-poisson", "--num-examples", "88000", "--target-epsilon", "1",
           "--max-contributions", "3"], "other units are protected (here one user)"),
         (["audit", "sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3",
           "--black-box"], "--black-box looks at the steps of a run alone: leave out --calibration"),

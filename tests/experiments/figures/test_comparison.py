@@ -49,8 +49,8 @@ def test_the_figure_names_adjacency_and_the_unit_of_every_sampler_in_it(found):
 
 def test_the_command_names_delta_adjacency_and_unit(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(comparison, "each", map)
-    words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multipliers", "1"]
-    assert main(["compare", *words, "--out", str(tmp_path / "a.png")]) == 0
+    words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
+    assert main(["compare", *words, "--plot", str(tmp_path / "a.png")]) == 0
     heading = capsys.readouterr().out.splitlines()[0]
     assert heading.endswith("at delta 1e-05 (zero-out adjacency, unit: one example)")
     assert (tmp_path / "a.png").stat().st_size > 1000

@@ -63,10 +63,12 @@ def test_the_command_names_the_guarantee_and_draws(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(
         noise_comparison, "samplers", lambda *sizes: {"deterministic": _deterministic(*sizes)}
     )
-    words = ["compare", *SIZES, "--target-epsilon", "5", "--optimizer", "momentum:0.9"]
-    assert main([*words, "--bands", "2", "--out", str(tmp_path / "a.png")]) == 0
+    words = ["compare", *SIZES, "--target-epsilon", "5", "--momentum", "0.9"]
+    assert main([*words, "--bands", "2", "--plot", str(tmp_path / "a.png")]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("error of the iterates of momentum:0.9, over that of independent")
+    assert out[0].startswith(
+        "error of the iterates of SGD with momentum 0.9, over that of independent"
+    )
     assert out[0].endswith("<= 5.0 at delta 1e-05 (zero-out adjacency, unit: one example)")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
@@ -81,15 +83,15 @@ def _deterministic(*sizes):
     ("words", "message"),
     [
         (["--bands", "2"], "--bands is about noise at one guarantee: give --target-epsilon"),
-        (["--optimizer", "momentum:0.9"], "--optimizer is about noise at one guarantee: give"),
+        (["--momentum", "0.9"], "--momentum is about noise at one guarantee: give"),
         (["--schedule", "constant"], "--schedule is about noise at one guarantee: give"),
         (["--target-epsilon", "0"], "--target-epsilon must be finite and > 0, got 0"),
-        (["--target-epsilon", "1", "--optimizer", "adam"], "--optimizer adam gains nothing from"),
+        (["--target-epsilon", "1", "--momentum", "1"], "--momentum must be in [0, 1), got 1.0"),
         (["--target-epsilon", "1", "--bands", "21"], "--bands must be in [1, 20] here, got 21"),
         (["--target-epsilon", "1", "--bands", "0"], "--bands must be in [1, 20] here, got 0"),
         (
-            ["--target-epsilon", "1", "--noise-multipliers", "1"],
-            "--noise-multipliers and --target-epsilon: leave one of them out",
+            ["--target-epsilon", "1", "--noise-multiplier", "1"],
+            "--noise-multiplier and --target-epsilon: leave one of them out",
         ),
         (["--target-epsilon", "1", "--batch-size", "1000"], "an epoch has one step, and there is"),
     ],

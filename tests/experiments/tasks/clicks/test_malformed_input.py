@@ -631,15 +631,15 @@ SAMPLER_FLAGS = {
 BATCHES = {"--batch-size": "20", "--epochs": "2"}
 QUESTIONS = {
     "epsilon": {"--num-examples": "200", "--noise-multiplier": "1", **BATCHES},
-    "calibrate": {"--num-examples": "200", "--epsilon": "2", **BATCHES},
+    "calibrate": {"--num-examples": "200", "--target-epsilon": "2", **BATCHES},
     "train": {
         "--noise-multiplier": "1", "--embedding-dim": "2", "--max-buckets": "8", "--hidden": "4",
         **BATCHES,
     },
 }  # fmt: skip
 MORE_FLAGS = {
-    "epsilon": ["--delta"],
-    "calibrate": ["--delta"],
+    "epsilon": ["--target-delta"],
+    "calibrate": ["--target-delta"],
     "train": [
         "--target-epsilon", "--target-delta", "--budget-minutes", "--l2-clip-norm",
         "--learning-rate", "--model", "--microbatch-size", "--checkpoint-seconds",
