@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
@@ -21,9 +22,14 @@ from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.engine.placement import Placement, hosted
 from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import optimizer
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
-from dpsgd.runs.optimizer import Cosine, hyperparameters, with_hyperparameters
+from dpsgd.runs.optimizer import (
+    Constant,
+    Cosine,
+    hyperparameters,
+    optimizer,
+    with_hyperparameters,
+)
 from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import SGD, Lazy, RunSpec
 from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
@@ -71,7 +77,7 @@ class Job(Training):
         unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(
             _loss(task),
-            optimizer.SGD if isinstance(spec.optimizer, SGD) else optimizer.ADAM,
+            _optimizer(spec),
             microbatch_size=spec.microbatch_size,
             tables=_lazy_tables(spec, chosen.sampler.num_steps),
         )
@@ -118,9 +124,11 @@ class Job(Training):
         """Returns a state, made now or read back, with the step sizes of this job."""
         chosen = self.spec.optimizer
         assert chosen.learning_rate is not None, "`resolve` leaves nothing open"
-        momentum = chosen.momentum if isinstance(chosen, SGD) else None
         hyperparams = hyperparameters(
-            chosen.learning_rate, self.mechanism.sampler.num_steps, momentum
+            chosen.learning_rate,
+            self.mechanism.sampler.num_steps,
+            chosen.momentum if isinstance(chosen, SGD) else None,
+            **vars(self.spec.average),
         )
         return state._replace(opt_state=with_hyperparameters(state.opt_state, hyperparams))
 
@@ -204,13 +212,20 @@ def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
     return task.calibration()
 
 
+def _optimizer(spec: RunSpec) -> optax.GradientTransformation:
+    kind, average = spec.optimizer, next(iter(vars(spec.average)), None)
+    return optimizer("sgd" if isinstance(kind, SGD) else "adam", kind.schedule, average)
+
+
 def _lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
     """Returns how tables with deferred noise are trained; None where there are none."""
     if not isinstance(tables := spec.tables, Lazy):
         return None
     assert tables.learning_rate is not None, "`resolve` leaves nothing open"
     assert tables.momentum is not None, "`resolve` leaves nothing open"
-    return LazyTables(Cosine(tables.learning_rate, num_steps), tables.momentum, tables.weight_decay)
+    rate, constant = tables.learning_rate, spec.optimizer.schedule == "constant"
+    sizes = Constant(rate) if constant else Cosine(rate, num_steps)
+    return LazyTables(sizes, tables.momentum, tables.weight_decay)
 
 
 def _loss(task: Task) -> Callable[..., Any]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpsgd.engine.averages import averaged
+
 
 def hyperparameters(
-    learning_rate: float, num_steps: int, momentum: float | None = None
+    learning_rate: float, num_steps: int, momentum: float | None = None, **average: float
 ) -> dict[str, jax.Array]:
-    """Returns the hyperparameters of the state of `ADAM`, or of `SGD` where there is a momentum.
+    """Returns the hyperparameters of the state of an optimizer that `optimizer` returns.
 
     Args:
       learning_rate: Peak step size.
       num_steps: After which it has fallen to zero.
-      momentum: beta of SGD, in [0, 1).
+      momentum: beta of SGD, in [0, 1); None for Adam.
+      **average: `tail` or `decay` of `dpsgd.averaged`, if parameters are averaged.
     """
-    found = {"learning_rate": jnp.float32(learning_rate), "num_steps": jnp.float32(num_steps)}
-    return found if momentum is None else {**found, "momentum": jnp.float32(momentum)}
+    given = {"learning_rate": learning_rate, "num_steps": num_steps, "momentum": momentum}
+    return {k: jnp.float32(x) for k, x in (given | average).items() if x is not None}
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
@@ -55,16 +59,43 @@ class Cosine:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _cosine_adam(learning_rate: Any, num_steps: Any) -> optax.GradientTransformation:
-    return optax.adam(_cosine(learning_rate, num_steps))
+@dataclass(frozen=True)
+class Constant:
+    """One step size in all steps, as a number of the host."""
+
+    learning_rate: float
+
+    def __call__(self, step: Any) -> float:
+        return self.learning_rate
 
 
-def _cosine_sgd(learning_rate: Any, num_steps: Any, momentum: Any) -> optax.GradientTransformation:
-    return optax.sgd(_cosine(learning_rate, num_steps), momentum)
+def _made(
+    learning_rate: Any, num_steps: Any, momentum: Any, tail: Any, decay: Any, constant: bool
+) -> optax.GradientTransformation:
+    sizes = learning_rate if constant else _cosine(learning_rate, num_steps)
+    made = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
+    if tail is None and decay is None:
+        return made
+    return averaged(made, num_steps, tail=tail, decay=decay)
 
 
-ADAM = optax.inject_hyperparams(_cosine_adam)(learning_rate=0.0, num_steps=1.0)
-"""Adam whose step sizes are state, see `hyperparameters`."""
+@functools.cache
+def optimizer(
+    kind: Literal["adam", "sgd"] = "adam",
+    schedule: Literal["cosine", "constant"] = "cosine",
+    average: Literal["tail", "decay"] | None = None,
+) -> optax.GradientTransformation:
+    """Returns the one optimizer of its kind, whose numbers are state: see `hyperparameters`.
 
-SGD = optax.inject_hyperparams(_cosine_sgd)(learning_rate=0.0, num_steps=1.0, momentum=0.0)
-"""SGD whose step sizes and momentum are state: v = momentum v + g, and a step by -v."""
+    Args:
+      kind: Adam, or SGD with momentum: v = momentum v + g, and a step by -v times its size.
+      schedule: How step sizes fall.
+      average: Of the parameters, see `dpsgd.averaged`; None for those after the last step.
+    """
+    momentum = 0.0 if kind == "sgd" else None
+    share = {name: 0.5 if name == average else None for name in ("tail", "decay")}
+    made = optax.inject_hyperparams(_made, static_args=("constant",))
+    return made(0.0, 1.0, momentum, **share, constant=schedule == "constant")
+
+
+ADAM, SGD = optimizer("adam"), optimizer("sgd")

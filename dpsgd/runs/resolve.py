@@ -359,7 +359,8 @@ def with_noise(
         return spec, record
     progress("finding the noise that disturbs the iterates least")
     count = {"buffers": noise.buffers} if isinstance(noise, Buffered) else {"bands": noise.bands}
-    law = planning.best_noise(sampler, **count, momentum=momentum or 0.0)
+    schedule = spec.optimizer.schedule
+    law = planning.best_noise(sampler, **count, momentum=momentum or 0.0, schedule=schedule)
     numbers: Any = {k: tuple(v) for k, v in law.describe().items()}
     spec = dataclasses.replace(spec, noise=dataclasses.replace(noise, **numbers))
     return spec, {**count, **record}
@@ -406,6 +407,7 @@ def _best_bands(
         delta=delta,
         advantage=getattr(goal, "advantage", None),
         momentum=momentum,
+        schedule=spec.optimizer.schedule,
         release=None if sums is None else sums.release(sums.count).noise_multiplier,
         progress=lambda line: progress(f"comparing correlated noise: {line}"),
     )

@@ -48,13 +48,19 @@ _BANDS: Must = (
 )
 _TABLES_RATE: Must = (lambda x: 0 < x <= LARGEST, f"be > 0 and at most {LARGEST:g}")
 _CALIBRATION: Must = (lambda x: x in ("none", "platt"), "be none or platt")
+_SCHEDULE: Must = (lambda x: x in ("cosine", "constant"), "be cosine or constant")
 _DATA_ON: Must = (lambda x: x in ("device", "host"), "be device or host")
 _NOT_NEGATIVE: Must = (lambda x: 0 <= x < math.inf, "be finite and >= 0")
 _DELTA: Must = (lambda x: isinstance(x, Real) or x == "1/n", "be a number or 1/n")
 
 
 def _setting(
-    default: Any = MISSING, *, name: str = "", open: bool = False, must: Must | None = None
+    default: Any = MISSING,
+    *,
+    name: str = "",
+    open: bool = False,
+    must: Must | None = None,
+    kw_only: bool = False,
 ) -> Any:
     """Returns a field.
 
@@ -63,8 +69,10 @@ def _setting(
       name: Of its option, if it is another one.
       open: Whether None leaves a choice open.
       must: What holds of all other values.
+      kw_only: Whether it is given by its name alone.
     """
-    return field(default=default, metadata={"option": name, "open": open, "must": must})
+    metadata = {"option": name, "open": open, "must": must}
+    return field(default=default, metadata=metadata, kw_only=kw_only)
 
 
 def _name(one: dataclasses.Field) -> str:
@@ -217,6 +225,8 @@ class _StepSizes(_Checked):
     learning_rate: float | None = _setting(None, open=True, must=_POSITIVE)
     """Peak step size; by default the task's rule chooses it. If it has none, it is 3e-3 of Adam,
     and (1 - momentum) of SGD."""
+    schedule: Literal["cosine", "constant"] = _setting("cosine", must=_SCHEDULE, kw_only=True)
+    """How step sizes fall: to zero by a cosine, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +240,28 @@ class SGD(_StepSizes):
 
     momentum: float = _setting(0.0, must=_DECAYING)
     """Of SGD, in [0, 1): v = momentum v + gradient, and a step is by -v times its size."""
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The parameters after the last step."""
+
+
+@dataclass(frozen=True)
+class TailAverage(_Checked):
+    """The mean of the parameters over the last steps."""
+
+    tail: float = _setting(name="average_tail", must=(lambda x: 0 < x <= 1, "lie in (0, 1]"))
+    """Release the mean of the parameters over this share of the steps, the last ones. It costs no
+    privacy; a constant schedule of step sizes goes well with it."""
+
+
+@dataclass(frozen=True)
+class MovingAverage(_Checked):
+    """The exponential moving average of the parameters."""
+
+    decay: float = _setting(name="average_decay", must=_DECAYING)
+    """Release the exponential moving average of the parameters with this decay, such as 0.99."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +291,9 @@ class RunSpec(_Checked):
     is deferred to when the row is next read, with the same law and so the same guarantee, and a
     step costs what its batch reads. auto: lazy where the tables are much larger than a batch."""
     optimizer: Adam | SGD = Adam()
-    """What makes steps of private gradients; their sizes fall to zero by a cosine."""
+    """What makes steps of private gradients."""
+    average: LastStep | TailAverage | MovingAverage = LastStep()
+    """Which parameters are released."""
     delta: float | Literal["1/n"] | None = _setting(None, name="target_delta", must=_DELTA)
     """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
     one digit. 1/n, which papers take, is no safe choice: to publish one unit at random has it."""
@@ -453,6 +487,7 @@ PARTS: dict[str, dict[str, type]] = {
     "noise": {"": Independent, "secure_noise": Secure, "bands": Banded, "buffers": Buffered},
     "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
     "optimizer": {"adam": Adam, "sgd": SGD},
+    "average": {"": LastStep, "average_tail": TailAverage, "average_decay": MovingAverage},
 }
 """The classes of each part of a spec, by the option that chooses one ("" needs none), or, of tables
 and optimizers, by the value of the option of that name."""

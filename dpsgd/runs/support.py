@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dpsgd.noise.base import Secure
-from dpsgd.runs.spec import Banded, Buffered, Lazy, RunSpec
+from dpsgd.runs.spec import Banded, Buffered, LastStep, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
 from samplers.settings import SETTINGS, SamplerSettings
 
@@ -26,6 +26,7 @@ Trait = Literal[
     "budget_minutes",
     "shard_rows_from",
     "overflow accumulate",
+    "average",
     "no minimum separation",
     "random order",
     "protected units of several rows",
@@ -59,6 +60,12 @@ UNSUPPORTED = (
         ("overflow accumulate",),
         "the rows of a step are read once, and overflow accumulate takes several passes",
         "take overflow truncate",
+    ),
+    Unsupported(
+        ("tables lazy",),
+        ("average",),
+        "the noise of a row in all steps without a look-up is drawn at once, and an average over "
+        "the steps needs that of each",
     ),
     Unsupported(
         ("non_private",),
@@ -117,6 +124,7 @@ def traits_of(
         "bands auto": bands == "auto",
         "buffers": isinstance(noise, Buffered),
         "tables lazy": isinstance(spec.tables, Lazy),
+        "average": not isinstance(spec.average, LastStep),
         "calibration platt": spec.calibration == "platt",
         "budget_minutes": spec.budget_minutes is not None,
         "shard_rows_from": sharded,

@@ -10,7 +10,7 @@ import pytest
 
 from accounting import Bound
 from accounting.profile import UpperEnd
-from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, Secure, dpsgd
+from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, Secure, averaged, dpsgd
 from dpsgd.audit.conformance import (
     check_clipping,
     check_noise,
@@ -125,6 +125,7 @@ OPTIMIZERS = {
     "adamw": optax.adamw(1e-3, weight_decay=0.1),
     "chain": optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)),
     "schedule": optax.adam(optax.cosine_decay_schedule(0.1, 100)),
+    "averaged": averaged(optax.adam(0.1), 5, tail=0.5),
 }
 
 

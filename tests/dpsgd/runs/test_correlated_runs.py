@@ -6,7 +6,6 @@ import shutil
 
 import jax
 import numpy as np
-import optax
 import pytest
 from tiny_task import (
     calibrated,
@@ -36,19 +35,6 @@ def sgd(**settings):
 
 
 # --- SGD ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_that_of_optax_with_a_cosine_and_momentum_is_state(momentum):
-    steps, gradients = 7, np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
-    expected = optax.sgd(optax.cosine_decay_schedule(0.5, steps), momentum)
-    params = np.zeros(3, np.float32)
-    ours, theirs = SGD.init(params), expected.init(params)
-    ours = ours._replace(hyperparams=hyperparameters(0.5, steps, momentum))
-    for gradient in gradients:
-        moved, ours = SGD.update(gradient, ours, params)
-        wanted, theirs = expected.update(gradient, theirs, params)
-        np.testing.assert_allclose(moved, wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_the_noise_of_a_plan_is_of_the_steps_that_sgd_takes():

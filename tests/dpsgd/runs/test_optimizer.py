@@ -1,0 +1,116 @@
+"""Optimizers of runs are those of optax, and may end in an average of the parameters."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, run_and_stop
+
+from dpsgd import averaged, resume, run
+from dpsgd.engine import loop
+from dpsgd.runs import training
+from dpsgd.runs.optimizer import Constant, Cosine, hyperparameters, optimizer
+
+STEPS = 7
+GRADIENTS = np.random.default_rng(0).normal(size=(STEPS, 3)).astype(np.float32)
+SIZES = {"cosine": optax.cosine_decay_schedule(0.5, STEPS), "constant": 0.5}
+AVERAGES = {"tail": [1.0, 0.5, 0.1], "decay": [0.0, 0.9, 0.999]}
+BOTH = [(name, number) for name, numbers in AVERAGES.items() for number in numbers]
+
+
+def mean(name, number, iterates):
+    """The average of iterates [N, ...] by its definition."""
+    steps = len(iterates)
+    if name == "tail":
+        return np.mean(iterates[int(np.floor((1 - number) * steps)) :], axis=0)
+    weights = number ** np.arange(steps - 1, -1, -1.0)
+    return np.tensordot(weights / weights.sum(), iterates, 1)
+
+
+def iterates(made, hyperparams=None):
+    """The parameters after each step."""
+    params, found = np.zeros(3, np.float32), []
+    state = made.init(params)
+    state = state if hyperparams is None else state._replace(hyperparams=hyperparams)
+    for gradient in GRADIENTS:
+        updates, state = made.update(gradient, state, params)
+        found.append(params := optax.apply_updates(params, updates))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("schedule", SIZES)
+@pytest.mark.parametrize("momentum", [None, 0.0, 0.9])
+def test_an_optimizer_is_that_of_optax_and_its_numbers_are_state(momentum, schedule):
+    sizes = SIZES[schedule]
+    expected = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
+    made = optimizer("adam" if momentum is None else "sgd", schedule)
+    found = iterates(made, hyperparameters(0.5, STEPS, momentum))
+    np.testing.assert_allclose(found, iterates(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", SIZES)
+def test_step_sizes_of_lazy_tables_are_those_of_the_optimizer(schedule):
+    host = {"cosine": Cosine(0.5, STEPS), "constant": Constant(0.5)}[schedule]
+    moved = np.diff(iterates(optimizer("sgd", schedule), hyperparameters(0.5, STEPS, 0.0)), axis=0)
+    sizes = [host(step) for step in range(1, STEPS)]
+    np.testing.assert_allclose(moved, -np.array(sizes)[:, None] * GRADIENTS[1:], atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "number"), BOTH)
+def test_the_last_step_leads_to_the_average_and_all_others_to_the_iterates(name, number):
+    plain = iterates(optax.sgd(0.3))
+    expected = mean(name, number, plain)
+    ours = iterates(averaged(optax.sgd(0.3), STEPS, **{name: number}))
+    np.testing.assert_array_equal(ours[:-1], plain[:-1])
+    np.testing.assert_allclose(ours[-1], expected, rtol=1e-4, atol=1e-5)
+    made = optimizer("sgd", "constant", name)
+    run_of = iterates(made, hyperparameters(0.3, STEPS, 0.0, **{name: number}))
+    np.testing.assert_allclose(run_of[-1], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"tail": 0.5, "decay": 0.5}, {"tail": 0.0}, {"tail": 1.1}, {"decay": 1.0}]
+)
+def test_an_average_of_no_steps_is_refused(how):
+    with pytest.raises(ValueError, match=r"tail|decay"):
+        averaged(optax.sgd(1.0), STEPS, **how)
+
+
+def params(out):
+    with np.load(out / "params.npz") as found:
+        return found["['w']"]
+
+
+@pytest.mark.parametrize("option", ["average_tail", "average_decay"])
+def test_a_run_releases_the_average_of_its_iterates_and_so_does_one_that_was_cut(
+    option, tmp_path, monkeypatch
+):
+    options = {"optimizer": "sgd", "learning_rate": 0.1, "insecure_seed": 3, option: 0.5}
+    options |= {"audit": True, "bands": 2, "coefficients": (1.0, 0.5)}
+    run(line, config_of(**options), tmp_path / "whole")
+    resume(run_and_stop(line, config_of(**options), tmp_path / "cut"))
+    assert (params(tmp_path / "cut") == params(tmp_path / "whole")).all()
+    seen = []
+
+    def watched(*args, **how):
+        for block in loop.train_blocks(*args, **{**how, "block_steps": 1, "layout": None}):
+            seen.append(np.asarray(jax.tree.leaves(block.state.raw_params)[0]))
+            yield block
+
+    monkeypatch.setattr(training, "train_blocks", watched)
+    del options[option]
+    run(line, config_of(**options), tmp_path / "plain")
+    expected = mean(option.removeprefix("average_"), 0.5, np.array(seen))
+    np.testing.assert_allclose(params(tmp_path / "whole"), expected, rtol=1e-4)
+
+
+def test_a_calibration_is_of_the_average(tmp_path):
+    with few_rows_are_calibrated():
+        for out, more in {"mean": {"average_tail": 1.0}, "last": {}}.items():
+            run(calibrated, config_of(insecure_seed=3, **more), tmp_path / out)
+            plain = config_of(insecure_seed=3, calibration="none", **more)
+            run(calibrated, plain, tmp_path / f"{out} alone")
+        ratios = [params(tmp_path / o) / params(tmp_path / f"{o} alone") for o in ("mean", "last")]
+    for ratio in ratios:
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-5)
+    assert abs(ratios[0][0] - ratios[1][0]) > 1e-4
