@@ -1,16 +1,15 @@
-"""Settings of the site that scripts/docs builds: https://www.sphinx-doc.org/en/master/usage/configuration.html."""
+"""Settings of the site that scripts/docs builds; Sphinx's manual explains each."""
 
+import contextlib
+import io
+import os
 import re
-import sys
-from pathlib import Path
 
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from experiments import cli
 
 project, author, copyright = "dpsgd", "the dpsgd authors", "the dpsgd authors"
-html_title = "dpsgd"
 extensions = [
     "myst_nb",
     "sphinx-mathjax-offline",
@@ -18,8 +17,9 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
 ]
-nitpicky = True
 exclude_patterns = ["_build"]
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?s).*")]  # types that are not public, and expressions
 
 # Pages are Markdown; notebooks are shown with the outputs that they are stored with.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
@@ -27,28 +27,50 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # of which the default is fetched from elsewhere
 
-# Docstrings: text in the Google style, in which a name stands in single backticks.
+# Docstrings are in the Google style; a name stands in single backticks.
 default_role = "py:obj"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
-nitpick_ignore_regex = [("py:.*", r"(?s).*")]  # types that are not public, expressions
 
+html_title = "dpsgd"
 html_theme = "sphinx_book_theme"
-html_theme_options = {"show_toc_level": 2, "use_download_button": False, "show_navbar_depth": 1}
+html_theme_options = {"show_toc_level": 2, "use_download_button": False}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
+COMMAND = "reference/command"
+"""The page that is made of the program's own help."""
 
-def to_rst(app, what, name, obj, options, lines):
-    """Turns a docstring's sections and proofs into fields and links, and keeps its stars."""
+
+def as_rst(app, what, name, obj, options, lines):
+    """Makes fields and links of a docstring's sections and proofs; a star stays a star."""
     text = re.sub(r"docs/explanation/([\w-]+)\.md", r":doc:`/explanation/\1`", "\n".join(lines))
     text = re.sub(r"(?<![*\w])\*(?=\w[\w.]*[^\w.*])", r"\\*", text)
     lines[:] = GoogleDocstring(text, Config(napoleon_use_ivar=True), app, "function").lines()
 
 
+def help_of(*words):
+    """Returns sections with what `dpsgd WORDS --help` prints, and its subcommands after it."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+        cli.main([*words, "--help"])
+    text = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+    section = f"\n{'#' * (len(words) + 1)} dpsgd {' '.join(words)}\n\n```text\n{text}\n```\n"
+    below = re.findall(r"^[│ ]+• ([\w-]+)(?= |$)", text, re.MULTILINE)
+    return section + "".join(help_of(*words, word) for word in below)
+
+
+def add_help(app, page, content):
+    """Fills the page of the command."""
+    if page == COMMAND:
+        os.environ["COLUMNS"] = "80"
+        content[0] += "".join(help_of(name) for name in cli.COMMANDS)
+
+
 def setup(app):
-    """Connects them."""
-    app.connect("autodoc-process-docstring", to_rst)
+    """Connects the functions above, and has the page of the command read anew each time."""
+    app.connect("autodoc-process-docstring", as_rst)
+    app.connect("source-read", add_help)
+    app.connect("env-get-outdated", lambda *_: [COMMAND])
