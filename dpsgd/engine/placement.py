@@ -212,7 +212,7 @@ class Placement:
         )
 
     def width(self, size: int, unit: int) -> int:
-        """Returns the least number of places, `size` or more, in multiples of `unit` on each device."""
+        """Returns the least number of places, `size` or more, so many `unit` on each device."""
         together = unit * len(self.devices)
         return -(-size // together) * together
 
