@@ -42,11 +42,12 @@ PUBLIC = {
     """,
     "dpsgd": """
         Adam Algorithm Auto BandedToeplitz Banded Block Buffered BufferedToeplitz Dense Diagnostics
-        FullSums Guarantee Independent Lazy LazyTables Mechanism Noise NoiseMultiplier NonPrivate
-        Placement Platt RecommendationRequest Refinement Released RootKey Run RunSpec SGD Secure
-        Segment Settings TargetAdvantage TargetEpsilon Task TrainState Trained TrainedModel Trials
-        clipped_grad cost dpsgd explain load_exported platt_sums private_histogram private_mean
-        private_sum refine resume run select split_module train train_blocks
+        FullSums Guarantee Independent LastStep Lazy LazyTables Mechanism MovingAverage Noise
+        NoiseMultiplier NonPrivate Placement Platt RecommendationRequest Refinement Released RootKey
+        Run RunSpec SGD Secure Segment Settings TailAverage TargetAdvantage TargetEpsilon Task
+        TrainState Trained TrainedModel Trials averaged clipped_grad cost dpsgd explain
+        load_exported platt_sums private_histogram private_mean private_sum refine resume run select
+        split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

@@ -15,7 +15,7 @@ import pytest
 from accounting import Bound
 from dpsgd import Mechanism, Segment, cost, statistics
 from dpsgd.audit.report import AuditReport
-from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
+from dpsgd.runs.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
 from experiments import cli
 from experiments.benchmarks.case import Row

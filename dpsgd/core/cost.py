@@ -33,6 +33,14 @@ LAZY_TABLES = (
 )
 """What a reader should know of tables with deferred noise (`dpsgd.engine.lazy.group`)."""
 
+EARLIER = (
+    "training started from an earlier model: this guarantee is for the rows of this run. A unit "
+    "with rows in both pays for both together (dpsgd ledger RUN --together-with EARLIER); rows "
+    "that differ may still be of one user. To choose among earlier models by private rows is not "
+    "covered"
+)
+"""What a reader should know of a run from an earlier model (`dpsgd.runs.initial`)."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -50,6 +58,7 @@ class Segment:
         the data is an example.
       reproducible_noise: Whether the noise comes from a seed that can be guessed.
       lazy_tables: Whether noise of tables is deferred: the cost is the same.
+      earlier: What is guaranteed to the rows of models that the run started from, see `Guarantee`.
 
     Raises:
       ValueError: if the run has not these steps.
@@ -60,6 +69,7 @@ class Segment:
     unit: str = ""
     reproducible_noise: bool = False
     lazy_tables: bool = False
+    earlier: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         whole = self.mechanism.num_steps
@@ -123,6 +133,11 @@ class Trials:
     def lazy_tables(self) -> bool:
         """Whether noise of tables was deferred in the run that was released."""
         return self._shown.lazy_tables
+
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """What is guaranteed to the rows of models that any candidate starts from."""
+        return tuple(dict.fromkeys(text for one in self.candidates for text in one.earlier))
 
     @property
     def reproducible_noise(self) -> bool:
@@ -212,6 +227,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         scope=_scope(taken, planned),
         void=_void(taken, last),
         left_out=_left_out(told),
+        earlier=tuple(dict.fromkeys(text for part in told for text in part.earlier)),
     )
     if whole.void:
         return whole
@@ -232,6 +248,8 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         )
     if whole.lazy_tables:
         notes.append(LAZY_TABLES)
+    if whole.earlier:
+        notes.append(EARLIER)
     distance = _total_variation(taken)
     return dataclasses.replace(
         whole, epsilon=interval, total_variation=distance, notes=tuple(notes)

@@ -42,6 +42,9 @@ FOREIGN_CALLS = (
 )
 """What is not covered where a loss makes such calls (`dpsgd.gradients.isolation`)."""
 
+NO_GUARANTEE = "NO GUARANTEE"
+"""Stands for a guarantee where there is none."""
+
 UNKNOWN = Bound(0.0, 1.0)
 """Of a total variation distance, where no profile bounds it."""
 
@@ -66,6 +69,7 @@ class Guarantee:
       notes: What a reader should know about the interval.
       left_out: What it does not cover beside what no guarantee does.
       foreign_calls: Whether the loss may call the host and foreign functions.
+      earlier: What the rows of the models keep that the run started from, the nearest first.
     """
 
     epsilon: Bound | None
@@ -80,6 +84,7 @@ class Guarantee:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     foreign_calls: bool = False
+    earlier: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_guarantee_delta(self.delta)
@@ -128,18 +133,23 @@ class Guarantee:
     def sentence(self) -> str:
         """Returns the guarantee in one line."""
         if self.epsilon is None:
-            return f"NO GUARANTEE: {self.void}"
+            return f"{NO_GUARANTEE}: {self.void}"
         if math.isinf(self.epsilon.upper):
-            return (
-                f"NO GUARANTEE: no finite epsilon is certified at delta {format_delta(self.delta)}"
-            )
+            delta = format_delta(self.delta)
+            return f"{NO_GUARANTEE}: no finite epsilon is certified at delta {delta}"
         return (
             f"epsilon <= {self.epsilon.format_upper('.3g')} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()}); "
             f"certified: epsilon in {self.epsilon:.4f}; "
             f"{self.attack()}{f'. NOT COVERED: {FOREIGN_CALLS}' if self.foreign_calls else ''}"
+            f"{self._of_earlier()}"
         )
+
+    def _of_earlier(self) -> str:
+        if not self.earlier:
+            return ""
+        return f". For the rows of the model that it started from: {'; '.join(self.earlier)}"
 
     def _of_noise(self) -> str:
         words = words_on(noise_record(self.mechanism.noise))
@@ -176,6 +186,7 @@ class Guarantee:
             "noise": noise_record(mechanism.noise),
             "full_sums": dataclasses.asdict(sums) if sums else None,
             "lazy_tables": self.lazy_tables,
+            "earlier": list(self.earlier),
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }

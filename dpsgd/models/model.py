@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsgd.models.bundle import GUARANTEE, MODEL, Bundle
+from dpsgd.runs.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.task import data_digest, find, load, made_of
 
@@ -151,11 +151,7 @@ def read_model(
     folder, where = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
     task = _finished(run.task, task or _named(path, run.task["name"], kinds), where)
     params = folder.read_params(_shapes(task))
-    if folder.params_digest() != run.history.released:
-        raise ValueError(
-            f"{path / 'params.npz'} is not the model that the run's ledger says was released: "
-            "restore it from a copy"
-        )
+    folder.check_released()
     return TrainedModel(path, run.task, run.history.guarantee().record(), task, params)
 
 

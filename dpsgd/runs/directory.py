@@ -292,46 +292,16 @@ class RunDirectory:
         )
 
     def read_params(self, like: PyTree) -> PyTree:
-        """Reads the parameters back, in the structure of `like`.
+        """Reads the parameters back, see `read_arrays`."""
+        return read_arrays(self.params_path, like)
 
-        The file may be anybody's: it takes no more memory than `like`, nor than its own size.
-
-        Args:
-          like: Arrays, or `jax.ShapeDtypeStruct`, of the shapes and dtypes that are wanted.
-
-        Raises:
-          ValueError: if the saved parameters are damaged, or not those of such a model.
-        """
-        import jax
-        import jax.numpy as jnp
-
-        path = self.params_path
-        wanted = {
-            jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(like)
-        }
-        saved = {}
-        try:
-            left = path.stat().st_size  # nothing is packed, so the arrays take no more than this
-            with zipfile.ZipFile(path) as file:
-                found = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-                for name, leaf in wanted.items():
-                    size = math.prod(leaf.shape) * leaf.dtype.itemsize
-                    left -= size
-                    fits = name in found and 0 < found[name].file_size - size <= _HEADER_BYTES
-                    if fits and left > 0:
-                        with file.open(found[name]) as member:
-                            saved[name] = np.lib.format.read_array(member, allow_pickle=False)
-        except DAMAGED as error:
-            raise ValueError(f"{path} is damaged: {error!r}") from None
-
-        def read(at, leaf):
-            name = jax.tree_util.keystr(at)
-            array = saved.get(name)
-            if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
-                raise ValueError(f"{path} does not hold the parameter {name} {leaf.shape}")
-            return jnp.asarray(array)
-
-        return jax.tree_util.tree_map_with_path(read, like)
+    def check_released(self) -> None:
+        """Raises ValueError unless the parameters are those that the ledger says were released."""
+        if self.params_digest() != self.history().released:
+            raise ValueError(
+                f"{self.params_path} is not the model that the run's ledger says was released: "
+                "restore it from a copy"
+            )
 
     def params_digest(self) -> str:
         """Returns the SHA-256 of the file of the parameters, which tell no more than they do."""
@@ -362,3 +332,46 @@ class RunDirectory:
                 file.truncate(cut)
         except FileNotFoundError:
             return
+
+
+def read_arrays(path: Path, like: PyTree) -> PyTree:
+    """Reads arrays by their paths in a tree, in the structure of `like`.
+
+    The file may be anybody's: it takes no more memory than `like`, nor than its own size.
+
+    Args:
+      path: A file .npz, whose arrays are named `['a']['b']` or `a.b`.
+      like: Arrays, or `jax.ShapeDtypeStruct`, of the shapes and dtypes that are wanted.
+
+    Raises:
+      ValueError: if the arrays are damaged, or not those of such a model.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    wanted, saved = jax.tree_util.tree_leaves_with_path(like), {}
+    try:
+        left = path.stat().st_size  # nothing is packed, so the arrays take no more than this
+        with zipfile.ZipFile(path) as file:
+            found = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            for at, leaf in wanted:
+                name = jax.tree_util.keystr(at)
+                if name not in found:
+                    name = jax.tree_util.keystr(at, simple=True, separator=".")
+                size = math.prod(leaf.shape) * leaf.dtype.itemsize
+                left -= size
+                fits = name in found and 0 < found[name].file_size - size <= _HEADER_BYTES
+                if fits and left > 0:
+                    with file.open(found[name]) as member:
+                        saved[at] = np.lib.format.read_array(member, allow_pickle=False)
+    except DAMAGED as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from None
+
+    def read(at, leaf):
+        array = saved.get(at)
+        if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
+            name = jax.tree_util.keystr(at)
+            raise ValueError(f"{path} does not hold the parameter {name} {leaf.shape}")
+        return jnp.asarray(array)
+
+    return jax.tree_util.tree_map_with_path(read, like)

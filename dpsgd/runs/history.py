@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpsgd.core.cost import cost
+from dpsgd.core.cost import Part, cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.files import parse_json
 from dpsgd.noise.registry import noise_record
@@ -186,13 +186,23 @@ class History:
             origin in self.heads[self.beginnings[-1] :]
         )
 
-    def guarantee(self) -> Guarantee:
-        """Returns the guarantee that covers everything declared, by the ledger alone."""
-        terms = [attempt.terms for attempt in self.attempts]
+    @property
+    def parts(self) -> list[Part]:
+        """What was declared, as it is priced."""
         if self.selection is not None:
-            return cost([self.selection.trials(*terms)], self.selection.delta)
-        segments = [g.terms.segment(g.steps) for g in self.attempts]
-        return cost(segments, terms[-1].delta)
+            return [self.selection.trials(*(attempt.terms for attempt in self.attempts))]
+        return [attempt.terms.segment(attempt.steps) for attempt in self.attempts]
+
+    def guarantee(self, *earlier: History) -> Guarantee:
+        """Returns the guarantee that covers everything declared, by the ledger alone.
+
+        Args:
+          *earlier: Other runs, in their order, whose cost is added: what all of them together
+            keep for a unit with rows in each.
+        """
+        before = [part for history in earlier for part in history.parts]
+        last = self.selection or self.attempts[-1].terms
+        return cost([*before, *self.parts], last.delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
         """Takes in one more line, or raises ValueError if it does not follow the ones before."""

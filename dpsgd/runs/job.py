@@ -23,6 +23,7 @@ from dpsgd.engine.placement import Placement, hosted
 from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
+from dpsgd.runs.initial import earlier_guarantees, initial_params
 from dpsgd.runs.optimizer import (
     Constant,
     Cosine,
@@ -81,7 +82,7 @@ class Job(Training):
             microbatch_size=spec.microbatch_size,
             tables=_lazy_tables(spec, chosen.sampler.num_steps),
         )
-        params = task.init(spec.init_seed)
+        params = initial_params(task.init(spec.init_seed), spec.init_from)
         refinement = refinement_of(task, chosen)
         if placement is not None:
             state = jax.eval_shape(
@@ -157,6 +158,11 @@ class Job(Training):
         """Returns the digest of the programs that train, which are compiled by this."""
         return " ".join(map(programs.digest, self.programs()))
 
+    @functools.cached_property
+    def earlier(self) -> tuple[str, ...]:
+        """What is guaranteed to the rows of models that the run starts from."""
+        return earlier_guarantees(self.spec.init_from)
+
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
         """Returns what an attempt of this job is declared under.
 
@@ -176,7 +182,7 @@ class Job(Training):
             stated["tables"] = "lazy"
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
-        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit)
+        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit, self.earlier)
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:

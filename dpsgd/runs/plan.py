@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from dpsgd.core.guarantee import Guarantee
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, report
+from dpsgd.runs.initial import absolute, check_other_rows
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import resolve, with_any_noise
@@ -51,6 +53,7 @@ def planned(
     Raises:
       ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
     """
+    spec = dataclasses.replace(spec, init_from=absolute(spec.init_from))
     check(spec, placement=placement)
     check_task(task, name or "the task")
     rows = rows_of(task)
@@ -130,6 +133,7 @@ def _prepared(
     if chosen.chosen:
         record["chosen"] = dict(chosen.chosen)
     digest = job.digest()
+    check_other_rows(spec.init_from, digest)
     stages.begin("compile")
     progress("compiling the program that trains")
     job.programs()

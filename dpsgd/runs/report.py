@@ -135,7 +135,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
         "noise": words_on(record["noise"]),
-        **({"tables": "lazy: noise comes late"} if record["lazy_tables"] else {}),
+        **({"tables": "lazy: deferred noise"} if record["lazy_tables"] else {}),
         "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),

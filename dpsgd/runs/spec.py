@@ -318,6 +318,10 @@ class RunSpec(_Checked):
     default on the device, unless they would take more than half of its free memory."""
     init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
     """Seed of the initial parameters, which are public."""
+    init_from: str | None = None
+    """In place of fresh parameters, those of an earlier model: a finished run, an exported model,
+    or a file .npz of arrays by the names of parameters. The guarantee is for the rows of this run;
+    those of the earlier model keep theirs, and a unit with rows in both pays for both together."""
     insecure_seed: int | None = _setting(None, must=(lambda x: 0 <= x < 2**64, "lie in [0, 2^64)"))
     """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
     audit: bool = True
@@ -560,10 +564,12 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
 
 
 def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of what `config.json` holds, wherever the data lie."""
+    """Returns a digest of what `config.json` holds, wherever data and an earlier model lie."""
     kept = dict(record)
     task = kept.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):
         settings = {name: value for name, value in task["settings"].items() if name != "data"}
         kept["task"] = {**task, "settings": settings}
+    if "init_from" in kept:  # a ledger knows the parameters by their digest
+        kept["init_from"] = kept["init_from"] is not None
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

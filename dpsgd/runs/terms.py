@@ -32,6 +32,7 @@ class Terms:
         only where all of it is unchanged. It must not tell anything about private data.
       unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
         the data is an example.
+      earlier: What is guaranteed to the rows of models that the run started from.
     """
 
     mechanism: Mechanism
@@ -39,6 +40,7 @@ class Terms:
     reproducible_noise: bool
     fingerprint: Mapping[str, Any]
     unit: str = ""
+    earlier: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
@@ -52,7 +54,7 @@ class Terms:
         """Returns these steps, by default all, as they are accounted for."""
         how: dict[str, Any] = {} if steps is None else {"steps": steps}
         how |= {"reproducible_noise": self.reproducible_noise, "lazy_tables": self.lazy_tables}
-        return Segment(self.mechanism, unit=self.unit, **how)
+        return Segment(self.mechanism, unit=self.unit, earlier=self.earlier, **how)
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
@@ -70,6 +72,7 @@ class Terms:
             "delta": self.delta,
             "reproducible_noise": self.reproducible_noise,
             "fingerprint": dict(self.fingerprint),
+            **({"earlier": list(self.earlier)} if self.earlier else {}),
         }
         return json.loads(json.dumps(record, allow_nan=False, default=_plain))  # as it is read back
 
@@ -100,6 +103,7 @@ class Terms:
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
             checked(body["fingerprint"], dict[str, Any], "fingerprint"),
             checked(body["unit"], str, "unit"),
+            tuple(checked(body.get("earlier", []), list[str], "earlier")),
         )
 
 

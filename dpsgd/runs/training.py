@@ -104,6 +104,11 @@ class Training:
         """What is equal for jobs of equal synthetic rows, whose audits are one; None for none."""
         return None
 
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """What is guaranteed to the rows of models that the run starts from."""
+        return ()
+
     def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
         """Returns the guarantee of the whole run, or raises ValueError where it is not proved."""
         lazy = self.algorithm.tables is not None
@@ -112,6 +117,7 @@ class Training:
             unit=self.unit,
             reproducible_noise=reproducible_noise,
             lazy_tables=lazy,
+            earlier=self.earlier,
         )
         found = cost([segment], self.delta)
         return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)

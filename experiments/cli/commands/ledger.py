@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from experiments.cli.console import counted, going_on
+
+if TYPE_CHECKING:
+    from dpsgd.runs.history import History
 
 
 @dataclass(frozen=True)
@@ -16,16 +20,14 @@ class LedgerConfig:
 
     run: tyro.conf.Positional[Path]
     """Run directory, of a run that is finished, going on or dead."""
+    together_with: tuple[Path, ...] = ()
+    """Earlier runs: print as well what all together cost a unit with rows in each of them."""
 
 
 def run(config: LedgerConfig) -> None:
     """Runs `dpsgd ledger`."""
-    from dpsgd.runs.directory import RunDirectory
-
-    folder = RunDirectory(config.run)
-    if not folder.ledger_path.is_file():
-        folder = RunDirectory.open(config.run, finished=False)
-    history = folder.history()
+    history = _history(config.run)
+    earlier = [_history(path) for path in config.together_with]
     if history.selection is not None and not history.attempts:
         print("nothing is released yet; whatever will be costs what is said below")
     for attempt in history.attempts:
@@ -44,3 +46,16 @@ def run(config: LedgerConfig) -> None:
     for note in filter(None, guarantee.notes):
         print(f"note: {note}")
     print(guarantee.sentence())
+    if earlier:
+        with going_on("accounting"):
+            whole = history.guarantee(*earlier)
+        print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
+
+
+def _history(path: Path) -> History:
+    from dpsgd.runs.directory import RunDirectory
+
+    folder = RunDirectory(path)
+    if not folder.ledger_path.is_file():
+        folder = RunDirectory.open(path, finished=False)
+    return folder.history()

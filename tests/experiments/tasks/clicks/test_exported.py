@@ -19,7 +19,7 @@ from dpsgd import Run, RunSpec, load_exported
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.models import predictions
-from dpsgd.models.bundle import Bundle
+from dpsgd.runs.bundle import Bundle
 from dpsgd.runs.directory import RunDirectory
 from experiments import cli
 from experiments.tasks.clicks.criteo import display

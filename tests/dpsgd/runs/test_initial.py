@@ -1,0 +1,183 @@
+"""A run may start from an earlier model, whose rows keep the guarantee that they have."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_task import Line, Words, config_of, line, run_and_stop
+
+from accounting import TrialCount, epsilon
+from dpsgd import Segment, Trials, cost, resume, run
+from dpsgd.models.model import export
+from dpsgd.runs.initial import initial_params
+from dpsgd.runs.ledger import read
+from experiments.cli import main
+from samplers.settings import SETTINGS
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "selection"))
+from toy_trials import candidate, select
+
+ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)  # its cost is computed at once
+TOMORROW, LATER = Line(seed=1), Line(seed=2)
+NONE = "NO GUARANTEE (public rows need none)"
+
+
+def config(**options):
+    return config_of(sampler=ORDERED, insecure_seed=None, **options)
+
+
+def released(out):
+    with np.load(out / "params.npz") as found:
+        return {name: found[name] for name in found}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One model in each form in which a run may start from it."""
+    home = tmp_path_factory.mktemp("earlier")
+    run(line, config(), home / "run", name="tiny_task:line")
+    export(home / "run", home / "exported", task=line)
+    weights = released(home / "run")["['w']"]
+    np.savez(home / "dotted.npz", w=weights)
+    np.savez(home / "paths.npz", **{"['w']": weights})
+    return home
+
+
+@pytest.fixture(scope="module")
+def chain(models):
+    """A run from the first one's model, and a run from its model."""
+    run(TOMORROW, config(init_from=str(models / "run")), models / "second")
+    run(LATER, config(init_from=str(models / "second"), noise_multiplier=2.0), models / "third")
+    return [read(models / name / "ledger.jsonl") for name in ("run", "second", "third")]
+
+
+FORMS = ["run", "exported", "dotted.npz", "paths.npz"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_model_is_where_a_run_starts(models, form, tmp_path):
+    found = initial_params(TOMORROW.init(0), str(models / form))
+    expected = released(models / "run")["['w']"]
+    assert (found["w"] == expected).all()
+    record = run(
+        TOMORROW, config(init_from=str(models / form), learning_rate=1e-30), tmp_path / "o"
+    )
+    assert (released(tmp_path / "o")["['w']"] == expected).all()
+    before = NONE if form.endswith("npz") else record["guarantee"].split(" (zero-out")[0]
+    assert [text.removesuffix(" (unit: one example)") for text in record["earlier"]] == [before]
+
+
+def test_a_run_has_the_cost_that_it_has_from_fresh_parameters(chain):
+    _, second, third = chain
+    for history in (second, third):
+        mechanism = history.attempts[0].terms.mechanism
+        fresh = cost([Segment(mechanism)], history.attempts[0].terms.delta)
+        assert history.guarantee().epsilon == fresh.epsilon
+
+
+def test_a_chain_says_of_each_model_before_it_what_its_rows_keep(chain, models, tmp_path):
+    first, second, third = (history.guarantee() for history in chain)
+    assert first.earlier == ()
+    stated = f"epsilon <= {first.epsilon.format_upper('.3g')} at delta 1e-05 (unit: one example)"
+    assert second.earlier == third.earlier == (stated,)  # equal ones are said once
+    assert stated in third.sentence()
+    run(TOMORROW, config(init_from=str(models / "dotted.npz")), tmp_path / "a")
+    record = run(LATER, config(init_from=str(tmp_path / "a")), tmp_path / "b")
+    assert record["earlier"][1:] == [NONE]
+    assert NONE in record["guarantee"]
+
+
+def test_runs_together_cost_a_unit_in_each_what_their_composition_costs(chain, models, capsys):
+    first, second, third = chain
+    both, all_three = second.guarantee(first), third.guarantee(first, second)
+    mechanism = first.attempts[0].terms.mechanism
+    twice = mechanism.privacy_of([range(30), range(30)])
+    assert both.epsilon.upper == epsilon(twice, both.delta).upper > first.guarantee().epsilon.upper
+    assert all_three.epsilon.upper > both.epsilon.upper
+    main(["ledger", str(models / "second"), "--together-with", str(models / "run")])
+    assert f"in all 2 runs: {both.sentence()}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("before", ["run", "second"])
+def test_the_rows_of_a_model_before_are_refused(models, chain, before, tmp_path):
+    with pytest.raises(ValueError, match="run was trained on these very rows"):
+        run(line, config(init_from=str(models / before)), tmp_path / "out")
+    with pytest.raises(ValueError, match="run was trained on these very rows"):
+        select(tmp_path / "out", [candidate(init_from=str(models / before))])
+    assert not (tmp_path / "out").exists()
+
+
+def damage(folder, how):
+    if how == "gone":
+        shutil.rmtree(folder)
+    elif how == "unfinished":
+        (folder / "report.json").unlink()
+    elif how == "edited":
+        np.savez(folder / "params.npz", **{"['w']": np.zeros(3, np.float32)})
+    elif how == "cut":
+        (folder / "params.npz").write_bytes((folder / "params.npz").read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("form", "how"),
+    [("run", "unfinished"), *((f, h) for f in FORMS[:2] for h in ("gone", "edited", "cut"))],
+)
+def test_what_is_no_whole_model_is_refused_before_a_run_begins(models, form, how, tmp_path):
+    shutil.copytree(models / form, tmp_path / "model")
+    damage(tmp_path / "model", how)
+    with pytest.raises((ValueError, FileNotFoundError), match="model"):
+        run(TOMORROW, config(init_from=str(tmp_path / "model")), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_of_other_shapes_is_refused(models, form, tmp_path):
+    with pytest.raises(ValueError, match=r"does not hold the parameter \['w'\] \(4,\)"):
+        run(Line(width=4, seed=1), config(init_from=str(models / form)), tmp_path / "out")
+
+
+def test_what_a_bundle_says_of_its_guarantee_is_a_line(models, tmp_path):
+    from dpsgd.runs.bundle import Bundle
+
+    shutil.copytree(models / "exported", tmp_path / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        forged = {**Bundle.read(tmp_path / "model").guarantee, "unit": "user)\nepsilon <= 0"}
+        bundle = Bundle(tmp_path / "model", {}, forged)
+        patch.setattr(Bundle, "read", lambda path: bundle)
+        with pytest.raises(ValueError, match="is damaged"):
+            run(TOMORROW, config(init_from=str(tmp_path / "model")), tmp_path / "out")
+
+
+def test_a_run_that_was_cut_resumes_from_the_same_start(models, tmp_path):
+    options = {"insecure_seed": 3, "init_from": str(models / "run")}
+    run(TOMORROW, config_of(**options), tmp_path / "whole")
+    cut = run_and_stop(TOMORROW, config_of(**options), tmp_path / "cut")
+    shutil.move(models / "run", models / "moved")
+    try:
+        with pytest.raises(FileNotFoundError, match="run does not exist"):
+            resume(cut)
+    finally:
+        shutil.move(models / "moved", models / "run")
+    resume(cut)
+    assert (released(cut)["['w']"] == released(tmp_path / "whole")["['w']"]).all()
+    assert len(read(cut / "ledger.jsonl").attempts) == 1
+
+
+@pytest.mark.parametrize("tables", ["dense", "lazy"])
+def test_tables_start_from_an_earlier_model_too(tables, tmp_path):
+    options = {"tables": tables} | ({"tables_learning_rate": 0.5} if tables == "lazy" else {})
+    run(Words(), config(**options), tmp_path / "a")
+    start = {"init_from": str(tmp_path / "a"), "learning_rate": 1e-30}
+    options |= {"tables_learning_rate": 1e-30} if tables == "lazy" else {}
+    run(Words(seed=1), config(**{**options, **start}), tmp_path / "b")
+    before, after = released(tmp_path / "a"), released(tmp_path / "b")
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_a_selection_says_what_each_candidate_starts_from(chain):
+    segments = [history.attempts[0].terms.segment() for history in chain]
+    told = cost([Trials(TrialCount(3.0, 0.0), tuple(segments), "score")], 1e-5)
+    assert told.earlier == segments[1].earlier
+    assert told.earlier[0] in told.sentence()
