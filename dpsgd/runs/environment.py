@@ -33,10 +33,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def origin() -> str:
-    """Returns today's date and the command of this process, in a sentence of Markdown."""
+def origin(what: str = "Finished") -> str:
+    """Returns today's date and the command of this process, in a sentence that begins by `what`."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"Finished on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC by:\n\n    {command}"
+    return f"{what} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC by:\n\n    {command}"
 
 
 def _versions() -> dict[str, str]:

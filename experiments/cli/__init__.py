@@ -30,6 +30,7 @@ COMMANDS = {
     "evaluate": "Score labelled rows, raw or prepared, with a model; compare with their labels.",
     "score": "Write the probabilities that a model gives to the rows of a file.",
     "export": "Write the model and the guarantee of a finished run to a new folder.",
+    "results": "Print, export and draw the table of finished runs.",
     "report": "Write one self-contained HTML page about finished runs and sweeps.",
     "epsilon": "Print the certified epsilon of a run, as [lower, upper].",
     "calibrate": "Print the smallest noise multiplier for an epsilon or an attack advantage.",
@@ -117,8 +118,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
 def check_sampler(words: Sequence[str]) -> None:
     """Raises ValueError if words choose a sampler of this package that it does not have."""
     for word in words:
-        prefix, _, name = word.partition(":")
-        if prefix == "sampler" and ":" not in name:
+        prefix, colon, name = word.partition(":")
+        if prefix == "sampler" and colon and ":" not in name:
             from samplers.settings import SETTINGS
 
             if name not in SETTINGS:

@@ -1,13 +1,18 @@
-"""What figures share: what is asked for, colours that tell samplers apart, axes, and the file."""
+"""The one style of all figures: colours that tell samplers apart, panels, axes, legends, files."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
+import numpy as np
 import tyro
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from dpsgd.files import write_atomically
@@ -31,6 +36,20 @@ BUFFERED = "#D55E00"
 
 MARKERS = "osD^vP*X"
 
+LONGEST = 48
+"""Characters of a label in a legend."""
+
+STYLE: Any = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": "medium",
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "svg.hashsalt": "dpsgd",
+}
+"""What matplotlib is told; equal figures give equal bytes."""
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -48,6 +67,28 @@ class RatingsPicture(Picture):
     """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
 
 
+def blank(width: float, height: float, title: str = "") -> Figure:
+    """Returns an empty figure of so many inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def panels(figure: Figure | SubFigure, rows: int = 1, columns: int = 1, **how: Any) -> list[Axes]:
+    """Returns the axes of new panels in a figure, row by row."""
+    with mpl.rc_context(STYLE):
+        return list(np.ravel(figure.subplots(rows, columns, squeeze=False, **how)))
+
+
+def legend(axes: Axes | Figure | SubFigure, **how: Any) -> None:
+    """Adds a legend, of whose long labels the ends are shown."""
+    found = axes.legend(**{"frameon": False, "fontsize": "small", **how})
+    for text in found.get_texts():
+        if len(text.get_text()) > LONGEST:
+            text.set_text("…" + text.get_text()[1 - LONGEST :])
+
+
 def label_ones_twos_fives(axis: Axis) -> None:
     """Labels a logarithmic axis at 1, 2, 5, 10, ...: readable where it spans a decade or two."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -55,8 +96,17 @@ def label_ones_twos_fives(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def content(figure: Figure, kind: str) -> bytes:
+    """Returns the figure as a file of this format; equal figures give equal SVGs."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else None
+    with mpl.rc_context(STYLE):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
 def save(figure: Figure, path: Path) -> None:
     """Writes the figure, the whole of it or nothing; the ending of `path` names the format."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix.removeprefix(".")
-    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150))
+    found = content(figure, path.suffix.removeprefix("."))
+    write_atomically(path, lambda file: file.write(found))

@@ -11,12 +11,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build
 from dpsgd.runs.spec import known_options
-from experiments.reports.metrics import Better
+from experiments.results.metrics import Better
+from experiments.results.table import AXES, IN_SAMPLER, PRIVACY
 from samplers.settings import SETTINGS, SamplerSettings
 
 AxisName = Literal[
@@ -32,32 +33,6 @@ AxisName = Literal[
 Integers = int | tuple[int, ...]
 Numbers = float | tuple[float, ...]
 
-
-class Axis(NamedTuple):
-    """What runs of a grid differ in, as it is written."""
-
-    short: str
-    """In the names of runs."""
-    symbol: str
-    """In tables and legends."""
-    label: str
-    """Under a panel."""
-
-
-AXES = {
-    "noise_multiplier": Axis("sigma", "σ", "noise multiplier σ"),
-    "target_epsilon": Axis("eps", "ε", "ε by which the noise was chosen"),
-    "target_advantage": Axis("adv", "advantage", "attack advantage by which the noise was chosen"),
-    "batch_size": Axis("b", "batch", "batch size"),
-    "epochs": Axis("e", "epochs", "epochs"),
-    "learning_rate": Axis("lr", "learning rate", "learning rate"),
-    "l2_clip_norm": Axis("c", "C", "clipping norm C"),
-    "bands": Axis("bands", "bands", "steps b over which noise is correlated"),
-}
-PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
-"""Axes that runs without privacy have no place on."""
-IN_SAMPLER = ("batch_size", "epochs")
-"""Axes that are settings of the sampler, if it has them."""
 
 SHIPPED = Path(__file__).parent
 """The papers' experiments as files; a sweep can be asked for by the name of one."""

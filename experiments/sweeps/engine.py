@@ -1,9 +1,7 @@
-"""A sweep from its file to its summary: whatever is not finished yet is carried out."""
+"""A sweep from its file to its summary: every run that is not finished yet is carried out."""
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,14 @@ from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import Task, data_digest, made_of, task_record
 from experiments.cli.tasks import find_task, needs_data
-from experiments.sweeps import tables as markdown_tables
+from experiments.figures.drawing import content
+from experiments.results.draw import draw
+from experiments.results.table import RUNS, Table
 from experiments.sweeps.config import OfTask, Sweep
-from experiments.sweeps.figure import draw
 from experiments.sweeps.plan import PlannedRun, plan
-from experiments.sweeps.summary import Summary, summarize
+from experiments.sweeps.summary import TABLE, Summary
 from experiments.sweeps.workers import Assignment, carry_out, most_useful
 from samplers import Population
-
-RUNS = "runs"
-"""Folder of the run directories."""
 
 ASKED = "sweep.toml"
 """The sweep as it was asked for."""
@@ -46,7 +42,7 @@ def run_sweep(
 
     A run is known by its folder, `out/runs/NAME`, its configuration in there, and the digest of
     its data. Finished ones stay as they are, so a sweep that was stopped, killed or made larger
-    goes on where it was; what was changed meanwhile but the data (code, versions, machine) is said.
+    resumes; what was changed meanwhile but the data (code, versions, machine) is said.
 
     Args:
       sweep: What is asked for.
@@ -156,25 +152,23 @@ def _summary(
       runs: All of its runs.
       task: The record of what they train; by default what the first one trained.
     """
-    finished = [(run, FinishedRun.read(run.out)) for run in runs]
-    task, data = task or finished[0][1].task, set()
+    finished = {run.out.name: FinishedRun.read(run.out) for run in runs}
+    folder, data = runs[0].out.parent, set()
+    task = task or finished[runs[0].out.name].task
     if task["name"] != sweep.task_name:
-        raise ValueError(f"{runs[0].out.parent} holds runs of the task {task['name']}")
-    for run, found in finished:
+        raise ValueError(f"{folder} holds runs of the task {task['name']}")
+    for run in runs:
+        found = finished[run.out.name]
         _refuse_another(run, task, found.task, found.spec)
         data.update(found.data)
     if len(data) > 1 or None in data:
         raise ValueError(
-            f"{runs[0].out.parent} holds runs on different data, or runs that do not say on which: "
-            "they show nothing together"
+            f"{folder} holds runs on different data, or runs that do not say on which: they show "
+            "nothing together"
         )
-    return summarize(
-        sweep,
-        task,
-        [(run, found.record) for run, found in finished],
-        [place for _, found in finished for place in found.environments],
-        _remarks([found for _, found in finished]),
-    )
+    places = [place for found in finished.values() for place in found.environments]
+    remarks = _remarks([*finished.values()])
+    return Summary.of(sweep, task, Table.of(finished), runs, places, remarks)
 
 
 def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
@@ -184,7 +178,7 @@ def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
     for found in finished:
         if len(found.history.attempts) > 1:
             notes = "; ".join(found.record["notes"])
-            remarks.append(f"{found.path.name} went on after a change: {notes}")
+            remarks.append(f"{found.path.name} resumed after a change: {notes}")
     return remarks
 
 
@@ -196,17 +190,15 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
       out: Folder of the sweep.
       asked: The sweep's own file, kept beside what came of it.
     """
-    figure = io.BytesIO()
-    draw(summary).savefig(figure, format="png", dpi=150)
     contents = {
         ASKED: asked,
-        "summary.json": json.dumps(summary.record(), indent=2, allow_nan=False).encode() + b"\n",
-        "summary.md": markdown_tables.markdown(summary).encode(),
-        "figure.png": figure.getvalue(),
+        "summary.md": summary.markdown().encode(),
+        "figure.png": content(draw(summary.views, summary.sweep.title), "png"),
     }
-    for name, content in contents.items():
-        write_atomically(out / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-    return [out / name for name in contents]
+    for name, text in contents.items():
+        write_atomically(out / name, lambda file, text=text: file.write(text))  # type: ignore[misc]
+    summary.table.write(out / TABLE)
+    return [out / name for name in (*contents, TABLE)]
 
 
 def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
@@ -220,7 +212,7 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
         sampler = with_any_noise(spec, population).mechanism.sampler
         sampler.protected_unit(population)
     except ValueError as error:
-        raise ValueError(f"{where}, {run.cell.name}: {error}") from None
+        raise ValueError(f"{where}, {run.cell}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates
     return size, several, spec.private, spec.options().get("bands"), type(spec.tables)
 

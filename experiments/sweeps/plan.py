@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,106 +12,69 @@ from typing import Any
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import checked_spec
-from experiments.sweeps.config import AXES, IN_SAMPLER, PRIVACY, Grid, Sweep
+from experiments.results.table import AXES, IN_SAMPLER, PRIVACY, digits, sampler_settings
+from experiments.sweeps.config import Grid, Sweep
 from samplers.settings import SamplerSettings
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One combination of the values of a grid's axes: what is alike in all repetitions."""
-
-    sampler: SamplerSettings
-    learning_rate: float
-    l2_clip_norm: float
-    noise_multiplier: float | None = None
-    target_epsilon: float | None = None
-    target_advantage: float | None = None
-    bands: int = 1
-
-    @property
-    def non_private(self) -> bool:
-        """Whether its runs neither clip nor add noise."""
-        return all(getattr(self, axis) is None for axis in PRIVACY)
-
-    def value(self, axis: str) -> Any:
-        """Returns where the cell lies on an axis of its grid; None where it has no place there."""
-        if self.non_private and axis in ("l2_clip_norm", "bands"):
-            return None
-        return getattr(self.sampler if axis in IN_SAMPLER else self, axis, None)
-
-    @property
-    def sampler_name(self) -> str:
-        """The sampler, with those of its settings that are not the defaults.
-
-        >>> from samplers.settings import SETTINGS
-        >>> Cell(SETTINGS["shuffle"](order="fixed"), 1e-3, 1.0).sampler_name
-        'shuffle order-fixed'
-        """
-        settings = [
-            f"{field.name}-{_digits(getattr(self.sampler, field.name))}"
-            for field in dataclasses.fields(self.sampler)
-            if field.name not in IN_SAMPLER and getattr(self.sampler, field.name) != field.default
-        ]
-        return " ".join([self.sampler.name, *settings])
-
-    @property
-    def name(self) -> str:
-        """Every value by which it differs from other cells, fit for a folder.
-
-        >>> from samplers.settings import SETTINGS
-        >>> poisson = SETTINGS["poisson"](batch_size=1024, epochs=10)
-        >>> Cell(poisson, 3e-3, 4.0, noise_multiplier=0.5).name
-        'poisson-sigma0.5-b1024-e10-lr0.003-c4'
-        >>> Cell(poisson, 3e-3, 4.0).name  # nothing is clipped without noise
-        'poisson-nonprivate-b1024-e10-lr0.003'
-        """
-        values = [
-            f"{short}{_digits(value)}"
-            for axis, (short, _, _) in AXES.items()
-            if (value := self.value(axis)) is not None and (axis, value) != ("bands", 1)
-        ]
-        private = ["nonprivate"] if self.non_private else []
-        return "-".join([self.sampler_name.replace(" ", "-"), *private, *values])
+IN_PRIVATE = ("l2_clip_norm", "bands")
+"""Axes on which a run without privacy has no place, beside those of privacy."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A cell's run in one repetition, with its spec and its directory."""
+    """One repetition of a cell: a combination of the values of a grid's axes."""
 
-    cell: Cell
+    cell: str
+    """Name of the cell."""
     spec: RunSpec
     out: Path
-
-    @property
-    def name(self) -> str:
-        """Name of the run's folder."""
-        return self.out.name
+    """Run directory."""
 
 
-def cells(grid: Grid) -> list[Cell]:
-    """Returns every combination of the values of a grid's axes, each once."""
+def cells(grid: Grid) -> dict[str, dict[str, Any]]:
+    """Returns the options of every combination of the values of a grid's axes, by its name."""
     privacy: list[dict[str, Any]] = [
         {axis: value} for axis in PRIVACY for value in getattr(grid, axis)
     ]
-    privacy += [{}] if grid.non_private else []
-    axes = itertools.product(
+    privacy += [{"non_private": True}] if grid.non_private else []
+    others = ("learning_rate", *IN_PRIVATE)
+    found = {}
+    for sampler, sizes, *values, wanted in itertools.product(
         grid.samplers(),
         itertools.product(*(getattr(grid, axis) for axis in IN_SAMPLER)),
-        *(getattr(grid, axis) for axis in ("learning_rate", "l2_clip_norm", "bands")),
+        *(getattr(grid, axis) for axis in others),
         privacy,
-    )
-    found = [
-        Cell(
-            sized(sampler, dict(zip(IN_SAMPLER, sizes, strict=True))),
-            learning_rate,
+    ):
+        options = dict(zip(others, values, strict=True)) | wanted
+        if "non_private" in wanted:
             # Without privacy nothing is clipped: one cell, whatever norms its grid has.
-            l2_clip_norm if wanted else Settings.l2_clip_norm,
-            bands=bands if wanted else 1,
-            **wanted,
-        )
-        for sampler, sizes, learning_rate, l2_clip_norm, bands, wanted in axes
+            options |= {"l2_clip_norm": Settings.l2_clip_norm, "bands": 1}
+        options["sampler"] = sized(sampler, dict(zip(IN_SAMPLER, sizes, strict=True)))
+        found[name_of(options)] = options
+    return found
+
+
+def name_of(options: Mapping[str, Any]) -> str:
+    """Returns every value by which a cell differs from others, fit for a folder.
+
+    >>> from samplers.settings import SETTINGS
+    >>> options = {"learning_rate": 3e-3, "l2_clip_norm": 4.0, "bands": 1}
+    >>> options["sampler"] = SETTINGS["poisson"](batch_size=1024, epochs=10)
+    >>> name_of({**options, "noise_multiplier": 0.5})
+    'poisson-sigma0.5-b1024-e10-lr0.003-c4'
+    >>> name_of({**options, "non_private": True})  # nothing is clipped without noise
+    'poisson-nonprivate-b1024-e10-lr0.003'
+    """
+    sampler, without = options["sampler"], options.get("non_private")
+    sizes = {axis: getattr(sampler, axis, None) for axis in IN_SAMPLER}
+    values = {**options, **sizes, **(dict.fromkeys(IN_PRIVATE) if without else {})}
+    parts = [
+        f"{short}{digits(value)}"
+        for axis, (short, _, _) in AXES.items()
+        if (value := values.get(axis)) is not None and (axis, value) != ("bands", 1)
     ]
-    return list({cell.name: cell for cell in found}.values())
+    own = sampler_settings(sampler).split()
+    return "-".join([sampler.name, *own, *(["nonprivate"] if without else []), *parts])
 
 
 def sized(sampler: SamplerSettings, sizes: dict[str, int]) -> SamplerSettings:
@@ -134,35 +98,18 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
       ValueError: for a setting of the wrong type, or a configuration that cannot be run.
     """
     seeds = sweep.insecure_seeds or (None,) * (sweep.repetitions or 0)
-    unique = {cell.name: cell for grid in sweep.grid for cell in cells(grid)}
+    unique = {name: options for grid in sweep.grid for name, options in cells(grid).items()}
     runs = []
-    for cell, (number, seed) in itertools.product(unique.values(), enumerate(seeds)):
-        repetition = f"r{number}" if seed is None else f"seed{seed}"
-        settings = {
-            **sweep.run,
-            **{axis: getattr(cell, axis) for axis in AXES if axis not in IN_SAMPLER},
-            "bands": cell.bands if cell.bands > 1 else None,
-            "sampler": cell.sampler,
-            "non_private": cell.non_private,
-            "insecure_seed": seed,
-        }
+    for (name, options), (number, seed) in itertools.product(unique.items(), enumerate(seeds)):
+        settings = {**sweep.run, **options, "insecure_seed": seed}
+        settings["bands"] = options["bands"] if options["bands"] > 1 else None
         # What a sweep does not ask for is no part of what it compares.
         settings.setdefault("calibration", "none")
-        if cell.non_private:  # asked of all runs, and this one has no noise and clips nothing
+        if "non_private" in options:  # asked of all runs, and this one has no noise and no clipping
             settings |= {"secure_noise": False, "calibration": "none"}
         spec = checked_spec(settings, f"{where}, run")
         begun = spec.init_seed + (number if seed is None else seed)
         spec = dataclasses.replace(spec, init_seed=begun % 2**32)
-        runs.append(PlannedRun(cell, spec, folder / f"{cell.name}-{repetition}"))
+        repetition = f"r{number}" if seed is None else f"seed{seed}"
+        runs.append(PlannedRun(name, spec, folder / f"{name}-{repetition}"))
     return runs
-
-
-def _digits(value: Any) -> str:
-    """Returns the shortest text that names a value of a setting and no other one.
-
-    >>> _digits(4.0), _digits(0.30000000000000004), _digits((8, 64)), _digits("fixed")
-    ('4', '0.30000000000000004', '8+64', 'fixed')
-    """
-    if isinstance(value, tuple):
-        return "+".join(map(_digits, value))
-    return str(value).removesuffix(".0")

@@ -17,7 +17,7 @@ from dpsgd.runs.records import build, checked
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import checked_spec
 from dpsgd.runs.task import Task
-from experiments.reports.metrics import Better
+from experiments.results.metrics import Better
 from experiments.sweeps.config import IN_SAMPLER, OfTask, samplers_of, tables
 from experiments.sweeps.plan import sized
 

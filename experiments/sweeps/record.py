@@ -12,8 +12,10 @@ import tyro
 
 from dpsgd.files import write_atomically
 from experiments.cli.errors import in_one_line
-from experiments.sweeps.config import AXES, SHIPPED
-from experiments.sweeps.engine import ASKED
+from experiments.results.table import AXES
+from experiments.results.views import Point, mean_points
+from experiments.sweeps import engine
+from experiments.sweeps.config import SHIPPED
 
 
 @dataclass(frozen=True)
@@ -29,50 +31,46 @@ class RecordConfig:
 
 
 def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
-    """Returns where sweeps ran, how to do them again, and each grid point's mean and deviation.
+    """Returns where sweeps ran, how to do them again, and each cell's means and deviations.
 
     Raises:
-      ValueError: for a folder whose sweep is not a shipped one as it is now, or was summarized by
-        another version.
+      ValueError: for a folder whose sweep is not a shipped one as it is now.
       OSError: for a folder that is not that of a finished sweep.
     """
     shipped = {file.read_bytes(): file.stem for file in sorted(SHIPPED.glob("*.toml"))}
     environments: list[Any] = []
     sweeps = []
     for folder in folders:
-        asked = (folder / ASKED).read_bytes()
+        asked = (folder / engine.ASKED).read_bytes()
         if asked not in shipped:
-            raise ValueError(f"{folder / ASKED} is not, or no longer, a shipped sweep")
-        summary = json.loads((folder / "summary.json").read_text())
-        try:
-            store = " store" if "data" in summary["task"]["settings"] else ""
-            environments += [e for e in summary["environments"] if e not in environments]
-            sweeps.append(
-                {
-                    "command": f"dpsgd sweep {shipped[asked]}{store} --out {shipped[asked]}",
-                    "title": summary["title"],
-                    "setting": summary["setting"],
-                    "insecure_seeds": summary["insecure_seeds"],
-                    "results": [_point(cell) for cell in summary["cells"].values()],
-                }
-            )
-        except KeyError as error:
-            raise ValueError(
-                f"{folder / 'summary.json'} has no {error}: the sweep's own command writes it anew"
-            ) from None
+            raise ValueError(f"{folder / engine.ASKED} is not, or no longer, a shipped sweep")
+        summary, name = engine.read(folder), shipped[asked]
+        store = " store" if "data" in summary.task["settings"] else ""
+        environments += [e for e in summary.environments if e not in environments]
+        points = mean_points(summary.table, ("sampler", "sampler_settings", "noise", *AXES))
+        sweeps.append(
+            {
+                "command": f"dpsgd sweep {name}{store} --out {name}",
+                "title": summary.sweep.title,
+                "setting": summary.setting,
+                "insecure_seeds": list(summary.sweep.insecure_seeds),
+                "results": [_result(point, summary.table.metrics) for point in points],
+            }
+        )
     return {"note": note, "environments": environments, "sweeps": sweeps}
 
 
-def _point(cell: dict[str, Any]) -> dict[str, Any]:
-    """Returns a grid point, each metric as [mean, standard deviation]."""
-    names = ("sampler", *AXES, "epsilon_lower", "epsilon_upper", "delta")
-    where = {name: cell[name] for name in names if cell[name] is not None}
-    metrics = {
-        name: [_short(found["mean"]), _short(found["sd"])]
-        for name, found in cell["metrics"].items()
-        if not name.endswith("_num_examples")
+def _result(point: Point, metrics: Sequence[str]) -> dict[str, Any]:
+    """Returns a cell's settings and guarantee, and each metric as [mean, standard deviation]."""
+    row, found = point.rows[0], point.epsilon
+    sampler = f"{row['sampler']} {row['sampler_settings']}".strip()
+    where = {"sampler": sampler, **{name: row[name] for name in AXES}}
+    where |= {"epsilon_lower": found and found.lower, "epsilon_upper": found and found.upper}
+    where |= {"noise_multiplier": point.noise_multiplier, "delta": row["delta"]}
+    estimates = {name: point[name] for name in metrics if not name.endswith("_num_examples")}
+    return {name: value for name, value in where.items() if value is not None} | {
+        name: [_short(found.mean), _short(found.sd)] for name, found in estimates.items()
     }
-    return {**where, **metrics}
 
 
 def _short(value: float | None) -> float | None:
@@ -80,7 +78,7 @@ def _short(value: float | None) -> float | None:
 
 
 def lines(found: dict[str, Any]) -> str:
-    """Returns a record as JSON with a line for each grid point."""
+    """Returns a record as JSON with a line for each cell."""
     text = json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False)
     for sweep in found["sweeps"]:
         for point in sweep["results"]:

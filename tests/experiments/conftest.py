@@ -1,7 +1,13 @@
 """What tests of whole runs share."""
 
+from pathlib import Path
+
 import pytest
 
+from experiments.results.table import Table, sampler_settings
+from experiments.sweeps.config import Grid, Sweep
+from experiments.sweeps.plan import plan
+from experiments.sweeps.summary import Summary
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 
@@ -11,3 +17,75 @@ def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "store"
     synthetic.write_store(path, 200, seed=0)
     return path
+
+
+METRICS = ("validation_auc", "test_auc", "test_log_loss")
+CLICKS = {"headline": "test_auc", "better": "higher"}
+TERMS = {"delta": 1.0001e-5, "adjacency": "zero-out", "audit": "passed", "notes": []}
+SIZES = {"num_params": 1234, "num_examples": 5678, "num_steps": 10, "attempts": 1}
+TIMES = {"seconds": 3.0, "training_seconds": 2.0, "examples_per_second": 1e4}
+
+
+@pytest.fixture
+def summary_of():
+    """Returns the summary of a sweep whose runs, made up, report `auc(run, metric)`.
+
+    A run costs the epsilon that it was to cost, and `excess`; or 1.25, where none was asked for.
+    """
+
+    def row_of(run, auc, metrics, unit, excess, task):
+        options, sampler = run.spec.options(), run.spec.sampler
+        sigma = options.get("noise_multiplier") or 0.0
+        if epsilon := options.get("target_epsilon"):
+            sigma = 2.0 / epsilon
+        if advantage := options.get("target_advantage"):
+            sigma = 0.4 / advantage
+        upper, known = (epsilon or 1.25) + excess, sigma and run.spec.insecure_seed is None
+        return {
+            **{name: options.get(name) for name in ("target_epsilon", "target_advantage")},
+            **{name: options.get(name) for name in ("learning_rate", "init_seed", "insecure_seed")},
+            **{name: getattr(sampler, name) for name in ("batch_size", "epochs")},
+            **TERMS,
+            **SIZES,
+            **TIMES,
+            **task,
+            "run": run.out.name,
+            "task": "clicks",
+            "sampler": sampler.name,
+            "sampler_settings": sampler_settings(sampler),
+            "noise": "independent noise",
+            "noise_multiplier": sigma,
+            "l2_clip_norm": options["l2_clip_norm"] if sigma else None,
+            "bands": 1 if sigma else None,
+            "data": 0,
+            "epsilon_lower": 0.8 * upper if known else None,
+            "epsilon_upper": upper if known else None,
+            "attack_advantage_upper": (advantage or 0.5) + excess if known else None,
+            "unit": unit(run) if callable(unit) else unit,
+            "not_covered": ["the weather"],
+            **{metric: auc(run, metric) for metric in metrics},
+            "test_num_examples": 910,
+        }
+
+    def make(
+        auc,
+        *grids,
+        repetitions=2,
+        insecure_seeds=(),
+        excess=0.0,
+        metrics=METRICS,
+        task=CLICKS,
+        unit="user",
+        **more,
+    ):
+        count = None if insecure_seeds else repetitions
+        found = tuple(Grid(**grid) for grid in grids)
+        seeds = tuple(insecure_seeds)
+        sweep = Sweep("A title", found, repetitions=count, insecure_seeds=seeds, **more)
+        runs = plan(sweep, Path("runs"), "sweep")
+        rows = [row_of(run, auc, metrics, unit, excess, task) for run in runs]
+        table = Table.of_rows(rows, [*metrics, "test_num_examples"])
+        record = {"name": "clicks", "settings": {"data": "store"}, "description": task}
+        return Summary.of(sweep, record, table, runs)
+
+    return make

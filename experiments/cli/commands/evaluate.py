@@ -70,7 +70,7 @@ def _fit(
     import dataclasses
 
     from dpsgd.models.model import read_model
-    from experiments.reports import clicks
+    from experiments.results import clicks
 
     rows = clicks.Rows(config.data, config.split, config.by)
     fit, tables = clicks.Fit.of("this model", model, rows), []

@@ -35,12 +35,12 @@ class ReportConfig:
     better: Literal["higher", "lower"] | None = None
     """Which of its values are better."""
     data: Path | None = None
-    """Labelled rows on which models of clicks are looked at: the calibration of their predictions,
-    a store or a raw file. What is said of these rows is not covered by the guarantees."""
+    """Labelled rows, a store or a raw file, on which models of the task clicks are looked at: how
+    their predictions fit. What is said of these rows is not covered by the guarantees."""
     split: Literal["train", "validation", "test"] = "test"
     """Which rows of a store."""
     by: str | None = None
-    """Also show predicted and observed clicks by the largest categories of this column."""
+    """Also show predicted and observed positives by the largest categories of this column."""
     against: Path | None = None
     """Run of the same model without privacy (dpsgd train --non-private): what privacy cost."""
 
@@ -62,27 +62,29 @@ def run(config: ReportConfig) -> None:
     with Console() as console:
         console.progress("reading the runs and their guarantees")
         from dpsgd.files import write_atomically
-        from experiments.reports.clicks import Rows
-        from experiments.reports.html import document
-        from experiments.reports.overview import overview
+        from dpsgd.runs.environment import origin
+        from experiments.results.clicks import Rows
+        from experiments.results.page import page
+        from experiments.results.render import document
 
         rows = None
         if config.data is not None:
             split = config.split if config.data.is_dir() else None
             rows = Rows(config.data, split, config.by)
-        page = overview(
+        found = page(
             config.runs,
             config.title,
             config.headline,
             config.better,
+            origin=origin("Written"),
             rows=rows,
             against=config.against,
         )
         folder.mkdir(parents=True, exist_ok=True)
         files = {
-            config.out: document(page).encode(),
-            folder / MARKDOWN: page.markdown.encode(),
-            **{folder / name: content for name, content in page.figures.items()},
+            config.out: document(found).encode(),
+            folder / MARKDOWN: found.markdown.encode(),
+            **{folder / name: content for name, content in found.figures.items()},
         }
         for path, content in files.items():
             write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from experiments.cli.console import Console
+
+if TYPE_CHECKING:
+    from experiments.results.views import View
 
 
 @dataclass(frozen=True)
 class SweepConfig:
     """Carry out every run that a file asks for; write their table and figure.
 
-    Started again, it goes on where it was: no finished run is repeated. The guarantees are those of
+    Started again, it resumes: no finished run is repeated. The guarantees are those of
     single runs; a choice among them is not covered. The file is TOML:
 
         title = "AUC over the noise multiplier"
@@ -59,7 +62,7 @@ class SweepConfig:
     """Where the task's rows lie, such as a store (see `dpsgd prepare`); left out for a task that
     brings its own."""
     out: Path = field(kw_only=True)
-    """Folder of the sweep; one that exists is gone on with."""
+    """Folder of the sweep; one that exists is resumed."""
     headline: str | None = None
     """Metric to show, in place of the file's or the task's own."""
     better: Literal["higher", "lower"] | None = None
@@ -79,13 +82,8 @@ def run(config: SweepConfig) -> None:
     file = file_of(config.config)
     asked = file.read_bytes()
     sweep = Sweep.parse(asked, str(file))
-    if config.headline is not None:
-        sweep = replace(sweep, headline=config.headline, better=None)
-    if config.better is not None:
-        sweep = replace(sweep, better=config.better)
     with Console() as console:
         console.progress("starting")
-        from experiments.sweeps import tables
         from experiments.sweeps.engine import run_sweep, write
 
         summary = run_sweep(
@@ -95,21 +93,26 @@ def run(config: SweepConfig) -> None:
             where=str(config.config),
             workers=config.workers,
             progress=console.progress,
-        )
+        ).showing(config.headline, config.better)
         written = write(summary, config.out, asked)
         console.line(summary.setting)
-        for panel in summary.panels:
-            if panel.grid.title:
-                console.line(f"\n{panel.grid.title}")
-            for title, table in tables.tables(panel).items():
-                console.line(f"\n{title}")
-                console.table(*table)
-            for verdict in tables.verdicts(panel):
-                console.line(f"best {verdict}")
+        for view in summary.views:
+            if view.title:
+                console.line(f"\n{view.title}")
+            show_view(console, view)
         console.line("")
         for statement in summary.statements:
             console.line(f"- {statement}")
         console.line(f"written: {', '.join(map(str, written))}")
+
+
+def show_view(console: Console, view: View) -> None:
+    """Prints the tables of a view of runs, and which line is best."""
+    for title, table in view.tables().items():
+        console.line(f"\n{title}")
+        console.table(*table)
+    for verdict in view.verdicts():
+        console.line(f"best {verdict}")
 
 
 def _select(config: SweepConfig) -> None:

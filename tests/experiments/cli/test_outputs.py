@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 from experiments import cli
 from experiments.cli import outputs
 from experiments.figures import comparison, drawing
-from experiments.reports import overview
+from experiments.results import page
+from experiments.results.render import Page
 
 COMPARE = ["compare", "--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
 AUDIT = ["audit", "sampler:poisson", "--num-examples", "100", "--batch-size", "10"]
@@ -27,7 +28,7 @@ def nothing_is_done(monkeypatch):
         pytest.fail("it began to work")
 
     monkeypatch.setattr(comparison, "curves", work)
-    monkeypatch.setattr(overview, "overview", work)
+    monkeypatch.setattr(page, "page", work)
     monkeypatch.setattr("experiments.cli.audit.black_box", work)
 
 
@@ -85,8 +86,8 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
 
 
 def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, capsys, monkeypatch):
-    page = overview.Page("t", "# t\n", {"a.svg": b"<svg/>"})
-    monkeypatch.setattr(overview, "overview", lambda *settings, **more: page)
+    found = Page("t", "# t\n", {"a.svg": b"<svg/>"})
+    monkeypatch.setattr(page, "page", lambda *settings, **more: found)
     out = tmp_path / "page.html"
     assert cli.main(["report", "run", "--out", str(out)]) == 0
     out.unlink()

@@ -8,7 +8,8 @@ import pytest
 
 from dpsgd import Secure, Settings
 from experiments.cli.commands.sweep import SweepConfig
-from experiments.sweeps.config import AXES, SHIPPED, Sweep, file_of
+from experiments.results.table import AXES
+from experiments.sweeps.config import SHIPPED, Sweep, file_of
 from experiments.sweeps.engine import task_of
 from experiments.sweeps.plan import cells, plan
 from experiments.sweeps.private import SHIPPED as SELECTIONS
@@ -38,7 +39,7 @@ def test_every_combination_is_a_run_once_a_repetition(tmp_path):
     sweep = read(tmp_path, 'title = "t"\nrepetitions = 3\n' + GRID)
     runs = planned(sweep, tmp_path)
     assert len(runs) == 2 * 3 * 2 * 3  # samplers, privacy, epochs, repetitions
-    assert len({run.name for run in runs}) == len(runs)
+    assert len({run.out.name for run in runs}) == len(runs)
     assert {run.spec.sampler.overflow for run in runs if run.spec.sampler.name == "poisson"} == {
         "accumulate"
     }
@@ -52,8 +53,10 @@ def test_a_run_in_two_grids_is_one_run_under_a_name_that_says_what_it_is(tmp_pat
     sweep = read(tmp_path, 'title = "t"\nrepetitions = 1\n' + GRID + GRID.replace("[1, 2]", "1"))
     runs = planned(sweep, tmp_path)
     assert len(runs) == 2 * 3 * 2
-    assert runs[0].name == "shuffle-sigma0.5-b1024-e1-lr0.003-c4-r0"
-    assert "poisson-overflow-accumulate-nonprivate-b1024-e2-lr0.003-r0" in {r.name for r in runs}
+    assert runs[0].out.name == "shuffle-sigma0.5-b1024-e1-lr0.003-c4-r0"
+    assert "poisson-overflow-accumulate-nonprivate-b1024-e2-lr0.003-r0" in {
+        r.out.name for r in runs
+    }
 
 
 @pytest.mark.parametrize("one", ['"shuffle"', '{ name = "shuffle", order = "fixed" }'])
@@ -71,7 +74,7 @@ def test_explicit_seeds_make_every_run_insecure(tmp_path):
     sweep = read(tmp_path, 'title = "t"\ninsecure_seeds = [5, 6]\n' + GRID)
     runs = planned(sweep, tmp_path)
     assert {run.spec.insecure_seed for run in runs} == {5, 6}
-    assert all(run.name.endswith(f"-seed{run.spec.insecure_seed}") for run in runs)
+    assert all(run.out.name.endswith(f"-seed{run.spec.insecure_seed}") for run in runs)
 
 
 def test_the_settings_of_all_runs_reach_each_of_them(tmp_path):
@@ -96,7 +99,7 @@ def test_bands_are_an_axis_of_the_runs_that_have_noise(tmp_path):
     runs = planned(read(tmp_path, text), tmp_path)
     assert {run.spec.options().get("bands") for run in runs if run.spec.private} == {None, 4}
     assert {run.spec.options().get("bands") for run in runs if not run.spec.private} == {None}
-    names = {run.name for run in runs}
+    names = {run.out.name for run in runs}
     assert len(names) == len(runs)
     assert {
         "poisson-sigma1-b1024-e1-lr0.003-c4-r0",
@@ -124,8 +127,8 @@ def test_every_sampler_can_be_swept_and_has_the_sizes_that_it_knows(tmp_path, na
     text = GRID.replace(several, sampler) + "batch_size = 64\n"
     runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{text}'), tmp_path)
     assert len(runs) == (1 if name in NEEDED else 2) * 3  # epochs, privacy
-    assert len({run.name for run in runs}) == len(runs)
-    assert all(run.name.startswith(name) and "/" not in run.name for run in runs)
+    assert len({run.out.name for run in runs}) == len(runs)
+    assert all(run.out.name.startswith(name) and "/" not in run.out.name for run in runs)
     if name not in NEEDED:
         assert {run.spec.sampler.batch_size for run in runs} == {64}
 
@@ -251,7 +254,9 @@ def test_the_equal_noise_figure_is_that_of_the_paper(name):
     assert names == ["deterministic", "shuffle", "poisson", "balls-and-bins"]
     assert len(grid.noise_multiplier) + grid.non_private >= 6
     assert grid.non_private
-    assert {cell.sampler.batch_size for cell in cells(grid)} == {int(name.rsplit("-", 1)[1])}
+    assert {cell["sampler"].batch_size for cell in cells(grid).values()} == {
+        int(name.rsplit("-", 1)[1])
+    }
 
 
 def test_the_file_that_the_help_shows_is_a_sweep_and_it_names_those_that_are_shipped():

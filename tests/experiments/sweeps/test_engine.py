@@ -25,11 +25,12 @@ from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
 from experiments import cli
 from experiments.cli.errors import in_one_line
-from experiments.reports.overview import overview
-from experiments.sweeps import engine, tables, workers
+from experiments.results.page import page as page_of
+from experiments.results.table import Table
+from experiments.sweeps import engine, workers
 from experiments.sweeps.config import Sweep
 from experiments.sweeps.plan import plan
-from experiments.sweeps.summary import INSECURE
+from experiments.sweeps.summary import INSECURE, TABLE
 from samplers import Population
 from samplers.settings import SETTINGS
 
@@ -60,6 +61,11 @@ def sweep_of(folder, text=SEEDED):
     path = folder / "sweep.toml"
     path.write_text(text)
     return Sweep.read(path)
+
+
+def shown(summary):
+    """What a sweep shows of its runs, but how long they took."""
+    return [table for view in summary.views for table in view.tables(intervals=True).items()]
 
 
 def finished(out):
@@ -112,15 +118,15 @@ def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one
     assert between.items() < finished(out).items()
     assert len(finished(out)) == 6
     undisturbed = engine.run_sweep(sweep, None, tmp_path / "undisturbed", workers=2)
-    assert disturbed.record() == undisturbed.record()
-    assert undisturbed.record()["cells"]
+    assert shown(disturbed) == shown(undisturbed)
     # Whoever has the seeds has the noise: the sweep says so, and so does each run.
     assert INSECURE in disturbed.statements
-    reports = [report for result in disturbed.results for report in result.reports]
-    assert all(report["guarantee"].startswith("NO GUARANTEE") for report in reports)
-    asked, *shown = engine.write(disturbed, out, SEEDED.encode())
+    rows = disturbed.table.rows
+    assert all(row["guarantee"].startswith("NO GUARANTEE") for row in rows)
+    asked, *files = engine.write(disturbed, out, SEEDED.encode())
     assert asked.read_text() == SEEDED
-    assert all(path.stat().st_size > 500 for path in shown)
+    assert all(path.stat().st_size > 500 for path in files)
+    assert Table.load(out / TABLE).frame.equals(disturbed.table.frame)
 
 
 def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
@@ -146,18 +152,17 @@ def test_bands_are_compared_at_one_guarantee_and_found_again(tmp_path, in_this_p
     text = text.replace("noise_multiplier = 1", "target_epsilon = 3")
     summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     before = finished(tmp_path / "out")
-    one, four = summary.results
-    assert (one.cell.bands, four.cell.bands) == (1, 4)
+    (view,) = summary.views
+    one, four = view.points
+    assert (one.x, four.x) == (1, 4)
     assert one.noise_multiplier == pytest.approx(four.noise_multiplier)  # of a known order
     assert all(2.9 < result.epsilon.upper <= 3 for result in (one, four))
-    (report,) = four.reports
-    assert "BandedToeplitz noise of 4 bands" in report["guarantee"]
-    (panel,) = summary.panels
-    shown = tables.tables(panel)["noise multiplier σ"]
-    assert shown[0] == ["bands", "deterministic"]
-    assert [row[0] for row in shown[1]] == ["1", "4"]
+    assert "BandedToeplitz noise of 4 bands" in four.rows[0]["guarantee"]
+    header, rows = view.tables()["noise multiplier σ"]
+    assert header == ["bands", "deterministic"]
+    assert [row[0] for row in rows] == ["1", "4"]
     again = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
-    assert (again.record(), finished(tmp_path / "out")) == (summary.record(), before)
+    assert (shown(again), finished(tmp_path / "out")) == (shown(summary), before)
 
 
 def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_this_process):
@@ -165,12 +170,12 @@ def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_t
     text = ONE.replace('x = "noise_multiplier"', 'x = "learning_rate"') + rates
     summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     (steep,) = [name for name in finished(tmp_path / "out") if "1e+30" in name]
-    assert f"the training of {steep} diverged: means are of the other runs" in summary.statements
+    assert f"the training of {steep} diverged: means are of the others" in summary.statements
     engine.write(summary, tmp_path / "out", text.encode())
     page = (tmp_path / "out" / "summary.md").read_text()
     assert "| 1e+30 | undefined |" in page
     assert re.search(r"\| 0.01 \| \d", page)
-    assert engine.read(tmp_path / "out").record() == summary.record()
+    assert shown(engine.read(tmp_path / "out")) == shown(summary)
 
 
 def raises(error):
@@ -216,8 +221,8 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     before = finished(out)
     assert len(before) == 1
 
-    page = overview([out]).markdown
-    assert "Mean ± one standard deviation over independent runs, 1 of each" in page
+    page = page_of([out]).markdown
+    assert "Single runs: models of " in page
     assert f"jax {jax.__version__}" in page
     assert re.search(r"Training took [\d.]+ s .*, at a median of [\d,]+ examples a second", page)
     (command,) = re.findall("^dpsgd sweep .*$", page, re.MULTILINE)
@@ -229,12 +234,12 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     assert "\ntest num examples\n" in capsys.readouterr().out
     assert finished(out) == before
     with pytest.raises(ValueError, match="no metric 'auc'; there are test_error, "):
-        overview([out], headline="auc")
+        page_of([out], headline="auc")
 
     # The page is of the runs as they are, and not of what was once written of them.
-    for stale in ("summary.json", "summary.md", "figure.png"):
+    for stale in (TABLE, "summary.md", "figure.png"):
         (out / stale).unlink()
-    assert overview([out]).markdown == page
+    assert page_of([out]).markdown == page
     (run,) = (out / "runs").iterdir()
     one = FinishedRun.read(run)
     (first,) = one.history.attempts
@@ -244,13 +249,13 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     assert engine._remarks([one, other]) == ["the runs are not alike in: code"]
     (run / DATA).rename(run / "elsewhere")
     with pytest.raises(ValueError, match="runs that do not say on which"):
-        overview([out])
+        page_of([out])
     run.rename(out / "elsewhere")
     with pytest.raises(FileNotFoundError, match=f"{run.name} is not the directory of a run"):
-        overview([out])
+        page_of([out])
     (out / "sweep.toml").unlink()
     with pytest.raises(FileNotFoundError, match="a sweep that is not finished: the command that"):
-        overview([out])
+        page_of([out])
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from accounting import TrialCount
 from dpsgd import TargetEpsilon
 from dpsgd.runs.result import FinishedRun
 from experiments import cli
-from experiments.reports.overview import overview
+from experiments.results.page import page as page_of
 from experiments.sweeps.config import Sweep, file_of
 from experiments.sweeps.private import SHIPPED, PrivateSweep
 
@@ -101,7 +101,7 @@ def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, ca
     assert 7.9 < run.record["epsilon_upper"] <= 8.0
     said = capsys.readouterr().out
     assert run.record["guarantee"] in " ".join(said.split())
-    page = overview([tmp_path / "out"]).markdown
+    page = page_of([tmp_path / "out"]).markdown
     assert run.record["guarantee"] in page
     assert "--private --out out" in page
     assert "curves.svg" not in page  # of one trial's mechanism

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.sweeps.figure import composite_scale, draw
+from experiments.results import draw as drawn
+from experiments.results.draw import composite_scale
+from experiments.results.metrics import Headline
+from experiments.results.views import View
 
 SIGMAS = (0.01, 0.1, 0.5, 1.0, 5.0)
 NOISE = {"x": "noise_multiplier", "sampler": ("shuffle", "poisson"), "noise_multiplier": SIGMAS}
@@ -12,8 +15,13 @@ NOISE = {"x": "noise_multiplier", "sampler": ("shuffle", "poisson"), "noise_mult
 
 def auc(run, metric):
     del metric
-    poisson = run.cell.sampler.name == "poisson"
-    return 0.8 - 0.05 * (run.cell.noise_multiplier or 0.0) + 0.01 * poisson * run.spec.init_seed
+    poisson = run.spec.sampler.name == "poisson"
+    noise = run.spec.options().get("noise_multiplier") or 0.0
+    return 0.8 - 0.05 * noise + 0.01 * poisson * run.spec.init_seed
+
+
+def draw(summary):
+    return drawn.draw(summary.views, summary.sweep.title)
 
 
 def panels(figure: Figure):
@@ -26,7 +34,7 @@ def test_a_line_is_the_means_and_its_band_one_standard_deviation_to_each_side(su
     assert axes.get_ylabel() == "test AUC (mean ± s.d. of 2 runs)"
     lines = {line.get_label(): line for line in axes.get_lines()}
     for (label, results), band in zip(
-        summary.panels[0].lines.items(), axes.collections, strict=True
+        summary.views[0].lines.items(), axes.collections, strict=True
     ):
         means = [result["test_auc"].mean for result in results]
         np.testing.assert_array_equal(lines[label].get_xdata(), SIGMAS)
@@ -116,3 +124,22 @@ def test_each_grid_has_its_panel(summary_of):
     assert figure.get_figwidth() < 12
     labels = [axes.get_xlabel() for axes in panels(figure)]
     assert labels == ["batch size", "epochs", "batch size"]
+
+
+def test_over_epsilon_a_bar_spans_the_certified_interval_of_each_run(summary_of):
+    table = summary_of(auc, NOISE, repetitions=1).table.where(noise_multiplier=1.0)
+    figure = drawn.draw([View(table, "epsilon_upper", Headline("test_auc"), by=("run",))])
+    (axes,) = figure.axes
+    bars = [line.get_xdata() for line in axes.get_lines() if line.get_alpha() == 0.4]
+    assert [list(bar) for bar in bars] == [[1.0, 1.25], [1.0, 1.25]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == table.values("run")
+
+
+def test_any_column_of_numbers_is_drawn_over_any_setting(summary_of):
+    table = summary_of(auc, NOISE).table
+    (axes,) = drawn.draw([View(table, "sampler", Headline("seconds"))]).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["shuffle", "poisson"]
+    assert len(axes.get_legend().get_texts()) == len(SIGMAS)
+    for x, y, problem in (("sigma", "test_auc", "no 'sigma'"), ("sampler", "audit", "no number")):
+        with pytest.raises(ValueError, match=problem):
+            View(table, x, Headline(y))

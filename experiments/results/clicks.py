@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,7 +20,8 @@ from scipy.special import expit
 from dpsgd.models.model import TrainedModel
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun
-from experiments.figures.drawing import MARKERS, PALETTE
+from experiments.figures.drawing import MARKERS, PALETTE, blank, legend, panels
+from experiments.results.views import Cells
 from experiments.tasks.clicks.evaluate import Scores
 from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
 from experiments.tasks.clicks.reliability import (
@@ -30,9 +32,6 @@ from experiments.tasks.clicks.reliability import (
     by_probability,
 )
 from experiments.tasks.clicks.task import ClickModels
-
-Table = tuple[list[str], list[list[str]]]
-"""Header and rows."""
 
 _COSTS = {
     "auc": "AUC",
@@ -124,7 +123,7 @@ def check_twin(model: TrainedModel) -> None:
         )
 
 
-def quality(fits: Iterable[Fit]) -> Table:
+def quality(fits: Iterable[Fit]) -> Cells:
     """Returns the table of the models' quality."""
     rows = [
         [fit.name, *(_metric(getattr(fit.metrics, name)) for name in _QUALITIES)] for fit in fits
@@ -132,7 +131,7 @@ def quality(fits: Iterable[Fit]) -> Table:
     return ["model", *_QUALITIES.values()], rows
 
 
-def cost(fits: Iterable[Fit], twin: Fit) -> Table:
+def cost(fits: Iterable[Fit], twin: Fit) -> Cells:
     """Returns the table of what is gained or lost against a model without privacy.
 
     The log loss differs by a mean over rows, whose standard error is given.
@@ -148,7 +147,7 @@ def cost(fits: Iterable[Fit], twin: Fit) -> Table:
     return ["model", *_COSTS.values()], rows
 
 
-def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Table:
+def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Cells:
     """Returns the table of predicted against observed positives, as rates and as numbers.
 
     Args:
@@ -190,100 +189,30 @@ def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Fig
 
     Error bars are Wilson's intervals at 95 %; the model without privacy, if any, is grey.
     """
-    figure = Figure(figsize=(7.2, 5.6), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    figure = blank(6, 5)
+    upper, lower = panels(figure, 2, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 1], [0, 1], color="0.4", lw=0.8, ls=":")
     largest = 0.0
-    shown = [*fits, *([twin] if twin else [])]
-    for number, fit in enumerate(shown):
+    for number, fit in enumerate([*fits, *([twin] if twin else [])]):
         found = by_probability(fit.probabilities, fit.scores.labels, bins)
         found = [group for group in found if group.rows >= FEWEST]
         at, rates = [g.prediction for g in found], [g.rate for g in found]
-        ends = np.array([g.interval() for g in found]).reshape(-1, 2).T
-        reach = np.abs(ends - rates)
-        plain = fit is twin
-        color = "0.5" if plain else PALETTE[number % len(PALETTE)]
-        look = {"color": color, "marker": MARKERS[number % len(MARKERS)], "ms": 4, "lw": 1.3}
-        label = f"{fit.name}, without privacy" if plain else fit.name
-        upper.errorbar(
-            at,
-            rates,
-            reach,
-            ls="--" if plain else "-",
-            capsize=2,
-            elinewidth=0.8,
-            label=label,
-            **look,
-        )
+        reach = np.abs(np.array([g.interval() for g in found]).reshape(-1, 2).T - rates)
+        without = fit is twin
+        look: dict[str, Any] = {"color": "0.5" if without else PALETTE[number % len(PALETTE)]}
+        look |= {"ls": "--" if without else "-", "lw": 1.3}
+        label = f"{fit.name}, without privacy" if without else fit.name
+        marker = MARKERS[number % len(MARKERS)]
+        upper.errorbar(at, rates, reach, capsize=2, ms=4, marker=marker, label=label, **look)
         counts, edges = np.histogram(fit.probabilities, bins, (0.0, 1.0))
-        lower.stairs(counts, edges, color=color, lw=1.3, ls="--" if plain else "-")
+        lower.stairs(counts, edges, **look)
         largest = max(largest, fit.probabilities.max(), *rates)
     top = min(1.0, 1.08 * largest) or 1.0
     upper.set(ylabel="observed rate of the label 1", xlim=(0, top), ylim=(0, min(1.0, 1.05 * top)))
-    upper.legend(frameon=False, fontsize="small", loc="upper left")
+    legend(upper, loc="upper left")
     lower.set(xlabel="predicted probability of the label 1", ylabel="rows", yscale="log")
     lower.set_ylim(bottom=0.7)
-    for axes in (upper, lower):
-        axes.grid(alpha=0.25, lw=0.5)
     return figure
-
-
-def section(fits: Sequence[Fit], twin: Fit | None, rows: Rows, figure: str) -> str:
-    """Returns the Markdown about models that were asked about the same labelled rows.
-
-    Args:
-      fits: What they predict.
-      twin: The model without privacy, if any.
-      rows: Which rows.
-      figure: File name of the reliability diagram.
-    """
-    shown = [*fits, *([twin] if twin else [])]
-    some = shown[0].metrics
-    parts = [
-        "## How well the predictions fit",
-        f"Of {report.escape(str(rows))}: {some.num_examples:,} rows, "
-        f"{some.num_positives:,} of label 1 (positives). "
-        "No guarantee covers what is said of these rows. The normalised entropy is the log loss "
-        "over that of always predicting their rate of positives; pred/obs is the number of "
-        "positives that is predicted over that which is observed, and 1 is the right level.",
-        report.table(*quality(shown)),
-    ]
-    if diverged := [fit.name for fit in shown if fit.diverged]:
-        return "\n\n".join(
-            [
-                *parts,
-                f"Diverged, so that nothing more is shown: {report.escape(', '.join(diverged))}.",
-            ]
-        )
-    parts.append(
-        "![Reliability: the observed rate of positives over the predicted probability, in bins of "
-        "equal width; on the dotted line the level is right. Bars: 95 % intervals for the rate "
-        f"behind so many rows; bins of fewer than {FEWEST} are left out. Below: how many rows have "
-        f"such a prediction.]({figure})"
-    )
-    if twin:
-        parts += [
-            "### What privacy cost",
-            f"Against {report.escape(twin.name)}, the model without privacy; ± is the standard "
-            "error over the rows. Each model is of one run, and another run would differ by its "
-            "own noise and draws.",
-            report.table(*cost(fits, twin)),
-            f"**{report.escape(twin.name)} has no guarantee**: what this page says of it, and any "
-            "difference to it, depends on its training rows without noise, and no guarantee above "
-            "covers it.",
-        ]
-    for fit in fits:
-        parts.append(f"### Predicted and observed positives: {report.escape(fit.name)}")
-        parts.append(report.table(*groups("decile of the prediction", fit.deciles())))
-        if rows.by is not None:
-            found = fit.categories()
-            parts.append(report.table(*groups(f"{rows.by}, the largest", found)))
-    if rows.by is not None:
-        parts.append(
-            f"Values of {report.escape(rows.by)} are known by the bucket they are hashed to, which "
-            f"several may share; those with fewer than {FEWEST} rows are among the others."
-        )
-    return "\n\n".join(parts)
 
 
 def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:

@@ -1,6 +1,5 @@
 """The page about finished runs: self-contained, complete, and nothing private in it."""
 
-import dataclasses
 import html
 import json
 import re
@@ -21,8 +20,9 @@ from dpsgd.runs.report import escape
 from dpsgd.runs.spec import known_options
 from experiments import cli
 from experiments.cli.command_line import train_command
-from experiments.reports.html import document
-from experiments.reports.overview import MEANING, Page, overview
+from experiments.results.page import MEANING
+from experiments.results.page import page as page_of
+from experiments.results.render import Page, document
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
@@ -72,7 +72,7 @@ def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs of a line: one with a tight guarantee, one with a loose one, and one without."""
-    folder = tmp_path_factory.mktemp("overview")
+    folder = tmp_path_factory.mktemp("pages")
     for name, sampler, noise in (
         ("private", "poisson", {"noise_multiplier": 1.0}),
         ("shuffled", "shuffle", {"noise_multiplier": 1.0}),
@@ -98,7 +98,7 @@ def clicked(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(runs):
     """The page about these runs."""
-    return overview(runs)
+    return page_of(runs)
 
 
 class Links(HTMLParser):
@@ -130,8 +130,9 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page
     assert text.count("zero-out adjacency, unit: one example") == 2
     assert "NO GUARANTEE: no noise was added" in text
     assert MEANING in text
-    assert re.findall(r"^Of (\w+): 160 rows are few", text, re.MULTILINE) == ["private", "shuffled"]
-    assert MEANING not in overview(runs[2:]).markdown  # there is none to explain
+    (weak,) = re.findall("^- 160 rows are few .*$", text, re.MULTILINE)  # said once of all
+    assert weak.endswith("(private, shuffled)")
+    assert MEANING not in page_of(runs[2:]).markdown  # there is none to explain
     for run in runs:
         assert re.search(rf"^dpsgd train .* --out {run.name}\b", text, re.MULTILINE)
     for words in ("What is not covered", "hyper-parameters", "examples/s", "jax 0."):
@@ -140,51 +141,47 @@ def test_every_run_has_its_guarantee_interval_and_command_on_the_page(runs, page
 
 @pytest.mark.long
 def test_runs_are_compared_task_by_task(runs, clicked):
-    page = overview([*runs[1:], clicked])
-    first, _, second, details = re.findall(r"^\| run \|.*$", page.markdown, re.MULTILINE)
-    assert "| run | test error |" in first
-    assert "| run | test AUC |" in second
-    assert "| test log loss | test normalised entropy | test pred/obs |" in details
+    page = page_of([*runs[1:], clicked])
+    glances = re.findall(r"^\| run \| ε \|.*$", page.markdown, re.MULTILINE)
+    assert ["test error" in line for line in glances] == [True, False]
+    assert ["test AUC" in line for line in glances] == [False, True]
+    assert "| test log loss | test normalised entropy | test pred/obs |" in page.markdown
     assert "### Task: tiny\\_task:Line" in page.markdown
-    assert "### Task:" not in overview(runs[2:]).markdown
-    assert set(page.figures) == {"quality1.svg", "curves.svg"}
+    assert "### Task:" not in page_of(runs[2:]).markdown
+    assert set(page.figures) == {"curves.svg"}
     assert "Not alike" not in page.markdown  # of tasks that differ by nature
 
 
-@pytest.mark.long
-def test_at_a_glance_are_quality_and_guarantee_on_the_narrowest_screen(runs, clicked):
-    for some in (runs, [clicked]):
-        text = overview(some).markdown.partition("## At a glance")[2]
-        header, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].splitlines()
-        assert re.match(r"\| run \| test \w+ \| ε ≤ \|", header)
-        assert len(rows) == len(some)
-        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in (header, *rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        # 358 pixels of a phone's 390 are the page's; a character has 7.3, and a gap 10.
-        assert 7.3 * sum(widths) + 10 * len(widths) <= 358
+def test_at_a_glance_epsilon_comes_first_and_each_cell_of_a_phone_says_what_it_is(runs, page):
+    glance = page.markdown.partition("## At a glance\n\n")[2]
+    header, _, *rows = glance.partition("\n\n")[0].splitlines()
+    assert header == "| run | ε | test error | sampler |"
+    assert [re.match(r"\| \w+ \| (≤ \d|no guarantee)", row) is not None for row in rows] == [
+        True
+    ] * 3
+    labels = re.findall(r'<td [^>]*data-label="([^"]*)"', document(page))
+    assert labels[:4] == ["run", "ε", "test error", "sampler"]
 
 
-@pytest.mark.short("private and plain", "plain")
+@pytest.mark.short("shuffled and plain", "plain")
 @pytest.mark.parametrize(
-    ("numbers", "drawn", "across"),
-    [([0], False, False), ([2], False, False), ([0, 1], True, False), ([0, 2], True, True)],
-    ids=["private", "plain", "two private", "private and plain"],
+    ("numbers", "drawn"),
+    [([0], False), ([2], False), ([0, 2], False), ([0, 1], True), ([0, 1, 2], True)],
+    ids=["private", "plain", "shuffled and plain", "two epsilons", "two epsilons and plain"],
 )
-def test_a_figure_has_two_runs_at_least_and_its_caption_says_what_is_drawn(
-    runs, numbers, drawn, across
-):
-    page = overview([runs[number] for number in numbers])
+def test_a_figure_has_two_epsilons_and_its_caption_says_what_is_drawn(runs, numbers, drawn):
+    page = page_of([runs[number] for number in numbers])
     assert ("quality.svg" in page.figures) == drawn
-    assert ("](quality.svg)" in page.markdown) == drawn
-    assert ("without privacy.](quality.svg)" in page.markdown) == across
+    (caption,) = re.findall(r"!\[(.*)\]\(quality.svg\)", page.markdown) or [""]
+    assert ("without privacy" in caption) == (drawn and 2 in numbers)
 
 
 @pytest.mark.long
 def test_another_metric_can_be_put_first(clicked):
-    page = overview([clicked], headline="validation_log_loss", better="lower")
-    assert "| run | validation log loss |" in page.markdown
+    page = page_of([clicked], headline="validation_log_loss", better="lower")
+    assert "| run | ε | validation log loss |" in page.markdown
     with pytest.raises(ValueError, match="there is no metric 'auc'; there are validation_auc, "):
-        overview([clicked], headline="auc")
+        page_of([clicked], headline="auc")
 
 
 def test_the_page_never_reads_the_diagnostics(runs, page):
@@ -192,7 +189,7 @@ def test_the_page_never_reads_the_diagnostics(runs, page):
     for run in runs:
         (run / DIAGNOSTICS).unlink()
     try:
-        assert overview(runs) == page
+        assert page_of(runs) == page
     finally:
         for run, content in kept.items():
             (run / DIAGNOSTICS).write_bytes(content)
@@ -219,21 +216,21 @@ def test_the_name_of_a_run_is_shown_as_it_is(runs, tmp_path):
     names = ["![x](y.png)", "a|b", "<b>", "[x](javascript:y)", "*_`"]
     for name in names:
         (tmp_path / name).symlink_to(runs[2])
-    shown = html.unescape(document(overview([tmp_path / name for name in names])))
+    shown = html.unescape(document(page_of([tmp_path / name for name in names])))
     for name in names:
-        assert f"<td>{name}</td>" in shown
-        assert f"<h3>{name}</h3>" in shown
+        assert f'<td data-label="run">{name}</td>' in shown
+        assert f"<strong>{name}</strong>: NO GUARANTEE" in shown
 
 
 def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs, tmp_path):
-    whole = overview([runs[0]]).markdown
+    whole = page_of([runs[0]]).markdown
     boasting = shutil.copytree(runs[0], tmp_path / runs[0].name)
     record = json.loads((boasting / "report.json").read_text())
     record |= {"guarantee": "epsilon in [0, 0.01]", "epsilon_lower": 0.0, "epsilon_upper": 0.01}
     record |= {"sampler": "shuffle", "num_steps": 1, "num_examples": 1}
     record |= {"delta": 1e-9, "noise_multiplier": 99.0, "l2_clip_norm": None, "not_covered": []}
     (boasting / "report.json").write_text(json.dumps(record))
-    assert overview([boasting]).markdown == whole
+    assert page_of([boasting]).markdown == whole
     assert dpsgd.resume(boasting)["guarantee"] in whole
 
 
@@ -364,9 +361,9 @@ def test_a_page_is_not_written_into_the_folder_of_a_run(runs, tmp_path, capsys, 
 def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_path):
     plain = runs[2]
     other = shutil.copytree(plain, tmp_path / "other")
-    assert "same data" not in overview([plain, other]).markdown
+    assert "same data" not in page_of([plain, other]).markdown
     (other / DATA).write_text('{"data": ["another"]}')
-    assert "Not all of them were trained on the same data" in overview([plain, other]).markdown
+    assert "Not all of them were trained on the same data" in page_of([plain, other]).markdown
 
 
 def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsys):
@@ -401,6 +398,5 @@ def test_a_report_of_nothing_is_refused_in_one_line(words, problem, capsys, tmp_
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     again = tmp_path / runs[0].name
     again.symlink_to(runs[0])
-    text = overview([runs[0], again]).markdown
+    text = page_of([runs[0], again]).markdown
     assert escape(str(again)) in text
-    assert dataclasses.is_dataclass(overview([again]))

@@ -14,9 +14,10 @@ from dpsgd import RunSpec
 from dpsgd.models.model import read_model
 from dpsgd.runs.result import FinishedRun
 from experiments import cli
-from experiments.reports import clicks
-from experiments.reports.html import document
-from experiments.reports.overview import overview
+from experiments.results import clicks
+from experiments.results.page import page as page_of
+from experiments.results.page import predictions
+from experiments.results.render import document
 from experiments.tasks import TASKS
 from experiments.tasks.clicks.evaluate import Scores
 from experiments.tasks.clicks.metrics import binary_metrics
@@ -64,7 +65,7 @@ def numbers(line):
 
 @pytest.mark.long
 def test_the_page_shows_level_deciles_categories_and_what_privacy_cost(folder):
-    page = overview([folder / "private"], rows=rows_of(folder, "C9"), against=folder / "plain")
+    page = page_of([folder / "private"], rows=rows_of(folder, "C9"), against=folder / "plain")
     text = page.markdown
     metrics = FinishedRun.read(folder / "private").record["metrics"]
     assert f"300 rows, {metrics['test_num_positives']} of label 1" in text
@@ -117,7 +118,7 @@ def test_a_model_without_privacy_that_was_trained_otherwise_is_said_to_be(folder
     found = ["epochs (2 and 3)", "learning rate (0.003 and 0.1)"]
     assert clicks.differences(private, other) == found
     monkeypatch.setattr(clicks, "differences", lambda run, twin: found)
-    text = overview([folder / "private"], rows=rows_of(folder), against=folder / "plain").markdown
+    text = page_of([folder / "private"], rows=rows_of(folder), against=folder / "plain").markdown
     assert (
         "private and plain differ not only in noise and clipping, but in epochs (2 and 3); " in text
     )
@@ -143,9 +144,7 @@ def test_the_diagram_has_a_point_for_each_bin_of_rows_enough_and_counts_them_all
 
 def test_a_model_that_diverged_is_said_to_have_and_nothing_more_is_shown():
     bad = fit([np.nan, 0.0], [0, 1], "bad")
-    text = clicks.section(
-        [fit([1.0, 0.0], [0, 1])], bad, clicks.Rows(Path("rows.csv")), "figure.svg"
-    )
+    text = predictions([fit([1.0, 0.0], [0, 1])], bad, clicks.Rows(Path("rows.csv")), "figure.svg")
     assert "Diverged, so that nothing more is shown: bad." in text
     assert "undefined" in text
     assert "figure.svg" not in text

@@ -1,9 +1,9 @@
-"""What tasks measure, as people read it: which metric comes first, and what they are called."""
+"""Which of the metrics of runs comes first, and which of its values are better."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,34 +19,32 @@ class Headline:
     name: str
     """Its name, "<split>_<metric>"."""
     better: Better | None = None
-    """Which of its values are; None where nobody says."""
+    """Which of its values are; None where neither the task nor the user says."""
 
     @classmethod
     def of(
         cls,
-        description: Mapping[str, Any],
-        metrics: Iterable[str],
+        table: Any,
         name: str | None = None,
         better: Better | None = None,
     ) -> Headline:
-        """Returns the metric that is wished for, by default the task's own, or its first one.
+        """Returns the metric that is asked for, by default the task's own, or the first one.
 
         Args:
-          description: What the task says of itself.
-          metrics: Names of what it measures.
-          name: Of the metric that is wished for.
+          table: The `Table` of runs that measured it.
+          name: Of the metric.
           better: Which of its values are better; by default the task says so of its own.
 
         Raises:
           ValueError: if nothing is measured, or no metric of that name.
         """
-        known, own = list(metrics), description.get("headline")
+        known, own = table.metrics, next(iter(table.values("headline")), None)
         if name is not None and name not in known:
             raise ValueError(f"there is no metric {name!r}; there are {', '.join(known) or 'none'}")
         if not known:
             raise ValueError("the task has no metrics, so that there is nothing to compare")
-        chosen = name or (own if own in known else known[0])
-        stated = description.get("better") if chosen == own else None
+        chosen = str(name or (own if own in known else known[0]))
+        stated = next(iter(table.values("better")), None) if chosen == own else None
         return cls(chosen, better or (stated if stated in ("higher", "lower") else None))
 
     @property

@@ -1,0 +1,91 @@
+"""`dpsgd results`: the table of finished runs, in a terminal, in a file or as a figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from experiments.cli import outputs
+from experiments.cli.console import Console
+
+TABLES = (".csv", ".parquet")
+"""Endings of the file of a table, which name its format."""
+
+
+@dataclass(frozen=True)
+class ResultsConfig:
+    """Print, export and draw the table of finished runs.
+
+    A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
+    With --x and --y, one column is shown over another, as mean and standard deviation over the runs
+    that are alike in all other settings. Each guarantee is that of its own run: to choose one of
+    several by what is shown here is covered by none.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories, folders of sweeps, folders that hold such, or tables that --out wrote."""
+    out: Path | None = None
+    """File for the whole table, .csv or .parquet."""
+    columns: tuple[str, ...] = ()
+    """Further columns to print, such as test_log_loss or examples_per_second."""
+    x: str | None = None
+    """Column on the horizontal axis: a setting such as noise_multiplier, or epsilon_upper."""
+    y: str | None = None
+    """Column of numbers that is shown over it; by default the metric that the task puts first."""
+    by: tuple[str, ...] = ()
+    """Settings that tell lines apart; by default all in which runs differ, but for x and seeds."""
+    plot: Path | None = None
+    """Picture of --y over --x to draw, .png, .pdf or .svg."""
+    overwrite: bool = False
+    """Replace what is there under these names."""
+    better: Literal["higher", "lower"] | None = None
+    """Which values of --y are better, if that is not the task's own metric."""
+
+
+def run(config: ResultsConfig) -> None:
+    """Runs `dpsgd results`."""
+    for path, endings, option in (
+        (config.out, TABLES, "--out"),
+        (config.plot, outputs.PICTURES, "--plot"),
+    ):
+        if path is not None:
+            outputs.check(path, endings, option, overwrite=config.overwrite)
+    if config.x is None and (given := config.plot or config.by):
+        raise ValueError(f"{'--plot' if given is config.plot else '--by'} needs --x, its axis")
+    with Console() as console:
+        console.progress("reading the runs and their guarantees")
+        from experiments.results import views
+        from experiments.results.metrics import Headline
+        from experiments.results.table import read
+
+        table, unfinished = read(config.runs)
+        for path in unfinished:
+            console.line(f"note: {path} is not finished, and left out")
+        if config.x is None:
+            for part in views.by_task(table):
+                headline = Headline.of(part, config.y, config.better)
+                console.table(*views.overview(part, [headline.name, *config.columns]))
+                console.line(views.caption(part))
+        else:
+            from experiments.cli.commands.sweep import show_view
+
+            column = config.y in table.frame.columns and config.y not in table.metrics
+            headline = (
+                Headline(str(config.y), config.better)
+                if column
+                else Headline.of(table, config.y, config.better)
+            )
+            view = views.View(table, config.x, headline, by=config.by or None)
+            show_view(console, view)
+            if config.plot is not None:
+                from experiments.figures.drawing import save
+                from experiments.results.draw import draw
+
+                save(draw([view]), config.plot)
+                console.line(f"drawn: {config.plot}")
+        if config.out is not None:
+            table.write(config.out)
+            console.line(f"written: {config.out}")

@@ -1,0 +1,236 @@
+"""Figures of runs: any metric over any setting with its spread, and epsilon over delta.
+
+Noise multipliers lie on an axis that is linear above and logarithmic below a dotted line, so that
+large noise is seen as it is and small noise is followed towards none; runs without clipping and
+noise stand by themselves, at the left (Chua et al., "Balls-and-Bins Sampling for DP-SGD", figure
+1).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import NullLocator
+
+from accounting import epsilon
+from dpsgd import Mechanism
+from dpsgd.runs.result import FinishedRun
+from experiments.figures.drawing import (
+    COLORS,
+    MARKERS,
+    PALETTE,
+    blank,
+    label_ones_twos_fives,
+    legend,
+    panels,
+)
+from experiments.results.views import CERTIFIED, VOID, Point, View, axis
+
+DELTAS = tuple(10.0**-k for k in range(3, 11))
+"""Where the epsilon of a run is shown besides its own delta."""
+
+
+def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
+    """Returns the figure of views, a panel each, so many beside each other."""
+    columns = min(len(views), columns)
+    rows = math.ceil(len(views) / columns)
+    figure = blank(0.6 + 4.8 * columns, 4 * rows)
+    parts = figure.subfigures(rows, columns, squeeze=False).ravel()
+    for part, view in zip(parts, views, strict=False):
+        draw_view(part, view)
+    insecure = f"\n{VOID}" if any(view.insecure for view in views) else ""
+    figure.suptitle((title + insecure).strip())
+    return figure
+
+
+def draw_view(figure: Figure | SubFigure, view: View) -> None:
+    """Draws the metric of each line over the axis; runs that have no place on it at the left.
+
+    Args:
+      figure: Where to draw; it gets one `Axes`, or two where some runs have no place on the axis.
+      view: What to draw.
+    """
+    places = [x for x in view.xs if x is not None]
+    if len(places) == len(view.xs):
+        [main] = panels(figure)
+        main.set_ylabel(_quality(view))
+    elif places:
+        apart, main = panels(figure, 1, 2, sharey=True, width_ratios=(1, 7))
+        main.tick_params(left=False)
+        _draw_without_privacy(apart, view)
+    else:
+        [main] = panels(figure)
+        _draw_without_privacy(main, view)
+        main.set_title(view.title)
+        return
+    at: Callable[[Any], Any] = places.index if isinstance(places[0], str) else lambda x: x
+    for i, (label, line) in enumerate(view.lines.items()):
+        here = [point for point in line if point.x is not None]
+        xs, style = [at(point.x) for point in here], _style(i, here or line)
+        estimates = [point[view.headline.name] for point in here]
+        means = np.array([estimate.mean for estimate in estimates], float)  # None is a gap
+        sds = np.array([estimate.sd or 0.0 for estimate in estimates])
+        main.plot(xs, means, label=label, **style)
+        if len(xs) > 1 and not isinstance(places[0], str):
+            main.fill_between(xs, means - sds, means + sds, color=style["color"], alpha=0.18, lw=0)
+        elif sds.any():
+            main.errorbar(xs, means, sds, fmt="none", color=style["color"], capsize=3)
+        if view.x == CERTIFIED:
+            for point, mean in zip(here, means, strict=True):
+                lower = point.epsilon.lower if point.epsilon else point.x
+                main.plot([lower, point.x], [mean] * 2, color=style["color"], lw=3, alpha=0.4)
+    if isinstance(places[0], str):
+        main.set_xticks(range(len(places)), places, fontsize="small")
+        main.set_xlabel(_label(view))
+    else:
+        _set_axis(main, view, places)
+    main.ticklabel_format(axis="y", useOffset=False)
+    main.set_title(view.title)
+    if len(view.lines) <= 6:
+        legend(main)
+    else:  # inside it would hide what is drawn
+        handles, _ = main.get_legend_handles_labels()
+        legend(figure, handles=handles, loc="outside lower center", ncols=2)
+
+
+def composite_scale(joint: float):
+    """Returns (forward, inverse): x above `joint`, and joint (1 + log(x / joint)) below.
+
+    Value and slope agree at the joint, so a smooth curve stays smooth.
+    """
+
+    def forward(x):
+        x = np.maximum(np.asarray(x, float), 1e-300)
+        return np.where(x >= joint, x, joint * (1 + np.log(x / joint)))
+
+    def inverse(y):
+        y = np.asarray(y, float)
+        return np.where(y >= joint, y, joint * np.exp(np.minimum(y / joint - 1, 0)))
+
+    return forward, inverse
+
+
+def _draw_without_privacy(axes: Axes, view: View) -> None:
+    for i, line in enumerate(view.lines.values()):
+        for point in line:
+            found = point[view.headline.name]
+            if point.x is None and found.mean is not None:
+                axes.errorbar([i], [found.mean], [found.sd or 0.0], capsize=3, **_style(i, line))
+    middle = (len(view.lines) - 1) / 2
+    axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")
+    axes.set_xlim(-1, len(view.lines))
+    axes.set_ylabel(_quality(view))
+    axes.grid(axis="x", visible=False)
+
+
+def _style(i: int, line: Sequence[Point]) -> dict[str, Any]:
+    """Returns the look of the line of number `i`, which is called by a sampler or by settings."""
+    sampler = line[0].rows[0]["sampler"]
+    color = COLORS.get(sampler) if line[0].line.partition(" (")[0] == sampler else None
+    return {
+        "color": color or PALETTE[i % len(PALETTE)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "ms": 4.5,
+        "lw": 1.4,
+    }
+
+
+def _set_axis(axes: Axes, view: View, places: Sequence[float]) -> None:
+    low, high = min(places), max(places)
+    if view.x == "noise_multiplier" and high > 10 * low:
+        joint = min(places, key=lambda place: abs(math.log(10 * place / high)))
+        axes.set_xscale("function", functions=composite_scale(joint))
+        axes.axvline(joint, color="grey", ls=":", lw=1)
+        for side, text in (("right", "logarithmic ← "), ("left", " → linear")):
+            note = axes.annotate(text, (joint, 0.015), xycoords=("data", "axes fraction"))
+            note.set(horizontalalignment=side, fontsize="x-small", color="grey")
+    elif low > 0 and high > 4 * low:
+        axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    shown = _readable(axes, places)
+    axes.set_xticks(shown, [f"{place:.3g}" for place in shown], fontsize="small")
+    axes.set_xlabel(_label(view))
+
+
+def _quality(view: View) -> str:
+    """Returns what the other axis shows."""
+    counts = {len(point.rows) for point in view.points}
+    if counts == {1}:
+        return f"{view.headline.label} (single runs)"
+    many = " or ".join(map(str, sorted(counts)))
+    return f"{view.headline.label} (mean ± s.d. of {many} runs)"
+
+
+def _label(view: View) -> str:
+    """Returns what the axis shows, what is tuned, and what epsilons hold for, where any are."""
+    lines = [axis(view.x).label]
+    if view.x in ("target_epsilon", CERTIFIED):
+        if not (view.insecure or any(point.exceeds for point in view.points)):
+            lines = ["ε, certified for each run"]
+        lines.append(f"({view.terms})")
+    elif view.table.values("target_epsilon"):
+        lines.append(f"(ε: {view.terms})")
+    if view.tune:
+        lines.append(f"(at each point the best {axis(view.tune).label} on {view.judge.rows})")
+    return "\n".join(lines)
+
+
+def _readable(axes: Axes, places: Sequence[float]) -> list[float]:
+    """Returns those places whose labels do not run into each other."""
+    transform = axes.transScale.transform
+    at = {place: transform((place, 0.5))[0] for place in places}
+    least = 0.045 * (max(at.values()) - min(at.values()))
+    shown: list[float] = []
+    for place in sorted(places):
+        if not shown or at[place] - at[shown[-1]] >= least:
+            shown.append(place)
+    return shown
+
+
+def curves(runs: Mapping[str, FinishedRun]) -> Figure:
+    """Draws the certified epsilon of runs over delta, runs of one mechanism as one curve.
+
+    The dot is the guarantee.
+    """
+    figure = blank(5.4, 3.6)
+    [axes] = panels(figure)
+    alike: dict[tuple[Mechanism, float, str], list[str]] = {}
+    for name, run in runs.items():
+        assert run.mechanism is not None, "only runs of one mechanism have a curve"
+        key = run.mechanism, run.record["delta"], run.record["unit"]
+        alike.setdefault(key, []).append(name)
+    units = {unit for _, _, unit in alike}
+    for i, ((mechanism, delta, unit), names) in enumerate(alike.items()):
+        bounds = zip(DELTAS, _uppers(mechanism), strict=True)
+        finite = [pair for pair in bounds if math.isfinite(pair[1])]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        of = f", unit: one {unit}" if len(units) > 1 else ""
+        record = runs[names[0]].record
+        label = f"{', '.join(names[:3])}{more} ({record['sampler']}{of})"
+        look: dict[str, Any] = {
+            "color": PALETTE[i % len(PALETTE)],
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+        axes.plot(*zip(*finite, strict=True), color=look["color"], lw=1.4)
+        axes.plot(delta, record["epsilon_upper"], ls="", ms=5, label=label, **look)
+    terms = (
+        f"{r.record['adjacency']} adjacency, unit: one {r.record['unit']}" for r in runs.values()
+    )
+    axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
+    axes.set_title("; ".join(dict.fromkeys(terms)))
+    label_ones_twos_fives(axes.yaxis)
+    legend(axes)
+    return figure
+
+
+@functools.lru_cache(maxsize=256)
+def _uppers(mechanism: Mechanism) -> tuple[float, ...]:
+    """Returns the certified epsilon at each of `DELTAS`: once for all pages of a process."""
+    profile = mechanism.privacy()
+    return tuple(epsilon(profile, delta).upper for delta in DELTAS)

@@ -1,0 +1,295 @@
+"""What finished runs and sweeps show together: one page of Markdown, and its figures.
+
+Only what the guarantees cover, or what the runs published beside them, is read, and labelled rows
+that are given to look at models of clicks with: never the diagnostics of training.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpsgd.core.guarantee import words_on
+from dpsgd.models.model import read_model
+from dpsgd.runs import report
+from dpsgd.runs.result import FinishedRun, environment_mismatch
+from experiments.cli.command_line import train_command
+from experiments.cli.console import counted
+from experiments.figures.drawing import content
+from experiments.results import clicks, views
+from experiments.results.draw import curves, draw
+from experiments.results.metrics import Better, Headline
+from experiments.results.render import Page, render
+from experiments.results.table import Table, finished_runs
+from experiments.results.views import CERTIFIED, View
+from experiments.sweeps import engine
+from experiments.sweeps.summary import Summary
+from experiments.tasks import TASKS
+from experiments.tasks.clicks.task import ClickModels
+
+Runs = Mapping[str, FinishedRun]
+
+MEANING = (
+    "An interval contains the true epsilon of the mechanism that ran, with the sampler that drew "
+    "its batches; its upper end is proved and is the guarantee. To replace one unit of the "
+    "training data by one whose gradient is zero changes the law of the trained parameters by no "
+    "more than that, at the stated delta. The attack advantage is the true positive rate minus the "
+    "false positive rate of the best membership attack, which knows everything but whether the "
+    "unit was there; with a fair prior it is right with probability (1 + advantage) / 2."
+)
+
+
+def page(
+    paths: Sequence[Path],
+    title: str = "",
+    headline: str | None = None,
+    better: Better | None = None,
+    *,
+    origin: str = "",
+    rows: clicks.Rows | None = None,
+    against: Path | None = None,
+) -> Page:
+    """Returns the page about the runs and sweeps in `paths`.
+
+    Args:
+      paths: Their folders.
+      title: Of the page; by default it says what is in it.
+      headline: The metric that is shown, in place of each task's own.
+      better: Which of its values are better.
+      origin: When and how the page was made, in a sentence.
+      rows: Labelled rows on which models of clicks are looked at, if any.
+      against: The run of a model without privacy that they are then compared with.
+
+    Raises:
+      FileNotFoundError: if one of them is neither.
+      ValueError: if there is none, or one is damaged, or has no such metric.
+    """
+    if not paths:
+        raise ValueError("name at least one run or sweep")
+    sweeps = {path: engine.read(path) for path in dict.fromkeys(paths) if engine.is_sweep(path)}
+    if headline is not None:
+        sweeps = {path: one.showing(headline, better) for path, one in sweeps.items()}
+    runs, _ = finished_runs(path for path in paths if path not in sweeps)
+    figures: dict[str, bytes] = {}
+    names = [*runs, *(folder.name for folder in sweeps)]
+    counts = ((len(runs), "run"), (len(sweeps), "sweep"))
+    what = " and ".join(counted(count, noun) for count, noun in counts if count)
+    title = title or f"Private training: {names[0] if len(names) == 1 else what}"
+    table = Table.of(runs) if runs else None
+    rows_of_runs = table.rows if table else []
+    priced = {
+        name: run
+        for name, run in runs.items()
+        if run.mechanism and run.record[CERTIFIED] is not None
+    }
+    if priced:
+        figures["curves.svg"] = content(curves(priced), "svg")
+    text = render(
+        "report.md.jinja",
+        title=title,
+        origin=origin,
+        runs=runs,
+        groups=_groups(table, headline, better, figures) if table else [],
+        predictions=_predictions(runs, rows, against, figures) if rows is not None else "",
+        meaning=MEANING,
+        rows_of_runs=rows_of_runs,
+        guaranteed=any(row[CERTIFIED] is not None for row in rows_of_runs),
+        terms=[_terms(name, run.record) for name, run in runs.items()],
+        curves=bool(priced),
+        notes=_notes(rows_of_runs),
+        sweeps=[
+            {
+                "summary": summary,
+                "figure": _sweep_figure(summary, f"sweep{number}.svg", figures),
+                "command": _sweep_command(folder, summary),
+            }
+            for number, (folder, summary) in enumerate(sweeps.items(), 1)
+        ],
+        not_covered=dict.fromkeys(item for row in rows_of_runs for item in row["not_covered"]),
+        commands=[_command(name, run) for name, run in runs.items()],
+        changed=_changed(runs),
+        places=_places(runs, sweeps),
+    )
+    return Page(title, text, figures)
+
+
+def _groups(
+    table: Table, headline: str | None, better: Better | None, figures: dict[str, bytes]
+) -> list[dict[str, Any]]:
+    """Returns what is shown of the runs of each task, whose metrics alone compare."""
+    groups = []
+    tables = views.by_task(table)
+    for number, some in enumerate(tables, 1):
+        chosen = Headline.of(some, headline, better)
+        view = View(some, CERTIFIED, chosen, by=("run",))
+        dots = {f"{p.x:.3g}" for p in view.points if p.x and p[chosen.name].mean is not None}
+        name = f"quality{number}.svg" if len(tables) > 1 else "quality.svg"
+        if drawn := len(dots) > 1:
+            figures[name] = content(draw([view]), "svg")
+        counts = [n for n in some.metrics if some.frame[n].dtype.is_integer()]
+        beside = chosen.beside(n for n in some.metrics if n not in counts)
+        wide = [
+            row for row in some.rows if (row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0)
+        ]
+        groups.append(
+            {
+                "task": some.rows[0]["task"] or "without a name",
+                "table": some,
+                "headline": chosen,
+                "others": beside[1:],
+                "diverged": [
+                    r["run"] for r in some.rows if any(r[n] != r[n] for n in some.metrics)
+                ],
+                "figure": name if drawn else "",
+                "bars": bool(wide),
+                "without": None in view.xs,
+            }
+        )
+    return groups
+
+
+def _terms(name: str, record: dict[str, Any]) -> list[str]:
+    norm, noise = record["l2_clip_norm"], record["noise_multiplier"]
+    return [
+        name,
+        report.advantage(record),
+        f"{words_on(record['noise'])}, σ = {noise:.6g}" if noise else "none",
+        "none" if norm is None else f"{norm:.6g}",
+        f"{record['num_steps']:,}",
+        f"{record['num_examples']:,}",
+        f"one {record['unit']}",
+        record["adjacency"],
+    ]
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Returns what should be known of runs, each note once, with the runs that it is about."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        notes = list(row["notes"])
+        if row[CERTIFIED] is not None:
+            notes.append(f"audit before training: {row['audit']}")
+        if weak := report.weak_signal(row["signal_to_noise"], row["num_examples"]):
+            notes.append(weak)
+        for note in notes:
+            found.setdefault(note, []).append(row["run"])
+    return found
+
+
+def _predictions(
+    runs: Runs, rows: clicks.Rows, against: Path | None, figures: dict[str, bytes]
+) -> str:
+    """Returns the section on how well models of clicks fit labelled rows."""
+    models = {name: read_model(run.path, kinds=TASKS) for name, run in runs.items()}
+    asked = {name: model for name, model in models.items() if isinstance(model.task, ClickModels)}
+    if not asked:
+        raise ValueError("none of the runs is of a model of clicks, of which alone --data is asked")
+    twin, remarks = None, []
+    if against is not None:
+        plain = read_model(against, kinds=TASKS)
+        clicks.check_twin(plain)
+        twin = clicks.Fit.of(against.name or str(against), plain, rows)
+        remarks = [
+            f"{name} and {twin.name} differ not only in noise and clipping, but in "
+            f"{'; '.join(found)}."
+            for name in asked
+            if (found := clicks.differences(runs[name], FinishedRun.read(against)))
+        ]
+    fits = [
+        clicks.Fit.of(name, model, rows)
+        for name, model in asked.items()
+        if against is None or model.path.resolve() != against.resolve()
+    ]
+    name = "reliability.svg"
+    if not any(fit.diverged for fit in [*fits, *([twin] if twin else [])]):
+        figures[name] = content(clicks.draw(fits, twin), "svg")
+    return predictions(fits, twin, rows, name, remarks)
+
+
+def predictions(
+    fits: list[clicks.Fit],
+    twin: clicks.Fit | None,
+    rows: clicks.Rows,
+    figure: str,
+    remarks: Sequence[str] = (),
+) -> str:
+    """Returns the Markdown about models that were asked about the same labelled rows.
+
+    Args:
+      fits: What they predict.
+      twin: The model without privacy, if any.
+      rows: Which rows.
+      figure: File name of the reliability diagram.
+      remarks: What else the models differ in.
+    """
+    context = {"fits": fits, "twin": twin, "rows": rows, "figure": figure, "remarks": remarks}
+    return render("predictions.md.jinja", clicks=clicks, **context)
+
+
+def _sweep_figure(summary: Summary, name: str, figures: dict[str, bytes]) -> str:
+    if all(len(view.points) < 2 for view in summary.views):
+        return ""
+    figures[name] = content(draw(summary.views, columns=1), "svg")
+    return name
+
+
+def _sweep_command(folder: Path, summary: Summary) -> str:
+    words = ["dpsgd", "sweep", str(folder / engine.ASKED)]
+    if data := summary.task["settings"].get("data"):
+        words.append(data)
+    return shlex.join([*words, "--out", folder.resolve().name])
+
+
+def _command(name: str, run: FinishedRun) -> str:
+    """Returns the command that does a run, or the selection of a model, again."""
+    if run.history.selection is None:
+        return train_command(run.task, run.spec, Path(name))
+    if not (file := run.path / engine.ASKED).is_file():
+        return f"# of {name}: by a program alone, see dpsgd.select"
+    data = run.task["settings"].get("data")
+    words = ["dpsgd", "sweep", str(file), *([data] if data else []), "--private", "--out", name]
+    return shlex.join(words)
+
+
+def _changed(runs: Runs) -> list[str]:
+    """Returns what was not alike in all runs of a task, from beginning to end."""
+    tasks = dict.fromkeys(run.task["name"] for run in runs.values())
+    found = []
+    for task in tasks:
+        changed = environment_mismatch(r for r in runs.values() if r.task["name"] == task)
+        which = f"runs of {task}" if len(tasks) > 1 else "runs"
+        if changed:
+            listed = ", ".join(changed)
+            found.append(f"Not alike in all {which} above, from beginning to end: {listed}.")
+    return found
+
+
+def _places(runs: Runs, sweeps: Mapping[Path, Summary]) -> list[tuple[list[list[str]], list[str]]]:
+    """Returns versions and hardware, once for all runs and sweeps that share them."""
+    found = [(place, name) for name, run in runs.items() for place in run.environments]
+    found += [(place, at.name) for at, summary in sweeps.items() for place in summary.environments]
+    places: list[tuple[dict[str, Any], list[str]]] = []
+    for here, name in found:
+        names = next((names for place, names in places if place == here), None)
+        if names is None:
+            places.append((here, [name]))
+        else:
+            names.append(name)
+    return [
+        (
+            [
+                [
+                    "packages",
+                    ", ".join(f"{n} {version}" for n, version in here["packages"].items()),
+                ],
+                ["Python", here["python"]],
+                ["platform", here["platform"]],
+                ["devices", f"{', '.join(here['devices'])} ({here['backend']})"],
+                ["cores", str(here["cpu_count"])],
+            ],
+            names,
+        )
+        for here, names in places
+    ]

@@ -1,0 +1,338 @@
+"""The one table of results: a row is a finished run; pages, figures and sweeps are views of it.
+
+Columns are the run's settings, its guarantee, its metrics, its times and its digests. Each row is
+read from the run's directory, where the ledger proves the guarantee. A table that was written to a
+file can be read again, and then holds what was true when it was written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from dpsgd.core.guarantee import words_on
+from dpsgd.files import write_atomically
+from dpsgd.runs.result import FinishedRun
+from samplers.settings import SamplerSettings
+
+
+class Axis(NamedTuple):
+    """How a setting is written."""
+
+    short: str
+    """In the names of runs."""
+    symbol: str
+    """In tables and legends."""
+    label: str
+    """Under a panel."""
+
+
+AXES = {
+    "noise_multiplier": Axis("sigma", "σ", "noise multiplier σ"),
+    "target_epsilon": Axis("eps", "ε", "ε by which the noise was chosen"),
+    "target_advantage": Axis("adv", "advantage", "attack advantage by which the noise was chosen"),
+    "batch_size": Axis("b", "batch", "batch size"),
+    "epochs": Axis("e", "epochs", "epochs"),
+    "learning_rate": Axis("lr", "learning rate", "learning rate"),
+    "l2_clip_norm": Axis("c", "C", "clipping norm C"),
+    "bands": Axis("bands", "bands", "steps b over which noise is correlated"),
+}
+"""Settings that a sweep can vary."""
+PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
+"""Settings of which a run has one, and a run without privacy none."""
+IN_SAMPLER = ("batch_size", "epochs")
+"""Settings of the sampler, if it has them."""
+
+GUARANTEE = {
+    "guarantee": pl.String,
+    "epsilon_lower": pl.Float64,
+    "epsilon_upper": pl.Float64,
+    "delta": pl.Float64,
+    "attack_advantage_lower": pl.Float64,
+    "attack_advantage_upper": pl.Float64,
+    "adjacency": pl.String,
+    "unit": pl.String,
+    "num_examples": pl.Int64,
+    "num_steps": pl.Int64,
+    "num_params": pl.Int64,
+    "signal_to_noise": pl.Float64,
+    "attempts": pl.Int64,
+    "audit": pl.String,
+    "notes": pl.List(pl.String),
+    "not_covered": pl.List(pl.String),
+}
+"""Columns of what a run guarantees and on which sizes, by type."""
+TIMES = {
+    "seconds": pl.Float64,
+    "training_seconds": pl.Float64,
+    "examples_per_second": pl.Float64,
+}
+"""Columns of times by type: null where they are secret, those of a private selection."""
+_OTHERS = {
+    **{"run": pl.String, "task": pl.String, "headline": pl.String, "better": pl.String},
+    **{"sampler": pl.String, "sampler_settings": pl.String, "noise": pl.String, "data": pl.Int64},
+    **{"params_sha256": pl.String, "config_sha256": pl.String, "code_sha256": pl.String},
+    **dict.fromkeys(("noise_multiplier", "target_epsilon", "target_advantage"), pl.Float64),
+    **dict.fromkeys(("learning_rate", "l2_clip_norm"), pl.Float64),
+    **dict.fromkeys(("batch_size", "epochs", "bands", "init_seed", "insecure_seed"), pl.Int64),
+}
+_TYPES: dict[str, Any] = {**_OTHERS, **GUARANTEE, **TIMES}
+_METRICS = "metrics"
+RUNS = "runs"
+"""Folder of the run directories of a sweep."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Finished runs, one a row of `frame`.
+
+    A metric that is undefined, as the training diverged, is NaN; one that was not measured is null.
+    `data` numbers the training rows, equal numbers for equal ones: their digest itself is of
+    private rows, and in no table. Runs without noise have null in place of a clipping norm and of
+    bands.
+    """
+
+    frame: pl.DataFrame
+    metrics: tuple[str, ...]
+    """Names of the columns that are metrics."""
+
+    @classmethod
+    def of(cls, runs: Mapping[str, FinishedRun]) -> Table:
+        """Returns the table of finished runs by their names."""
+        data: dict[Any, int] = {}
+        rows = []
+        for name, run in runs.items():
+            row = row_of(name, run)
+            known = tuple(run.data)
+            if None not in known:
+                row["data"] = data.setdefault(known, len(data))
+            rows.append(row)
+        return cls.of_rows(rows, (name for run in runs.values() for name in run.record["metrics"]))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> Table:
+        """Returns the table of rows, as `row_of` makes them, with these metrics."""
+        metrics = tuple(dict.fromkeys(metrics))
+        names = dict.fromkeys([*_TYPES, *(name for row in rows for name in row)])
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        integers = {n for n in metrics if all(isinstance(x, int | None) for x in columns[n])}
+        types = _TYPES | {name: pl.Int64 if name in integers else pl.Float64 for name in metrics}
+        series = [
+            pl.Series(name, values, types[name])
+            if name in types
+            else pl.Series(name, values, strict=False)
+            for name, values in columns.items()
+        ]
+        return cls(pl.DataFrame(series), metrics)
+
+    @classmethod
+    def load(cls, path: Path) -> Table:
+        """Reads a table that `write` wrote as Parquet.
+
+        Raises:
+          ValueError: if it is not such a file.
+        """
+        try:
+            frame = pl.read_parquet(path)
+            metrics = tuple(json.loads(pl.read_parquet_metadata(path)[_METRICS]))
+        except (pl.exceptions.PolarsError, KeyError, ValueError):
+            raise ValueError(f"{path} is not a table of runs in Parquet") from None
+        if missing := [name for name in (*_TYPES, *metrics) if name not in frame.columns]:
+            raise ValueError(f"{path} is a table of another version: it has no {missing[0]}")
+        return cls(frame, metrics)
+
+    def write(self, path: Path) -> None:
+        """Writes the table, as CSV or as Parquet by the ending of `path`."""
+        if path.suffix == ".csv":
+            lists = pl.col(pl.List(pl.String)).list.join("; ")
+            text = self.frame.with_columns(lists).write_csv()
+            write_atomically(path, lambda file: file.write(text.encode()))
+            return
+        metadata = {_METRICS: json.dumps(self.metrics)}
+        write_atomically(path, lambda file: self.frame.write_parquet(file, metadata=metadata))
+
+    def where(self, **values: Any) -> Table:
+        """Returns the rows whose columns have these values, or one of these where it is a list."""
+        wanted = [
+            pl.col(name).is_in(value) if isinstance(value, list) else pl.col(name).eq_missing(value)
+            for name, value in values.items()
+        ]
+        return dataclasses.replace(self, frame=self.frame.filter(*wanted))
+
+    def measured(self) -> Table:
+        """Returns the table without the metrics that none of its runs measured."""
+        lacking = [name for name in self.metrics if self.frame[name].is_null().all()]
+        metrics = tuple(name for name in self.metrics if name not in lacking)
+        return Table(self.frame.drop(lacking), metrics)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, each as a dictionary."""
+        return self.frame.to_dicts()
+
+    def values(self, name: str) -> list[Any]:
+        """Returns the different values of a column that are not null, in their order."""
+        return self.frame[name].drop_nulls().unique(maintain_order=True).to_list()
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Raises ValueError if there is a name of no column."""
+        for name in names:
+            if name not in self.frame.columns:
+                known = ", ".join(sorted(self.frame.columns))
+                raise ValueError(f"the runs have no {name!r}; there are {known}")
+
+    @property
+    def settings(self) -> list[str]:
+        """Names of the columns that are settings."""
+        outcomes = {*GUARANTEE, *TIMES, *self.metrics, "run", "headline", "better", "data"}
+        return [n for n in self.frame.columns if n not in outcomes and not n.endswith("_sha256")]
+
+    def varied(self) -> list[str]:
+        """Returns the settings in which runs differ; what a sampler alone has, in its own runs."""
+        found = []
+        for name in self.settings:
+            groups = [self.frame]
+            if name == "sampler_settings":
+                groups = self.frame.partition_by("sampler")
+            if any(group[name].drop_nulls().n_unique() > 1 for group in groups):
+                found.append(name)
+        return found
+
+
+def read(paths: Sequence[Path]) -> tuple[Table, list[Path]]:
+    """Reads runs, and tables that were written before, into one table.
+
+    Args:
+      paths: As for `finished_runs`, and Parquet files of `Table.write`.
+
+    Returns:
+      The table, and the directories of runs that are not finished.
+
+    Raises:
+      FileNotFoundError: if there is no run.
+      ValueError: for a run or a file that is damaged.
+    """
+    files = [path for path in paths if path.suffix == ".parquet" and path.is_file()]
+    runs, unfinished = finished_runs(path for path in paths if path not in files)
+    tables = [Table.of(runs)] if runs else []
+    tables += [Table.load(path) for path in files]
+    if not tables:
+        raise FileNotFoundError("there is no finished run: name run directories or their folders")
+    metrics = dict.fromkeys(name for table in tables for name in table.metrics)
+    if len(tables) > 1:  # the numbers of their rows mean nothing to each other
+        tables = [
+            Table(t.frame.with_columns(data=pl.lit(None, pl.Int64)), t.metrics) for t in tables
+        ]
+    frame = pl.concat([table.frame for table in tables], how="diagonal_relaxed")
+    return Table(frame, tuple(metrics)), unfinished
+
+
+def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
+    """Returns the row of a finished run, its `data` left out."""
+    record, sampler, description = run.record, run.spec.sampler, run.task["description"]
+    options = {k: v for k, v in run.spec.options().items() if k != "sampler"}
+    own = {k: v for k, v in dict(run.task["settings"]).items() if k not in ("data", *_TYPES)}
+    private = record["noise_multiplier"] > 0
+    fingerprint = run.history.attempts[-1].terms.fingerprint
+    stages = record["stage_seconds"]
+    undefined = {name: float("nan") for name, x in record["metrics"].items() if x is None}
+    return {
+        "run": name,
+        "task": run.task["name"],
+        "headline": description.get("headline"),
+        "better": description.get("better"),
+        "sampler": record["sampler"],
+        "sampler_settings": sampler_settings(sampler),
+        **{axis: getattr(sampler, axis, None) for axis in IN_SAMPLER},
+        **{name: _cell(value) for name, value in {**own, **options}.items()},
+        "noise_multiplier": record["noise_multiplier"],
+        "noise": words_on(record["noise"]),
+        "l2_clip_norm": record["l2_clip_norm"] if private else None,
+        "bands": options.get("bands") or 1 if private else None,
+        **{name: record[name] for name in GUARANTEE},
+        **record["metrics"],
+        **undefined,
+        "seconds": None if stages is None else sum(stages.values()),
+        "training_seconds": record["training_seconds"],
+        "examples_per_second": record["examples_per_second"],
+        "params_sha256": record["params_sha256"],
+        "config_sha256": fingerprint.get("config"),
+        "code_sha256": fingerprint.get("code"),
+    }
+
+
+def sampler_settings(sampler: Any) -> str:
+    """Returns those settings of a sampler that are its own, where they are not the defaults.
+
+    >>> from samplers.settings import SETTINGS
+    >>> sampler_settings(SETTINGS["shuffle"](order="fixed"))
+    'order-fixed'
+    """
+    if not isinstance(sampler, SamplerSettings):
+        return ""
+    return " ".join(
+        f"{field.name}-{digits(getattr(sampler, field.name))}"
+        for field in dataclasses.fields(sampler)
+        if field.name not in IN_SAMPLER and getattr(sampler, field.name) != field.default
+    )
+
+
+def digits(value: Any) -> str:
+    """Returns the shortest text that names a value of a setting and no other one.
+
+    >>> digits(4.0), digits(0.30000000000000004), digits((8, 64)), digits("fixed")
+    ('4', '0.30000000000000004', '8+64', 'fixed')
+    """
+    if isinstance(value, tuple | list):
+        return "+".join(map(digits, value))
+    return str(value).removesuffix(".0")
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | None) else digits(value)
+
+
+def finished_runs(paths: Iterable[Path]) -> tuple[dict[str, FinishedRun], list[Path]]:
+    """Reads the finished runs in folders.
+
+    Args:
+      paths: Run directories, folders of sweeps, and folders that hold such.
+
+    Returns:
+      The runs by the names of their folders, or by their paths where names are not enough; and the
+      directories of runs that are not finished.
+
+    Raises:
+      FileNotFoundError: for a folder that holds no run.
+      ValueError: for a run whose files are damaged.
+    """
+    found, unfinished = [], []
+    for path in dict.fromkeys(paths):
+        folders = [folder for folder in _folders(path) if (folder / "config.json").is_file()]
+        if not folders:
+            raise FileNotFoundError(f"{path} is not the directory of a run, nor does it hold any")
+        for folder in folders:
+            if len(folders) > 1 and not (folder / "report.json").is_file():
+                unfinished.append(folder)
+            else:
+                found.append(FinishedRun.read(folder))
+    names = [run.path.name or str(run.path) for run in found]
+    if len(set(names)) < len(names):
+        names = [str(run.path) for run in found]
+    return dict(zip(names, found, strict=True)), unfinished
+
+
+def _folders(path: Path) -> list[Path]:
+    """Returns a run's folder, or those of a sweep's runs, or those of all runs one level below."""
+    if (path / "config.json").is_file() or not path.is_dir():
+        return [path]
+    inner = path / RUNS if (path / RUNS).is_dir() else path
+    below = sorted(one for one in inner.iterdir() if one.is_dir())
+    return [run for one in below for run in (_folders(one) if (one / RUNS).is_dir() else [one])]
