@@ -15,7 +15,6 @@ import jinja2
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
-from markupsafe import Markup
 
 from dpsgd.runs import report
 from experiments.results import views
@@ -101,4 +100,4 @@ def document(page: Page) -> str:
     body = markdown.render(page.markdown, {"figures": page.figures})
     # A figure is a block of its own, which HTML does not allow inside a paragraph.
     body = body.replace("<p><figure>", "<figure>").replace("</figure></p>", "</figure>")
-    return templates().get_template("page.html.jinja").render(title=page.title, body=Markup(body))
+    return templates().get_template("page.html.jinja").render(title=page.title, body=body)
