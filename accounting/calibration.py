@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy import special
+import scipy
 
 from accounting.attack import attack_advantage
 from accounting.profile import (
@@ -109,14 +109,14 @@ def calibrate_advantage(
     """
     if not 0.0 < advantage < 1.0:
         raise ValueError(f"advantage must be in (0, 1), got {advantage}")
-    target = float(special.erfinv(advantage))
+    target = float(scipy.special.erfinv(advantage))
 
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(mu / its target) at this noise; <= 0 only where the upper bound is at most that."""
         profile = _from_above(privacy(math.exp(log_sigma)))
         bound = profile.delta(0.0, _COARSE_ADVANTAGE) if coarse else attack_advantage(profile)
         upper = bound.upper
-        mu = float(special.erfinv(upper))
+        mu = float(scipy.special.erfinv(upper))
         value = math.log(max(mu, 1e-9 * target) / target) if mu < math.inf else math.inf
         # No rounding of the inverse may tell the side.
         return min(value, 0.0) if upper <= advantage else max(value, 5e-324)

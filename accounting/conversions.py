@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from accounting.algebra.cells import Array
 from accounting.algebra.likelihood_ratio import VALUE_DRIFT, LikelihoodRatio
@@ -162,7 +162,12 @@ class PrivacyCurve:
         corner = (p_above > slack) & (q_above > 0.0)
         upper = 0.0
         if corner.any():
-            upper = float(np.max(ndtri(p_above[corner] - slack) - ndtri(q_above[corner])))
+            upper = float(
+                np.max(
+                    scipy.special.ndtri(p_above[corner] - slack)
+                    - scipy.special.ndtri(q_above[corner])
+                )
+            )
         upper = max(0.0, upper) * (1.0 + _ROUNDING)
 
         lower = 0.0

@@ -225,7 +225,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
             fields.append((field.name, hint, dataclasses.field(default=default)))
     fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
-    words = _words_on_fields(kind)
+    words = words_on_fields(kind)
     for name, value in DEFAULTS.items():
         if name in words:
             words[name] = f"{words[name].rstrip('.')}; {_LEFT_OPEN.format(value)}."
@@ -241,7 +241,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     )
 
 
-def _words_on_fields(kind: type) -> dict[str, str]:
+def words_on_fields(kind: type) -> dict[str, str]:
     """Returns what is written below the fields of a dataclass and its bases, each in one line."""
     words: dict[str, str] = {}
     for one in reversed(kind.__mro__):

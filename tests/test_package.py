@@ -16,7 +16,7 @@ import pytest
 import dpsgd
 from dpsgd.models.model import installed_tasks
 from dpsgd.runs.task import find
-from experiments.cli.extras import EXTRAS
+from experiments.cli.errors import EXTRAS
 from experiments.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 Array = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def log_normal_cells(edges: Array, mean: float = 0.0, scale: float = 1.0) -> Arr
         flip = low > 0.0
         low, high = np.where(flip, -high, low), np.where(flip, -low, high)
         with np.errstate(divide="ignore", invalid="ignore"):
-            log_low, log_high = special.log_ndtr(low), special.log_ndtr(high)
+            log_low, log_high = scipy.special.log_ndtr(low), scipy.special.log_ndtr(high)
             difference = log_high + np.log(-np.expm1(np.minimum(log_low - log_high, 0.0)))
         cells[wide] = np.where(high > low, difference, -math.inf)
     return cells

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import fft
 
 from accounting.algebra.likelihood_ratio import ROUNDING, UNDERFLOW, LikelihoodRatio
 from accounting.algebra.refinement import GridError
@@ -397,7 +397,7 @@ def _power(masses: Masses, tilted_step: float, low: int, size: int) -> _Power:
         if weight.size > size:
             weight = np.concatenate([weight, np.zeros(-weight.size % size)])
             weight = weight.reshape(-1, size).sum(0)
-        square, remaining = fft.rfft(weight, size), count
+        square, remaining = scipy.fft.rfft(weight, size), count
         with np.errstate(divide="ignore"):
             log_modulus = np.log(np.abs(square) * (1.0 + 4.0 * ROUNDING) + relative)
         log_this += count * log_modulus
@@ -415,7 +415,7 @@ def _power(masses: Masses, tilted_step: float, low: int, size: int) -> _Power:
             count * relative * 2.0 * float(np.exp(log_this - log_modulus).sum()) / size
             for (_, count), log_modulus in zip(masses, log_moduli, strict=True)
         )
-    result = fft.irfft(power, size)
+    result = scipy.fft.irfft(power, size)
     products = sum(count for _, count in masses) - 1
     error += 2.3 * products * ROUNDING * this + relative * this + WRAP
     return _Power(np.roll(result, -(low % size)), log_unit, error * 1.0001, rounding)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scipy import special
+import scipy
 
 _SMALLEST = 2.3e-308  # below the smallest normal double a product may silently become 0
 
@@ -20,13 +20,13 @@ def gaussian_delta(sigma: float, epsilon: float) -> tuple[float, float]:
     a = 0.5 / sigma - sigma * epsilon
     b = -0.5 / sigma - sigma * epsilon
     if a > 0.0:
-        first = special.ndtr(a)
-        second = math.exp(epsilon + special.log_ndtr(b))
+        first = scipy.special.ndtr(a)
+        second = math.exp(epsilon + scipy.special.log_ndtr(b))
         value, scale = first - second, first
     else:
         density = math.exp(-0.5 * a * a) / math.sqrt(2.0 * math.pi)
-        first = math.sqrt(math.pi / 2.0) * special.erfcx(-a / math.sqrt(2.0))
-        second = math.sqrt(math.pi / 2.0) * special.erfcx(-b / math.sqrt(2.0))
+        first = math.sqrt(math.pi / 2.0) * scipy.special.erfcx(-a / math.sqrt(2.0))
+        second = math.sqrt(math.pi / 2.0) * scipy.special.erfcx(-b / math.sqrt(2.0))
         value, scale = density * (first - second), density * first
     # a, b and the exponents carry a few roundings each; erfcx, ndtr are good to 1e-15.
     exponent = 0.5 / sigma**2 + (sigma * epsilon) ** 2 + epsilon

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.cells import (
     Array,
@@ -109,7 +109,7 @@ class LikelihoodRatio:
         once. Beyond the values of Y that have mass <= `tail` the grid ends.
         """
         sigma, rate = noise_multiplier, sampling_prob
-        reach = -special.ndtri(tail) / sigma
+        reach = -scipy.special.ndtri(tail) / sigma
         low, high = -0.5 / sigma**2 - reach, 0.5 / sigma**2 + reach
 
         def log_ratio(y: float) -> float:

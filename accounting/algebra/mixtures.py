@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio
@@ -65,7 +65,7 @@ class Mixture(NamedTuple):
     def reach(self, tail: float) -> tuple[float, float]:
         """Returns two points beyond each of which the mass is at most `tail`."""
         shares = tail / (self.weights * self.weights.size)
-        far = -self.scale * special.ndtri(np.minimum(shares, 0.5))
+        far = -self.scale * scipy.special.ndtri(np.minimum(shares, 0.5))
         return float((self.means - far).min()), float((self.means + far).max())
 
     def log_density(self, z: Array) -> Array:
@@ -121,7 +121,7 @@ def release_ratio(
     if noise_multiplier == math.inf:
         return None
     step, side, tail = beside.step, beside.side, beside.tail if tail is None else tail
-    reach = (0.5 / noise_multiplier - float(special.ndtri(tail))) / noise_multiplier
+    reach = (0.5 / noise_multiplier - float(scipy.special.ndtri(tail))) / noise_multiplier
     check_grid(reach, step, 2.0 * reach / step)
     return LikelihoodRatio.gaussian(noise_multiplier, step, side, tail)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 Real = NDArray[np.floating]
 Complex = NDArray[np.complexfloating]
@@ -76,7 +76,7 @@ class Releases:
     def slope(self, u: Any) -> Any:
         """Returns d log X / d Y at real `u`: in (0, 1)."""
         sigma, rate = self.noise_multiplier, self.sampling_prob
-        return special.expit((u - 0.5 / sigma) / sigma + math.log(rate) - math.log1p(-rate))
+        return scipy.special.expit((u - 0.5 / sigma) / sigma + math.log(rate) - math.log1p(-rate))
 
     def height(self, tilt: float) -> float:
         """Returns the height of the line of u for Re z = `tilt`: <= 1, and Im Y <= 1.5 there.

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
+import scipy
 
 from accounting.calibration import calibrate
 from accounting.profile import check_count, check_epsilon, check_probability
@@ -237,7 +237,9 @@ def advise_batch_size(
     step_epsilon = math.sqrt(2.0 * rho / steps)
 
     def smallest(penalty_at: Callable[[float], float]) -> int:
-        c = brentq(lambda log_c: penalty_at(math.exp(log_c)) - penalty, -40.0, 300.0, xtol=1e-12)
+        c = scipy.optimize.brentq(
+            lambda log_c: penalty_at(math.exp(log_c)) - penalty, -40.0, 300.0, xtol=1e-12
+        )
         return math.ceil(num_examples * step_epsilon / math.exp(c))
 
     return SubsamplingAdvice(

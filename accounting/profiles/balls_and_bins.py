@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from scipy import special
+import scipy
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
@@ -162,7 +162,7 @@ class _Grid(NamedTuple):
     def work(self) -> float:
         """Returns about how long it takes, in units of a pair of atoms that is added up."""
         steps = self.steps()
-        span = 1.0 / self.sigma**2 - 2.0 * float(special.ndtri(self.tail)) / self.sigma
+        span = 1.0 / self.sigma**2 - 2.0 * float(scipy.special.ndtri(self.tail)) / self.sigma
         atoms = span / steps[0]
         distances = (min(atoms, (2.0 - math.log(min(step, 1.0))) / step) for step in steps)
         additions = 1.0 + self.bins.bit_count() / self.bins.bit_length()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.cells import Array
 from accounting.profile import epsilon_from_delta
@@ -101,7 +101,7 @@ class LargestRelease(NamedTuple):
         sigma, bins, epochs, release = self
         if not self._several:
             at = sigma * (math.log(bins) - epsilon) + 0.5 / sigma
-            return bins * float(special.log_ndtr(at + 1e-12 * abs(at) + 1e-9))
+            return bins * float(scipy.special.log_ndtr(at + 1e-12 * abs(at) + 1e-9))
         slopes, log_moments = _log_moments(bins)
         each = log_moments + slopes * (sigma * math.log(bins) + 0.5 / sigma)
         powers = slopes * sigma
@@ -112,7 +112,7 @@ class LargestRelease(NamedTuple):
 
 def _quantile(log_tail: float) -> float:
     """Returns a point beyond which a standard normal has at most the mass e^`log_tail`."""
-    quantile = -float(special.ndtri_exp(log_tail))
+    quantile = -float(scipy.special.ndtri_exp(log_tail))
     return quantile + 1e-9 * (1.0 + abs(quantile))
 
 
@@ -128,9 +128,9 @@ def _log_moments(bins: int) -> tuple[Array, Array]:
     slopes = np.geomspace(0.02, 40.0, 60)
     v = slopes[:, None]
     with np.errstate(divide="ignore"):
-        log_cdf = bins * special.log_ndtr(m[1:])
+        log_cdf = bins * scipy.special.log_ndtr(m[1:])
         cells = log_cdf - v * m[:-1] + np.log(-np.expm1(-v * np.diff(m)))
-    below = 0.5 * slopes**2 + special.log_ndtr(m[0] + slopes)
+    below = 0.5 * slopes**2 + scipy.special.log_ndtr(m[0] + slopes)
     above = -slopes * m[-1]
-    total = special.logsumexp(np.column_stack([cells, below, above]), axis=1)
+    total = scipy.special.logsumexp(np.column_stack([cells, below, above]), axis=1)
     return slopes, total + 1e-9

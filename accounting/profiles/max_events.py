@@ -6,7 +6,7 @@ Proof and sources: docs/explanation/lower-bounds-for-shuffled-batches.md.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
 from accounting.profile import check_count, check_epsilon, check_noise_multiplier
@@ -27,8 +27,8 @@ def log_probability_max_below(
     Φ((c - shift)/σ) Φ(c/σ)^{T-1}, at each c of `ceilings`, float64 of the same shape.
     """
     z = np.asarray(ceilings, dtype=np.float64) / noise_multiplier
-    rest = (bins - 1) * log_ndtr(z) if bins > 1 else 0.0
-    return log_ndtr(z - shift / noise_multiplier) + rest
+    rest = (bins - 1) * scipy.special.log_ndtr(z) if bins > 1 else 0.0
+    return scipy.special.log_ndtr(z - shift / noise_multiplier) + rest
 
 
 def maximum_buckets(
@@ -49,8 +49,8 @@ def maximum_buckets(
         ceilings, noise_multiplier=noise_multiplier, bins=bins, shift=shift
     )
     ends = ceilings[:-1], ceilings[1:]
-    log_g = log_ndtr((ends[0] - shift) / noise_multiplier)
-    log_h = log_ndtr(ends[1] / noise_multiplier)
+    log_g = scipy.special.log_ndtr((ends[0] - shift) / noise_multiplier)
+    log_h = scipy.special.log_ndtr(ends[1] / noise_multiplier)
     first = np.exp(log_normal_cells(ceilings, shift, noise_multiplier) + (bins - 1) * log_h)
     share = np.exp(np.minimum(log_normal_cells(ceilings, 0.0, noise_multiplier) - log_h, 0.0))
     with np.errstate(divide="ignore"):
@@ -138,11 +138,11 @@ def sum_of_maxima_lower_bound(
     # y/E that is best for the pair N(2, variance), N(1, variance) at a larger epsilon.
     extra = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60) * epochs * np.log(bins)])
     threshold = 0.5 + variance * (epsilon + extra)
-    log_q = log_ndtr(-threshold / np.sqrt(variance))
+    log_q = scipy.special.log_ndtr(-threshold / np.sqrt(variance))
     others = epochs * np.log1p((bins - 1) * np.exp(-threshold / noise_multiplier**2))
     exponent = epsilon + others + log_q
     exponent += _EXPONENT_ROUNDING * (epsilon + others - log_q)
     with np.errstate(over="ignore"):
-        p_above = np.exp(log_ndtr((1.0 - threshold) / np.sqrt(variance)))
+        p_above = np.exp(scipy.special.log_ndtr((1.0 - threshold) / np.sqrt(variance)))
         gains = (1 - _ROUNDING) * p_above - np.exp(exponent)
     return max(float(gains.max()), 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.gaussian import gaussian_delta
 from accounting.algebra.inversion import ACCURACIES, Curves
@@ -151,7 +151,7 @@ class PoissonProfile(WithRelease):
 
     def _ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
         sigma, rate = self.noise_multiplier, self.sampling_prob
-        bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - special.ndtri(tail) / sigma
+        bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - scipy.special.ndtri(tail) / sigma
         if reach > _LARGEST_LOSS:
             raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
         if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
@@ -174,7 +174,7 @@ class ShuffleProfile(WithRelease):
 def _one_epoch(sigma: float, steps: int) -> LikelihoodRatio:
     """Returns a lower likelihood ratio of max_t x_t of one epoch, in buckets."""
     # Values of c around those that max_t x_t takes under P and under Q.
-    low = sigma * float(special.ndtri_exp(-100.0 / steps))
+    low = sigma * float(scipy.special.ndtri_exp(-100.0 / steps))
     thresholds = np.linspace(low, max(_SHIFTS) + 14.0 * sigma, _GRID)
     (p, p_drift), (q, q_drift) = (
         maximum_buckets(thresholds, noise_multiplier=sigma, bins=steps, shift=shift)

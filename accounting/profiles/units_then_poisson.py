@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import check_grid
@@ -88,7 +88,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         # Losses are large only where it takes part: what is cut off has the mass rate * tail.
         tail = min(tail / rate, 0.1)
         sigma = self.noise_multiplier
-        top = reach = 0.5 / sigma**2 - special.ndtri(tail) / sigma
+        top = reach = 0.5 / sigma**2 - scipy.special.ndtri(tail) / sigma
         bottom = -reach
         if rate < 1.0:
             bottom = math.log1p(-rate)
@@ -120,19 +120,19 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         mean = self.siblings * rate
         around = 10.0 * math.sqrt(mean) + 10.0
         count = np.arange(max(0, math.floor(mean - around)), min(self.siblings, mean + around) + 1)
-        logs = special.gammaln(self.siblings + 1.0)
+        logs = scipy.special.gammaln(self.siblings + 1.0)
         law = np.exp(
             logs
-            - special.gammaln(count + 1.0)
-            - special.gammaln(self.siblings - count + 1.0)
-            + special.xlogy(count, rate)
-            + special.xlog1py(self.siblings - count, -rate)
+            - scipy.special.gammaln(count + 1.0)
+            - scipy.special.gammaln(self.siblings - count + 1.0)
+            + scipy.special.xlogy(count, rate)
+            + scipy.special.xlog1py(self.siblings - count, -rate)
         )
         kept = 1.0 - 64.0 * ROUNDING * (logs + 16.0)
         best = 0.5, 0.5
         for threshold in np.linspace(0.0, mean + sigma, 50):
-            seen = kept * float(law @ special.ndtr((count - threshold) / sigma))
-            unseen = float(special.ndtr(-threshold / sigma)) * (1.0 + 64.0 * ROUNDING)
+            seen = kept * float(law @ scipy.special.ndtr((count - threshold) / sigma))
+            unseen = float(scipy.special.ndtr(-threshold / sigma)) * (1.0 + 64.0 * ROUNDING)
             if seen - unseen > best[0] - best[1]:
                 best = seen, unseen
         return best

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.cells import Array, log_mean_above, spread
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
@@ -112,7 +112,7 @@ class UserPoissonProfile(RepeatedProfile):
         edges = np.concatenate([[-math.inf], edges, [math.inf]])
         p, q = mixture.masses(edges), nothing.masses(edges)
         # Weights carry the roundings of logarithms as large as that of tau!.
-        logs = special.gammaln(self.max_contributions + 1.0) + np.abs(log_weights).max()
+        logs = scipy.special.gammaln(self.max_contributions + 1.0) + np.abs(log_weights).max()
         drift = max(mixture.drift(edges), nothing.drift(edges)) + 32.0 * ROUNDING * logs
         if side == "lower":
             p += rest * q
@@ -138,9 +138,9 @@ class UserPoissonProfile(RepeatedProfile):
         """Returns P with at most so many examples that the rest has probability <= `tail`."""
         tau, rate = self.max_contributions, self.sampling_prob
         k = np.arange(tau + 1)
-        log_weights = special.xlogy(k, rate) + special.xlog1py(tau - k, -rate)
-        log_weights += special.gammaln(tau + 1) - special.gammaln(k + 1)
-        weights = np.exp(log_weights - special.gammaln(tau - k + 1))
+        log_weights = scipy.special.xlogy(k, rate) + scipy.special.xlog1py(tau - k, -rate)
+        log_weights += scipy.special.gammaln(tau + 1) - scipy.special.gammaln(k + 1)
+        weights = np.exp(log_weights - scipy.special.gammaln(tau - k + 1))
         above = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0)
         kept = int(np.argmax(above <= tail)) + 1
         mixture = Mixture(k[:kept].astype(float), weights[:kept], self.noise_multiplier)

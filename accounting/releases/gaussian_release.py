@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import special
+import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells
 from accounting.profile import (
@@ -160,7 +160,7 @@ class _Chords:
         """Asks for more points until the chords are sharp at `epsilon`, where delta is `delta`."""
         rare = min(max(_SHARE * delta, 1e-300), 0.1)
         centre = epsilon - 0.5 * self.mu**2
-        left, right = centre + self.mu * float(special.ndtri(rare)), centre + 6.0 * self.mu
+        left, right = centre + self.mu * float(scipy.special.ndtri(rare)), centre + 6.0 * self.mu
         if left < 0.0:  # beyond what is rare, on either side of 0, the ends' chords are sharp
             far = proved(self.profile.epsilon(rare, self.tolerance)).upper
             left, right = max(left, -far), min(right, far)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import fft, optimize, signal
+import scipy
 
 from accounting import calibrate
 from dpsgd.noise.base import Noise
@@ -90,20 +90,24 @@ class Workload:
 
     def _inverse(self, column: np.ndarray) -> np.ndarray:
         """Returns the columns of S^{-1} where those of S are `column`: [N]."""
-        return signal.lfilter([1.0], column, np.eye(1, self.num_steps)[0])
+        return scipy.signal.lfilter([1.0], column, np.eye(1, self.num_steps)[0])
 
     def _response(self, inverse: np.ndarray) -> np.ndarray:
         """Returns how a unit of z in one step moves v in those from it on: [N]."""
-        return signal.lfilter([1.0], [1.0, -self.momentum], inverse)
+        return scipy.signal.lfilter([1.0], [1.0, -self.momentum], inverse)
 
     def _by_column(
         self, by_response: np.ndarray, response: np.ndarray, inverse: np.ndarray
     ) -> np.ndarray:
         """Returns the gradient by the column c of S: -x^j h / c are derivatives of the response."""
-        size = fft.next_fast_len(2 * self.num_steps, real=True)
-        again = fft.irfft(fft.rfft(response, size) * fft.rfft(inverse, size), size)
-        transformed = fft.rfft(by_response, size) * fft.rfft(again[: self.num_steps], size).conj()
-        return -fft.irfft(transformed, size)[: self.num_steps]
+        size = scipy.fft.next_fast_len(2 * self.num_steps, real=True)
+        again = scipy.fft.irfft(
+            scipy.fft.rfft(response, size) * scipy.fft.rfft(inverse, size), size
+        )
+        transformed = (
+            scipy.fft.rfft(by_response, size) * scipy.fft.rfft(again[: self.num_steps], size).conj()
+        )
+        return -scipy.fft.irfft(transformed, size)[: self.num_steps]
 
     def _squares(
         self, response: np.ndarray, columns: int, *, gradient: bool = True
@@ -226,7 +230,7 @@ def _descent(
         return wall, np.zeros_like(at)
 
     options = {"maxiter": 300}
-    return optimize.minimize(
+    return scipy.optimize.minimize(
         walled, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options
     ).x
 

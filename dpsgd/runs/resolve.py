@@ -56,6 +56,8 @@ ADAM = (
     "steps, and in a single step correlated noise is larger"
 )
 
+_NO_CALIBRATION = "calibration platt cannot be had"
+
 _NEAR = 1.02
 """Up to so many times the least error a smaller number of bands is taken: it needs less memory."""
 
@@ -144,7 +146,10 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
     if isinstance(goal, NonPrivate):
         mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
     else:
-        sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
+        try:
+            sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
+        except ValueError as error:
+            raise ValueError(f"{_NO_CALIBRATION}: {error}; leave it out") from None
         noise = noise_of(spec)
         sigma = search.smallest_noise(goal, delta, sampler, noise, sums)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
@@ -331,7 +336,7 @@ def _with_calibration(
         except ValueError as error:
             why = str(error)
     if why and spec.calibration:
-        raise ValueError(f"calibration {spec.calibration} cannot be had: {why}; leave it out")
+        raise ValueError(f"{_NO_CALIBRATION}: {why}; leave it out")
     if why and offered and spec.private:
         progress(f"no calibration: {why}")
     return dataclasses.replace(spec, calibration="none" if why else "platt")

@@ -38,15 +38,16 @@ from dpsgd.noise.gaussian import add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.philox import words_at
 from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
+from dpsgd.runs.resolve import resolved
 from experiments.benchmarks.case import Row, figure
 from experiments.benchmarks.programs import random_batch
 from experiments.cli.audit import coupled
-from experiments.cli.config import AuditConfig
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from samplers import Population
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -264,9 +265,9 @@ def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
 
 def audit() -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
-    run = AuditConfig(SETTINGS["poisson"](batch_size=64), num_examples=1000, noise_multiplier=1.0)
+    spec = RunSpec.of(SETTINGS["poisson"](batch_size=64), noise_multiplier=1.0, l2_clip_norm=1.0)
     clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
-    for check in coupled(clicks, run).checks:
+    for check in coupled(clicks, resolved(spec, Population(1000))).checks:
         yield figure(f"audit: {check.name} ({check.detail})", check.passed, at_least=1)
 
 

@@ -41,8 +41,8 @@ COMMANDS = {
 }
 """What `dpsgd --help` says of each module of `experiments.cli.commands`.
 
-Such a module has a function `run`: the type of its argument is what can be asked; or `command`
-says so of the words, and which of them are left. One with several topics names them in `TOPICS`.
+Such a module has a function `run`: the type of its argument is what can be asked, or `command` of
+the words returns it. One with several topics names them in `TOPICS`.
 """
 
 
@@ -92,44 +92,16 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {name!r}{hint}" if name else f"name a command{hint}")
-    import tyro
-
     from experiments.cli import options
 
-    check_sampler(rest)
     module = importlib.import_module(f"experiments.cli.commands.{name}")
     if hasattr(module, "command"):  # what can be asked depends on what is asked
-        kind, rest = module.command(rest)
+        kind = module.command(rest)
     else:
-        kind = get_type_hints(module.run)["config"]
+        (kind,) = (hint for name, hint in get_type_hints(module.run).items() if name != "return")
     topic = [word for word in rest[:1] if word in getattr(module, "TOPICS", ())]
     command = " ".join(["dpsgd", name, *topic])
-    options.check_spelling(kind, rest, command)
-    config = tyro.cli(
-        kind,
-        prog=command,
-        args=rest,
-        config=(tyro.conf.CascadeSubcommandArgs, tyro.conf.OmitArgPrefixes),
-    )
-    options.check_finite(config)
-    return module.run, config
-
-
-def check_sampler(words: Sequence[str]) -> None:
-    """Raises ValueError if words choose a sampler of this package that it does not have."""
-    for word in words:
-        prefix, colon, name = word.partition(":")
-        if prefix == "sampler" and colon and ":" not in name:
-            from samplers.settings import SETTINGS
-
-            if name not in SETTINGS:
-                near = difflib.get_close_matches(name, SETTINGS, 1)
-                hint = (
-                    f"did you mean sampler:{near[0]}?"
-                    if near
-                    else f"there are {', '.join(SETTINGS)}."
-                )
-                raise ValueError(f"{word}: {hint} One of your own is named sampler:module:name")
+    return module.run, options.parse(kind, rest, command)
 
 
 def usage() -> str:

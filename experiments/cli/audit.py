@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from accounting import epsilon, format_delta
-from dpsgd import Mechanism
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
@@ -21,42 +19,41 @@ from dpsgd.runs.audit import ROWS, audit_synthetic
 from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.resolve import resolved, with_noise
-from dpsgd.runs.support import with_separation
+from dpsgd.runs.resolve import ResolvedRun
+from dpsgd.runs.spec import Lazy
 from dpsgd.runs.task import Trainable
-from experiments.cli.config import AuditConfig
-from experiments.cli.errors import naming_options
 from samplers import BatchSampler
-from samplers.settings import SETTINGS
 
 Progress = Callable[[str], None]
 
 
 def coupled(
-    task: Trainable, config: AuditConfig, progress: Progress = lambda line: None
+    task: Trainable,
+    run: ResolvedRun,
+    claimed: BatchSampler | None = None,
+    progress: Progress = lambda line: None,
 ) -> AuditReport:
     """Audits the program that trains a task, as a run compiles it, and the sampler's draws.
 
     Args:
       task: Whose model and generated rows are taken; its own rows are not read.
-      config: What to audit.
+      run: Whose steps and noise are audited, and calibration, if it has one.
+      claimed: Whose guarantee is claimed; by default that of the run's own sampler.
       progress: Called with one line of text whenever there is something to tell.
     """
-    mechanism = _mechanism(config)
+    mechanism, tables = run.mechanism, None
     refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
-    claimed = _claimed(config, mechanism.sampler)
-    tables, num_steps = None, mechanism.sampler.num_steps
+    num_steps = mechanism.sampler.num_steps
     rows: tuple[Any, ...] = ()
-    if config.tables == "lazy":
-        tables = LazyTables(
-            Cosine(1.0, num_steps), config.tables_momentum or 0.0, config.tables_weight_decay
-        )
+    if isinstance(asked := run.spec.tables, Lazy):
+        tables = LazyTables(Cosine(1.0, num_steps), asked.momentum or 0.0, asked.weight_decay)
         rows = (task.generated(math.prod(mechanism.sampler.clipped_shape)),)
     algorithm = dpsgd(task.loss, ADAM, tables=tables)
     state = algorithm.init(task.init(0), mechanism, *rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
+    claimed = claimed or mechanism.sampler
     found = audit_synthetic(algorithm, mechanism, state, None, task.generated, claimed=claimed)
     if refinement is None:
         return found
@@ -64,36 +61,33 @@ def coupled(
     return AuditReport(found.checks + sums.checks)
 
 
-def black_box(config: AuditConfig, progress: Progress = lambda line: None) -> BlackBoxReport:
+def black_box(
+    run: ResolvedRun,
+    claimed: BatchSampler | None = None,
+    *,
+    trials: int,
+    progress: Progress = lambda line: None,
+) -> BlackBoxReport:
     """Bounds epsilon from below by many runs of the sampler and the compiled step.
 
     Args:
-      config: What to audit, and how many runs to make.
+      run: Whose sampler and noise are audited.
+      claimed: Whose guarantee is claimed; by default that of the run's own sampler.
+      trials: Runs in each of the two worlds.
       progress: Called with one line of text whenever there is something to tell.
 
     Raises:
       ValueError: if there is too little noise for any finite claim, or too few trials.
     """
-    if config.calibration != "none":
-        raise ValueError(
-            "--black-box looks at the steps of a run alone: leave out --calibration, which the "
-            "audit without it looks at"
-        )
-    if config.tables != "dense":
-        raise ValueError(
-            "--black-box looks at steps without tables: leave out --tables, which the audit "
-            "without it looks at"
-        )
-    mechanism = _mechanism(config)
-    delta = config.delta_of(mechanism.sampler)
+    mechanism, delta = run.mechanism, run.delta
     progress("accounting for the claim")
-    claim = epsilon(_claimed(config, mechanism.sampler).privacy(config.noise_multiplier), delta)
+    claim = epsilon((claimed or mechanism.sampler).privacy(mechanism.noise_multiplier), delta)
     if math.isinf(claim.upper):
         raise ValueError(
             f"no finite epsilon is claimed at delta {format_delta(delta)}, so there is nothing to "
             "refute: raise --noise-multiplier or --target-delta"
         )
-    return black_box_audit(mechanism, claim, delta=delta, trials=config.trials, progress=progress)
+    return black_box_audit(mechanism, claim, delta=delta, trials=trials, progress=progress)
 
 
 def plot(report: BlackBoxReport, path: Path) -> None:
@@ -155,24 +149,3 @@ def _bins(report: BlackBoxReport) -> list[float]:
     width = (high - low) / 80 or 1.0
     below, above = math.ceil((threshold - low) / width), math.ceil((high - threshold) / width)
     return [threshold + k * width for k in range(-max(1, below), max(1, above) + 1)]
-
-
-def _mechanism(config: AuditConfig) -> Mechanism:
-    spec, population = config.spec(), config.population(drawn=True)
-    with naming_options(type(config.sampler)):
-        found = resolved(with_noise(spec, None, population)[0], population)
-    sums = config.full_sums(found.mechanism.sampler, found.delta, spec.privacy)
-    return replace(found.mechanism, full_sums=sums)
-
-
-def _claimed(config: AuditConfig, sampler: BatchSampler) -> BatchSampler:
-    """Returns the sampler whose guarantee is claimed: the audited one's, or `config.claim`'s."""
-    if config.claim is None:
-        return sampler
-    if config.claim not in SETTINGS:
-        raise ValueError(f"--claim {config.claim}: there are {', '.join(SETTINGS)}")
-    kind, drawn = SETTINGS[config.claim], with_separation(config.sampler, config.bands)
-    both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
-    both -= {"max_batch_size", "overflow"}  # what is claimed chooses anew
-    claim = replace(config, sampler=kind(**{name: getattr(drawn, name) for name in both}))
-    return claim.build(drawn=True)[0]

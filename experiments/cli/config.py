@@ -1,51 +1,29 @@
-"""What a user asks for: typed, frozen, and the help of a command line that is not needed here."""
+"""What is asked of a run that is not made: its sampler, and the public sizes of its data."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from accounting import check_guarantee_delta, default_delta
-from experiments.cli.errors import naming_options
-from samplers import BatchSampler, Population, TreeShape, UnitTree
-from samplers.settings import DEFAULTS, SamplerSettings
+from dpsgd.runs.spec import RunSpec
+from experiments.cli.options import naming, spec_of
+from samplers import Population, TreeShape, UnitTree
+from samplers.base import positive_integer
+from samplers.settings import SamplerSettings
 
 if TYPE_CHECKING:
-    from dpsgd.runs.spec import RunSpec
+    from dpsgd.runs.resolve import ResolvedRun
 
 
-def check_default_batch_size(batch_size: int, num_examples: int) -> None:
-    """Raises ValueError if the default is a larger batch than there are examples."""
-    if 1 <= num_examples < batch_size == DEFAULTS["batch_size"]:
-        raise ValueError(
-            f"--batch-size is {batch_size} by default, which is more than the {num_examples} "
-            "training examples: give a smaller one"
-        )
-
-
-def check_target(epsilon: float | None, advantage: float | None) -> None:
-    """Raises ValueError, as the command line names it, unless there is one target of a run."""
-    if (epsilon is None) == (advantage is None):
-        raise ValueError("give exactly one of --target-epsilon and --target-advantage")
-    if epsilon is not None and not 0 < epsilon < float("inf"):
-        raise ValueError(f"--target-epsilon must be finite and > 0, got {epsilon}")
-    if advantage is not None and not 0 < advantage < 1:
-        raise ValueError(f"--target-advantage must lie in (0, 1), got {advantage}")
-
-
-@dataclass(frozen=True)
-class GuaranteeConfig:
-    """The run that a guarantee is asked for, of data that are known by public sizes alone."""
+@dataclass(frozen=True, kw_only=True)
+class OfSizes:
+    """The run that is asked about, of data that are known by public sizes alone."""
 
     sampler: SamplerSettings
     """How batches are drawn."""
     num_examples: int
     """Training examples (public)."""
-    target_delta: float | None = None
-    """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
-    one digit."""
     unit: Literal["example", "user"] = "example"
     """What one of the num_examples rows is: user, where it is all data of one, clipped as one."""
     max_contributions: int | None = None
@@ -59,17 +37,35 @@ class GuaranteeConfig:
     """What the units of each level are, for the guarantee's words."""
     largest_unit: int | None = None
     """Examples of the largest unit; by default as many as of the smallest."""
-    calibration: Literal["none", "platt"] = "none"
-    """platt: the run also calibrates its model, as `dpsgd train` does with clicks by default, and
-    all that is said is about both together."""
 
-    def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values without a guarantee."""
-        if self.num_examples < 1:
-            raise ValueError(f"--num-examples must be at least 1, got {self.num_examples}")
-        if self.target_delta is not None:
-            check_guarantee_delta(self.target_delta, "--target-delta")
-        levels = len(self.sizes) - 1
+    def spec(self, **others: Any) -> RunSpec:
+        """Returns the run that is asked about, with `others` in place of its own options.
+
+        Raises:
+          ValueError: for options that no run has, as the command line names them.
+        """
+        return spec_of(self, **{"l2_clip_norm": 1.0, **others})
+
+    def population(self, *, drawn: bool = False) -> Population:
+        """Returns what is drawn from.
+
+        Args:
+          drawn: Whether it is, in which case all units of a level have one size.
+
+        Raises:
+          ValueError: for sizes that no data have, or that the sampler does not go by.
+        """
+        levels, needed = len(self.sizes) - 1, self.sampler.of_data()
+        for name, given in {
+            "tree": self.sizes,
+            "max_contributions": self.max_contributions,
+            "num_users": self.num_users,
+        }.items():
+            option = "--sizes" if name == "tree" else f"--{name.replace('_', '-')}"
+            if given and name not in needed:
+                raise ValueError(f"sampler:{self.sampler.name} takes no {option}")
+            if not given and name in needed and name != "num_users":
+                raise ValueError(f"sampler:{self.sampler.name} needs {option}")
         if self.sizes and min(self.sizes) < 1:
             raise ValueError(f"--sizes needs a number >= 1 for each level, got {self.sizes}")
         if self.units and len(self.units) != levels:
@@ -81,23 +77,10 @@ class GuaranteeConfig:
             raise ValueError(f"--unit {self.unit}: the rows of --sizes are examples")
         if self.largest_unit is not None and self.largest_unit < (*self.sizes, 1)[levels]:
             raise ValueError(f"--largest-unit is less than the smallest unit: {self.largest_unit}")
-        needed = self.sampler.of_data()
-        for name, given in (("tree", self.sizes), ("max_contributions", self.max_contributions)):
-            option = {"tree": "--sizes", "max_contributions": "--max-contributions"}[name]
-            if (name in needed) != bool(given):
-                what = "needs" if name in needed else "takes no"
-                raise ValueError(f"sampler:{self.sampler.name} {what} {option}")
-        if self.num_users is not None and "num_users" not in needed:
-            raise ValueError(f"sampler:{self.sampler.name} takes no --num-users")
-
-    def population(self, *, drawn: bool = False) -> Population:
-        """Returns what is drawn from.
-
-        Args:
-          drawn: Whether it is, in which case all units of a level have one size.
-        """
+        with naming(self):
+            positive_integer("num_examples", self.num_examples)
         tree: UnitTree | TreeShape | None = None
-        names = self.units or ("unit",) * (len(self.sizes) - 1)
+        names = self.units or ("unit",) * levels
         if self.sizes and drawn:
             if math.prod(self.sizes) != self.num_examples:
                 raise ValueError(
@@ -118,83 +101,14 @@ class GuaranteeConfig:
             self.num_examples, self.unit, self.max_contributions, self.num_users, tree
         )
 
-    def build(self, *, drawn: bool = False) -> tuple[BatchSampler, float]:
-        """Returns the sampler, and the delta of its guarantee."""
-        self.check()
-        with naming_options(type(self.sampler)):
-            sampler = self.sampler.build(self.population(drawn=drawn), self.target_delta)
-        return sampler, self.delta_of(sampler)
-
-    def delta_of(self, sampler: BatchSampler) -> float:
-        """Returns the delta of the guarantee."""
-        return default_delta(sampler.num_units) if self.target_delta is None else self.target_delta
-
-    def full_sums(self, sampler: BatchSampler, delta: float, goal: Any) -> Any:
-        """Returns the sums over all rows of the calibration that is asked for, or None.
-
-        Args:
-          sampler: From `build`.
-          delta: From `build`.
-          goal: By what they are chosen, see `dpsgd.runs.search.platt`.
+    def resolved(self) -> ResolvedRun:
+        """Returns the run: its sampler, the size of its noise, and the delta of its guarantee.
 
         Raises:
-          ValueError: if the run cannot be calibrated.
+          ValueError: for choices that no run can have, or a target out of reach.
         """
-        if self.calibration == "none":
-            return None
-        from dpsgd.runs.resolve import full_sums
-        from dpsgd.runs.spec import RunSpec
+        spec, population = self.spec(), self.population()
+        from dpsgd.runs.resolve import resolved
 
-        try:
-            return full_sums(RunSpec(self.sampler, goal), sampler, delta)
-        except ValueError as error:
-            raise ValueError(
-                f"--calibration {self.calibration} cannot be had: {error}; leave it out"
-            ) from None
-
-
-@dataclass(frozen=True)
-class AuditConfig(GuaranteeConfig):
-    """The run that is audited, and how."""
-
-    noise_multiplier: float = field(kw_only=True)
-    """Noise standard deviation over the clipping norm."""
-    l2_clip_norm: float = 1.0
-    """Bound on the L2 norm of one example's gradient."""
-    secure_noise: bool = False
-    """Audit exact sums and exact noise, as of a run with --secure-noise."""
-    bands: int | None = None
-    """Audit noise that is correlated over so many steps, as of a run with --bands; as in a run, the
-    sampler's cycle_length becomes this."""
-    tables: Literal["dense", "lazy"] = "dense"
-    """lazy: audit tables whose noise comes late, as of a run with --tables lazy."""
-    tables_momentum: float | None = None
-    """Of lazy tables, in [0, 1); by default 0."""
-    tables_weight_decay: float = 0.0
-    """Of lazy tables."""
-    claim: str | None = None
-    """Hold the run to the guarantee of this sampler, in place of its own: see what, for example,
-    shuffling that is claimed to be Poisson really costs."""
-    black_box: bool = False
-    """Bound epsilon from below by the outputs of whole runs alone."""
-    trials: int = 200_000
-    """Runs of the black-box audit, in each of the two worlds."""
-    plot: Path = Path("audit.png")
-    """Figure that the black-box audit writes, .png, .pdf or .svg."""
-    overwrite: bool = False
-    """Replace a figure that is there under that name."""
-
-    def spec(self) -> RunSpec:
-        """Returns the run that is audited.
-
-        Raises:
-          ValueError: as the command line names them, for choices that no run can have.
-        """
-        from dpsgd.runs.resolve import check
-        from dpsgd.runs.spec import RunSpec, known_options
-
-        names = known_options().keys() & {one.name for one in fields(self)} - {"calibration"}
-        with naming_options(type(self), type(self.sampler)):
-            spec = RunSpec.of(**{name: getattr(self, name) for name in names})
-            check(spec)
-        return replace(spec, delta=self.target_delta, calibration="none")
+        with naming(self):
+            return resolved(spec, population)

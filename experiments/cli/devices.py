@@ -1,4 +1,4 @@
-"""Where a run computes, as the command line says it: what `train` and `resume` share."""
+"""Where a run computes, as the command line says it: groups of options of several commands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dpsgd.sizes import bytes_of
 
 if TYPE_CHECKING:
-    from dpsgd.engine.placement import Placement
-    from dpsgd.runs.processes import Processes
+    from dpsgd.engine import placement
+    from dpsgd.runs import processes
 
 
 def rows_from(size: str | None) -> int | None:
@@ -29,30 +29,28 @@ def rows_from(size: str | None) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DevicesConfig:
+class Devices:
     """The devices of a run. Other ones change the bits of a model, and never its guarantee."""
 
     num_devices: int | None = None
     """Devices that train together; by default all there are. Each takes its part of every batch."""
 
     shard_rows_from: str | None = None
-    """Size, such as 512MB, from which on a parameter, and what the optimizer keeps of it, is dealt
-    out over the devices by its rows. By default no parameter is, but where the whole state would
-    take more than half of a device: then each of 64MiB or more."""
+    """Size, such as 512MB, from which on a parameter, and what the optimizer keeps of it, is
+    sharded over the devices by its rows. By default no parameter is, but where the whole state
+    would take more than half of a device: then each of 64MiB or more."""
 
-    def check_devices(self) -> None:
-        """Raises ValueError, as the command line names them, for values that cannot be."""
+    def __post_init__(self) -> None:
         if self.num_devices is not None and self.num_devices < 1:
             raise ValueError(f"--num-devices must be at least 1, got {self.num_devices}")
         rows_from(self.shard_rows_from)
 
-    def placement(self) -> Placement | None:
+    def placement(self) -> placement.Placement | None:
         """Returns the devices of a run; None for one.
 
         Raises:
           ValueError: if there are not so many.
         """
-        self.check_devices()
         import jax
 
         from dpsgd.engine.placement import Placement
@@ -70,12 +68,12 @@ class DevicesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessesConfig:
+class Processes:
     """The processes of a run, on one host or several."""
 
     coordinator: str | None = None
-    """HOST:PORT at which the processes of a run meet: an address of process 0. By default what
-    Slurm or Kubernetes says, if they started several, and else there is one process."""
+    """HOST:PORT at which the processes of a run meet: an address of process 0. By default that of
+    Slurm or Kubernetes, if they started several, and else there is one process."""
     num_processes: int | None = None
     """Processes that train together, with --coordinator; all are given the same command."""
     process_id: int | None = None
@@ -83,8 +81,7 @@ class ProcessesConfig:
     watchdog_seconds: float = 600.0
     """Time without a step after which a run of several processes ends, as one of them hangs."""
 
-    def check_processes(self) -> None:
-        """Raises ValueError, as the command line names them, for values that cannot be."""
+    def __post_init__(self) -> None:
         together = self.coordinator, self.num_processes, self.process_id
         if None in together and any(value is not None for value in together):
             raise ValueError("--coordinator, --num-processes and --process-id are given together")
@@ -105,9 +102,8 @@ class ProcessesConfig:
                 f"--watchdog-seconds must be finite and > 0, got {self.watchdog_seconds}"
             )
 
-    def together(self, out: Path) -> AbstractContextManager[Processes]:
+    def together(self, out: Path) -> AbstractContextManager[processes.Processes]:
         """Returns the context that all processes of the run in `out` carry out."""
-        self.check_processes()
         from dpsgd.runs.processes import together
 
         given = self.coordinator, self.num_processes, self.process_id

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from dpsgd.sizes import bytes_of
 from experiments.cli import tasks
-from experiments.cli.config import GuaranteeConfig
+from experiments.cli.config import OfSizes
 from experiments.cli.console import Console, counted, sized
 from experiments.cli.devices import rows_from
-from experiments.cli.errors import naming_options
-from experiments.cli.sampler_commands import SamplerCommand
+from experiments.cli.options import naming, run_options
+from samplers.base import positive_integer
 
 if TYPE_CHECKING:
     from dpsgd.engine.planning import Rates, StepPlan
+    from dpsgd.runs.spec import RunSpec
     from samplers import BatchSampler
 
 
-@dataclass(frozen=True)
-class DevicesPlan(GuaranteeConfig):
+@dataclass(frozen=True, kw_only=True)
+class PlanDevices(tasks.OfTask, OfSizes):
     """Print what a run would hold, send and take on several devices, none of which is needed here.
 
     The program of the run is compiled for as many devices as are asked for, which this machine's
@@ -33,24 +35,16 @@ class DevicesPlan(GuaranteeConfig):
 
     what: tyro.conf.Positional[Literal["devices"]] = tyro.MISSING
     """What is planned."""
-    sampler: SamplerCommand
-    num_devices: int = field(kw_only=True)
+    num_devices: int
     """Devices, of all hosts together."""
     num_hosts: int = 1
     """Hosts, with equally many devices each."""
-    data_on: Literal["device", "host"] | None = None
-    """Where the training rows lie, as for `dpsgd train`; by default on each device if they take no
-    more than half of it."""
     shard_rows_from: str | None = None
     """As for `dpsgd train`: size from which on a parameter is sharded by its rows. By default
     those of 64MiB, where the whole state would take more than half of a device."""
-    optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam keeps two numbers of each parameter, SGD one."""
     bands: int = 1
     """Steps over which noise is correlated, as for `dpsgd train`: it keeps the noise of all but
     one."""
-    microbatch_size: int | None = None
-    """As for `dpsgd train`."""
     device_memory: str = "141GB"
     """Of each device; by default an H200's."""
     memory_bandwidth: str = "4.3TB"
@@ -67,24 +61,20 @@ class DevicesPlan(GuaranteeConfig):
     overhead_us: float = 100.0
     """Microseconds of a step that are assumed to be no device's to share: some 60 kernels begin."""
 
-    def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values that cannot be."""
-        super().check()
-        for option, count in {"devices": self.num_devices, "hosts": self.num_hosts}.items():
-            if count < 1:
-                raise ValueError(f"--num-{option} must be at least 1, got {count}")
+    def __post_init__(self) -> None:
+        for name in ("num_devices", "num_hosts", "bands"):
+            with naming(self):
+                positive_integer(name, getattr(self, name))
         if self.num_devices % self.num_hosts:
             raise ValueError(
                 f"--num-devices must be a multiple of --num-hosts, got {self.num_devices} and "
                 f"{self.num_hosts}"
             )
-        if self.bands < 1:
-            raise ValueError(f"--bands must be at least 1, got {self.bands}")
-        if not 0 < self.tflops < math.inf:
-            raise ValueError(f"--tflops must be finite and > 0, got {self.tflops}")
+        if not self.tflops > 0:
+            raise ValueError(f"--tflops must be > 0, got {self.tflops}")
         for option, value in {"latency": self.latency_us, "overhead": self.overhead_us}.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"--{option}-us must be finite and >= 0, got {value}")
+            if value < 0:
+                raise ValueError(f"--{option}-us must be >= 0, got {value}")
 
     def rates(self) -> Rates:
         """Returns what is assumed."""
@@ -105,23 +95,27 @@ class DevicesPlan(GuaranteeConfig):
         return Rates(**found, arithmetic=1e12 * self.tflops, **seconds)
 
 
-def run(config: DevicesPlan) -> None:
+def command(words: Sequence[str]) -> type:
+    """Returns what can be asked of the task and the sampler that words name."""
+    options = run_options("optimizer", "data_on", "microbatch_size")
+    return tasks.command(PlanDevices, words, options=options, place=False)
+
+
+def run(config: PlanDevices) -> None:
     """Answers `dpsgd plan devices`."""
     from dpsgd.runs.resolve import build_sampler
-    from dpsgd.runs.spec import RunSpec
 
-    config.check()
-    with naming_options(type(config.sampler)):
-        spec = RunSpec.of(config.sampler, noise_multiplier=1.0, bands=config.bands)
-        sampler = build_sampler(spec, config.population())
+    spec, population = config.spec(noise_multiplier=1.0), config.population()
+    with naming(config):
+        sampler = build_sampler(spec, population)
     rates, memory = config.rates(), bytes_of(config.device_memory, "--device-memory")
     with Console() as console:
         console.progress("compiling the step")
-        plan = _planned(config, sampler, memory)
+        plan = _planned(config, spec, sampler, memory)
         _show(console, config, plan, rates, memory)
 
 
-def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPlan:
+def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: int) -> StepPlan:
     """Returns the plan of the run that is asked for, compiled for devices that are not there."""
     import jax
 
@@ -137,8 +131,8 @@ def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPla
     from dpsgd.runs.optimizer import ADAM, SGD
 
     task = tasks.without_data(config)
-    optimizer = SGD if config.optimizer == "sgd" else ADAM
-    algorithm = dpsgd(task.loss, optimizer, microbatch_size=config.microbatch_size)
+    optimizer = SGD if spec.options()["optimizer"] == "sgd" else ADAM
+    algorithm = dpsgd(task.loss, optimizer, microbatch_size=spec.microbatch_size)
     # Any coefficients: what is kept, and the program, depend on their number alone.
     noise = BandedToeplitz([0.5**j for j in range(config.bands)]) if config.bands > 1 else None
     mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
@@ -149,14 +143,14 @@ def _planned(config: DevicesPlan, sampler: BatchSampler, memory: int) -> StepPla
         task.generated(1),
     )
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(rows))
-    data_on = config.data_on or ("host" if size > memory / 2 else "device")
+    data_on = spec.data_on or ("host" if size > memory / 2 else "device")
     devices = tuple(jax.devices("cpu")[: config.num_devices])
     placement = Placement(devices, rows_from(config.shard_rows_from)).fitting(state, memory)
     layout = Layout.of(sampler, rows, data_on=data_on, placement=placement)
     return StepPlan.of(task.loss, algorithm, mechanism, state, rows, layout)
 
 
-def _show(console: Console, config: DevicesPlan, plan: StepPlan, rates: Rates, memory: int) -> None:
+def _show(console: Console, config: PlanDevices, plan: StepPlan, rates: Rates, memory: int) -> None:
     """Prints a plan."""
     hosts, devices = config.num_hosts, config.num_devices
     console.line(

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
-from experiments.cli.extras import how_to_get
+
+EXTRAS = {
+    "apache_beam": "beam",
+    "array_record": "tfds",
+    "dp_accounting": "peers",
+    "importlib_resources": "tfds",
+    "jinja2": "figures",
+    "markdown_it": "cli",
+    "matplotlib": "figures",
+    "polars": "figures",
+    "pyarrow": "data",
+    "rich": "cli",
+    "sklearn": "images",
+    "tensorflow_datasets": "tfds",
+    "tyro": "cli",
+}
+"""Each module that is imported and need not be there -> the extra that brings it."""
 
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
@@ -28,20 +44,27 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
             status, line = _line_of(error, interrupted())
             if line is None or (os.environ.get("DPSGD_TRACEBACK") and status != STOPPED):
                 raise
-            print(f"{program}: {_printable(line)}", file=sys.stderr)
+            # What would end or disturb the line (in a file's name, say) is escaped.
+            line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+            print(f"{program}: {line}", file=sys.stderr)
             return status
 
 
 @contextmanager
-def naming_options(*kinds: type) -> Iterator[None]:
-    """Has what is wrong with the fields of dataclasses named by the options that set them."""
+def naming_options(names: Iterable[str]) -> Iterator[None]:
+    """Has what is wrong with a field of these names, at the line's begin, named by its option.
+
+    Names with an underscore, which are no words, are so in the whole line.
+    """
     try:
         yield
     except ValueError as error:
-        fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
-        first, anywhere = "|".join(fields), "|".join(name for name in fields if "_" in name)
-        option = rf"^({first})\b|\b({anywhere})\b"
-        line = re.sub(option, lambda m: "--" + m[0].replace("_", "-"), str(error))
+        first, anywhere = "|".join(names), "|".join(name for name in names if "_" in name)
+        line = re.sub(
+            rf"^({first})\b|\b({anywhere})\b",
+            lambda found: "--" + found[0].replace("_", "-"),
+            str(error),
+        )
         raise ValueError(line) from error
 
 
@@ -71,6 +94,23 @@ def mendable(error: BaseException) -> str | None:
     return None
 
 
-def _printable(text: str) -> str:
-    """Returns `text` with what would end or disturb the line (in a file's name, say) escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def require(module: str) -> None:
+    """Refuses work whose result could not be shown or written for lack of `module`.
+
+    Raises:
+      ModuleNotFoundError: if there is no such module.
+    """
+    if find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def how_to_get(module: str) -> str | None:
+    """Returns the line about a module that is not there; None if no extra brings it.
+
+    >>> how_to_get("matplotlib.figure")
+    "matplotlib is not installed: pip install 'dpsgd[figures]'"
+    """
+    name = module.split(".")[0]
+    if name not in EXTRAS:
+        return None
+    return f"{name} is not installed: pip install 'dpsgd[{EXTRAS[name]}]'"

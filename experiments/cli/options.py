@@ -1,89 +1,356 @@
-"""Options of a command: a wrong spelling gets a hint, and numbers are finite."""
+"""Options as projections: of what a command asks, of `RunSpec`, of samplers and of tasks.
+
+tyro parses them. Each value refuses what is wrong with it, and the command says that in one line.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+import re
+import shutil
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dpsgd.runs.records import field_types
+from dpsgd.runs.spec import PARTS, RunSpec, known_options
+from dpsgd.runs.support import check
+from experiments.cli.errors import naming_options
+from samplers.settings import SETTINGS, kind_of, settings_of, words_on_fields
 
-_ALIKE = (
-    ("epsilon", "target-epsilon", "eps"),
-    ("delta", "target-delta"),
-    ("target-advantage", "advantage", "attack-advantage"),
-    ("learning-rate", "lr", "step-size", "rate"),
-    ("noise-multiplier", "noise-multipliers", "noise", "sigma", "noise-scale"),
-    ("l2-clip-norm", "clip", "clip-norm", "clipping-norm", "max-grad-norm", "l2-norm-clip", "C"),
-    ("batch-size", "batch", "lot-size", "expected-batch-size"),
-    ("epochs", "num-epochs", "passes"),
-    ("steps", "num-steps", "iterations", "max-steps"),
-    ("num-examples", "num-rows", "examples", "dataset-size", "sample-size", "rows", "n"),
-    ("budget-minutes", "minutes", "budget", "time-budget"),
-    ("non-private", "no-privacy", "disable-dp"),
-    ("insecure-seed", "seed"),
-    ("num-devices", "devices", "gpus"),
-    ("bands", "num-bands", "bandwidth"),
-    ("out", "output", "output-dir", "logdir"),
-    ("plot", "out", "figure"),
-    ("bands-memory", "memory"),
-    ("label", "target", "labels"),
-    ("categories", "categorical", "categoricals"),
-    ("numbers", "numeric", "numerical"),
+ORDER = [
+    *("privacy", "optimizer", "settings", "run", "average", "noise", "tables"),
+    *("devices", "processes"),
+]
+"""Groups of options, as the help shows them: what a newcomer needs first, and clusters last."""
+
+_GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
+"""Where options of no part of `RunSpec` stand; all others stand in "run"."""
+
+_NAMES = (
+    "target-epsilon epsilon eps",
+    "target-delta delta",
+    "target-advantage advantage attack-advantage",
+    "learning-rate lr step-size rate",
+    "noise-multiplier noise-multipliers noise sigma noise-scale",
+    "l2-clip-norm clip clip-norm clipping-norm max-grad-norm l2-norm-clip C",
+    "batch-size batch lot-size expected-batch-size",
+    "epochs num-epochs passes",
+    "steps num-steps iterations max-steps",
+    "num-examples num-rows examples dataset-size sample-size rows n",
+    "budget-minutes minutes budget time-budget",
+    "non-private no-privacy disable-dp",
+    "insecure-seed seed",
+    "num-devices devices gpus",
+    "bands num-bands bandwidth",
+    "bands-memory memory",
+    "out output output-dir logdir plot",
+    "plot out figure",
+    "label target labels",
+    "categories categorical categoricals",
+    "numbers numeric numerical",
 )
-"""Names of one thing, here or elsewhere: who gives one that a command lacks means another."""
+"""The name of an option, and names of it elsewhere: a command that lacks these has that one."""
 
 
-def check_spelling(kind: type, words: Sequence[str], command: str) -> None:
-    """Raises ValueError for the first option among `words` that `kind` has not.
+# --- What can be asked ---------------------------------------------------------------------------
+
+
+def command(
+    base: type,
+    words: Sequence[str] = (),
+    *,
+    options: Mapping[str, Any] | None = None,
+    groups: Mapping[str, type] | None = None,
+    settings: type | None = None,
+    place: bool = True,
+) -> type:
+    """Returns the command `base` as tyro parses it, with options of a run beside its own.
 
     Args:
-      kind: Dataclass of what can be asked, as tyro parses it.
-      words: Of the command line, after the command.
-      command: Which is named.
+      base: Frozen dataclass of what can be asked. Its field `sampler` becomes a subcommand for each
+        sampler of the package, and for those of other modules that `words` name.
+      words: Of the command line.
+      options: Of `known_options`, with their defaults (see `run_options`); they come in a group for
+        each part of `RunSpec`.
+      groups: Further groups by name, dataclasses of what can be asked.
+      settings: A dataclass of tasks, whose fields are a group, and of which none is made.
+      place: As for `fields_of`.
+
+    Raises:
+      ValueError: if there is no such sampler.
     """
-    if {"--help", "-h"} & {*words}:
-        return
-    known = dict(_options(kind))
+    parts: dict[str, list[Any]] = {}
+    for name, default in (options or {}).items():
+        option = known_options()[name]
+        kinds = (part for part, kinds in PARTS.items() if option.owner in kinds.values())
+        part = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
+        below = words_on_fields(option.owner).get(option.field, option.owner.__doc__ or "")
+        parts.setdefault(part, []).append(_field(name, option.type, default, below))
+    about = {} if options is None else words_on_fields(RunSpec)
+    made = {
+        name: _dataclass(name, fields, "" if name in (options or ()) else about.get(name, ""))
+        for name, fields in parts.items()
+    }
+    for name, kind in (groups or {}).items():
+        made[name] = _dataclass(name, fields_of(kind), kind.__doc__, kind)
+    if settings is not None:
+        made["settings"] = _dataclass("settings", fields_of(settings, place), settings.__doc__)
+    fields = fields_of(base, types={"sampler": _samplers(words)})
+    for name in sorted(made, key=lambda name: ORDER.index(name if name in ORDER else "run")):
+        fields.append(_field(name, made[name], MISSING, made[name].__doc__ or ""))
+    return _dataclass(base.__name__, fields, base.__doc__, base)
+
+
+def run_options(*names: str, **defaults: Any) -> dict[str, Any]:
+    """Returns options of a run with their defaults, or others; MISSING is of one that is required.
+
+    >>> run_options("target_delta", calibration="none")
+    {'target_delta': None, 'calibration': 'none'}
+    """
+    return {**{name: known_options()[name].default for name in names}, **defaults}
+
+
+def fields_of(kind: type, place: bool = True, types: Mapping[str, Any] | None = None) -> list[Any]:
+    """Returns the fields of a dataclass as tyro parses them.
+
+    Args:
+      kind: The dataclass.
+      place: Whether a field `data` is given by its place; or by its option, and not at all.
+      types: Of fields that have others here.
+    """
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except NameError:  # annotations for type checkers alone, of what is no field
+        hints = field_types(kind)
+    below, found = words_on_fields(kind), []
+    for one in dataclasses.fields(kind):
+        if one.init:
+            made = one.default_factory
+            default = one.default if made is MISSING else made()
+            hint = (types or {}).get(one.name, hints[one.name])
+            if one.name == "data" and not place and default is MISSING:
+                default, hint = None, hint | None
+            found.append(_field(one.name, hint, default, below.get(one.name, "")))
+            if one.name == "data" and place:
+                found[-1] = ("data", Annotated[found[-1][1], tyro.conf.Positional], found[-1][2])
+    return found
+
+
+def _field(name: str, hint: Any, default: Any, words: str) -> Any:
+    """Returns a field with its help: the first paragraph of `words`."""
+    if isinstance(hint, UnionType):  # tyro is slow for these, and for None at the end
+        kinds = [one for one in typing.get_args(hint) if one is not type(None)]
+        hint = Union[tuple([*([None] if default is None else []), *kinds])]  # noqa: UP007
+    words = " ".join(words.partition("\n\n")[0].split())
+    words = re.sub(r"\b[a-z0-9]+(_[a-z0-9]+)+\b", lambda found: _option(found[0]), words)
+    hint = Annotated[hint, tyro.conf.arg(help=words)]
+    if default is False:
+        hint = Annotated[hint, tyro.conf.FlagCreatePairsOff]
+    return name, hint, dataclasses.field(default=default)
+
+
+def _option(name: str) -> str:
+    of_samplers = (field_types(kind) for kind in SETTINGS.values())
+    known = name in known_options() or any(name in names for names in of_samplers)
+    return f"--{name.replace('_', '-')}" if known else name
+
+
+def _dataclass(name: str, fields: Sequence[Any], words: str | None, *bases: type) -> type:
+    return dataclasses.make_dataclass(
+        name, fields, bases=bases, frozen=True, kw_only=True, namespace={"__doc__": words or ""}
+    )
+
+
+def _samplers(words: Sequence[str]) -> Any:
+    """Returns a type of one subcommand for each sampler.
+
+    Raises:
+      ValueError: if words name another one, and there is none.
+    """
+    kinds = dict(SETTINGS)
+    for word in words:
+        prefix, colon, name = word.partition(":")
+        if prefix == "sampler" and ":" in name:
+            look_in_the_current_folder()
+            kinds[name] = settings_of(kind_of(name, execute=True))
+        elif prefix == "sampler" and colon and name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 1)
+            hint = f"did you mean sampler:{near[0]}?" if near else f"there are {', '.join(kinds)}."
+            raise ValueError(f"{word}: {hint} One of your own is named sampler:module:name")
+    commands = (
+        Annotated[kind, tyro.conf.subcommand(f"sampler:{name}", prefix_name=False)]
+        for name, kind in kinds.items()
+    )
+    return Union[tuple(commands)]  # noqa: UP007
+
+
+def look_in_the_current_folder() -> None:
+    """Has modules found in the folder that the command is given in, after all others."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+
+
+# --- What is asked -------------------------------------------------------------------------------
+
+
+def parse(kind: type, words: Sequence[str], command: str) -> Any:
+    """Returns what words ask of `command`, whose options are the fields of `kind`.
+
+    Raises:
+      ValueError: if they are no such options; the line names the one that is wrong.
+      SystemExit: where they ask for help, once that is printed.
+    """
+    shown, refused = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(refused):
+            return tyro.cli(kind, prog=command, args=words, config=_STYLE, registry=_NUMBERS)
+    except SystemExit as end:
+        if not end.code:
+            print(_help(shown.getvalue(), kind))
+            raise
+    names = {name for name, _ in _leaves(kind)}
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
-        if not word.startswith("--") or not name or name.startswith("tyro-"):
-            continue
-        if name not in known and not (name.startswith("no-") and known.get(name[3:]) is bool):
-            raise ValueError(f"{command} has no option --{name}{_hint(name, [*known], command)}")
+        if word.startswith("--") and name and name not in names | {f"no-{one}" for one in names}:
+            raise ValueError(f"{command} has no option --{name}{_hint(name, names, command)}")
+    raise ValueError(_one_line(refused.getvalue()))
 
 
-def _hint(name: str, known: Sequence[str], command: str) -> str:
-    """Returns what is most likely meant."""
-    meant = [one for names in _ALIKE if name in names for one in names if one in known]
-    meant = meant or difflib.get_close_matches(name, known, 1)
-    if meant:
-        return f": did you mean --{meant[0]}?"
-    return f"; `{command} --help` lists them"
+_STYLE = (
+    tyro.conf.CascadeSubcommandArgs,
+    tyro.conf.DisallowNone,
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.PositionalMetavarFromFieldName,
+)
+_NUMBERS = ConstructorRegistry()
+_NOUNS = {"INT": "an integer", "FLOAT": "a finite number"}
 
 
-def _options(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yields names and types of the options of a dataclass, and of those that it is made of."""
-    for name, hint in field_types(kind).items():
-        parts = [one for one in get_args(hint) or (hint,) if dataclasses.is_dataclass(one)]
-        for part in parts:
-            yield from _options(part)  # type: ignore[arg-type]  # a class
-        if not parts:
-            yield name.replace("_", "-"), hint
+@_NUMBERS.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Has numbers be finite, and refused by what they must be."""
+    kind: Any = info.type
+    if kind not in (int, float):
+        return None
+    metavar = kind.__name__.upper()
+
+    def number(words: list[str]) -> Any:
+        with contextlib.suppress(ValueError):
+            if math.isfinite(found := kind(words[0])):
+                return found
+        raise ValueError(f"must be {_NOUNS[metavar]}, got {words[0]}")
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=number,
+        is_instance=lambda one: isinstance(one, (int, kind)) and not isinstance(one, bool),
+        str_from_instance=lambda one: [str(one)],
+    )
 
 
-def check_finite(config: Any) -> None:
-    """Raises ValueError for a number in a parsed command that is none, or infinite.
+def flat(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yields names and values of all that was asked, with those of its groups and its sampler."""
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        if one.name == "sampler" or not is_dataclass(value):
+            yield one.name, value
+        if is_dataclass(value):
+            yield from flat(value)
 
-    What is so by default, and was not given, stays.
+
+def spec_of(config: Any, **others: Any) -> RunSpec:
+    """Returns the run that a command was asked about, with `others` in place of its own options.
+
+    Raises:
+      ValueError: for options that no run has, or that have no proof together.
     """
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            check_finite(value)
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, float) and not math.isfinite(one) and value != field.default:
-                option = f"--{field.name.replace('_', '-')}"
-                raise ValueError(f"{option} must be a finite number, got {one}")
+    given = {name: value for name, value in flat(config) if name in known_options()} | others
+    goals = [name for name in PARTS["privacy"] if name in given]
+    if sum(given[name] is not None and given[name] is not False for name in goals) != 1:
+        *names, last = map(_option, goals)  # those that the command offers
+        raise ValueError(f"give exactly one of {', '.join(names)} and {last}")
+    with naming(config):
+        check(spec := RunSpec.of(**given))
+    return spec
+
+
+def naming(config: Any) -> contextlib.AbstractContextManager[None]:
+    """Has what is wrong with a field of what was asked named by its option."""
+    return naming_options([name for name, _ in flat(config)])
+
+
+# --- Help, and what is refused -------------------------------------------------------------------
+
+
+def _leaves(kind: Any, chosen: bool = True) -> Iterator[tuple[str, bool]]:
+    """Yields the options of a dataclass, and of its parts, and whether they must be given."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        kinds = [*_within(hints[one.name])]
+        parts = {part for part in kinds if isinstance(part, type) and is_dataclass(part)}
+        for part in parts:
+            yield from _leaves(part, chosen and len(parts) == 1)
+        if not parts:
+            placed = tyro.conf.Positional in kinds
+            open_ = one.default is one.default_factory is MISSING
+            yield one.name.replace("_", "-"), chosen and open_ and not placed
+
+
+def _within(hint: Any) -> Iterator[Any]:
+    yield hint
+    for one in typing.get_args(hint):
+        yield from _within(one)
+
+
+def _hint(name: str, known: set[str], command: str) -> str:
+    alike = [one.split() for one in _NAMES]
+    meant = [names[0] for names in alike if name in names and names[0] in known]
+    meant = meant or difflib.get_close_matches(name, sorted(known), 1)
+    return f": did you mean --{meant[0]}?" if meant else f"; `{command} --help` lists them"
+
+
+def _one_line(box: str) -> str:
+    """Returns what tyro refuses, which it says between a title and further help."""
+    said = []
+    for row in box.splitlines()[2:]:
+        if not (text := row.strip()) or text.startswith("--" * 5):
+            break
+        said.append(text)
+    line = " ".join(said).removeprefix("Error parsing ")
+    line = re.sub(r": no type matching (.*) could be instantiated from (.*)\.$", _must, line)
+    line = re.sub(r"^(--\S+): must", r"\1 must", line)
+    return re.sub(r"^\w+: (?=--)|(?<=')\w+\.(?=\w+')", "", line)  # the names of groups
+
+
+def _must(found: re.Match[str]) -> str:
+    kinds, given = [_NOUNS.get(kind, kind) for kind in found[1].split("|")], found[2].strip("[]'")
+    return f" must be {' or '.join(kinds)}, got {given}"
+
+
+def _help(text: str, kind: type) -> str:
+    """Returns the help of tyro with what must be given in its usage, as wide as the terminal."""
+    required = [f"--{name} {name.upper()} " for name, needed in _leaves(kind) if needed]
+    usage, _, rest = text.partition("\n")
+    usage = re.sub(r"\[(\S* )?OPTIONS\]", lambda _: f"{''.join(required)}[OPTIONS]", usage)
+    usage = re.sub(r"\{sampler:.*\}", "sampler:NAME", usage)
+    rest = re.sub(r"\s+\(default:\s+(None|False)?\)", "", re.sub(r"\n{3,}", "\n\n", rest))
+    width, indent = shutil.get_terminal_size().columns, " " * len("usage: ")
+    lines = [textwrap.fill(usage, width, subsequent_indent=indent, break_on_hyphens=False)]
+    lines += [
+        textwrap.fill(line, width) if len(line) > width else line for line in rest.split("\n")
+    ]
+    return "\n".join(line.rstrip() for line in lines).rstrip()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd.files import check_writable
-from experiments.cli.extras import require
+from experiments.cli.errors import require
 
 PICTURES = (".png", ".pdf", ".svg")
 """Endings of pictures, which name their formats."""

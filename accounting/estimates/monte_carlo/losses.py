@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import log_ndtr, ndtri_exp
+import scipy
 
 from accounting.algebra.cells import Array
 from accounting.profile import Direction, check_count, check_noise_multiplier
@@ -84,7 +84,7 @@ def _draws_below(
         bounds = [*kept, num_draws + 1] if direction == "remove" else [0, *kept]
         weights = np.diff(bounds).astype(np.float64)
     # A draw of exactly log 1 would be an infinite normal.
-    return ndtri_exp(np.minimum(log_cdf, -1e-300)), weights
+    return scipy.special.ndtri_exp(np.minimum(log_cdf, -1e-300)), weights
 
 
 def _log_weighted_sum_exp(values: Array, weights: Array) -> Array:
@@ -116,7 +116,7 @@ def event_probability(
     Source: Chua et al., arXiv:2412.16802, Algorithm 5.
     """
     ceiling = _event_ceiling(epsilon, noise_multiplier, bins, direction)
-    log_below = bins * float(log_ndtr(ceiling))
+    log_below = bins * float(scipy.special.log_ndtr(ceiling))
     return -math.expm1(log_below) if direction == "remove" else math.exp(log_below)
 
 
@@ -187,7 +187,7 @@ def _losses(
         else _event_ceiling(event_epsilon, noise_multiplier, bins, direction)
     )
     if direction == "add":
-        log_ceiling = np.full(size, float(log_ndtr(ceiling)))
+        log_ceiling = np.full(size, float(scipy.special.log_ndtr(ceiling)))
         z, weights = _draws_below(rng, log_ceiling, bins, ranks, direction)
         return math.log(bins) + 0.5 * scale**2 - _log_weighted_sum_exp(scale * z, weights)
     if event_epsilon is None:
@@ -198,9 +198,9 @@ def _losses(
     else:
         # The largest of the T iid normals, given that it exceeds the ceiling: its distribution
         # function to the power T is uniform on [Φ^T, 1].
-        above = -math.expm1(bins * float(log_ndtr(ceiling)))
+        above = -math.expm1(bins * float(scipy.special.log_ndtr(ceiling)))
         log_top = np.minimum(np.log1p(-above * rng.random(size)) / bins, -1e-300)
-        top = ndtri_exp(log_top)[:, None]
+        top = scipy.special.ndtri_exp(log_top)[:, None]
         if bins == 1:
             columns, weights = [top + scale], np.ones(1)
         else:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dpsgd.runs.spec import Auto, Dense
 from experiments.cli import outputs, tasks
-from experiments.cli.config import AuditConfig
+from experiments.cli.config import OfSizes
 from experiments.cli.console import Console
-from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
+from experiments.cli.options import naming, run_options
+from samplers.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from dpsgd.runs.resolve import ResolvedRun
+    from samplers import BatchSampler
 
 
-@dataclass(frozen=True)
-class Audit(AuditConfig):
+@dataclass(frozen=True, kw_only=True)
+class Audit(tasks.OfTask, OfSizes):
     """Look for evidence that a run costs more privacy than its sampler's guarantee says.
 
     Without --black-box: seconds, the program that trains on neighbouring batches under equal noise,
@@ -20,36 +28,79 @@ class Audit(AuditConfig):
     runs.
     The exit status is 1 if a violation is found.
 
-    --task NAME says whose step: of clicks, by default, of another built-in task, or of one of your
-    own as module:object. Its rows are generated, so that nothing that is printed depends on private
-    ones; a store is read for its columns alone.
+    --task NAME says whose step. Its rows are generated, so that nothing that is printed depends on
+    private ones; a store is read for its columns alone.
     """
 
-    sampler: SamplerCommand
+    claim: str | None = None
+    """Hold the run to the guarantee of this sampler, in place of its own: see what, for example,
+    shuffling that is claimed to be Poisson really costs."""
+    black_box: bool = False
+    """Bound epsilon from below by the outputs of whole runs alone."""
+    trials: int = 200_000
+    """Runs of the black-box audit, in each of the two worlds."""
+    plot: Path = Path("audit.png")
+    """Figure that the black-box audit writes, .png, .pdf or .svg."""
+    overwrite: bool = False
+    """Replace a figure that is there under that name."""
+
+    def claimed(self, run: ResolvedRun) -> BatchSampler | None:
+        """Returns the sampler whose guarantee is claimed, if it is another one than the run's."""
+        if self.claim is None:
+            return None
+        if self.claim not in SETTINGS:
+            raise ValueError(f"--claim {self.claim}: there are {', '.join(SETTINGS)}")
+        kind, drawn = SETTINGS[self.claim], run.spec.sampler
+        both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
+        both -= {"max_batch_size", "overflow"}  # chosen anew
+        sampler = kind(**{name: getattr(drawn, name) for name in both})
+        asked = replace(self, sampler=sampler)
+        with naming(asked):
+            return sampler.build(asked.population(drawn=True), run.delta)
 
 
-def command(words: Sequence[str]) -> tuple[type[Audit], list[str]]:
-    """Returns what can be asked of the task that words name, and the other words."""
-    return tasks.command(with_own_sampler(Audit, words), words, place=False)
+def command(words: Sequence[str]) -> type:
+    """Returns what can be asked of the task and the sampler that words name."""
+    options = run_options(
+        *("secure_noise", "bands", "tables", "tables_momentum", "tables_weight_decay"),
+        "target_delta",
+        **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},
+    )
+    return tasks.command(Audit, words, options=options, place=False)
 
 
-def run(config: Audit) -> int:
+def run(asked: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
-    config.check()
-    config.spec()  # refuses what no run can have
-    if config.black_box:
-        outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
+    spec, population = asked.spec(), asked.population(drawn=True)
+    if isinstance(spec.tables, Auto):
+        raise ValueError("--tables auto is what a run resolves by its rows: give dense or lazy")
+    if asked.black_box:
+        for option, is_asked in {
+            "calibration": spec.calibration != "none",
+            "tables": not isinstance(spec.tables, Dense),
+        }.items():
+            if is_asked:
+                raise ValueError(
+                    f"--black-box looks at dense steps alone: leave out --{option}, which the "
+                    "audit without it looks at"
+                )
+        outputs.check(asked.plot, outputs.PICTURES, "--plot", overwrite=asked.overwrite)
     with Console() as console:
         console.progress("starting")
+        from dpsgd.runs.resolve import resolved, with_noise
         from experiments.cli import audit
 
-        if not config.black_box:
-            report = audit.coupled(tasks.without_data(config), config, console.progress)
+        task = tasks.without_data(asked)
+        with naming(asked):
+            found = resolved(with_noise(spec, task, population)[0], population)
+        claimed = asked.claimed(found)
+        if not asked.black_box:
+            report = audit.coupled(task, found, claimed, console.progress)
             for line in report.lines():
                 console.line(line)
             return 0 if report.passed else 1
-        bound = audit.black_box(config, console.progress)
-        audit.plot(bound, config.plot)
-        for line in (*bound.lines(), f"plot: {config.plot}"):
+        bound = audit.black_box(found, claimed, trials=asked.trials, progress=console.progress)
+        audit.plot(bound, asked.plot)
+        for line in (*bound.lines(), f"plot: {asked.plot}"):
             console.line(line)
         return 1 if bound.violation else 0

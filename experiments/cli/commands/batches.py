@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from experiments.cli.commands.prepare import OnBeam
-from experiments.cli.devices import DevicesConfig
+from experiments.cli.devices import Devices
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchesConfig(OnBeam, DevicesConfig):
+class Batches(OnBeam):
     """Draw the batches of all steps that a run has left, and write them in step order.
 
     For rows on storage without random access: `dpsgd resume` then reads the files one after the
@@ -30,19 +30,19 @@ class BatchesConfig(OnBeam, DevicesConfig):
     a path."""
     data: Path | None = None
     """Where the data of the task lie now; by default where they lay."""
+    devices: Devices = field(default_factory=Devices)
 
 
-def run(config: BatchesConfig) -> None:
+def run(config: Batches) -> None:
     """Runs `dpsgd batches`."""
     from experiments.cli.console import Console, counted
 
-    config.check_devices()
     runner = config.chosen()
     with Console() as console:
         console.progress("starting")
         from dpsgd.engine.batch_files import draw_here
         from dpsgd.runs.run import Run
-        from experiments.cli.tasks import look_in_the_current_folder
+        from experiments.cli.options import look_in_the_current_folder
         from experiments.tasks import task_of
 
         look_in_the_current_folder()
@@ -52,7 +52,9 @@ def run(config: BatchesConfig) -> None:
             from experiments.beam.draws import drawn_by
 
             write = drawn_by(runner.write_batches, task.columns)
-        begun = Run.open(config.run, task, placement=config.placement(), progress=console.progress)
+        begun = Run.open(
+            config.run, task, placement=config.devices.placement(), progress=console.progress
+        )
         files = begun.draw(config.out, write)
         if files is None:
             console.line(f"the run is finished, and needs no batches: dpsgd report {config.run}")

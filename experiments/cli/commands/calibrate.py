@@ -5,66 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.cli.config import GuaranteeConfig, check_target
+from experiments.cli.config import OfSizes
 from experiments.cli.console import going_on
-from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
+from experiments.cli.options import command as command_of
+from experiments.cli.options import run_options
 
 
-@dataclass(frozen=True)
-class CalibrateConfig(GuaranteeConfig):
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(OfSizes):
     """Print the smallest noise multiplier that certifies the wanted epsilon or attack advantage."""
 
-    sampler: SamplerCommand
-    target_epsilon: float | None = None
-    """The epsilon to guarantee; give this or target_advantage."""
-    target_advantage: float | None = None
-    """The largest advantage of a membership attack (its true positive rate minus its false positive
-    rate) to allow: with a fair prior it is then right with probability (1 + this) / 2 at most."""
 
-    def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values without a guarantee."""
-        super().check()
-        check_target(self.target_epsilon, self.target_advantage)
+def command(words: Sequence[str]) -> type:
+    """Returns what can be asked of the sampler that words name."""
+    names = "target_epsilon", "target_advantage", "target_delta"
+    return command_of(Calibrate, words, options=run_options(*names, calibration="none"))
 
 
-def command(words: Sequence[str]) -> tuple[type[CalibrateConfig], list[str]]:
-    """Returns what can be asked, of a sampler of one's own too, and the words."""
-    return with_own_sampler(CalibrateConfig, words), list(words)
-
-
-def run(config: CalibrateConfig) -> None:
+def run(asked: Calibrate) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import Bound, format_delta
-    from dpsgd import Independent, Mechanism, Segment, cost
+    from dpsgd import Segment, TargetAdvantage, TargetEpsilon, cost
     from dpsgd.core.guarantee import ADJACENCY
-    from dpsgd.runs.search import smallest_noise
-    from dpsgd.runs.spec import TargetAdvantage, TargetEpsilon
 
     with going_on("calibrating"):
-        sampler, delta = config.build()
-        unit = sampler.protected_unit(config.population())
-        goal: TargetAdvantage | TargetEpsilon
-        if config.target_advantage is not None:
-            goal = TargetAdvantage(config.target_advantage)
-        else:
-            assert config.target_epsilon is not None, "check() admits exactly one of the two"
-            goal = TargetEpsilon(config.target_epsilon)
-        sums = config.full_sums(sampler, delta, goal)
-        sigma = smallest_noise(goal, delta, sampler, Independent(), sums)
-        mechanism = Mechanism(sampler, sigma, 1.0, full_sums=sums)
-        guarantee = cost([Segment(mechanism, unit=unit)], delta)
+        found = asked.resolved()
+        mechanism, goal = found.mechanism, found.spec.privacy
+        unit = mechanism.sampler.protected_unit(asked.population())
+        guarantee = cost([Segment(mechanism, unit=unit)], found.delta)
     # Rounded up: the printed number suffices as it stands.
-    printed = Bound(sigma, sigma).format_upper(".6g")
-    if sums is not None:
-        printed += f", then {sums},"
-    if config.target_advantage is not None:
-        print(
-            f"noise multiplier {printed} gives attack advantage <= {config.target_advantage}: "
-            f"{guarantee.sentence()}"
-        )
-        return
-    terms = f"delta {format_delta(delta)} ({ADJACENCY} adjacency, unit: one {unit})"
-    print(
-        f"noise multiplier {printed} gives epsilon <= {config.target_epsilon} at {terms}; "
-        f"{guarantee.attack()}"
-    )
+    sigma = Bound(mechanism.noise_multiplier, mechanism.noise_multiplier).format_upper(".6g")
+    then = "" if mechanism.full_sums is None else f", then {mechanism.full_sums},"
+    if isinstance(goal, TargetAdvantage):
+        said = f"attack advantage <= {goal.advantage}: {guarantee.sentence()}"
+    else:
+        assert isinstance(goal, TargetEpsilon), "no other goal can be asked for"
+        terms = f"delta {format_delta(found.delta)} ({ADJACENCY} adjacency, unit: one {unit})"
+        said = f"epsilon <= {goal.epsilon} at {terms}; {guarantee.attack()}"
+    print(f"noise multiplier {sigma}{then} gives {said}")

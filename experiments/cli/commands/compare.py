@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dpsgd.runs.spec import RunSpec
 from experiments.cli import outputs
-from experiments.cli.config import check_default_batch_size
 from experiments.cli.console import Console
-from experiments.cli.errors import naming_options
+from experiments.cli.options import naming
+from samplers import Population
+from samplers.settings import SETTINGS
 
 _NOISE = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
-class CompareConfig:
+class Compare:
     """Print and draw the certified epsilon of every sampler over the noise multiplier.
 
     With --target-epsilon, compare correlated noise at that guarantee: what it leaves in the
@@ -49,33 +51,33 @@ class CompareConfig:
     """Replace what is there under that name."""
 
 
-def run(config: CompareConfig) -> None:
+def run(config: Compare) -> None:
     """Runs `dpsgd compare`."""
     if config.plot is not None:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
     if not config.noise_multiplier:
         raise ValueError("--noise-multiplier needs at least one number")
-    for i, noise_multiplier in enumerate(config.noise_multiplier):
-        if not 0 < noise_multiplier < float("inf"):
-            raise ValueError(
-                f"--noise-multiplier must be finite and > 0, number {i + 1} is {noise_multiplier}"
-            )
-    if config.target_delta is not None:
-        from accounting import check_guarantee_delta
-
-        check_guarantee_delta(config.target_delta, "--target-delta")
-    check_default_batch_size(config.batch_size, config.num_examples)
+    if config.target_epsilon is not None and config.noise_multiplier != _NOISE:
+        raise ValueError("--noise-multiplier and --target-epsilon: leave one of them out")
+    for name, default in {"momentum": 0.0, "schedule": "cosine", "bands": ()}.items():
+        if config.target_epsilon is None and getattr(config, name) != default:
+            raise ValueError(f"--{name} is about noise at one guarantee: give --target-epsilon")
+    sampler = SETTINGS["shuffle"](batch_size=config.batch_size, epochs=config.epochs)
+    asked = {"target_delta": config.target_delta, "optimizer": "sgd", "momentum": config.momentum}
+    with naming(config):  # what no run has is refused
+        for noise_multiplier in config.noise_multiplier:
+            spec = RunSpec.of(sampler, noise_multiplier=noise_multiplier, **asked)
+        if config.target_epsilon is not None:
+            spec = RunSpec.of(sampler, target_epsilon=config.target_epsilon, **asked)
+        delta = spec.delta_of(population := Population(config.num_examples))
+        sampler.build(population, delta)
     if config.target_epsilon is None:
-        others = {"momentum": 0.0, "schedule": "cosine", "bands": ()}
-        for name, default in others.items():
-            if getattr(config, name) != default:
-                raise ValueError(f"--{name} is about noise at one guarantee: give --target-epsilon")
-        _compare_epsilons(config)
+        _compare_epsilons(config, delta)
     else:
-        _compare_noise(config, config.target_epsilon)
+        _compare_noise(config, config.target_epsilon, delta)
 
 
-def _compare_epsilons(config: CompareConfig) -> None:
+def _compare_epsilons(config: Compare, delta: float) -> None:
     from matplotlib.figure import Figure
 
     from accounting import format_delta
@@ -83,7 +85,6 @@ def _compare_epsilons(config: CompareConfig) -> None:
     from experiments.figures.drawing import save
 
     samplers = comparison.all_samplers(config.num_examples, config.batch_size, config.epochs)
-    delta = _delta(config)
     with Console() as console:
         found = comparison.curves(
             comparison.prices(samplers), config.noise_multiplier, delta, console.progress
@@ -98,15 +99,7 @@ def _compare_epsilons(config: CompareConfig) -> None:
             console.line(f"drawn: {config.plot}")
 
 
-def _compare_noise(config: CompareConfig, epsilon: float) -> None:
-    if not 0 < epsilon < float("inf"):
-        raise ValueError(f"--target-epsilon must be finite and > 0, got {epsilon}")
-    from dpsgd.runs.spec import SGD
-
-    if config.noise_multiplier != _NOISE:
-        raise ValueError("--noise-multiplier and --target-epsilon: leave one of them out")
-    with naming_options(type(config)):
-        SGD(momentum=config.momentum)  # refuses one that no run has
+def _compare_noise(config: Compare, epsilon: float, delta: float) -> None:
     from dpsgd.noise.planning import most_bands
     from experiments.figures import noise_comparison
 
@@ -123,7 +116,6 @@ def _compare_noise(config: CompareConfig, epsilon: float) -> None:
     from experiments.figures.comparison import TERMS
     from experiments.figures.drawing import save
 
-    delta = _delta(config)
     steps = f"SGD with momentum {config.momentum:g}" if config.momentum else "SGD"
     with Console() as console:
         found = noise_comparison.curves(
@@ -148,11 +140,3 @@ def _compare_noise(config: CompareConfig, epsilon: float) -> None:
             noise_comparison.draw(figure, found, title)
             save(figure, config.plot)
             console.line(f"drawn: {config.plot}")
-
-
-def _delta(config: CompareConfig) -> float:
-    from accounting import default_delta
-
-    return (
-        default_delta(config.num_examples) if config.target_delta is None else config.target_delta
-    )

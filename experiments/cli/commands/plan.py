@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.spec import SGD, TargetAdvantage, TargetEpsilon
 from dpsgd.sizes import bytes_of
-from experiments.cli import devices_plan, outputs, tasks
-from experiments.cli.config import GuaranteeConfig, check_target
+from experiments.cli import devices_plan, outputs
+from experiments.cli.config import OfSizes
 from experiments.cli.console import Console, sized
-from experiments.cli.devices_plan import DevicesPlan
-from experiments.cli.errors import naming_options
-from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
+from experiments.cli.options import command as command_of
+from experiments.cli.options import naming, run_options
 
 if TYPE_CHECKING:
     from dpsgd.noise.planning import Candidate
@@ -32,8 +31,8 @@ _NEARLY, _TENTH = 1.1, 0.1
 """Likewise, up to the first, noise that keeps at most so much of what the best does."""
 
 
-@dataclass(frozen=True)
-class PlanConfig(GuaranteeConfig):
+@dataclass(frozen=True, kw_only=True)
+class PlanNoise(OfSizes):
     """Print over how many steps b a run's noise should be correlated, and what that gains.
 
     In a fixed order also buffered noise (BLT), over all steps, which keeps few vectors. Each meets
@@ -46,74 +45,58 @@ class PlanConfig(GuaranteeConfig):
 
     what: tyro.conf.Positional[Literal["noise"]] = tyro.MISSING
     """What is planned."""
-    sampler: SamplerCommand
-    target_epsilon: float | None = None
-    """The epsilon to guarantee; give this or target_advantage."""
-    target_advantage: float | None = None
-    """The largest advantage of a membership attack (its true positive rate minus its false positive
-    rate) to allow."""
-    optimizer: Literal["adam", "sgd"] = tyro.MISSING
-    """As for `dpsgd train`; adam gains nothing from correlated noise."""
-    momentum: float = 0.0
-    """Of SGD, in [0, 1)."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Step sizes of the run: falling to zero by a cosine, or all alike."""
-    bands_memory: str | None = None
-    """Most memory for kept noise vectors, such as 8GB or 512MiB; needs --num-params."""
-    num_params: int | None = None
-    """Parameters of the model."""
     bands: tuple[int, ...] = ()
     """Which b to try, besides 1; by default powers of two up to what is possible, or 1,024."""
     buffers: tuple[int, ...] | None = None
     """How many buffers to try, in a fixed order; by default up to 5."""
+    bands_memory: str | None = None
+    """Most memory for kept noise vectors, such as 8GB or 512MiB; needs --num-params."""
+    num_params: int | None = None
+    """Parameters of the model."""
     plot: Path | None = None
     """Figure of error and noise multiplier over b to write, .png, .pdf or .svg."""
     overwrite: bool = False
     """Replace a figure that is there under that name."""
 
-    def check(self) -> None:
-        """Raises ValueError, as the command line names them, for values that cannot be."""
-        super().check()
-        if self.calibration != "none":
-            raise ValueError("--calibration is for what follows the steps: leave it out of a plan")
-        check_target(self.target_epsilon, self.target_advantage)
-        if getattr(self.sampler, "cycle_length", 1) != 1:
-            raise ValueError("--cycle-length is what is planned: leave it out, or give --bands")
-        if self.num_params is not None and self.num_params < 1:
-            raise ValueError(f"--num-params must be at least 1, got {self.num_params}")
-        if self.bands_memory is not None and self.num_params is None:
-            raise ValueError(
-                "--bands-memory needs --num-params: a noise vector has so many numbers"
-            )
 
-
-def command(words: Sequence[str]) -> tuple[type[PlanConfig | DevicesPlan], list[str]]:
-    """Returns what can be asked about what words name first, and the words that say the rest."""
-    if not words or (words[0] not in TOPICS and not words[0].startswith("-")):
+def command(words: Sequence[str]) -> type:
+    """Returns what can be asked about what words name first."""
+    if words[:1] == ["devices"]:
+        return devices_plan.command(words)
+    if not words or (words[0] != "noise" and not words[0].startswith("-")):
         raise ValueError(f"plan: name what is planned first, {' or '.join(TOPICS)}")
-    if words[0] == "devices":
-        return tasks.command(with_own_sampler(DevicesPlan, words), words, place=False)
-    return with_own_sampler(PlanConfig, words), list(words)
+    names = "target_epsilon", "target_advantage", "target_delta", "momentum", "schedule"
+    return command_of(PlanNoise, words, options=run_options(*names, optimizer=MISSING))
 
 
-def run(config: PlanConfig | DevicesPlan) -> None:
+def run(asked: PlanNoise | devices_plan.PlanDevices) -> None:
     """Runs `dpsgd plan`."""
-    if isinstance(config, DevicesPlan):
-        return devices_plan.run(config)
-    return _plan_noise(config)
+    if isinstance(asked, devices_plan.PlanDevices):
+        return devices_plan.run(asked)
+    return _plan_noise(asked)
 
 
-def _plan_noise(config: PlanConfig) -> None:
-    sampler, delta = config.build()
-    with naming_options(type(config)):  # refuses what no run has
-        of = {"optimizer": config.optimizer, "momentum": config.momentum}
-        RunSpec.of(config.sampler, target_epsilon=1.0, **of)
-    momentum = config.momentum if config.optimizer == "sgd" else None
+def _plan_noise(config: PlanNoise) -> None:
+    if getattr(config.sampler, "cycle_length", 1) != 1:
+        raise ValueError("--cycle-length is what is planned: leave it out, or give --bands")
+    if config.num_params is not None and config.num_params < 1:
+        raise ValueError(f"--num-params must be at least 1, got {config.num_params}")
+    if config.bands_memory is not None and config.num_params is None:
+        raise ValueError("--bands-memory needs --num-params: a noise vector has so many numbers")
     memory = (
         None if config.bands_memory is None else bytes_of(config.bands_memory, "--bands-memory")
     )
     if config.plot is not None:
         outputs.check(config.plot, outputs.PICTURES, "--plot", overwrite=config.overwrite)
+    spec, population = (
+        config.spec(bands=None, buffers=None, bands_memory="2GiB"),
+        config.population(),
+    )
+    momentum = spec.optimizer.momentum if isinstance(spec.optimizer, SGD) else None
+    from dpsgd.runs.resolve import build_sampler
+
+    with naming(config):
+        sampler, delta = build_sampler(spec, population), spec.delta_of(population)
     from accounting import Bound, format_delta
     from dpsgd.core.guarantee import ADJACENCY
     from dpsgd.noise import planning
@@ -145,19 +128,20 @@ def _plan_noise(config: PlanConfig) -> None:
             sampler,
             tried,
             buffers=buffers,
-            epsilon=config.target_epsilon,
+            epsilon=getattr(spec.privacy, "epsilon", None),
             delta=delta,
-            advantage=config.target_advantage,
+            advantage=getattr(spec.privacy, "advantage", None),
             momentum=momentum,
-            schedule=config.schedule,
+            schedule=spec.optimizer.schedule,
             progress=console.progress,
         )
-        unit = sampler.protected_unit(config.population())
-        terms = f"({ADJACENCY} adjacency, unit: one {unit})"
-        target = f"epsilon <= {config.target_epsilon} at delta {format_delta(delta)}"
-        if config.target_advantage is not None:
-            target = f"attack advantage <= {config.target_advantage}"
-        console.line(f"each with {target} {terms}:")
+        unit = sampler.protected_unit(population)
+        if isinstance(spec.privacy, TargetAdvantage):
+            target = f"attack advantage <= {spec.privacy.advantage}"
+        else:
+            assert isinstance(spec.privacy, TargetEpsilon), "no other goal can be asked for"
+            target = f"epsilon <= {spec.privacy.epsilon} at delta {format_delta(delta)}"
+        console.line(f"each with {target} ({ADJACENCY} adjacency, unit: one {unit}):")
         rows = [
             [
                 c.name,
@@ -180,7 +164,7 @@ def _plan_noise(config: PlanConfig) -> None:
         if most < of_sampler or most == 1:
             console.line(f"b is at most {most:,}: {limit}.")
         if best.bands > 1:
-            for line in _usage(best, momentum, config.schedule):
+            for line in _usage(best, momentum, spec.optimizer.schedule):
                 console.line(line)
         if config.plot is not None:
             from matplotlib.figure import Figure
@@ -189,17 +173,12 @@ def _plan_noise(config: PlanConfig) -> None:
             from experiments.figures.drawing import save
 
             figure = Figure(figsize=(9, 4), layout="constrained")
-            title = f"ε ≤ {config.target_epsilon}, δ = {format_delta(delta)}"
-            if config.target_advantage is not None:
-                title = f"attack advantage ≤ {config.target_advantage}"
-            title = f"{type(sampler).__name__}, {_optimizer(config)}, {title}"
+            steps = f"SGD with momentum {momentum:g}" if momentum else "SGD"
+            target = target.replace("<=", "≤").replace("epsilon", "ε").replace("at delta", ", δ =")
+            title = f"{type(sampler).__name__}, {steps}, {target}"
             noise_plan.draw(figure, found, best, title)
             save(figure, config.plot)
             console.line(f"drawn: {config.plot}")
-
-
-def _optimizer(config: PlanConfig) -> str:
-    return f"SGD with momentum {config.momentum:g}" if config.momentum else config.optimizer
 
 
 def _limit(sampler: BatchSampler, most: int) -> str:
@@ -212,7 +191,7 @@ def _limit(sampler: BatchSampler, most: int) -> str:
 
 
 def _check_buffers(
-    config: PlanConfig, sampler: BatchSampler, momentum: float | None, most: int
+    config: PlanNoise, sampler: BatchSampler, momentum: float | None, most: int
 ) -> None:
     """Raises ValueError for --buffers that cannot be, `most` being tried by default."""
     if momentum is None:

@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import check_writable
-from dpsgd.runs.spec import RunSpec, known_options
+from dpsgd.runs.spec import known_options
 from dpsgd.runs.support import check
 from experiments import cli
 from experiments.cli import tasks
 from experiments.cli.console import Console
-from experiments.cli.devices import DevicesConfig, ProcessesConfig
-from experiments.cli.errors import naming_options
-from experiments.cli.sampler_commands import SamplerCommand, with_own_sampler
+from experiments.cli.devices import Devices, Processes
+from experiments.cli.options import naming, run_options, spec_of
+from samplers.settings import SamplerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(DevicesConfig, ProcessesConfig):
+class Train(tasks.OfTask):
     """Train a task privately and write a run directory with the guarantee it earned.
 
-    --task NAME says which: clicks, by default, another built-in one, or one of your own as
-    module:object, whose module lies in the current folder or where Python finds modules. `dpsgd
-    train --task NAME --help` lists the settings of that task among those below. A sampler of your
-    own is named likewise, sampler:module:name.
+    `dpsgd train sampler:NAME --help` adds the settings of that sampler, and `--task NAME` those of
+    that task. A sampler of your own is named likewise, sampler:module:name.
 
     Of batch size, epochs, clipping norm and learning rate, what is left out is chosen before the
     run for the number of rows and the guarantee that is wanted, and recorded. The rule for clicks
-    was found on the validation rows of a public data set: whoever chooses by rows of their own that
-    are private pays for it, and the guarantee of a run does not cover that.
+    was found on the validation rows of a public data set: a choice by private rows of your own
+    costs privacy, and the guarantee of a run does not cover that.
     """
 
-    sampler: SamplerCommand
+    sampler: SamplerSettings
+    """How batches are drawn: the guarantee goes by it. balls-and-bins and poisson need least
+    noise."""
     out: Path
     """Run directory to create; an existing one is never touched."""
     begin: bool = False
@@ -41,31 +41,31 @@ class Train(DevicesConfig, ProcessesConfig):
     and `dpsgd resume` trains."""
 
 
-def command(words: Sequence[str]) -> tuple[type[Train], list[str]]:
-    """Returns what can be asked of the task that words name, and the other words."""
-    return tasks.command(with_own_sampler(tasks.of_run(Train), words), words)
+def command(words: Sequence[str]) -> type:
+    """Returns what can be asked of the task and the sampler that words name."""
+    options = run_options(*(name for name in known_options() if name != "sampler"))
+    groups = {"devices": Devices, "processes": Processes}
+    return tasks.command(Train, words, options=options, groups=groups)
 
 
-def run(asked: Train) -> None:
+def run(asked: Any) -> None:
     """Runs `dpsgd train`."""
-    with naming_options(type(asked), type(asked.sampler)):
-        spec = RunSpec.of(**{name: getattr(asked, name) for name in known_options()})
-        asked.check_devices()
-        check(spec)
+    spec = spec_of(asked)
+    with naming(asked):
         task = tasks.task_of(asked)
         check_writable(asked.out)
         check(spec, getattr(task, "num_examples", None))
     with (
-        asked.together(asked.out) as processes,
+        asked.processes.together(asked.out) as processes,
         Console(quiet=not processes.first) as console,
-        naming_options(type(asked), type(asked.sampler)),
+        naming(asked),
     ):
         console.progress("starting")
         import dpsgd
 
         how: dict[str, Any] = {
-            "name": asked.task[0],  # type: ignore[attr-defined]
-            "placement": asked.placement(),
+            "name": asked.task,
+            "placement": asked.devices.placement(),
             "started": cli.started,
             "progress": console.tell,
         }

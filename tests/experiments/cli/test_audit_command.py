@@ -49,12 +49,12 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(ca
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["sampler:shuffle", "--bands", "4"], "bands and no minimum separation: "),
+        (["sampler:shuffle", "--bands", "4"], "--bands and no minimum separation: "),
         (
             ["sampler:poisson", "--bands", "4", "--cycle-length", "2"],
-            "bands must be at most 2 here",
+            "--bands must be at most 2 here",
         ),
-        (["sampler:poisson", "--bands", "21"], "bands 21: --cycle-length must be at most the 20"),
+        (["sampler:poisson", "--bands", "21"], "--bands 21: --cycle-length must be at most the 20"),
         (["sampler:poisson", "--bands", "0"], "--bands must be an integer >= 1"),
         (
             ["sampler:poisson", "--bands", "4", "--secure-noise"],

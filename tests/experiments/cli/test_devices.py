@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.devices import DevicesConfig, ProcessesConfig
+from experiments.cli.devices import Devices, Processes
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
@@ -21,7 +21,7 @@ TOGETHER = {"coordinator": "host0:1234", "num_processes": 4, "process_id": 3}
 
 @pytest.mark.parametrize("settings", [{}, TOGETHER])
 def test_processes_that_can_be_are_taken(settings):
-    ProcessesConfig(**settings).check_processes()
+    Processes(**settings)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_processes_that_can_be_are_taken(settings):
 )
 def test_processes_that_cannot_be_are_named_by_their_option(settings, message):
     with pytest.raises(ValueError, match=message):
-        ProcessesConfig(**settings).check_processes()
+        Processes(**settings)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,12 @@ def test_processes_that_cannot_be_are_named_by_their_option(settings, message):
     ],
 )
 def test_devices_that_are_not_there_are_refused(settings, message):
-    config = DevicesConfig(**settings)
     with pytest.raises(ValueError, match=message):
-        config.placement()
+        Devices(**settings).placement()
 
 
 def test_one_device_needs_no_placement():
-    assert DevicesConfig(num_devices=1).placement() is None
+    assert Devices(num_devices=1).placement() is None
 
 
 @pytest.fixture(scope="module")

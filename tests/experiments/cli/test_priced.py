@@ -114,7 +114,7 @@ def test_the_best_of_several_calibrated_runs_costs_more_than_that_of_uncalibrate
         (["calibrate", "sampler:user-poisson", "--num-examples", "88000", "--target-epsilon", "1",
           "--max-contributions", "3"], "other units are protected (here one user)"),
         (["audit", "sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3",
-          "--black-box"], "--black-box looks at the steps of a run alone: leave out --calibration"),
+          "--black-box"], "--black-box looks at dense steps alone: leave out --calibration"),
         (["audit", "--task", "images", "sampler:deterministic", "--num-examples", "88000",
           "--noise-multiplier", "3"], "its task, a Images, makes nothing: it has no calibration()"),
     ],

@@ -17,9 +17,9 @@ from dpsgd import RunSpec
 from dpsgd.runs.directory import DATA, DIAGNOSTICS
 from dpsgd.runs.ledger import read
 from dpsgd.runs.report import escape
-from dpsgd.runs.spec import known_options
 from experiments import cli
 from experiments.cli.command_line import train_command
+from experiments.cli.options import spec_of
 from experiments.results.page import MEANING
 from experiments.results.page import page as page_of
 from experiments.results.render import Page, document
@@ -51,7 +51,7 @@ def test_the_printed_command_is_the_configuration(name):
     assert "--task" not in words
     assert "small" not in words
     _, read = cli.parse(words[1:])
-    assert RunSpec.of(**{name: getattr(read, name) for name in known_options()}) == config
+    assert spec_of(read) == config
     assert read.out == Path("run")
     assert read.settings.data == Path(settings["data"])
     assert read.settings.hidden == (settings["hidden"] and tuple(settings["hidden"]))
@@ -64,7 +64,7 @@ def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_
         command = train_command({"name": name, "settings": settings}, config, Path("run"))
         assert given in command
         _, read = cli.parse(shlex.split(command)[1:])
-        assert read.task[0] == name
+        assert read.task == name
     unnamed = {"name": None, "settings": {}}
     assert train_command(unnamed, config, Path("run")).startswith("# of run: by a program alone")
 
