@@ -2,6 +2,7 @@
 
 X in {0,1}^(examples x steps). Training reads its columns (the batch of a step), accounting reads
 its rows (when one example takes part). A sampler draws X and returns its cost, in one class.
+All costs at a glance: docs/explanation/samplers-and-dominating-pairs.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Batches of a uniformly shuffled data set: what most training does, and the hardest to account."""
+"""Batches of a uniformly shuffled data set: what most training does, and the hardest to account.
+
+Its cost is not Poisson's: docs/explanation/why-shuffling-is-not-poisson.md.
+"""
 
 from __future__ import annotations
 

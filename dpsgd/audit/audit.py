@@ -4,7 +4,8 @@ A guarantee is a theorem about a program: *each example moves a step's sum by at
 gets noise N(0, (sigma C)^2) that key, step and place name, what follows is made of the noised sum
 alone, and the sampler draws by the law that is claimed*. The audit calls the very executable that
 trains, and `train_blocks` itself, on synthetic rows and under keys of its own. Its tests of
-randomness are exact, each with a false-alarm probability of at most 1e-8.
+randomness are exact, each with a false-alarm probability of at most 1e-8. Defects that it looks
+for, and what it cannot see: docs/explanation/sharp-edges.md.
 """
 
 from __future__ import annotations

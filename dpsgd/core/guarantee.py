@@ -1,4 +1,7 @@
-"""A guarantee as it may be printed: an interval, its terms, and what it leaves out."""
+"""A guarantee as it may be printed: an interval, its terms, and what it leaves out.
+
+How to read one: docs/explanation/what-a-guarantee-says.md.
+"""
 
 from __future__ import annotations
 

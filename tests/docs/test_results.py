@@ -1,0 +1,155 @@
+"""Tables and figures of the pages are what was recorded."""
+
+import json
+import re
+from pathlib import Path
+
+from accounting import Bound
+from experiments.benchmarks.case import Row
+from experiments.benchmarks.record import read
+from samplers import Shuffle
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [file for folder in ("docs", "experiments") for file in (ROOT / folder).rglob("*.md")]
+PAGES = [file.read_text() for file in (ROOT / "README.md", *FILES)]
+PROSE = " ".join(
+    " ".join(line for page in PAGES for line in page.splitlines() if line[:1] != "|").split()
+)
+
+
+def recorded(area):
+    """The rows of an area's record by name, the first case with a name first; all bars hold."""
+    entries = read(ROOT / f"experiments/records/{area}.json")["cases"]
+    rows = [Row(**row) for entry in entries for row in entry["rows"]]
+    assert all(row.holds is not False for row in rows)
+    return {row.name: row for row in reversed(rows)}
+
+
+def shown(row):
+    """A mean as tables have it."""
+    return f"{row.value:.4f} ± {row.error:.4f}"
+
+
+def results_of(sweep, **where):
+    """The recorded grid points of a sweep that have these values."""
+    record = json.loads((ROOT / "experiments/records/sweeps.json").read_text())
+    [found] = [s["results"] for s in record["sweeps"] if s["command"].split()[2] == sweep]
+    return [point for point in found if all(point.get(k) == v for k, v in where.items())]
+
+
+def auc_of(point):
+    mean, sd = point["test_auc"]
+    return f"{mean:.4f} ± {sd:.4f}"
+
+
+def table_rows(first_cell):
+    """(label, {column: cell}) of each row of the table that begins with `first_cell`."""
+    [page] = [text for text in PAGES if f"\n| {first_cell}" in text]
+    lines = page[page.index(f"\n| {first_cell}") + 1 :].split("\n\n")[0].splitlines()
+    header, _, *rows = ([cell.strip("* ") for cell in line.split("|")[1:-1]] for line in lines)
+    return [(label, dict(zip(header[1:], cells, strict=True))) for label, *cells in rows]
+
+
+def test_the_table_of_samplers_is_what_was_recorded():
+    rows = table_rows("| deterministic | shuffle | Poisson | balls-and-bins |")
+    assert len(rows) == 11
+    for label, cells in rows:
+        for column, cell in cells.items():
+            words = label.split()
+            if label == "no clipping, no noise":
+                points = results_of("equal-noise-1024", noise_multiplier=0.0)
+            elif words[0] == "sigma":
+                points = results_of("equal-noise-1024", noise_multiplier=float(words[1]))
+            else:
+                asked = float(words[words.index("epsilon") + 1])
+                points = results_of("equal-privacy", target_epsilon=asked)
+            [point] = [p for p in points if p["sampler"].split()[0] == column.lower()]
+            recorded = {
+                "noise": f"{point['noise_multiplier']:.3f}",
+                "certified": f"{Bound(point['epsilon_lower'], point['epsilon_upper']):.3f}"
+                if "epsilon_lower" in point
+                else "",
+            }
+            assert cell == recorded.get(words[0], auc_of(point)), (label, column)
+
+
+def test_what_is_said_of_shuffling_is_what_is_certified():
+    for target in (3.0, 1.0):
+        [point] = results_of("equal-privacy", target_epsilon=target, sampler="shuffle")
+        assert f"{Bound(point['epsilon_lower'], point['epsilon_upper']):.3f}" in PROSE
+    least, enough = re.search(
+        r"noise that epsilon 1 takes lies between ([\d.]+) and ([\d.]+)", PROSE
+    ).groups()
+    assert enough == f"{point['noise_multiplier']:.2f}"
+    sampler = Shuffle(88_000, point["batch_size"], point["epochs"])
+    assert sampler.privacy(float(least)).epsilon(point["delta"]).lower > 1
+
+
+def test_the_table_of_epochs_is_what_was_recorded():
+    rows = table_rows("batch 1,024, learning rate 0.01")
+    assert len(rows) == 2
+    for label, cells in rows:
+        asked = {"target_epsilon": float(label.split()[1]), "batch_size": 1024}
+        for column, cell in cells.items():
+            epochs = int(column.split()[0])
+            points = results_of("fixed-guarantee", **asked, learning_rate=1e-2, epochs=epochs)
+            assert cell in [auc_of(point) for point in points], (label, column)
+
+
+def test_the_table_of_click_models_is_what_was_recorded():
+    found = recorded("useful")
+    rows = table_rows("| test AUC | log loss | predicted / observed | command |")
+    assert [label for label, _ in rows] == ["no privacy", "epsilon 8", "epsilon 3", "epsilon 1"]
+    for label, cells in rows:
+        for figure, column in (("AUC", "test AUC"), ("log loss", "log loss")):
+            assert cells[column] == shown(found[f"{figure}, {label}, test rows"])
+        level = found[f"predicted / observed, {label}, test rows"].value
+        assert cells["predicted / observed"] == f"{level:.3f}"
+
+
+def test_the_table_of_models_with_lazy_tables_is_what_was_recorded():
+    measured = recorded("tables")
+    rows = table_rows("10 epochs, batch 1,024 |")
+    assert [label for label, _ in rows] == ["lazy tables", "Adam alone"]
+    for epsilon in ("epsilon 8", "epsilon 3", "epsilon 1"):
+        at = f"{epsilon}, batch 1024, 10 epochs"
+        for by, cells in rows:
+            assert cells[epsilon] == shown(measured[f"AUC, test rows, {by}, {at}"])
+        apart = f"AUC, lazy tables minus Adam alone, test rows, {at}, less 2 standard errors"
+        assert measured[apart].holds is True
+
+
+def test_the_tables_of_correlated_noise_are_what_was_recorded():
+    from experiments.benchmarks.models import adam_default, few_steps
+
+    measured = recorded("correlated")
+    value = {name: row.value for name, row in measured.items()}
+    sums = table_rows("bands | sigma, epsilon 1 |")
+    assert [label for label, _ in sums] == ["1", "16", "64", "256", "1,024"]
+    for label, cells in sums:
+        bands = int(label.replace(",", ""))
+        for column, cell in cells.items():
+            figure, epsilon = column.split(", epsilon ")
+            name = "noise multiplier" if figure == "sigma" else "error / that of b 1, optimised"
+            [found] = [
+                x
+                for row, x in value.items()
+                if row.startswith(f"{name}, T ") and row.endswith(f"b {bands}, epsilon {epsilon}")
+            ]
+            assert cell == f"{found:.3f}", (label, column)
+    models = table_rows("88 steps an epoch, 10 epochs |")
+    assert len(models) == 7
+    for label, cells in models:
+        for epsilon in (8.0, 3.0, 1.0):
+            setting = few_steps(epsilon).get(label)
+            what = f"88 steps an epoch, {label}: {setting}"
+            if setting is None:
+                assert label.startswith("Adam's default")
+                what = f"Adam's default: {adam_default(epsilon)}"
+            name = f"AUC, test rows, {what}"
+            assert cells[f"epsilon {epsilon:g}"] == shown(measured[name]), (label, epsilon)
+            best = f"AUC, test rows, the best of SGD with independent noise: epsilon {epsilon:g},"
+            [independent] = [x for row, x in value.items() if row.startswith(best)]
+            named = {"SGD with 22 bands": value[name], "SGD with independent noise": independent}
+            if label in named or setting is None:
+                assert f"{named.get(label, value[name]):.4f}" in PROSE, (label, epsilon)
