@@ -49,7 +49,12 @@ class Console:
         import rich.console
 
         self._console = rich.console.Console(
-            highlight=False, markup=False, stderr=stderr, quiet=quiet
+            highlight=False,
+            markup=False,
+            stderr=stderr,
+            quiet=quiet,
+            # Jupyter asks for colours by FORCE_COLOR, which rich takes for a terminal.
+            force_terminal=(sys.stderr if stderr else sys.stdout).isatty(),
         )
         self._now = _Now()
         self._status: Any = self._console.status(self._now)
