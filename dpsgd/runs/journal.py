@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import Ledger, SharedLedger
+from dpsgd.runs.log import LOG, CsvWriter, MetricWriter, TrainingLog
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stages import Stages
 from dpsgd.runs.stop import Stopped
@@ -31,6 +32,7 @@ class DirectoryJournal(Journal):
 
     Attributes:
       seconds: Time that was spent on training so far.
+      log: Steps, epsilon so far and throughput, for people.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class DirectoryJournal(Journal):
         stop: Callable[[], bool],
         stages: Stages,
         progress: Callable[[str], None],
+        writers: Sequence[MetricWriter] = (),
     ) -> None:
         self._job, self._folder, self._ledger, self._stop = job, folder, ledger, stop
         self._stages, self._progress, self._processes = stages, progress, Processes.current()
@@ -52,6 +55,7 @@ class DirectoryJournal(Journal):
         self._started = self._saved = time.perf_counter()
         self._under_way: deque[Block] = deque()
         self._num_steps = job.mechanism.sampler.num_steps
+        self.log = TrainingLog([CsvWriter(folder.path / LOG, self._first), *writers])
         if self._first < self._num_steps:
             self.batches = _batches(job, folder, ledger.history, self._first)
             progress(f"steps {self._first:,} to {self._num_steps:,}")
@@ -92,6 +96,9 @@ class DirectoryJournal(Journal):
         if done > first:
             left = elapsed / (done - first) * (num_steps - done)
             self._progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+            if processes.first and done < num_steps:
+                batch = self._job.mechanism.sampler.expected_batch_size
+                self.log.offer(done, self._epsilon, (done - first) * batch / elapsed)
         if save:
             _check_state(block.state, processes)
             self.seconds = self._before + elapsed
@@ -112,6 +119,11 @@ class DirectoryJournal(Journal):
         if self._processes.first:
             self._folder.write_json(CALIBRATION, numbers(summary))
         self._save(state)
+
+    def _epsilon(self) -> float | None:
+        """Returns the proved upper end of all that was declared; None where nothing is proved."""
+        bound = self._ledger.history.guarantee().epsilon
+        return None if bound is None else bound.upper
 
     def _begin_queries(self) -> None:
         if self._job.refinement is not None:

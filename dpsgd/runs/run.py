@@ -30,6 +30,7 @@ from dpsgd.runs.history import NO_HEAD
 from dpsgd.runs.job import Job
 from dpsgd.runs.journal import DirectoryJournal, check_batches_can_be_read, draw_of, numbers
 from dpsgd.runs.ledger import Ledger, SharedLedger, joined
+from dpsgd.runs.log import MetricWriter
 from dpsgd.runs.plan import planned
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import FinishedRun, proved
@@ -64,11 +65,13 @@ class Run:
         stages: Stages,
         progress: Progress,
         job: Job | None = None,
+        log: MetricWriter | None = None,
     ) -> None:
         """Holds a run; use `create` and `open`."""
         self.folder = folder
         self._task, self._placement, self._stages = task, placement, stages
         self._progress, self._job = progress, job
+        self._writers = [] if log is None else [log]
         self._record: dict[str, Any] | None = None
 
     @classmethod
@@ -82,6 +85,7 @@ class Run:
         placement: Placement | None = None,
         started: float | None = None,
         progress: Progress = _silent,
+        log: MetricWriter | None = None,
     ) -> Run:
         """Makes the directory of a run that takes no step yet; `train` does.
 
@@ -98,6 +102,7 @@ class Run:
           started: When its work began, by `time.monotonic`; by default now. `spec.budget_minutes`
             count from then on.
           progress: Called with one line of text whenever there is something to tell.
+          log: Where steps, epsilon so far and throughput go, besides `training_log.csv`.
 
         Raises:
           FileExistsError: if the run directory exists; it is left as it is.
@@ -121,7 +126,7 @@ class Run:
                     root.begin_run(ledger.history.name)
                     ledger.audited(plan.audit)
                 root.save(made.root_path)
-        return cls(RunDirectory(out), task, placement, stages, progress, plan.job)
+        return cls(RunDirectory(out), task, placement, stages, progress, plan.job, log)
 
     @classmethod
     def open(
@@ -132,6 +137,7 @@ class Run:
         placement: Placement | None = None,
         started: float | None = None,
         progress: Progress = _silent,
+        log: MetricWriter | None = None,
     ) -> Run:
         """Opens the run in a directory, which `train` resumes from its last checkpoint.
 
@@ -143,12 +149,13 @@ class Run:
             once more.
           started: As for `create`.
           progress: Called with one line of text whenever there is something to tell.
+          log: As for `create`.
 
         Raises:
           FileNotFoundError: if there is no run.
         """
         folder = RunDirectory.open(out, finished=False)
-        return cls(folder, task, placement, Stages(started), progress)
+        return cls(folder, task, placement, Stages(started), progress, log=log)
 
     def train(self) -> Run:
         """Trains to the end, evaluates, and writes model and report; returns this run.
@@ -266,7 +273,8 @@ class Run:
         last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
         with _full_disk_explained(folder):
             with stop_requests() as stop:
-                journal = DirectoryJournal(job, folder, ledger, last, stop, stages, self._progress)
+                how = stop, stages, self._progress, self._writers
+                journal = DirectoryJournal(job, folder, ledger, last, *how)
                 state = job.train(last.state, root, journal)
             params = on_one_device(state.params)
             processes = Processes.current()
@@ -293,6 +301,8 @@ class Run:
                         sampler.num_steps * sampler.expected_batch_size / seconds
                     ),
                 }
+                rate = record["examples_per_second"]
+                journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
                 folder.write_json("guarantee.json", ledger.history.guarantee().record())
                 config = folder.read_json("config.json")
                 folder.write_text("report.md", report.markdown(record, config, origin()))

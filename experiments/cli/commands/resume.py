@@ -1,4 +1,4 @@
-"""`dpsgd resume`: a run that was stopped goes on."""
+"""`dpsgd resume`: a run that was stopped, from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tyro
 
 from experiments import cli
 from experiments.cli.devices import Devices, Processes
+from experiments.cli.writers import LogTo, writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Resume:
     """Run directory."""
     data: Path | None = None
     """Where the data of the task lie now; by default where they lay."""
+    log_to: LogTo = None
+    """Also write steps, epsilon so far and examples a second to this program."""
     devices: Devices = field(default_factory=Devices)
     processes: Processes = field(default_factory=Processes)
 
@@ -41,5 +44,6 @@ def run(asked: Resume) -> None:
         look_in_the_current_folder()
         task = task_of(asked.run, data=asked.data)
         how: dict[str, Any] = {"placement": asked.devices.placement(), "started": cli.started}
+        how["log"] = asked.log_to and writer(asked.log_to, asked.run)
         record = dpsgd.resume(asked.run, task, progress=console.progress, **how)
         show(console, asked.run, record)

@@ -15,6 +15,7 @@ from experiments.cli import tasks
 from experiments.cli.console import Console
 from experiments.cli.devices import Devices, Processes
 from experiments.cli.options import naming, run_options, spec_of
+from experiments.cli.writers import LogTo, writer
 from samplers.settings import SamplerSettings
 
 
@@ -39,6 +40,9 @@ class Train(tasks.OfTask):
     begin: bool = False
     """Make the run directory, and take no step: `dpsgd batches` can draw the run's batches then,
     and `dpsgd resume` trains."""
+    log_to: LogTo = None
+    """Also write steps, epsilon so far and examples a second, which training_log.csv in the run
+    directory has, to this program."""
 
 
 def command(words: Sequence[str]) -> type:
@@ -68,6 +72,7 @@ def run(asked: Any) -> None:
             "placement": asked.devices.placement(),
             "started": cli.started,
             "progress": console.tell,
+            "log": asked.log_to and writer(asked.log_to, asked.out),
         }
         if asked.begin:
             dpsgd.Run.create(task, spec, asked.out, **how)

@@ -1,0 +1,61 @@
+"""The log of a run tells steps, cost and throughput, and nothing of its rows."""
+
+import csv
+import itertools
+
+import pytest
+from tiny_task import Line
+
+import dpsgd
+from dpsgd import RunSpec
+from dpsgd.runs.log import COLUMNS, LOG, CsvWriter, TrainingLog
+from samplers.settings import SETTINGS
+
+
+class Kept:
+    def __init__(self):
+        self.rows = []
+
+    def write_scalars(self, step, scalars):
+        self.rows.append((step, dict(scalars)))
+
+
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"non_private": True}])
+def test_a_run_ends_in_the_row_of_its_report_in_every_writer(tmp_path, noise):
+    spec = RunSpec.of(SETTINGS["deterministic"](batch_size=40, epochs=2), audit=False, **noise)
+    kept = Kept()
+    record = dpsgd.run(Line(), spec, tmp_path / "run", name="tiny_task:Line", log=kept)
+    [(step, scalars)] = kept.rows
+    assert step == record["num_steps"]
+    assert scalars.get("epsilon") == record["epsilon_upper"]
+    assert scalars["examples_per_second"] == pytest.approx(record["examples_per_second"], rel=0.01)
+    with (tmp_path / "run" / LOG).open() as file:
+        (row,) = csv.DictReader(file)
+    assert tuple(row) == COLUMNS
+    assert row == {"step": str(step), "epsilon": "", **{k: str(v) for k, v in scalars.items()}}
+
+
+def test_a_run_that_resumes_writes_no_step_twice_and_forgets_what_it_repeats(tmp_path):
+    for first, steps in ((0, (10, 20, 30)), (20, (25, 40)), (40, (40,))):
+        writer = CsvWriter(tmp_path / LOG, first)
+        for step in steps:
+            writer.write_scalars(step, {"epsilon": 0.5, "examples_per_second": 1.0 * step})
+    with (tmp_path / LOG).open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["10", "20", "25", "40"]
+
+
+def test_the_cost_of_steps_is_asked_for_rarely_and_more_rarely_the_longer_it_takes():
+    now, kept, asked = [0.0], Kept(), []
+
+    def epsilon():
+        asked.append(now[0])
+        now[0] += 5.0
+        return float("inf")
+
+    log = TrainingLog([kept], clock=lambda: now[0])
+    while now[0] < 2000:
+        log.offer(int(now[0]), epsilon, 1234.56)
+        now[0] += 1.0
+    assert asked[0] == 30
+    assert all(later - before >= 500 for before, later in itertools.pairwise(asked))
+    assert kept.rows[0] == (30, {"examples_per_second": 1230.0})  # an infinite epsilon is none
