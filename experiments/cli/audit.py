@@ -97,12 +97,10 @@ def plot(report: BlackBoxReport, path: Path) -> None:
       report: From `black_box`.
       path: File to write; its suffix chooses the format.
     """
-    from matplotlib.figure import Figure
+    from experiments.figures.drawing import blank, panels, save
 
-    from experiments.figures.drawing import save
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(5, 2))
+    figure = blank(10, 4.2)
+    left, right = panels(figure, 1, 2, width_ratios=(5, 2))
     found, claimed = report.epsilon_lower, report.claim.upper
     verdict = "VIOLATION" if report.violation else "consistent"
     figure.suptitle(

@@ -24,7 +24,7 @@ from accounting.estimates.amplification import (
 )
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
-from experiments.figures.drawing import Picture
+from experiments.figures.drawing import Picture, blank, legend, panels
 
 SAMPLING_PROBS = (0.3, 0.1, 0.01, 0.001)
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#000000")
@@ -43,8 +43,8 @@ def draw_ratio(axes: Axes) -> None:
         axes.plot(EPSILONS, ratios, color=color, label=f"p = {prob:g}")
         axes.plot(prob, laplace_noise_ratio(prob, prob), "o", color=color, ms=5)
     axes.set(xscale="log", ylim=(0, 1.05), xlabel="ε of one release", ylabel=r"$p\,ε_p / ε$")
-    axes.set_title("Laplace: full mean's noise over sampled mean's\n(dots: ε = p)", fontsize=10)
-    axes.legend(frameon=False)
+    axes.set_title("Laplace: full mean's noise over sampled mean's\n(dots: ε = p)")
+    legend(axes)
 
 
 def gaussian_points(probs: np.ndarray) -> list[tuple[float, float]]:
@@ -77,14 +77,15 @@ def draw_penalty(axes: Axes, gaussian: list[tuple[float, float]]) -> None:
     )
     axes.set(xscale="log", yscale="log", ylim=(0.9, 200))
     axes.set(xlabel="c = ε of one release / p", ylabel="sampled mean's noise over full mean's")
-    axes.set_title("What sampling costs in noise at equal guarantee", fontsize=10)
-    axes.legend(frameon=False)
+    axes.set_title("What sampling costs in noise at equal guarantee")
+    legend(axes)
 
 
 def draw(config: Picture, console: Console) -> Figure:
     """Returns the figure; prints the points that are certified."""
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    title = f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}"
+    figure = blank(11, 4.8, title)
+    left, right = panels(figure, 1, 2)
     console.progress("calibrating Gaussian noise")
     gaussian = gaussian_points(np.geomspace(3e-4, 1.0, 9))
     console.line(
@@ -98,9 +99,4 @@ def draw(config: Picture, console: Console) -> Figure:
     )  # fmt: skip
     draw_ratio(left)
     draw_penalty(right, gaussian)
-    for axes in (left, right):
-        axes.grid(which="both", alpha=0.25, lw=0.5)
-    figure.suptitle(
-        f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}", fontsize="medium"
-    )
     return figure

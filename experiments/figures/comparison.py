@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
 from dpsgd.core.guarantee import ADJACENCY
-from experiments.figures.drawing import COLORS
+from experiments.figures.drawing import COLORS, legend
 from experiments.processes import each
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
@@ -110,6 +110,7 @@ def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
 
 def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
     """Draws each sampler's interval as a band; a tight one is a line. Monte Carlo gets crosses."""
+    loose = False
     for curve in found:
         if curve.name == MONTE_CARLO:
             # Where the samples are too few for delta there is no bound, and no cross.
@@ -130,9 +131,10 @@ def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
         width, alpha = (5, 0.35) if curve.name == "deterministic" else (1.5, 1)
         (line,) = axes.plot(curve.noise_multipliers, upper, color=color, lw=width, alpha=alpha)
         line.set_label(curve.name)
-        axes.plot(curve.noise_multipliers, lower, color=color, lw=0.8, ls="--")
-        axes.fill_between(curve.noise_multipliers, lower, upper, color=color, alpha=0.12, lw=0)
+        if any(high > 1.05 * low for low, high in zip(lower, upper, strict=True)):
+            loose = True
+            axes.plot(curve.noise_multipliers, lower, color=color, lw=0.8, ls="--")
+            axes.fill_between(curve.noise_multipliers, lower, upper, color=color, alpha=0.12, lw=0)
     axes.set(yscale="log", xlabel="noise multiplier σ", ylabel=f"ε ({TERMS})")
-    axes.set_title(title, fontsize="medium")
-    axes.grid(which="both", alpha=0.25, lw=0.5)
-    axes.legend(title="solid: upper bound\ndashed: lower bound", frameon=False)
+    axes.set_title(title)
+    legend(axes, title="solid: upper bound\ndashed: lower bound" if loose else None)

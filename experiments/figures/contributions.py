@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from accounting.releases.contribution import sum_error, sum_error_bound, sum_sweet_spot
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.cli.console import Console
-from experiments.figures.drawing import RatingsPicture
+from experiments.figures.drawing import RatingsPicture, blank, legend, panels
 from experiments.tasks.ratings import ratings
 
 EPSILONS = (0.02, 0.1, 0.5)
@@ -57,8 +57,7 @@ def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
         label="predicted sweet spot: the ⌈1/ε⌉-th largest",
     )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="cap τ on a user's ratings (ratings)")
-    axes.set_title(f"ε = {epsilon:g}: predicted τ = {best:.0f}", fontsize="medium")
-    axes.grid(which="both", alpha=0.25, lw=0.5)
+    axes.set_title(f"ε = {epsilon:g}: predicted τ = {best:.0f}")
     error = [np.mean(measured(counts, cap, epsilon)) for cap in (10.0, best, float(counts.max()))]
     return [f"{epsilon:g}", f"{best:.0f}", f"{rank}", f"{fine[exact.argmin()]:.0f}",
             *(f"{e:,.0f}" for e in error)]  # fmt: skip
@@ -67,16 +66,14 @@ def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
 def draw(config: RatingsPicture, console: Console) -> Figure:
     """Returns the figure; prints where the best caps lie."""
     counts = np.unique(ratings.load(config.ratings).user, return_counts=True)[1]
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    panels = figure.subplots(1, len(EPSILONS), sharey=True)
-    rows = [
-        draw_epsilon(axes, counts, epsilon) for axes, epsilon in zip(panels, EPSILONS, strict=True)
-    ]
+    figure = blank(13, 4.8, f"Laplace noise, δ = 0 ({TERMS})")
+    first, *others = panels(figure, 1, len(EPSILONS), sharey=True)
+    shown = zip((first, *others), EPSILONS, strict=True)
+    rows = [draw_epsilon(axes, counts, epsilon) for axes, epsilon in shown]
     console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
     console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
     header = ["epsilon", "sweet spot", "rank", "best cap"]
     console.table([*header, "error at 10", "at the sweet spot", "without a cap"], rows)
-    figure.suptitle(f"Laplace noise, δ = 0 ({TERMS})", fontsize="medium")
-    panels[0].set_ylabel("mean |error| of the number of ratings")
-    panels[0].legend(fontsize="small", frameon=False, loc="lower left")
+    first.set_ylabel("mean |error| of the number of ratings")
+    legend(first, loc="lower left")
     return figure

@@ -9,6 +9,7 @@ adapted to ten of their ratings each.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import optax
@@ -17,7 +18,13 @@ from matplotlib.figure import Figure
 from accounting import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.cli.console import Console
-from experiments.figures.drawing import RatingsPicture, label_ones_twos_fives
+from experiments.figures.drawing import (
+    RatingsPicture,
+    blank,
+    label_ones_twos_fives,
+    legend,
+    panels,
+)
 from experiments.tasks.ratings import factorization, ratings
 from experiments.tasks.ratings.episodes import RATINGS, Scheme, all_schemes
 from experiments.tasks.ratings.ratings import Ratings
@@ -81,11 +88,11 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     """Returns the figure; prints its numbers."""
     population = Population(ratings.load(config.ratings))
     schemes = all_schemes(population.train, STEPS)
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    proved = {"color": "#0072B2", "ls": ""}
-    attained = {**proved, "marker": "|", "ms": 18, "mew": 2}
-    unsound = {"color": "#D55E00", "ls": "", "marker": "x", "ms": 10, "mew": 2.5}
+    figure = blank(12, 4.6)
+    left, right = panels(figure, 1, 2, sharey=True)
+    proved: dict[str, Any] = {"color": "#0072B2", "ls": ""}
+    attained: dict[str, Any] = {**proved, "marker": "|", "ms": 18, "mew": 2}
+    unsound: dict[str, Any] = {"color": "#D55E00", "ls": "", "marker": "x", "ms": 10, "mew": 2.5}
     labels, rows = [], []
     for place, scheme in enumerate(schemes):
         console.progress(f"{scheme.name}: epsilon")
@@ -119,16 +126,14 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     left.set(xscale="log", xlabel=f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
     left.set_yticks(range(len(schemes)), labels)
     left.invert_yaxis()
-    left.legend(frameon=False, fontsize="small", loc="lower right", labelspacing=1.0)
+    legend(left, loc="lower right", labelspacing=1.0)
     label_ones_twos_fives(left.xaxis)
-    left.set_title(f"privacy cost at noise multiplier {NOISE_MULTIPLIER:g}", fontsize="medium")
+    left.set_title(f"privacy cost at noise multiplier {NOISE_MULTIPLIER:g}")
     untrained = population.error()
     right.axvline(untrained, color="gray", ls=":", lw=1)
     right.text(untrained, 3.5, "untrained ", color="gray", fontsize="small", ha="right")
     right.set_xlabel(f"test RMSE (stars of 5) after {SUPPORT} ratings of a new user")
-    right.set_title(f"quality: mean ± s.d. of {SEEDS} seeds", fontsize="medium")
-    for axes in (left, right):
-        axes.grid(alpha=0.25, lw=0.5)
+    right.set_title(f"quality: mean ± s.d. of {SEEDS} seeds")
     console.line(
         f"noise multiplier {NOISE_MULTIPLIER:g}, delta {format_delta(DELTA)}, zero-out; "
         f"untrained: {untrained:.4f}"

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from accounting import format_delta
 from experiments.cli.console import Console
 from experiments.figures import comparison
-from experiments.figures.drawing import Picture
+from experiments.figures.drawing import Picture, blank, panels
 
 STEPS = {
     "Criteo Display Ads": {1024: 35_938, 8192: 4_492},
@@ -36,8 +36,8 @@ class Config(Picture):
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints a table for each panel."""
-    figure = Figure(figsize=(11, 9), layout="constrained")
-    axes = iter(figure.subplots(2, 2, sharey=True).ravel())
+    figure = blank(11, 9)
+    axes = iter(panels(figure, 2, 2, sharey=True))
     for data_set, steps_by_batch in STEPS.items():
         for batch_size, steps in steps_by_batch.items():
             num_examples = steps * batch_size

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from accounting import format_delta
 from experiments.cli.console import Console
-from experiments.figures.drawing import RatingsPicture
+from experiments.figures.drawing import RatingsPicture, blank, legend, panels
 from experiments.tasks.ratings import ratings
 from experiments.tasks.ratings.study import QUANTILE, QUANTILE_EPSILON, Study
 
@@ -31,8 +31,8 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     table = ratings.load(config.ratings)
     caps = [cap for cap in CAPS if cap <= table.num_items]
     study = Study(table, caps, DELTA)
-    figure = Figure(figsize=(8, 5.6), layout="constrained")
-    axes = figure.subplots()
+    figure = blank(8, 5.6)
+    [axes] = panels(figure)
 
     def errors(name: str, sigma: float, tried: Sequence[int]) -> np.ndarray:
         found = []
@@ -83,10 +83,9 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     axes.minorticks_off()
     axes.set_title(
         f"{study.sampler.num_examples:,} users; each whole user is protected, "
-        f"δ = {format_delta(DELTA)}; mean ± s.d. of {SEEDS} seeds", fontsize="medium",
+        f"δ = {format_delta(DELTA)}; mean ± s.d. of {SEEDS} seeds"
     )  # fmt: skip
-    axes.grid(alpha=0.25, lw=0.5)
-    axes.legend(frameon=False, fontsize="small")
+    legend(axes)
     console.line(f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one user")
     for line in lines:
         console.line(line)

@@ -78,11 +78,9 @@ def run(config: Compare) -> None:
 
 
 def _compare_epsilons(config: Compare, delta: float) -> None:
-    from matplotlib.figure import Figure
-
     from accounting import format_delta
     from experiments.figures import comparison
-    from experiments.figures.drawing import save
+    from experiments.figures.drawing import blank, panels, save
 
     samplers = comparison.all_samplers(config.num_examples, config.batch_size, config.epochs)
     with Console() as console:
@@ -92,35 +90,34 @@ def _compare_epsilons(config: Compare, delta: float) -> None:
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
         console.table(*comparison.table(found))
         if config.plot is not None:
-            figure = Figure(figsize=(7, 5), layout="constrained")
+            figure = blank(7, 5)
+            [axes] = panels(figure)
             title = f"n = {config.num_examples:,}, b = {config.batch_size:,}, E = {config.epochs}"
-            comparison.draw(figure.subplots(), found, f"{title}, δ = {format_delta(delta)}")
+            comparison.draw(axes, found, f"{title}, δ = {format_delta(delta)}")
             save(figure, config.plot)
             console.line(f"drawn: {config.plot}")
 
 
 def _compare_noise(config: Compare, epsilon: float, delta: float) -> None:
     from dpsgd.noise.planning import most_bands
-    from experiments.figures import noise_comparison
+    from experiments.figures import noise
 
-    samplers = noise_comparison.samplers(config.num_examples, config.batch_size, config.epochs)
+    samplers = noise.samplers(config.num_examples, config.batch_size, config.epochs)
     most = min(map(most_bands, samplers.values()), default=1)
     if most == 1:
         raise ValueError("an epoch has one step, and there is no b above 1: lower --batch-size")
     for b in config.bands:
         if not 1 <= b <= most:
             raise ValueError(f"--bands must be in [1, {most}] here, got {b}")
-    from matplotlib.figure import Figure
-
     from accounting import format_delta
     from experiments.figures.comparison import TERMS
     from experiments.figures.drawing import save
 
     steps = f"SGD with momentum {config.momentum:g}" if config.momentum else "SGD"
     with Console() as console:
-        found = noise_comparison.curves(
+        found = noise.curves(
             samplers,
-            noise_comparison.Guarantee(epsilon, delta),
+            noise.Guarantee(epsilon, delta),
             momentum=config.momentum,
             schedule=config.schedule,
             bands=config.bands,
@@ -130,13 +127,11 @@ def _compare_noise(config: Compare, epsilon: float, delta: float) -> None:
             f"error of the iterates of {steps}, over that of independent noise, each "
             f"with epsilon <= {epsilon} at delta {format_delta(delta)} ({TERMS})"
         )
-        console.table(*noise_comparison.table(found))
+        console.table(*noise.table(found))
         console.line("BLT m: noise of m buffers, correlated over all steps, for a fixed order.")
         if config.plot is not None:
-            figure = Figure(figsize=(11, 4.8), layout="constrained")
             sizes = f"n = {config.num_examples:,}, batches of {config.batch_size:,}"
             title = f"{sizes}, E = {config.epochs}, {steps}, {config.schedule} step sizes"
             title += f"; each ε ≤ {epsilon:g}, δ = {format_delta(delta)}"
-            noise_comparison.draw(figure, found, title)
-            save(figure, config.plot)
+            save(noise.draw(found, title), config.plot)
             console.line(f"drawn: {config.plot}")

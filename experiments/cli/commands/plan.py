@@ -167,17 +167,16 @@ def _plan_noise(config: PlanNoise) -> None:
             for line in _usage(best, momentum, spec.optimizer.schedule):
                 console.line(line)
         if config.plot is not None:
-            from matplotlib.figure import Figure
-
-            from experiments.figures import noise_plan
             from experiments.figures.drawing import save
+            from experiments.figures.noise import NoiseCurve, draw
+            from samplers.settings import name_of
 
-            figure = Figure(figsize=(9, 4), layout="constrained")
             steps = f"SGD with momentum {momentum:g}" if momentum else "SGD"
             target = target.replace("<=", "≤").replace("epsilon", "ε").replace("at delta", ", δ =")
             title = f"{type(sampler).__name__}, {steps}, {target}"
-            noise_plan.draw(figure, found, best, title)
-            save(figure, config.plot)
+            runs = [[c for c in found if bool(c.buffered) == kind] for kind in (False, True)]
+            curve = NoiseCurve(name_of(type(sampler)), *map(tuple, runs))
+            save(draw([curve], title, best), config.plot)
             console.line(f"drawn: {config.plot}")
 
 

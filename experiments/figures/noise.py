@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,7 +25,15 @@ from dpsgd.noise.planning import (
     tried_buffers,
 )
 from experiments.figures.comparison import all_samplers
-from experiments.figures.drawing import BUFFERED, COLORS, label_ones_twos_fives
+from experiments.figures.drawing import (
+    BUFFERED,
+    COLORS,
+    PALETTE,
+    blank,
+    label_ones_twos_fives,
+    legend,
+    panels,
+)
 from experiments.processes import each
 from samplers import BatchSampler
 
@@ -134,73 +142,60 @@ def table(found: Sequence[NoiseCurve]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def draw(figure: Figure, found: Sequence[NoiseCurve], title: str) -> None:
-    """Draws the errors over the bands, and the noise multipliers beside them.
+def draw(found: Sequence[NoiseCurve], title: str, best: Candidate | None = None) -> Figure:
+    """Returns the figure of errors over the bands, and of the noise multipliers beside them.
 
     Buffers are drawn where bands have their memory: m of them at b = m + 1.
 
     Args:
-      figure: Empty; two panels are drawn into it.
-      found: From `curves`.
+      found: From `curves`, or one sampler's runs from `dpsgd.noise.planning.plan`.
       title: Of the whole.
+      best: The run that is marked, if any.
     """
-    left, right = figure.subplots(1, 2)
-    _panel(left, found, lambda c: c.error)
-    _panel(right, found, lambda c: c.noise_multiplier)
-    left.axhline(1.0, color="#888888", lw=1.2, ls="--", zorder=1)
-    left.annotate(
-        "independent noise",
-        (1.0, 1.0),
-        xycoords=("axes fraction", "data"),
-        xytext=(-4, 4),
-        textcoords="offset points",
-        ha="right",
-        color="#666666",
-        fontsize="small",
-    )
+    figure = blank(10, 4.4, title if best is None else f"{title}; best marked")
+    left, right = panels(figure, 1, 2)
+    _draw_runs(left, found, lambda c: c.error, best)
+    _draw_runs(right, found, lambda c: c.noise_multiplier, best)
+    left.axhline(1.0, color="#888888", lw=1.2, ls="--", zorder=1, label="independent noise")
     left.set_ylabel("error of the iterates, over independent noise's")
     right.set_ylabel("noise multiplier σ")
-    left.legend(frameon=False, loc="upper right", fontsize="small")
+    legend(left)
     left.set_yscale("log")
     label_ones_twos_fives(left.yaxis)
     right.set_ylim(bottom=0)
-    figure.suptitle(title, fontsize="medium")
+    if best is not None:
+        name = best.name if best.buffered else f"b = {best.name}"
+        place = best.noise.kept + 1, best.error
+        side = "right" if best.noise.kept > 4 else "left"
+        left.annotate(
+            f"{name}: {best.error:.3g}", place, (6, 12), textcoords="offset points", ha=side
+        )
+    return figure
 
 
-def _count(buffered: Sequence[Candidate]) -> str:
-    return "1 buffer" if len(buffered) == 1 else f"1 to {len(buffered)} buffers"
-
-
-def _panel(axes: Axes, found: Sequence[NoiseCurve], of: Callable[[Candidate], float]) -> None:
+def _draw_runs(
+    axes: Axes,
+    found: Sequence[NoiseCurve],
+    of: Callable[[Candidate], float],
+    best: Candidate | None,
+) -> None:
     # Poisson and balls-and-bins lie next to each other: open circles let the lower one be seen.
     styles = {"deterministic": ("-", "o", "full"), "poisson": ("-", "s", "none")}
     for curve in found:
         line, marker, fill = styles.get(curve.name, ("--", "o", "full"))
-        axes.plot(
-            [c.bands for c in curve.banded],
-            [of(c) for c in curve.banded],
-            ls=line,
-            marker=marker,
-            fillstyle=fill,
-            color=COLORS[curve.name],
-            ms=7 if fill == "none" else 4,
-            lw=1.5,
-            label=f"{_WORDS.get(curve.name, f'{curve.name} order')}, bands",
-        )
-        if curve.buffered:
-            axes.plot(
-                [c.noise.kept + 1 for c in curve.buffered],
-                [of(c) for c in curve.buffered],
-                "D-",
-                color=BUFFERED,
-                ms=5,
-                lw=1.5,
-                label=f"{curve.name} order, {_count(curve.buffered)}",
-            )
-    axes.set(xscale="log")
-    axes.set_xlabel("steps b over which noise is correlated: b - 1 vectors are kept")
+        name, count = _WORDS.get(curve.name, f"{curve.name} order"), len(curve.buffered)
+        buffers = "1 buffer" if count == 1 else f"1 to {count} buffers"
+        banded: dict[str, Any] = {"color": COLORS.get(curve.name, PALETTE[0]), "marker": marker}
+        banded |= {"ls": line, "fillstyle": fill, "label": f"{name}, bands"}
+        buffered = {"color": BUFFERED, "marker": "D", "label": f"{curve.name} order, {buffers}"}
+        for runs, look in ((curve.banded, banded), (curve.buffered, buffered)):
+            places, values = [c.noise.kept + 1 for c in runs], [of(c) for c in runs]
+            if runs:
+                axes.plot(places, values, ms=7 if fill == "none" else 4, lw=1.5, **look)
+            if best in runs:
+                at = runs.index(best)
+                axes.plot(places[at], values[at], "o", color=look["color"], ms=11, mfc="none")
+    axes.set(xscale="log", xlabel="steps b over which noise is correlated: b - 1 vectors are kept")
     axes.xaxis.set_major_locator(LogLocator(base=2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(alpha=0.25, lw=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
