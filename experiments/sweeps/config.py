@@ -62,8 +62,8 @@ def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     for name in IN_SAMPLER:
         lists[name] = [checked(v, int, f"{where}, {name}") for v in lists.get(name, ())] or [None]
     found = []
-    for values in itertools.product(*lists.values()):
-        options = dict(zip(lists, values, strict=True))
+    for combination in itertools.product(*lists.values()):
+        options = dict(zip(lists, combination, strict=True))
         sizes = {name: options.pop(name) for name in IN_SAMPLER}
         fields = {field.name for field in dataclasses.fields(options["sampler"])}
         own = {k: v for k, v in sizes.items() if k in fields and v is not None}
