@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import io
 import math
 import re
@@ -107,7 +108,10 @@ def command(
     for name, kind in (groups or {}).items():
         made[name] = _dataclass(name, fields_of(kind), kind.__doc__, kind)
     if settings is not None:
-        made["settings"] = _dataclass("settings", fields_of(settings, place), settings.__doc__)
+        about_task = inspect.getdoc(settings) or ""
+        if about_task.startswith(f"{settings.__name__}("):  # made of its fields, for want of any
+            about_task = ""
+        made["settings"] = _dataclass("settings", fields_of(settings, place), about_task)
     fields = fields_of(base, types={"sampler": _samplers(words)})
     for name in sorted(made, key=lambda name: ORDER.index(name if name in ORDER else "run")):
         fields.append(_field(name, made[name], MISSING, made[name].__doc__ or ""))
@@ -163,14 +167,15 @@ def _field(name: str, hint: Any, default: Any, words: str) -> Any:
 
 
 def _option(name: str) -> str:
-    of_samplers = (field_types(kind) for kind in SETTINGS.values())
-    known = name in known_options() or any(name in names for names in of_samplers)
+    """Returns an option of a run or of a sampler as it is given; any other name as it is."""
+    of_samplers = (one.name for kind in SETTINGS.values() for one in dataclasses.fields(kind))
+    known = name in known_options() or name in of_samplers
     return f"--{name.replace('_', '-')}" if known else name
 
 
 def _dataclass(name: str, fields: Sequence[Any], words: str | None, *bases: type) -> type:
     return dataclasses.make_dataclass(
-        name, fields, bases=bases, frozen=True, kw_only=True, namespace={"__doc__": words or ""}
+        name, fields, bases=bases, frozen=True, kw_only=True, namespace={"__doc__": words or " "}
     )
 
 
@@ -219,13 +224,16 @@ def parse(kind: type, words: Sequence[str], command: str) -> Any:
             return tyro.cli(kind, prog=command, args=words, config=_STYLE, registry=_NUMBERS)
     except SystemExit as end:
         if not end.code:
-            print(_help(shown.getvalue(), kind))
+            print(_help(shown.getvalue()))
             raise
-    names = {name for name, _ in _leaves(kind)}
+    names = {*_names(kind)}
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
         if word.startswith("--") and name and name not in names | {f"no-{one}" for one in names}:
             raise ValueError(f"{command} has no option --{name}{_hint(name, names, command)}")
+    asks = any(one.name == "sampler" for one in dataclasses.fields(kind))
+    if asks and not any(word.startswith("sampler:") for word in words):
+        raise ValueError(f"name a sampler, one of sampler:{', sampler:'.join(SETTINGS)}")
     raise ValueError(_one_line(refused.getvalue()))
 
 
@@ -249,7 +257,8 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
     def number(words: list[str]) -> Any:
         with contextlib.suppress(ValueError):
-            if math.isfinite(found := kind(words[0])):
+            found = kind(words[0])
+            if kind is int or math.isfinite(found):
                 return found
         raise ValueError(f"must be {_NOUNS[metavar]}, got {words[0]}")
 
@@ -289,25 +298,28 @@ def spec_of(config: Any, **others: Any) -> RunSpec:
 
 
 def naming(config: Any) -> contextlib.AbstractContextManager[None]:
-    """Has what is wrong with a field of what was asked named by its option."""
-    return naming_options([name for name, _ in flat(config)])
+    """Has what is wrong with an option of a run, or of its sampler, named as it is given.
+
+    Other words, which a path may begin with, stay: `data`, for example.
+    """
+    return naming_options(
+        [name for name, _ in flat(config) if "_" in name or _option(name) != name]
+    )
 
 
 # --- Help, and what is refused -------------------------------------------------------------------
 
 
-def _leaves(kind: Any, chosen: bool = True) -> Iterator[tuple[str, bool]]:
-    """Yields the options of a dataclass, and of its parts, and whether they must be given."""
+def _names(kind: Any) -> Iterator[str]:
+    """Yields the options of a dataclass, and of its parts."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for one in dataclasses.fields(kind):
-        kinds = [*_within(hints[one.name])]
+        kinds = _within(hints[one.name])
         parts = {part for part in kinds if isinstance(part, type) and is_dataclass(part)}
         for part in parts:
-            yield from _leaves(part, chosen and len(parts) == 1)
+            yield from _names(part)
         if not parts:
-            placed = tyro.conf.Positional in kinds
-            open_ = one.default is one.default_factory is MISSING
-            yield one.name.replace("_", "-"), chosen and open_ and not placed
+            yield one.name.replace("_", "-")
 
 
 def _within(hint: Any) -> Iterator[Any]:
@@ -341,11 +353,16 @@ def _must(found: re.Match[str]) -> str:
     return f" must be {' or '.join(kinds)}, got {given}"
 
 
-def _help(text: str, kind: type) -> str:
+def _help(text: str) -> str:
     """Returns the help of tyro with what must be given in its usage, as wide as the terminal."""
-    required = [f"--{name} {name.upper()} " for name, needed in _leaves(kind) if needed]
+    if not text.startswith("usage: "):  # but a script for a shell
+        return text
     usage, _, rest = text.partition("\n")
-    usage = re.sub(r"\[(\S* )?OPTIONS\]", lambda _: f"{''.join(required)}[OPTIONS]", usage)
+    required = [
+        entry.lstrip(" ") for entry in re.split(r"\n(?=  -|\n)", rest) if "(required)" in entry
+    ]
+    given = " ".join(" ".join(one.split()[:2]) for one in required if one.startswith("--"))
+    usage = re.sub(r"\[(\S* )?OPTIONS\]", lambda _: f"{given} [OPTIONS]", usage)
     usage = re.sub(r"\{sampler:.*\}", "sampler:NAME", usage)
     rest = re.sub(r"\s+\(default:\s+(None|False)?\)", "", re.sub(r"\n{3,}", "\n\n", rest))
     width, indent = shutil.get_terminal_size().columns, " " * len("usage: ")

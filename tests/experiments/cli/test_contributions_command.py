@@ -2,7 +2,6 @@
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from pyarrow import parquet
 
 from accounting.releases.contribution import bias_bounds
@@ -12,31 +11,6 @@ from experiments.tasks.ratings import diagnostics
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
 USERS = np.repeat(np.arange(COUNTS.size), COUNTS)
 LOSSES = np.linspace(0.0, 1.0, USERS.size)
-
-
-@pytest.fixture(params=["rows.csv", "rows.tsv", "rows.csv.gz", "rows.parquet"])
-def table(request, tmp_path):
-    import gzip
-
-    path = tmp_path / request.param
-    if request.param.endswith("parquet"):
-        parquet.write_table(pa.table({"who": USERS, "loss": LOSSES}), path)
-        return path
-    mark = "\t" if ".tsv" in request.param else ","
-    rows = [f"who{mark}loss"] + [
-        f"{u}{mark}{x!r}" for u, x in zip(USERS, LOSSES.tolist(), strict=True)
-    ]
-    text = ("\n".join(rows) + "\n").encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
-
-
-def test_every_kind_of_table_gives_the_same_usage(table):
-    usage = diagnostics.read(table, "who", "loss")
-    np.testing.assert_array_equal(usage.counts, COUNTS)
-    starts = np.cumsum(COUNTS) - COUNTS
-    expected = [LOSSES[s : s + c].mean() for s, c in zip(starts, COUNTS, strict=True)]
-    np.testing.assert_allclose(usage.losses, expected)
 
 
 def test_diagnostics_are_stamped_and_are_the_published_bounds(tmp_path, capsys):
@@ -64,29 +38,3 @@ def test_a_private_choice_prints_nothing_else_of_the_data(tmp_path, capsys):
     assert line.startswith("cap 5: chosen with epsilon 100.0000004, delta 0")
     assert "unit: one user" in line
     assert line.endswith("accuracy of at most 1.0000")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("user,loss\na,1\n", "no column 'who': user, loss"),
-        ("who,loss\n1,0.5\n,0.5\n", "row 2, column who: empty"),
-        ("who,loss\na,x\n", "column loss: could not convert"),
-        ("who,loss\na,1\nb,inf\n", "row 2, column loss: inf is no finite loss"),
-        ("who,loss\na,1\nb,1,1\n", "rows.csv: .*Expected 2 columns, got 3"),
-        ("who,loss\n", "rows.csv has no rows"),
-        ("who,who\n1,2\n", "rows.csv has 2 columns 'who'"),
-    ],
-)
-def test_a_bad_table_is_refused_by_file_row_and_column(tmp_path, text, message):
-    (tmp_path / "rows.csv").write_text(text)
-    with pytest.raises(ValueError, match=message) as refusal:
-        diagnostics.read(tmp_path / "rows.csv", "who", "loss")
-    assert "\n" not in str(refusal.value)
-    assert "rows.csv" in str(refusal.value)
-
-
-def test_a_column_of_lists_names_no_users(tmp_path):
-    parquet.write_table(pa.table({"who": [[1], [2, 3]]}), tmp_path / "rows.parquet")
-    with pytest.raises(ValueError, match=r"column who: list<.*>, expected single values"):
-        diagnostics.read(tmp_path / "rows.parquet", "who")

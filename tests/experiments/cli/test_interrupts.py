@@ -189,7 +189,7 @@ module.{function} = then
 @pytest.mark.long
 def test_processes_that_are_still_importing_say_nothing_to_ctrl_c(tmp_path):
     code = SOON_AFTER.format(module="concurrent.futures", function="ProcessPoolExecutor.submit")
-    done = run(tmp_path / "command.py", code, [*ALL, "--out", "page.png"], tmp_path)
+    done = run(tmp_path / "command.py", code, [*ALL, "--plot", "page.png"], tmp_path)
     assert (done.stderr, done.returncode) == ("dpsgd: interrupted\n", 130)
     assert not (tmp_path / "page.png").exists()
 

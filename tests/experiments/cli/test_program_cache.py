@@ -127,26 +127,12 @@ def test_a_program_that_was_kept_trains_the_same_bits(tmp_path):
     }
     words = ["train", "--task", "own:Mean", "--noise-multiplier", "1", "--insecure-seed", "1"]
     words += ["--l2-clip-norm", "1", "--learning-rate", "0.1", "--no-audit"]
+    words += ["sampler:poisson", "--batch-size", "8", "--epochs", "2"]
     found = []
     for out, extra in [("first", []), ("again", []), ("anew", [NOT_KEPT])]:
-        line = [
-            *words,
-            "--out",
-            out,
-            "sampler:poisson",
-            "--batch-size",
-            "8",
-            "--epochs",
-            "2",
-            *extra,
-        ]
+        code = "from experiments.cli import main; raise SystemExit(main())"
         subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from experiments.cli import main; raise SystemExit(main())",
-                *line,
-            ],
+            [sys.executable, "-c", code, *words, "--out", out, *extra],
             cwd=tmp_path,
             env=mine | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
             check=True,

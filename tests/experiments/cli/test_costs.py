@@ -1,9 +1,17 @@
-"""Samplers over units and users are priced on the command line by public sizes alone."""
+"""`dpsgd epsilon` and `calibrate`: what runs of all samplers cost, by public sizes alone."""
+
+import re
 
 import numpy as np
 import pytest
 
-from accounting import MultistageProfile, UnitsThenPoissonProfile, UserPoissonProfile, epsilon
+from accounting import (
+    MultistageProfile,
+    UnitsThenPoissonProfile,
+    UserPoissonProfile,
+    epsilon,
+    implied_advantage,
+)
 from experiments.cli import main
 from samplers import Multistage, UnitsThenPoisson, UnitTree
 
@@ -129,20 +137,84 @@ def test_a_calibration_that_cannot_be_had_is_one_line(capsys, words, why):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--draws", "1", "11", "--sizes", "10", "10"], "has 10 children, fewer than"),
-        (["--draws", "1", "5", "--sizes", "10", "0"], "--sizes needs a number >= 1"),
-        (["--draws", "1", "--sizes"], "sampler:multistage needs --sizes"),
-        (["--draws", "1", "--sizes", "10", "10"], "--draws needs 2 entries, one per level"),
-        (["--draws", "1", "5", "--sizes", "10", "10", "--units", "a", "b"], "--units needs 1"),
-        (
-            ["--draws", "1", "5", "--sizes", "10", "10", "--unit", "user"],
-            "--unit user: the rows of --sizes are examples",
-        ),
+        ("--draws 1 11 --sizes 10 10", "has 10 children, fewer than"),
+        ("--draws 1 5 --sizes 10 0", "--sizes needs a number >= 1"),
+        ("--draws 1 --sizes 10 10", "--draws needs 2 entries, one per level"),
+        ("--draws 1 5 --sizes 10 10 --units a b", "--units needs 1"),
+        ("--draws 1 5 --sizes 10 10 --unit user", "--unit user: the rows of --sizes are examples"),
     ],
 )
 def test_impossible_episodes_are_refused_in_one_line(words, message, capsys):
-    words = ["epsilon", "sampler:multistage", *words, "--steps", "9", "--num-examples", "100"]
-    assert main([*words, *NOISE]) == 2
+    sizes = ["--steps", "9", "--num-examples", "100"]
+    assert main(["epsilon", "sampler:multistage", *words.split(), *sizes, *NOISE]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert len(error.strip().splitlines()) == 1
+
+
+LARGE = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1]
+LARGE += ["--target-delta", 1e-6]
+
+
+@pytest.mark.long
+def test_epsilon_and_calibrate_answer_each_other(capsys):
+    sigma = asked(capsys, "calibrate", *LARGE, "--target-epsilon", 2).split()[2]
+    line = asked(capsys, "epsilon", *LARGE, "--noise-multiplier", sigma)
+    assert 1.99 < upper(line) <= 2.002
+
+
+@pytest.mark.long
+def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
+    printed = asked(capsys, "calibrate", *LARGE, "--target-advantage", 0.1)
+    assert "gives attack advantage <= 0.1: epsilon <= " in printed
+    assert printed.endswith("a fair prior has an accuracy of at most 0.5500\n")
+    sigma = float(printed.split()[2])
+    line = asked(capsys, "epsilon", *LARGE, "--noise-multiplier", sigma)
+    assert line.endswith("has an accuracy of at most 0.5500\n")
+    line = asked(capsys, "epsilon", *LARGE, "--noise-multiplier", 0.98 * sigma)
+    assert float(line.split()[-1]) > 0.55
+
+
+def test_a_printed_delta_is_never_smaller_than_the_certified_one(capsys):
+    words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
+    words += ["--target-delta", 1 / 37e6]  # 2.7027e-8
+    assert "at delta 2.71e-08" in asked(capsys, "epsilon", "sampler:deterministic", *words)
+
+
+def test_shuffling_never_costs_what_poisson_does_and_says_what_that_would_claim(capsys):
+    words = ["--num-examples", 1_000_000, "--epochs", 1, "--noise-multiplier", 0.6]
+    poisson = upper(asked(capsys, "epsilon", "sampler:poisson", *words))
+    cost, *notes = asked(capsys, "epsilon", "sampler:shuffle", *words).splitlines()
+    assert float(cost.split("[")[1].split(",")[0]) > 2 * poisson
+    assert any(note.startswith("note: taken for Poisson") for note in notes)
+
+
+def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
+    words = ["sampler:deterministic", "--num-examples", 5000, "--epochs", 1]
+    words += ["--noise-multiplier", 2, "--target-delta", 1e-5, "--mean-trials", 10]
+    said = asked(capsys, "epsilon", *words)
+    one, best = upper(said), float(re.findall(r"epsilon <= ([\d.]+)", said)[-1])
+    assert one < best < 3 * one
+    alone, search = map(float, re.findall(r"fair prior has an accuracy of at most ([\d.]+)", said))
+    # The search's is bounded by the chance that one of so many trials differs, not by its epsilon.
+    assert alone == pytest.approx(0.5987, abs=1e-4)
+    assert alone < search < (1 + implied_advantage(best, 1e-5)) / 2 < 0.95
+    assert said.count("zero-out adjacency, unit: one example") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "goal"),
+    [
+        ("epsilon", ["--noise-multiplier", 1]),
+        pytest.param("calibrate", ["--target-epsilon", 3], marks=pytest.mark.long),
+    ],
+)
+def test_a_cycle_costs_what_so_many_times_fewer_steps_do(command, goal, capsys):
+    def answer(batch_size, *words):
+        sizes = ["--num-examples", 1000, "--batch-size", batch_size, "--epochs", 2]
+        words = ["sampler:poisson", *sizes, "--target-delta", 1e-3, *goal, *words]
+        return asked(capsys, command, *words)
+
+    cyclic = answer(50, "--cycle-length", 4)
+    assert cyclic == answer(200)
+    assert cyclic != answer(50)
