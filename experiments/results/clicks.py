@@ -6,9 +6,8 @@ All of it is said of labelled rows, which are given for that: no guarantee cover
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dpsgd.models.model import TrainedModel
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun
 from experiments.figures.drawing import MARKERS, PALETTE, blank, legend, panels
+from experiments.results.table import row_of
 from experiments.results.views import Cells
 from experiments.tasks.clicks.evaluate import Scores
 from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
@@ -41,8 +41,7 @@ _COSTS = {
 }
 """What privacy costs something of."""
 _QUALITIES = {**_COSTS, "expected_calibration_error": "calibration error"}
-_TRAINING = ("learning_rate", "init_seed")
-_BATCHES = ("name", "batch_size", "epochs")
+_COMPARED = ("sampler", "batch_size", "epochs", "learning_rate", "init_seed")
 
 
 @dataclass(frozen=True)
@@ -155,25 +154,19 @@ def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Cell
       found: The groups.
       intervals: Whether to show the 95 % intervals of the rates, too.
     """
-    header = [what, "rows", "predicted", "observed", "95 % interval"]
-    header += ["positives predicted", "positives observed", "pred/obs"]
-    rows = [
-        [
-            group.name,
-            f"{group.rows:,}",
-            f"{group.prediction:.2%}",
-            f"{group.rate:.2%}",
-            "{:.2%} to {:.2%}".format(*group.interval()),
-            f"{group.predicted:,.1f}",
-            f"{group.observed:,}",
-            _metric(group.predicted_over_observed),
-        ]
-        for group in found
-    ]
+    columns: dict[str, Callable[[Group], str]] = {
+        what: lambda group: group.name,
+        "rows": lambda group: f"{group.rows:,}",
+        "predicted": lambda group: f"{group.prediction:.2%}",
+        "observed": lambda group: f"{group.rate:.2%}",
+        "95 % interval": lambda group: "{:.2%} to {:.2%}".format(*group.interval()),
+        "positives predicted": lambda group: f"{group.predicted:,.1f}",
+        "positives observed": lambda group: f"{group.observed:,}",
+        "pred/obs": lambda group: _metric(group.predicted_over_observed),
+    }
     if not intervals:
-        for line in (header, *rows):
-            del line[4]
-    return header, rows
+        del columns["95 % interval"]
+    return list(columns), [[show(group) for show in columns.values()] for group in found]
 
 
 def _metric(value: float) -> str:
@@ -217,18 +210,13 @@ def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Fig
 
 def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:
     """Returns what else two runs differ in than noise and clipping, in words."""
-    both = [_settings(run), _settings(twin)]
+    both = [row_of("", one) for one in (run, twin)]
+    sizes = [dict(one.task["description"].get("model_sizes", {})) for one in (run, twin)]
+    pairs = {name: [row[name] for row in both] for name in _COMPARED}
+    pairs |= {name: [size.get(name) for size in sizes] for name in sizes[0] | sizes[1]}
     found = [
-        f"{name.replace('_', ' ')} ({both[0].get(name)} and {both[1].get(name)})"
-        for name in both[0] | both[1]
-        if both[0].get(name) != both[1].get(name)
+        f"{name.replace('_', ' ')} ({one} and {other})"
+        for name, (one, other) in pairs.items()
+        if one != other
     ]
     return found + (["the rows they were trained on"] if run.data != twin.data else [])
-
-
-def _settings(run: FinishedRun) -> dict[str, object]:
-    options, drawn = run.spec.options(), run.spec.sampler
-    names = (field.name for field in dataclasses.fields(drawn) if field.name in _BATCHES)
-    sampler = {name: getattr(drawn, name) for name in names}
-    sizes = dict(run.task["description"].get("model_sizes", {}))
-    return {**sampler, **{name: options[name] for name in _TRAINING}, **sizes}

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpsgd.core.guarantee import words_on
 from dpsgd.models.model import read_model
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun, environment_mismatch
@@ -96,7 +95,7 @@ def page(
         meaning=MEANING,
         rows_of_runs=rows_of_runs,
         guaranteed=any(row[CERTIFIED] is not None for row in rows_of_runs),
-        terms=[_terms(name, run.record) for name, run in runs.items()],
+        terms=_terms(table) if table else (),
         curves=bool(priced),
         notes=_notes(rows_of_runs),
         sweeps=[
@@ -150,18 +149,21 @@ def _groups(
     return groups
 
 
-def _terms(name: str, record: dict[str, Any]) -> list[str]:
-    norm, noise = record["l2_clip_norm"], record["noise_multiplier"]
-    return [
-        name,
-        report.advantage(record),
-        f"{words_on(record['noise'])}, σ = {noise:.6g}" if noise else "none",
-        "none" if norm is None else f"{norm:.6g}",
-        f"{record['num_steps']:,}",
-        f"{record['num_examples']:,}",
-        f"one {record['unit']}",
-        record["adjacency"],
-    ]
+def _terms(table: Table) -> views.Cells:
+    """Returns the table of what the guarantees are about."""
+    return views.listed(
+        table,
+        {
+            "run": lambda row: row["run"],
+            "attack advantage [lower, upper]": report.advantage,
+            "noise": lambda row: row["noise"] if row["noise_multiplier"] else "none",
+            "clipping norm": lambda row: views.measured(row, "l2_clip_norm", "none"),
+            "steps": lambda row: f"{row['num_steps']:,}",
+            "training examples": lambda row: f"{row['num_examples']:,}",
+            "unit": lambda row: f"one {row['unit']}",
+            "adjacency": lambda row: row["adjacency"],
+        },
+    )
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:

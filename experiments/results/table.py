@@ -50,40 +50,21 @@ PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
 IN_SAMPLER = ("batch_size", "epochs")
 """Settings of the sampler, if it has them."""
 
-GUARANTEE = {
-    "guarantee": pl.String,
-    "epsilon_lower": pl.Float64,
-    "epsilon_upper": pl.Float64,
-    "delta": pl.Float64,
-    "attack_advantage_lower": pl.Float64,
-    "attack_advantage_upper": pl.Float64,
-    "adjacency": pl.String,
-    "unit": pl.String,
-    "num_examples": pl.Int64,
-    "num_steps": pl.Int64,
-    "num_params": pl.Int64,
-    "signal_to_noise": pl.Float64,
-    "attempts": pl.Int64,
-    "audit": pl.String,
-    "notes": pl.List(pl.String),
-    "not_covered": pl.List(pl.String),
-}
-"""Columns of what a run guarantees and on which sizes, by type."""
-TIMES = {
-    "seconds": pl.Float64,
-    "training_seconds": pl.Float64,
-    "examples_per_second": pl.Float64,
-}
-"""Columns of times by type: null where they are secret, those of a private selection."""
-_OTHERS = {
-    **{"run": pl.String, "task": pl.String, "headline": pl.String, "better": pl.String},
-    **{"sampler": pl.String, "sampler_settings": pl.String, "noise": pl.String, "data": pl.Int64},
-    **{"params_sha256": pl.String, "config_sha256": pl.String, "code_sha256": pl.String},
-    **dict.fromkeys(("noise_multiplier", "target_epsilon", "target_advantage"), pl.Float64),
-    **dict.fromkeys(("learning_rate", "l2_clip_norm"), pl.Float64),
-    **dict.fromkeys(("batch_size", "epochs", "bands", "init_seed", "insecure_seed"), pl.Int64),
-}
-_TYPES: dict[str, Any] = {**_OTHERS, **GUARANTEE, **TIMES}
+GUARANTEE = (
+    *("guarantee", "epsilon_lower", "epsilon_upper", "delta", "attack_advantage_lower"),
+    *("attack_advantage_upper", "adjacency", "unit", "num_examples", "num_steps", "num_params"),
+    *("signal_to_noise", "attempts", "audit", "notes", "not_covered"),
+)
+"""Columns of what a run guarantees, and on which sizes."""
+TIMES = ("seconds", "training_seconds", "examples_per_second")
+"""Columns of times: null where they are secret, those of a private selection."""
+DIGESTS = ("params_sha256", "config_sha256", "code_sha256", "data")
+"""Columns by which runs are told to be of the same model, settings, code and rows."""
+COLUMNS = (
+    *("run", "task", "headline", "better", "sampler", "sampler_settings", *AXES, "noise"),
+    *("init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
+)
+"""Columns of every table; further settings and metrics are those of its runs."""
 _METRICS = "metrics"
 RUNS = "runs"
 """Folder of the run directories of a sweep."""
@@ -119,18 +100,10 @@ class Table:
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> Table:
         """Returns the table of rows, as `row_of` makes them, with these metrics."""
-        metrics = tuple(dict.fromkeys(metrics))
-        names = dict.fromkeys([*_TYPES, *(name for row in rows for name in row)])
+        names = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
         columns = {name: [row.get(name) for row in rows] for name in names}
-        integers = {n for n in metrics if all(isinstance(x, int | None) for x in columns[n])}
-        types = _TYPES | {name: pl.Int64 if name in integers else pl.Float64 for name in metrics}
-        series = [
-            pl.Series(name, values, types[name])
-            if name in types
-            else pl.Series(name, values, strict=False)
-            for name, values in columns.items()
-        ]
-        return cls(pl.DataFrame(series), metrics)
+        frame = pl.DataFrame([pl.Series(name, x, strict=False) for name, x in columns.items()])
+        return cls(frame, tuple(dict.fromkeys(metrics)))
 
     @classmethod
     def load(cls, path: Path) -> Table:
@@ -144,14 +117,14 @@ class Table:
             metrics = tuple(json.loads(pl.read_parquet_metadata(path)[_METRICS]))
         except (pl.exceptions.PolarsError, KeyError, ValueError):
             raise ValueError(f"{path} is not a table of runs in Parquet") from None
-        if missing := [name for name in (*_TYPES, *metrics) if name not in frame.columns]:
+        if missing := [name for name in (*COLUMNS, *metrics) if name not in frame.columns]:
             raise ValueError(f"{path} is a table of another version: it has no {missing[0]}")
         return cls(frame, metrics)
 
     def write(self, path: Path) -> None:
         """Writes the table, as CSV or as Parquet by the ending of `path`."""
         if path.suffix == ".csv":
-            lists = pl.col(pl.List(pl.String)).list.join("; ")
+            lists = pl.col("notes", "not_covered").cast(pl.List(pl.String)).list.join("; ")
             text = self.frame.with_columns(lists).write_csv()
             write_atomically(path, lambda file: file.write(text.encode()))
             return
@@ -191,8 +164,8 @@ class Table:
     @property
     def settings(self) -> list[str]:
         """Names of the columns that are settings."""
-        outcomes = {*GUARANTEE, *TIMES, *self.metrics, "run", "headline", "better", "data"}
-        return [n for n in self.frame.columns if n not in outcomes and not n.endswith("_sha256")]
+        others = {*GUARANTEE, *TIMES, *DIGESTS, *self.metrics, "run", "headline", "better"}
+        return [name for name in self.frame.columns if name not in others]
 
     def varied(self) -> list[str]:
         """Returns the settings in which runs differ; what a sampler alone has, in its own runs."""
@@ -226,11 +199,9 @@ def read(paths: Sequence[Path]) -> tuple[Table, list[Path]]:
     if not tables:
         raise FileNotFoundError("there is no finished run: name run directories or their folders")
     metrics = dict.fromkeys(name for table in tables for name in table.metrics)
-    if len(tables) > 1:  # the numbers of their rows mean nothing to each other
-        tables = [
-            Table(t.frame.with_columns(data=pl.lit(None, pl.Int64)), t.metrics) for t in tables
-        ]
     frame = pl.concat([table.frame for table in tables], how="diagonal_relaxed")
+    if len(tables) > 1:  # the numbers of their rows mean nothing to each other
+        frame = frame.with_columns(data=None)
     return Table(frame, tuple(metrics)), unfinished
 
 
@@ -238,7 +209,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
     """Returns the row of a finished run, its `data` left out."""
     record, sampler, description = run.record, run.spec.sampler, run.task["description"]
     options = {k: v for k, v in run.spec.options().items() if k != "sampler"}
-    own = {k: v for k, v in dict(run.task["settings"]).items() if k not in ("data", *_TYPES)}
+    own = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
     private = record["noise_multiplier"] > 0
     fingerprint = run.history.attempts[-1].terms.fingerprint
     stages = record["stage_seconds"]

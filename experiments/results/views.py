@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import scipy.stats
@@ -318,39 +318,45 @@ class View:
         return found
 
 
+Row = dict[str, Any]
+
+
+def listed(table: Table, columns: Mapping[str, Callable[[Row], str] | None]) -> Cells:
+    """Returns runs as rows, with columns by their headings; one that is None is left out."""
+    shown = {name: show for name, show in columns.items() if show is not None}
+    return list(shown), [[show(row) for show in shown.values()] for row in table.rows]
+
+
 def glance(table: Table, headline: Headline) -> Cells:
     """Returns runs as rows, with what a reader looks for first: epsilon, and the headline."""
-    units = len(table.values("unit")) > 1
-    header = ["run", "ε", headline.label, *(["unit"] if units else []), "sampler"]
-    rows = [
-        [
-            row["run"],
-            f"≤ {upper}" if (upper := report.guaranteed(row)) != "none" else "no guarantee",
-            measured(row, headline.name),
-            *([f"one {row['unit']}"] if units else []),
-            row["sampler"],
-        ]
-        for row in table.rows
-    ]
-    return header, rows
+
+    def epsilon(row: Row) -> str:
+        return "no guarantee" if row[CERTIFIED] is None else f"≤ {report.guaranteed(row)}"
+
+    columns: dict[str, Callable[[Row], str] | None] = {
+        "run": lambda row: row["run"],
+        "ε": epsilon,
+        headline.label: lambda row: measured(row, headline.name),
+        "unit": (lambda row: f"one {row['unit']}") if len(table.values("unit")) > 1 else None,
+        "sampler": lambda row: row["sampler"],
+    }
+    return listed(table, columns)
 
 
 def details(table: Table, metrics: Sequence[str]) -> Cells:
     """Returns runs as rows, with their noise, certified intervals, these metrics and times."""
-    header = ["run", "σ", "ε [lower, upper]", "δ", *map(report.label, metrics)]
-    rows = [
-        [
-            row["run"],
-            f"{row['noise_multiplier']:.4g}" if row["noise_multiplier"] else "none",
-            report.interval(row),
-            format_delta(row["delta"]),
-            *(measured(row, metric) for metric in metrics),
-            "secret" if row["seconds"] is None else f"{row['seconds']:.1f} s",
-            "secret" if row["seconds"] is None else f"{row['examples_per_second']:,.0f}",
-        ]
-        for row in table.rows
-    ]
-    return [*header, "time", "examples/s"], rows
+    return listed(
+        table,
+        {
+            "run": lambda row: row["run"],
+            "σ": lambda row: f"{s:.4g}" if (s := row["noise_multiplier"]) else "none",
+            "ε [lower, upper]": report.interval,
+            "δ": lambda row: format_delta(row["delta"]),
+            **{report.label(name): partial(measured, metric=name) for name in metrics},
+            "time": lambda row: f"{_seconds(row)}{'' if row['seconds'] is None else ' s'}",
+            "examples/s": lambda row: measured(row, "examples_per_second", "secret", ",.0f"),
+        },
+    )
 
 
 def overview(table: Table, columns: Sequence[str]) -> Cells:
@@ -359,25 +365,33 @@ def overview(table: Table, columns: Sequence[str]) -> Cells:
     Raises:
       ValueError: if there is no such column.
     """
-    header, rows = settings(table)
-    varied = [row[1:] for row in rows] or [[] for _ in table.rows]
     table.check_columns(columns)
     deltas = len(table.values("delta")) > 1
-    cells = [
-        [
-            row["run"],
-            row["sampler"],
-            *own,
-            f"{row['noise_multiplier']:.4g}",
-            report.guaranteed(row),
-            *([format_delta(row["delta"])] if deltas else []),
-            *(measured(row, name) for name in columns),
-            "secret" if row["seconds"] is None else f"{row['seconds']:.1f}",
-        ]
-        for row, own in zip(table.rows, varied, strict=True)
-    ]
-    names = ["run", "sampler", *header[1:], "sigma", "epsilon <=", *(["delta"] if deltas else [])]
-    return [*names, *map(report.label, columns), "seconds"], cells
+    return listed(
+        table,
+        {
+            "run": lambda row: row["run"],
+            "sampler": lambda row: row["sampler"],
+            **_settings(table),
+            "sigma": lambda row: f"{row['noise_multiplier']:.4g}",
+            "epsilon <=": report.guaranteed,
+            "delta": (lambda row: format_delta(row["delta"])) if deltas else None,
+            **{report.label(name): partial(measured, metric=name) for name in columns},
+            "seconds": _seconds,
+        },
+    )
+
+
+def settings(table: Table) -> Cells:
+    """Returns runs as rows, with the settings in which they differ; no row if in none."""
+    varied = _settings(table)
+    header, rows = listed(table, {"run": lambda row: row["run"], **varied})
+    return header, rows if varied else []
+
+
+def _settings(table: Table) -> dict[str, Callable[[Row], str]]:
+    varied = [name for name in table.varied() if name not in ("task", "sampler", *PRIVACY)]
+    return {axis(name).symbol: partial(measured, metric=name) for name in varied}
 
 
 def caption(table: Table) -> str:
@@ -395,19 +409,17 @@ def by_task(table: Table) -> list[Table]:
     return [table.where(task=task).measured() for task in tasks]
 
 
-def settings(table: Table) -> Cells:
-    """Returns runs as rows, with the settings in which they differ; no row if in none."""
-    varied = [name for name in table.varied() if name not in ("task", "sampler", *PRIVACY)]
-    rows = [[row["run"], *(_cell(row[name]) for name in varied)] for row in table.rows]
-    return ["run", *(axis(name).symbol for name in varied)], rows if varied else []
-
-
-def measured(row: dict[str, Any], metric: str) -> str:
-    """Returns a metric, or another column, of a run as people read it; nothing for null."""
+def measured(row: Row, metric: str, secret: str = "", form: str = "") -> str:
+    """Returns a metric, or another column, of a run as people read it; `secret` for null."""
     value = row.get(metric)
-    if value is None or isinstance(value, str | bool | list):
-        return _cell(value)
-    return report.metric(None if math.isnan(value) else value)
+    if isinstance(value, float) and metric not in AXES:
+        undefined = math.isnan(value)
+        return f"{value:{form}}" if form else report.metric(None if undefined else value)
+    return secret if value is None else _cell(value)
+
+
+def _seconds(row: Row) -> str:
+    return measured(row, "seconds", "secret", ".1f")
 
 
 def mean_points(table: Table, columns: Sequence[str]) -> list[Point]:

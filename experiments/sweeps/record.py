@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,6 @@ from experiments.results.table import AXES
 from experiments.results.views import Point, mean_points
 from experiments.sweeps import engine
 from experiments.sweeps.config import SHIPPED
-
-
-@dataclass(frozen=True)
-class RecordConfig:
-    """Write the results of shipped sweeps into one file that is small enough to be kept."""
-
-    out: tyro.conf.Positional[Path]
-    """File to write, .json."""
-    folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of finished sweeps, each of a shipped file."""
-    note: str = ""
-    """What else a reader should know: which rows, which machine."""
 
 
 def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
@@ -67,14 +54,12 @@ def _result(point: Point, metrics: Sequence[str]) -> dict[str, Any]:
     where = {"sampler": sampler, **{name: row[name] for name in AXES}}
     where |= {"epsilon_lower": found and found.lower, "epsilon_upper": found and found.upper}
     where |= {"noise_multiplier": point.noise_multiplier, "delta": row["delta"]}
-    estimates = {name: point[name] for name in metrics if not name.endswith("_num_examples")}
-    return {name: value for name, value in where.items() if value is not None} | {
-        name: [_short(found.mean), _short(found.sd)] for name, found in estimates.items()
-    }
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 8)
+    shown = {name: value for name, value in where.items() if value is not None}
+    for name in metrics:
+        if not name.endswith("_num_examples"):
+            ends = point[name].mean, point[name].sd
+            shown[name] = [end if end is None else round(end, 8) for end in ends]
+    return shown
 
 
 def lines(found: dict[str, Any]) -> str:
@@ -87,13 +72,21 @@ def lines(found: dict[str, Any]) -> str:
     return text + "\n"
 
 
-def run() -> int:
-    """Writes the record."""
-    config = tyro.cli(RecordConfig, prog="experiments.sweeps.record")
-    text = lines(record(config.folders, config.note))
-    write_atomically(config.out, lambda file: file.write(text.encode()))
+def main(
+    out: tyro.conf.Positional[Path], folders: tyro.conf.Positional[tuple[Path, ...]], note: str = ""
+) -> int:
+    """Write the results of shipped sweeps into one file that is small enough to be kept.
+
+    Args:
+      out: File to write, .json.
+      folders: Folders of finished sweeps, each of a shipped file.
+      note: What else a reader should know: which rows, which machine.
+    """
+    text = lines(record(folders, note))
+    write_atomically(out, lambda file: file.write(text.encode()))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(in_one_line("experiments.sweeps.record", run))
+    program = "experiments.sweeps.record"
+    raise SystemExit(in_one_line(program, lambda: tyro.cli(main, prog=program)))
