@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.beam.pieces import Piece, Source, piece_file
-from experiments.beam.ranges import ByteRange
+from experiments.tasks.clicks.raw.ranges import ByteRange
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Splits, StoreError, columns_of
 from experiments.tasks.clicks.writer import ROWS_PER_SHARD, ColumnFile, Order, shard_file
@@ -114,7 +114,7 @@ def lay_out(
 ) -> StoreLayout:
     """Return where the rows of pieces without fault, in order, lie in the store.
 
-    A row's number is that of the rows before it, so that nobody counts rows before they are parsed.
+    A row's number is that of the rows before it, so that no pass counts rows before they are parsed.
     """
     selector = Selector(source.order, source.fractions)
     segments: dict[str, list[Segment]] = {part: [] for part in selector.parts}

@@ -20,9 +20,9 @@ from typing import IO, Protocol, runtime_checkable
 import numpy as np
 
 from dpsgd.files import SECRET
-from experiments.beam.ranges import ByteRange, byte_ranges, lines_of, whole_files
 from experiments.tasks.clicks.raw.files import DataError
-from experiments.tasks.clicks.raw.format import LONG, RawFormat
+from experiments.tasks.clicks.raw.format import RawFormat, RawReader
+from experiments.tasks.clicks.raw.ranges import ByteRange, byte_ranges, whole_files
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, columns_of
 from experiments.tasks.clicks.tabular.format import EMPTY, TableFormat
@@ -198,32 +198,15 @@ class RawSource:
 
     def read(self, span: ByteRange, piece: PieceWriter) -> None:
         """Parse the lines of a range block by block, and name every one that is no row."""
-        path = Path(span.path)
-        for text, first in lines_of(span, self.format.file_name):
-            piece.lines = first - 1
-            if text is None:
-                self._blank_lines(piece, path)
-                piece.fault(DataError(path, LONG, line=first))
-                piece.lines += 1
-                continue
-            last = len(text.rstrip(b"\r\n"))
-            end = text.find(b"\n", last) + 1 if last else 0
-            if end:
-                self._blank_lines(piece, path)
-                columns = self.format.parse(text[:end], self.hash_seed)
-                if columns is not None:
-                    piece.append(columns)
+        reader = RawReader(self.format, span, self.hash_seed)
+        try:
+            for found in reader:
+                if isinstance(found, DataError):
+                    piece.fault(found)
                 else:
-                    for fault in self.format.faults(path, text[:end], first):
-                        piece.fault(fault)
-            piece.blank += text.count(b"\n", end)
-            piece.lines += text.count(b"\n")
-
-    def _blank_lines(self, piece: PieceWriter, path: Path) -> None:
-        """Names the blank lines before the one that follows `piece.lines` others."""
-        for line in range(piece.lines - piece.blank, piece.lines):
-            piece.fault(self.blank(path, line + 1))
-        piece.blank = 0
+                    piece.append(found)
+        finally:
+            piece.lines, piece.blank = reader.lines, reader.blank
 
     def empty(self, path: Path, rows: int, all_rows: int) -> DataError | None:
         """Each file has rows."""

@@ -43,13 +43,13 @@ class Runner:
         """Have the work of a store done."""
 
         def build(pipeline: beam.Pipeline) -> None:
-            pieces = _dealt(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
+            pieces = _reshuffled(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
             every = beam.pvalue.AsList(pieces)
             _ = (
                 pipeline
                 | "all ranges" >> beam.Create([None])
                 | "lay out" >> beam.FlatMap(lambda _, parsed: work.lay_out(parsed), every)
-                | "deal columns" >> beam.Reshuffle()
+                | "reshuffle columns" >> beam.Reshuffle()
                 | "write" >> beam.MapTuple(work.write)
             )
 
@@ -61,7 +61,7 @@ class Runner:
         def build(pipeline: beam.Pipeline) -> None:
             files = range(work.draw.num_files)  # one without rows is a file as well
             every = pipeline | "files" >> beam.Create([(file, None) for file in files])
-            parts = _dealt(pipeline, "chunks", work.tasks()) | beam.FlatMapTuple(work.part)
+            parts = _reshuffled(pipeline, "chunks", work.tasks()) | beam.FlatMapTuple(work.part)
             _ = (
                 (every, parts)
                 | "together" >> beam.Flatten()
@@ -126,6 +126,6 @@ def _quiet(local: bool) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _dealt(pipeline: beam.Pipeline, name: str, items: Sequence) -> beam.PCollection:
+def _reshuffled(pipeline: beam.Pipeline, name: str, items: Sequence) -> beam.PCollection:
     """Return `items` as a collection whose elements any workers may take."""
-    return pipeline | name >> beam.Create(items) | f"deal {name}" >> beam.Reshuffle()
+    return pipeline | name >> beam.Create(items) | f"reshuffle {name}" >> beam.Reshuffle()

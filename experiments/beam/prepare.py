@@ -20,8 +20,8 @@ from experiments.beam.assembly import (
     write_text,
 )
 from experiments.beam.pieces import Piece, Source, all_faults, write_piece
-from experiments.beam.ranges import RANGE_BYTES, ByteRange
 from experiments.tasks.clicks.raw.files import DataError, paths_of
+from experiments.tasks.clicks.raw.ranges import RANGE_BYTES, ByteRange
 from experiments.tasks.clicks.store import Store, StoreError, columns_of
 from experiments.tasks.clicks.writer import (
     ROWS_PER_SHARD,

@@ -25,13 +25,16 @@ def hash_text(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.
     ``h = length * golden ratio``. Every step is a bijection of h and of the word, so two texts of
     one length that differ in one word never collide, and others hardly ever.
     """
-    hashes = lengths.astype(np.uint64) * np.uint64(GOLDEN)
-    active = np.flatnonzero(lengths > 0)
-    at = 0
-    while len(active):
-        left = lengths[active] - at
-        word = first_characters(words[starts[active] + at], left)
-        hashes[active] = mix(hashes[active] ^ word)
-        at += 8
-        active = active[left > 8]
-    return hashes
+    hashes, active = np.empty(len(lengths), np.uint64), np.arange(len(lengths))
+    state = lengths.astype(np.uint64) * np.uint64(GOLDEN)
+    while True:
+        going = lengths > 0
+        if not going.all():
+            hashes[active[~going]] = state[~going]
+            active, state = active[going], state[going]
+            starts, lengths = starts[going], lengths[going]
+        if not len(active):
+            return hashes
+        word = words[starts]
+        state = mix(state ^ (word if lengths.min() >= 8 else first_characters(word, lengths)))
+        starts, lengths = starts + 8, lengths - 8

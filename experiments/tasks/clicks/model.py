@@ -31,7 +31,7 @@ INITIAL_LOGIT = -1.0
 def table_rows(rows: int) -> int:
     """Returns the rows of a stacked table of so many: a large one's divide by up to 64 devices.
 
-    Nobody looks up those that are more.
+    The added rows are never looked up.
 
     >>> table_rows(1_000), table_rows(6_023_194)
     (1000, 6023232)

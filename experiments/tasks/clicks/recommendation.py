@@ -14,8 +14,7 @@ on Bank. Of numbers alone a model has no tables to learn rows by heart, and gain
 the iterates gain 0.0001 of AUC or log loss at most, as rates fall to zero. Where tables are lazy,
 and so trained by SGD, all else is as where they are not, but for rates without privacy; momentum
 0.9 is no better for them than none, and has twice their state.
-Whoever chooses by rows of their own that are private pays for it, and the guarantee of a run does
-not cover that.
+To choose settings by private rows costs privacy, which the guarantee of a run does not cover.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MOST_EPOCHS = {"adam": 30, "sgd": 10}
 by heart. Of SGD's, 20 are no better. Without privacy that begins with the second."""
 
 USUAL_VISITS = 3_000_000
-"""Rows that are read in all where nobody says how much time there is: a minute or two on two cores
+"""Rows that are read in all where no time is given: a minute or two on two cores
 with the small model, and one epoch at least."""
 
 L2_CLIP_NORM = 4.0

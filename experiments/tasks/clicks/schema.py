@@ -145,7 +145,7 @@ class Schema:
         its own hash function. The seed is public: it is not a secret and protects nothing.
         """
         key = np.uint64(_mix_int(_mix_int(seed) + (feature + 1) * GOLDEN))
-        mixed = mix(values.astype(np.uint64) ^ key)
+        mixed = mix(values.astype(np.uint64, copy=False) ^ key)
         mixed &= np.uint64(self.buckets[feature] - 1)
         ids = mixed.astype(np.int32)
         ids += 1

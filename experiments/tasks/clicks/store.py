@@ -253,7 +253,7 @@ class Store:
                 if Path(name).name != name or "\0" in name:
                     raise ValueError(f"{name!a} is not the name of a file in the store")
 
-    def unlike(self, schema: Schema, hash_seed: int) -> str | None:
+    def schema_mismatch(self, schema: Schema, hash_seed: int) -> str | None:
         """Return how it differs from what a model of `schema` reads; None if it does not."""
         if self.schema.name != schema.name:
             return f"holds rows of {self.schema.name}, not of {schema.name}"

@@ -78,7 +78,7 @@ class ClickModels:
                 raise ValueError(f"{path} is no store, which alone has splits: leave out --split")
             return format_of(self.schema).read(path, hash_seed=self.hash_seed, labelled=labelled)
         store = Store.open(path)
-        if (why := store.unlike(self.schema, self.hash_seed)) is not None:
+        if (why := store.schema_mismatch(self.schema, self.hash_seed)) is not None:
             raise ValueError(f"{path} {why}: the model does not fit it")
         splits = list(store.splits) if split is None else [split]
         for name in splits:
@@ -158,7 +158,7 @@ class ClickModels:
         return recommended(request, categories=bool(self.schema.categories))
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of the columns of the schema, which are nobody's."""
+        """Returns `count` rows of the columns of the schema: synthetic probe rows."""
         from experiments.tasks.clicks.synthetic.uniform import uniform_rows
 
         return uniform_rows(self.schema, count)
@@ -288,7 +288,7 @@ class Clicks(ClickModels):
         self.store.verify()
         if begun is not None:
             other = self.described(begun)
-            if (why := self.store.unlike(other.schema, other.hash_seed)) is not None:
+            if (why := self.store.schema_mismatch(other.schema, other.hash_seed)) is not None:
                 raise ValueError(f"{self.data} {why}")
         for split in ("validation", "test") if Processes.current().first else ():
             blocks = self.store.blocks(split)

@@ -384,7 +384,7 @@ def _lock_directory(path: Path) -> int:
     """Lock `path` for this process and return the descriptor that holds the lock.
 
     The kernel drops the lock when the process ends, however it ends: a directory that can be
-    locked is one that nobody is writing.
+    locked is one that no process is writing.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

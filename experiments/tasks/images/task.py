@@ -80,7 +80,7 @@ class ImageModels:
         return class_metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` images of uniform noise with uniform labels, which are nobody's."""
+        """Returns `count` images of uniform noise with uniform labels: synthetic probe rows."""
         import numpy as np
 
         rng = np.random.default_rng(0)

@@ -61,8 +61,8 @@ def loss_fn(params: Params, user: Any) -> jax.Array:
 def rating_loss(params: Params, rating: Any) -> jax.Array:
     """Returns the loss of one rating by itself, of a user without a part of their own."""
     one = {name: jnp.asarray(column)[None] for name, column in rating.items()}
-    nobody = jnp.zeros(1 + params["factor"].shape[1])
-    return 0.5 * jnp.sum(jnp.square(errors(params, nobody, _weighted(one))))
+    no_part = jnp.zeros(1 + params["factor"].shape[1])
+    return 0.5 * jnp.sum(jnp.square(errors(params, no_part, _weighted(one))))
 
 
 def loss(params: Params, row: Any) -> jax.Array:

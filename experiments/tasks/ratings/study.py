@@ -110,7 +110,7 @@ class Study:
             self._start,
             data,
             root=RootKey.from_insecure_seed(seed),
-            audit=False,  # of runs by the hundred, whose guarantee nobody reads
+            audit=False,  # of runs by the hundred, whose guarantee is not printed
             block_steps=STEPS,
         )
         return self.error_of(params)

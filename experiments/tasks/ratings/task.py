@@ -173,7 +173,7 @@ class Ratings(RatingModels):
         )
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of uniform ratings of random items, which are nobody's."""
+        """Returns `count` rows of uniform ratings of random items: synthetic probe rows."""
         import numpy as np
 
         rng = np.random.default_rng(0)

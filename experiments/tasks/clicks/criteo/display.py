@@ -7,8 +7,8 @@ split is chronological, 80/10/10.
 
 from __future__ import annotations
 
-from experiments.tasks.clicks.raw.fields import Hexadecimal, Integer, Label
 from experiments.tasks.clicks.raw.format import RawFormat
+from experiments.tasks.clicks.raw.kinds import Hexadecimal, Integer, Label
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 
 FORMAT = RawFormat(

@@ -14,14 +14,14 @@ where nothing was sold, in the published rows). A model that sees them reads the
 
 from __future__ import annotations
 
-from experiments.tasks.clicks.raw.fields import HourOfWeek, Integer, Kind, Label, Text
 from experiments.tasks.clicks.raw.format import RawFormat
+from experiments.tasks.clicks.raw.kinds import HourOfWeek, Integer, Label, RawKind, Text
 from experiments.tasks.clicks.schema import SPONSORED_SEARCH
 
-_IDENTIFIER = Text(missing=b"-1")
-_COLUMNS: dict[str, Kind] = {
+_IDENTIFIER = Text(missing="-1")
+_COLUMNS: dict[str, RawKind] = {
     "Sale": Label(),
-    "SalesAmountInEuro": Text(missing=b"-1.0"),
+    "SalesAmountInEuro": Text(missing="-1.0"),
     "time_delay_for_conversion": _IDENTIFIER,
     "click_timestamp": HourOfWeek(missing=-1),
     "nb_clicks_1week": Integer(missing=-1),

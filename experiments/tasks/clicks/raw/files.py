@@ -38,7 +38,7 @@ class DataError(ValueError):
 def paths_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the paths of one file or several, of which no two lead to one file.
 
-    Whoever has a row in it would have two, and the guarantee of a run is for one.
+    A row in it would be two examples, and the guarantee of a run is for one.
 
     Raises:
         ValueError: two do, or there is none.

@@ -3,9 +3,8 @@
 One row per line, fields separated by tabs, no header. Lines end in LF or CRLF; the last may lack
 its end, and blank lines may follow it. Plain or gzip.
 
-Two readers in one: blocks of lines are parsed with vectorised NumPy, which only says *whether*
-all is well; if not, the block is read again line by line, in plain Python, to say what is wrong
-and where. Memory is that of one block, whatever the size of the file.
+Blocks of lines are parsed by Arrow. Where that fails, the lines of the block are looked at one by
+one, to say what is wrong and where. Memory is that of one block, whatever the size of the file.
 """
 
 from __future__ import annotations
@@ -16,19 +15,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from experiments.tasks.clicks.raw.fields import Kind, Lines, Text, is_missing
-from experiments.tasks.clicks.raw.files import DataError, open_raw, paths_of, read_raw
-from experiments.tasks.clicks.schema import MISSING, Schema, log_transform
+from experiments.tasks.clicks.encoding import ColumnError, encode, encode_rows
+from experiments.tasks.clicks.raw.files import DataError, paths_of
+from experiments.tasks.clicks.raw.kinds import RawKind, Text, num_unprintable
+from experiments.tasks.clicks.raw.ranges import (
+    BLOCK_BYTES,
+    MAX_LINE_BYTES,
+    ByteRange,
+    lines_of,
+    num_lines,
+)
+from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.writer import Order, StoreWriter
 
-BLOCK_BYTES = 1 << 22
-BLOCK_ROWS = 1 << 14
-MAX_LINE_BYTES = 1 << 20
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 LONG = f"longer than {MAX_LINE_BYTES} bytes"
 """What is wrong with such a line."""
 
@@ -41,7 +46,7 @@ class RawFormat:
     """
 
     schema: Schema
-    columns: Mapping[str, Kind]
+    columns: Mapping[str, RawKind]
     """The kind of every column, in the order of the file."""
     label: str | None
     """The column of the label; None where it is not read."""
@@ -130,64 +135,38 @@ class RawFormat:
         Raises:
             DataError: the file cannot be read or is not in the format.
         """
-        path, format = Path(source), self
-        rows = 0
-        for text, first_line in self._blocks_of_lines(path, block_bytes):
-            if not (labelled or rows):
-                format = self._without_label(1 + text[: text.find(b"\n")].count(b"\t"))
-            block = format.parse(text, hash_seed)
-            if block is None:
-                raise next(format.faults(path, text, first_line))
-            else:
-                rows += len(block["categories"])
-                yield block
+        path, format, rows = Path(source), self, 0
+        span = ByteRange(0, 0, str(path))
+        if not labelled:
+            text, _ = next(lines_of(span, self.file_name, block_bytes), (b"", 1))
+            format = self._without_label(1 + (text or b"").partition(b"\n")[0].count(b"\t"))
+        for block in RawReader(format, span, hash_seed, block_bytes):
+            if isinstance(block, DataError):
+                raise block
+            rows += len(block["categories"])
+            yield block
         if rows == 0:
             raise DataError(path, self.empty)
 
     def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
         """Return rows of a table as the columns that a raw file with the same rows has, unlabelled.
 
-        Args:
-            rows: Column name to its values, as they stand in the raw file: texts, or numbers where
-                the file has integers. None, NaN and the empty text are missing. Columns that are
-                not among the features, the label for one, are not looked at.
-            hash_seed: Public seed of the hash of categorical values.
-
-        Raises:
-            ValueError: a feature is not there or has fewer rows than another, or a value cannot
-                stand in a raw file; the line names row (from 0) and column.
+        `rows` map column names to values as they stand in the raw file: texts, or numbers where
+        the file has integers. None, NaN and the empty text are missing. See `encode_rows`.
         """
-        features = {*self.schema.integers, *self.schema.categories}
-        kinds = {name: kind for name, kind in self.columns.items() if name in features}
-        if absent := [name for name in kinds if name not in rows]:
-            raise ValueError(f"the rows have no column {', '.join(absent)}")
-        lengths = {name: len(rows[name]) for name in kinds}
-        if len(set(lengths.values())) > 1:
-            shown = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-            raise ValueError(f"the columns are not of one length: {shown}")
-        num_rows = min(lengths.values(), default=0)
-        format = replace(self, columns=kinds, label=None)
-        blocks = [
-            format._encode(
-                {name: rows[name][at : at + BLOCK_ROWS] for name in kinds}, at, hash_seed
-            )
-            for at in range(0, max(num_rows, 1), BLOCK_ROWS)
-        ]
-        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
-    def _encode(self, rows: Mapping[str, Any], first: int, hash_seed: int) -> Columns:
-        """Return rows of a table that has all columns and no other, the first of number `first`."""
-        fields = [_fields(name, kind, rows[name], first) for name, kind in self.columns.items()]
-        text = b"".join(b"\t".join(row) + b"\n" for row in zip(*fields, strict=True))
-        columns = self.parse(text, hash_seed)
-        # A tab or a line end within a value would make another number of fields, or of rows.
-        if columns is None or len(columns["categories"]) != len(fields[0]):
-            for (name, kind), column in zip(self.columns.items(), fields, strict=True):
-                for row, value in enumerate(column, first):
-                    if not kind.accepts(value):
-                        _refuse(row, name, kind, value.decode("utf-8", "replace"))
-            raise AssertionError("rows were refused without a reason")
-        return columns
+        def fields(values: Any, column: str) -> pa.Array:
+            import pyarrow as pa
+
+            kind, written = self.columns[column], []
+            for row, value in enumerate(values):
+                field = b"" if is_missing(value) else kind.write(value)
+                if field is None:
+                    raise ColumnError.found(value, kind.wanted, column=column, row=row)
+                written.append(field or None)
+            return pa.array(written, pa.binary()).view(pa.string())
+
+        return encode_rows(rows, self.schema, self.columns, fields, hash_seed)
 
     def parse(self, text: bytes, hash_seed: int) -> Columns | None:
         """Return the columns of `text`, whole lines; None if anything in it is not in the format.
@@ -196,45 +175,46 @@ class RawFormat:
         "integers_missing" bool [n, I] and "categories" int32 [n, C]. Integers x become
         ``sign(x) * log1p(|x|)``, categories their hashed ids; what is missing becomes 0.
         """
-        lines = Lines.cut(text, len(self.columns))
-        if lines is None:
+        import pyarrow as pa
+        import pyarrow.csv
+
+        # Arrow takes a NUL for text, skips a byte order mark, and ends a line at any return.
+        returns = text.count(b"\r")
+        if returns and returns != text.count(b"\r\n"):
             return None
-        rows, integers, categories = (
-            lines.ends.shape[1],
-            self.schema.integers,
-            self.schema.categories,
-        )
-        columns: Columns = {} if self.label is None else {"label": np.empty(rows, dtype=np.uint8)}
-        columns |= {
-            "integers": np.empty((rows, len(integers)), dtype=np.float32),
-            "integers_missing": np.empty((rows, len(integers)), dtype=bool),
-            "categories": np.empty((rows, len(categories)), dtype=np.int32),
+        texts = pa.dictionary(pa.int32(), pa.string())
+        wanted = {
+            name: texts if isinstance(self.columns[name], Text) else pa.string()
+            for name, read in self._roles
+            if read
         }
-        for index, (name, role, feature) in enumerate(self._roles):
-            if role is None:
-                continue
-            decoded = self.columns[name].decode(lines.column(index))
-            if decoded is None:
+        try:
+            table = pyarrow.csv.read_csv(
+                pa.BufferReader(text),
+                read_options=pyarrow.csv.ReadOptions(
+                    column_names=[*self.columns], use_threads=False, block_size=len(text) + 1
+                ),
+                parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    include_columns=[*wanted],
+                    column_types=wanted,
+                    strings_can_be_null=True,
+                    null_values=[""],
+                ),
+            )
+            # Else there is a blank line, or a control character, or more than ASCII.
+            if num_unprintable(text) != len(table) * len(self.columns) + returns:
                 return None
-            values, missing = decoded
-            match role:
-                case "label":
-                    columns["label"][:] = values
-                case "integers":
-                    columns["integers"][:, feature] = np.where(missing, 0, log_transform(values))
-                    columns["integers_missing"][:, feature] = missing
-                case "categories":
-                    ids = self.schema.hash(values, feature, hash_seed)
-                    columns["categories"][:, feature] = np.where(missing, MISSING, ids)
-        return columns
+            batch = {name: table.column(name).combine_chunks() for name in wanted}
+            return encode(batch, self.schema, self.columns, hash_seed, label=self.label)
+        except (pa.ArrowInvalid, ColumnError):
+            return None
 
     @cached_property
-    def _roles(self) -> list[tuple[str, str | None, int]]:
-        """Return (name, what it is for, which of these) of every column of the file."""
-        roles = {} if self.label is None else {self.label: ("label", 0)}
-        roles |= {name: ("integers", j) for j, name in enumerate(self.schema.integers)}
-        roles |= {name: ("categories", j) for j, name in enumerate(self.schema.categories)}
-        return [(name, *roles.get(name, (None, 0))) for name in self.columns]
+    def _roles(self) -> list[tuple[str, bool]]:
+        """Return (name, whether it is read) of every column of the file."""
+        read = {self.label, *self.schema.integers, *self.schema.categories}
+        return [(name, name in read) for name in self.columns]
 
     def _without_label(self, num_columns: int) -> RawFormat:
         """Return how a file of so many columns is read for its features alone."""
@@ -249,40 +229,6 @@ class RawFormat:
                 return format
         others = "".join(f"; or {len(f.columns)}: {f.summary}" for f in formats[1:])
         return replace(formats[0], summary=f"{self.summary}{others}", hints={})
-
-    def _blocks_of_lines(self, path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-        """Yield (whole lines, number of the first line), without blank lines at the file's end.
-
-        Blank lines are only known to be at the end when the file ends: at the end of a block they
-        are put aside, and the first of them is the error if a row follows.
-        """
-        line, blank, carry = 1, None, b""
-        with open_raw(path, self.file_name) as file:
-            while True:
-                chunk = read_raw(file, block_bytes, path, line)
-                text = carry + chunk
-                if not chunk:
-                    if not text:
-                        return
-                    text += b"\n"
-                cut = text.rfind(b"\n") + 1
-                text, carry = text[:cut], text[cut:]
-                if text[-2:-1] in (b"", b"\n", b"\r"):
-                    last = len(text.rstrip(b"\r\n"))
-                    end = text.find(b"\n", last) + 1 if last else 0
-                else:
-                    end = len(text)
-                if end:
-                    if blank is not None:
-                        raise DataError(path, self.blank, line=blank)
-                    yield text[:end], line
-                    line += text.count(b"\n", 0, end)
-                if end < len(text) and blank is None:
-                    blank = line  # and `line` is of no more use: a row is an error from here on
-                if len(carry) > MAX_LINE_BYTES:
-                    if blank is not None:
-                        raise DataError(path, self.blank, line=blank)
-                    raise DataError(path, LONG, line=line)
 
     def faults(self, path: Path, text: bytes, first_line: int) -> Iterator[DataError]:
         """Yield what is wrong with each line of `text`, which `parse` refused: one fault a line."""
@@ -312,9 +258,9 @@ class RawFormat:
                 f"{len(self.columns)} separated by tabs: {self.summary}{hint and f' ({hint})'}",
                 line=number,
             )
-        for (name, role, _), field in zip(self._roles, fields, strict=True):
-            kind = self.columns[name] if role else Text()
-            if not kind.accepts(field):
+        for (name, read), field in zip(self._roles, fields, strict=True):
+            kind = self.columns[name] if read else Text()
+            if not kind.pattern.fullmatch(field):
                 shown = field.decode("utf-8")
                 shown = ascii(shown if len(shown) <= 40 else shown[:40] + "...")
                 problem = f"found {shown}, expected {kind.wanted}"
@@ -332,16 +278,62 @@ class RawFormat:
         return f"a blank line between rows, expected {len(self.columns)} columns"
 
 
-def _fields(name: str, kind: Kind, values: Iterable[Any], first: int) -> list[bytes]:
-    """Return the fields as which the values of one column, from row `first` on, stand in a file."""
-    fields = []
-    for row, value in enumerate(values, first):
-        text = b"" if is_missing(value) else kind.write(value)
-        if text is None:
-            _refuse(row, name, kind, value)
-        fields.append(text)
-    return fields
+def is_missing(value: Any) -> bool:
+    """Whether a table says by `value` that it has none: None, NaN, or an NA that equals nothing."""
+    if value is None:
+        return True
+    try:
+        return bool(value != value)
+    except (TypeError, ValueError):  # an NA has no truth value, and an array has too many
+        return type(value).__name__ == "NAType"
 
 
-def _refuse(row: int, name: str, kind: Kind, value: Any) -> NoReturn:
-    raise ValueError(f"row {row}, column {name}: found {value!a:.40}, expected {kind.wanted}")
+@dataclass
+class RawReader:
+    """Reads the lines of a byte range: blocks of rows, and an error for each line that is no row.
+
+    The lines of errors are counted in the range. A blank line is an error if a row follows it.
+
+    Attributes:
+        lines: Lines that were read so far.
+        blank: How many of the last of these are blank.
+    """
+
+    format: RawFormat
+    span: ByteRange
+    hash_seed: int
+    block_bytes: int = BLOCK_BYTES
+    lines: int = 0
+    blank: int = 0
+
+    def __iter__(self) -> Iterator[Columns | DataError]:
+        """Yield what stands in the range, in the order of its lines.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        path = Path(self.span.path)
+        for text, first in lines_of(self.span, self.format.file_name, self.block_bytes):
+            if text is None:
+                yield from self._blank_lines(path)
+                yield DataError(path, LONG, line=first)
+                self.lines = first
+                continue
+            end = len(text)
+            if text[-2:-1] in (b"", b"\n", b"\r"):
+                last = len(text.rstrip(b"\r\n"))
+                end = text.find(b"\n", last) + 1 if last else 0
+            if end:
+                yield from self._blank_lines(path)
+                columns = self.format.parse(text[:end], self.hash_seed)
+                if columns is not None:
+                    yield columns
+                else:
+                    yield from self.format.faults(path, text[:end], first)
+            self.blank += text.count(b"\n", end)
+            self.lines += num_lines(text)
+
+    def _blank_lines(self, path: Path) -> Iterator[DataError]:
+        for line in range(self.lines - self.blank, self.lines):
+            yield DataError(path, self.format.blank, line=line + 1)
+        self.blank = 0

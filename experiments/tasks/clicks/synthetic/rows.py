@@ -1,4 +1,4 @@
-"""Logs like Criteo's, of any size, with a planted model whose AUC nobody can beat.
+"""Logs like Criteo's, of any size, with a planted model whose AUC no model can beat.
 
 Nothing is downloaded and no real row is embedded: the constants are rounded public summaries of
 the data sets. As the planted probabilities are integers k over 2^16, counting (k, label) gives the

@@ -9,7 +9,7 @@ from experiments.tasks.clicks.store import Columns
 
 
 def uniform_rows(schema: Schema, count: int) -> Columns:
-    """Return `count` rows of `schema` that are nobody's; a fifth of their numbers are missing."""
+    """Return `count` synthetic probe rows of `schema`; a fifth of their numbers are missing."""
     rng = np.random.default_rng(0)
     shape = count, len(schema.integers)
     missing = rng.random(shape) < 0.2

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from experiments.tasks.clicks.encoding import ColumnError
 from experiments.tasks.clicks.raw.files import DataError, open_raw, read_raw
-from experiments.tasks.clicks.tabular.encoding import ColumnError
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _MARK = "\x1f"

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from experiments.tasks.clicks.encoding import ColumnError, encode, encode_rows
 from experiments.tasks.clicks.raw.files import DataError, paths_of
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
-from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
 from experiments.tasks.clicks.tabular.files import TableFile, open_table
+from experiments.tasks.clicks.tabular.kinds import kinds_of
 from experiments.tasks.clicks.writer import Order, StoreWriter
 from experiments.tasks.splits import FRACTIONS, check_fractions
 
@@ -183,18 +184,7 @@ class TableFormat:
             ValueError: a feature is not there or has fewer rows than another, or a value is not
                 what the column holds; the line names row (from 0) and column.
         """
-        wanted = self._wanted(labelled=False)
-        if absent := [name for name in wanted if name not in rows]:
-            raise ValueError(f"the rows have no column {', '.join(absent)}")
-        batch = {name: _array(rows[name], name) for name in wanted}
-        if len({len(array) for array in batch.values()}) > 1:
-            shown = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
-            raise ValueError(f"the columns are not of one length: {shown}")
-        try:
-            return encode(batch, self.schema, hash_seed, labelled=False)
-        except ColumnError as error:
-            where = "" if error.row is None else f"row {error.row}, "
-            raise ValueError(f"{where}column {error.column}: {error.problem}") from None
+        return encode_rows(rows, self.schema, kinds_of(self.schema), _array, hash_seed)
 
     def _wanted(self, labelled: bool) -> list[str]:
         """Return the columns that are read."""
@@ -215,10 +205,11 @@ class TableFormat:
 
     def blocks(self, file: TableFile, hash_seed: int, labelled: bool = True) -> Iterator[Columns]:
         """Yield the rows of an opened file, which may have none; as `read` does."""
-        rows = 0
+        rows, kinds = 0, kinds_of(self.schema)
+        label = self.schema.label if labelled else None
         for batch in file.batches(self._wanted(labelled)):
             try:
-                block = encode(batch, self.schema, hash_seed, labelled=labelled)
+                block = encode(batch, self.schema, kinds, hash_seed, label=label)
             except ColumnError as error:
                 raise file.located(error, rows) from None
             rows += len(block["categories"])
@@ -241,7 +232,8 @@ def _array(values: Any, column: str) -> pa.Array:
     """Return the values of one column as an Arrow array; NaN is null among texts."""
     try:
         array = pa.array(values, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowException, OverflowError) as error:
         why = " ".join(str(error).split())
-        raise ValueError(f"column {column}: values of one kind are expected: {why:.200}") from None
+        problem = f"values of one kind are expected: {why:.200}"
+        raise ColumnError(problem, column=column) from None
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

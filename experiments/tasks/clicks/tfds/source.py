@@ -4,7 +4,7 @@ It must lie prepared on the disk, as array_record. What it may hold:
 
 - blocks of rows, as `experiments.tasks.clicks.tfds.builders` writes them: taken as they are;
 - or one row a record, of features that are single values, which are encoded as a table's are
-  (`experiments.tasks.clicks.tabular.encoding`), so that files and tables with the same columns can
+  (`experiments.tasks.clicks.tabular.kinds`), so that files and tables with the same columns can
   be scored. The label is 0 or 1. Numbers (integers, floats; NaN is missing) become numeric columns,
   through ``sign(x) * log1p(|x|)``; class labels (negative is missing), booleans and texts (empty is
   missing) become categories, hashed into tables whose sizes are those of the classes, or given.
@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpsgd.runs.records import build, checked
+from experiments.tasks.clicks.encoding import ColumnError, encode
 from experiments.tasks.clicks.schema import Schema, default_buckets
 from experiments.tasks.clicks.store import Columns, Store, columns_of
-from experiments.tasks.clicks.tabular.encoding import ColumnError, encode
 from experiments.tasks.clicks.tabular.format import BUCKETS
+from experiments.tasks.clicks.tabular.kinds import kinds_of
 from experiments.tasks.clicks.writer import StoreWriter
 from experiments.tasks.tfds import (
     SPLITS,
@@ -203,7 +204,8 @@ class _Rows:
             negative = pc.less(batch[name], 0)
             batch[name] = pc.if_else(negative, pa.scalar(None, batch[name].type), batch[name])
         try:
-            return encode(batch, self.schema, self.hash_seed, labelled=True)
+            kinds = kinds_of(self.schema)
+            return encode(batch, self.schema, kinds, self.hash_seed, label=self.schema.label)
         except ColumnError as error:
             row = "" if error.row is None else f", record {first + error.row}"
             raise SourceError(f"{where}{row}, feature {error.column}: {error.problem}") from None

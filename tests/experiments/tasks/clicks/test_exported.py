@@ -394,7 +394,7 @@ def test_a_split_of_a_store_is_evaluated_alone(home, capsys, model):
 def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(home):
     store = Store.open(home / "store")
     schema = store.schema
-    assert store.unlike(schema, 5) is None
+    assert store.schema_mismatch(schema, 5) is None
     fewer = replace(schema, integers=schema.integers[:-1])
     one = Schema(schema.name, ("I1",), (), ())
     buckets = replace(schema, buckets=(4, *schema.buckets[1:]))
@@ -404,7 +404,7 @@ def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(ho
         one: "was prepared with other columns (C1, C10, C11, C12, C13, ...)",
         buckets: "was prepared with other buckets",
     }.items():
-        assert store.unlike(other, 6) == says
+        assert store.schema_mismatch(other, 6) == says
 
 
 def test_a_store_that_the_model_does_not_fit_is_told_from_it_by_the_difference(

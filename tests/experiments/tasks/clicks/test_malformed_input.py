@@ -1,6 +1,6 @@
 """Whatever a user gives, he gets a right result or one clear line, and keeps all that he had.
 
-Every example damages one thing: a raw file, a store, a run directory or a command line. Then a
+Every example damages one thing: a store, a run directory or a command line. Then a
 command is asked, as a user asks it. It may answer rightly, by a statement of what is right that is
 made here from the undamaged thing; or refuse, with status 2 and one line that names the place. Any
 exception that leaves the command fails the test, and so does a changed byte in what was there.
@@ -8,7 +8,6 @@ exception that leaves the command fails the test, and so does a changed byte in 
 
 import contextlib
 import functools
-import gzip
 import io
 import json
 import math
@@ -31,7 +30,6 @@ from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED, Stopped
 from experiments import cli
 from experiments.tasks.clicks.store import Store
-from experiments.tasks.splits import chronological_split
 
 TASKS = Path(__file__).resolve().parents[3] / "dpsgd" / "runs"
 """Where the tests' own tasks are."""
@@ -197,97 +195,6 @@ def replace_file(path, kind):
 
 
 file_replacements = st.sampled_from(["nothing", "folder", "dangling"])
-
-# --- Raw files -----------------------------------------------------------------------------------
-
-ROWS = [
-    "0\t1\t-1\t\t4\t55555\t666\t7\t8\t9\t\t11\t\t13\t" + "\t".join(f"{i:08x}" for i in range(26)),
-    "1" + "\t" * 39,
-    "0" + "\t0" * 13 + "\tdeadBEEF" * 26,
-    "1" + "\t123456789012345678" * 13 + "\t" * 26,
-]
-odd_fields = st.sampled_from([
-    "", "-", "--1", "+1", "1e5", " 1", "1 ", "0x1", "١", "NaN", "9" * 18, "9" * 19, "-" + "9" * 18,
-    "9" * 5_000, "\0", "é", "deadbee", "deadbeef0", "DEADBEEF", "gggggggg", "2", "1.0", '"1"',
-])  # fmt: skip
-odd_lines = st.sampled_from([
-    "", " ", "\t", "label\tI1\tI2", ",".join("0" * 40), "0" + "\t" * 38, "0" + "\t" * 40, "\0" * 40,
-    "0\t" * 20 + "x" * (1 << 20),
-])  # fmt: skip
-
-
-@st.composite
-def raw_files(draw):
-    """The bytes of a file that may be in the format, or nearly so."""
-    rows = draw(st.lists(st.sampled_from(ROWS), min_size=1, max_size=16))
-    damage = draw(st.sampled_from(["field", "line", "bytes", "text", "none"]))
-    if damage == "field":
-        i, j = draw(st.integers(0, len(rows) - 1)), draw(st.integers(0, 39))
-        fields = rows[i].split("\t")
-        fields[j] = draw(odd_fields)
-        rows[i] = "\t".join(fields)
-    elif damage == "line":
-        rows.insert(draw(st.integers(0, len(rows))), draw(odd_lines))
-    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
-    data = (end.join(rows) + draw(st.sampled_from(["", end, end * 3]))).encode()
-    if damage == "text":
-        data = data.decode().encode(draw(st.sampled_from(["utf-16", "utf-32", "utf-8-sig"])))
-    if damage == "bytes":
-        data = change_bytes(data, draw(byte_changes))
-    if draw(st.booleans()):
-        data = gzip.compress(data, mtime=0)
-        if draw(st.booleans()):
-            data = change_bytes(data, draw(byte_changes))
-    return data
-
-
-RIGHT_ROW = re.compile(rb"[01](\t(-?[0-9]{1,18})?){13}(\t([0-9a-fA-F]{8})?){26}")
-
-
-def right_rows(data):
-    """The rows of a file, by the format's definition; None where it is not in the format."""
-    if data.startswith(b"\x1f\x8b"):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, gzip.zlib.error):
-            return None
-    lines = [line.removesuffix(b"\r") for line in data.removesuffix(b"\n").split(b"\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    if not lines or not all(RIGHT_ROW.fullmatch(line) for line in lines):
-        return None
-    return [line.split(b"\t") for line in lines]
-
-
-@few_or(2_000)
-def test_a_raw_file_is_prepared_rightly_or_refused_by_name(folder, examples):
-    def check(data):
-        at = folder()
-        source, out = at / "train.txt", at / "store"
-        source.write_bytes(data)
-        rows = right_rows(data)
-        answer = ask("prepare", "criteo-display", source, out)
-        assert source.read_bytes() == data
-        splits = chronological_split(len(rows or ()))
-        if rows is None or any(begin == end for begin, end in splits.values()):
-            assert_clear(answer, source if rows is None else out)
-            assert os.listdir(at) == ["train.txt"]  # no store, and no part of one
-            return
-        assert answer.status == 0, answer
-        store = Store.open(out)
-        store.verify()
-        blocks = [block for split in store.splits for block in store.blocks(split)]
-        got = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-        numbers = [[int(x) if x else 0 for x in row[1:14]] for row in rows]
-        wanted = [[math.copysign(math.log1p(abs(x)), x) for x in row] for row in numbers]
-        np.testing.assert_array_equal(got["label"], [int(row[0]) for row in rows])
-        np.testing.assert_allclose(got["integers"], wanted, rtol=1e-6)
-        empty = np.array([[not field for field in row] for row in rows])
-        np.testing.assert_array_equal(got["integers_missing"], empty[:, 1:14])
-        np.testing.assert_array_equal(got["categories"] == 0, empty[:, 14:])
-
-    for_all(examples, raw_files(), check)
-
 
 # --- Stores --------------------------------------------------------------------------------------
 
