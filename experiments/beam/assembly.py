@@ -114,7 +114,7 @@ def lay_out(
 ) -> StoreLayout:
     """Return where the rows of pieces without fault, in order, lie in the store.
 
-    A row's number is that of the rows before it, so that no pass counts rows before they are parsed.
+    A row's number is that of the rows before it: rows are not counted before they are parsed.
     """
     selector = Selector(source.order, source.fractions)
     segments: dict[str, list[Segment]] = {part: [] for part in selector.parts}

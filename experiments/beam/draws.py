@@ -2,8 +2,8 @@
 
 L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024), draw so. A worker
 draws the participations of some chunks of examples in one epoch, which depend on nothing else, and
-reads their rows from the first to the last; the pairs of step and row go to the worker that writes the file
-of that step: it sorts, cuts and writes them.
+reads their rows from the first to the last; the pairs of step and row go to the worker that writes
+the file of that step: it sorts, cuts and writes them.
 """
 
 from __future__ import annotations
