@@ -1,7 +1,7 @@
 """Stores and batches by many workers: rows a core second, equality, and workers that are killed.
 
 The work is carried out here by one process without Beam, and by Beam's local runner where Beam is
-installed (see `experiments/beam/README.md`). A rate is that of the rows beyond the first tenth: to
+installed (see `docs/how-to/beam.md`). A rate is that of the rows beyond the first tenth: to
 start a pipeline costs the same for few rows as for many.
 """
 

@@ -6,105 +6,72 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.records import build
+from dpsgd.runs.records import build, checked
 from dpsgd.runs.spec import known_options
 from experiments.results.metrics import Better
-from experiments.results.table import AXES, IN_SAMPLER, PRIVACY
+from experiments.results.table import AXES, IN_SAMPLER, PRIVACY, digits, sampler_settings
 from samplers.settings import SETTINGS, SamplerSettings
-
-AxisName = Literal[
-    "noise_multiplier",
-    "target_epsilon",
-    "target_advantage",
-    "batch_size",
-    "epochs",
-    "learning_rate",
-    "l2_clip_norm",
-    "bands",
-]
-Integers = int | tuple[int, ...]
-Numbers = float | tuple[float, ...]
-
 
 SHIPPED = Path(__file__).parent
 """The papers' experiments as files; a sweep can be asked for by the name of one."""
 
+DEFAULTS: dict[str, Any] = {
+    **{name: getattr(Settings, name) for name in ("batch_size", "epochs", "learning_rate")},
+    "l2_clip_norm": Settings.l2_clip_norm,
+    "bands": 1,
+}
+"""Axes of a grid that names no values for them."""
 
-@dataclass(frozen=True)
-class Grid:
-    """Runs that one panel of the figure shows: every combination of the values of its axes.
+OUTSIDE_PRIVACY = ("l2_clip_norm", "bands")
+"""Axes on which a run without privacy has no place, beside those of privacy."""
 
-    An axis takes one value or a list. Where `tune` names an axis, the panel and the tables show for
-    each point the value of it that is best on the validation rows.
+Cells = dict[str, dict[str, Any]]
+"""Options of runs that are alike but for their randomness, by names fit for folders."""
+
+
+def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Returns every combination of the values of axes, each one value or a list, as options.
+
+    Raises:
+      ValueError: if an axis has no value or holds one twice, a number is not finite and positive,
+        or a sampler is unknown or names a size.
     """
-
-    x: AxisName
-    """The axis of the panel."""
-    sampler: str | Mapping[str, Any] | tuple[str | Mapping[str, Any], ...]
-    """Samplers by name, or tables of a name and the sampler's own settings."""
-    noise_multiplier: Numbers = ()
-    """Noise of the runs; this, target_epsilon or target_advantage."""
-    target_epsilon: Numbers = ()
-    """Each run has the smallest noise that certifies this for its sampler."""
-    target_advantage: Numbers = ()
-    """The same of the advantage of a membership attack, in (0, 1)."""
-    non_private: bool = False
-    """Also (or, without the three above, only) train without clipping and noise."""
-    batch_size: Integers = Settings.batch_size
-    epochs: Integers = Settings.epochs
-    learning_rate: Numbers = Settings.learning_rate
-    l2_clip_norm: Numbers = Settings.l2_clip_norm
-    bands: Integers = 1
-    """Steps over which noise is correlated; 1 is independent noise."""
-    tune: AxisName | None = None
-    """Axis whose best value on the validation rows is shown."""
-    title: str = ""
-    """Title of the panel."""
-
-    def __post_init__(self) -> None:
-        for name in AXES:
-            given = getattr(self, name)
-            values = given if isinstance(given, tuple) else (given,)
-            for i, value in enumerate(values):
-                if not 0 < value <= sys.float_info.max:
-                    shown = f"{value!s:.20}"
-                    raise ValueError(f"{name}[{i}] must be finite and > 0, got {shown}")
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name} holds a value twice: {list(values)}")
-            kind = int if name in (*IN_SAMPLER, "bands") else float
-            object.__setattr__(self, name, tuple(map(kind, values)))
-        object.__setattr__(self, "sampler", self._samplers)
-        if not self.samplers():
-            raise ValueError("sampler names none")
-        given = [name for name in PRIVACY if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"give {' or '.join(given)}, not both")
-        if not (given or self.non_private):
-            raise ValueError(f"give {', '.join(PRIVACY)} or non_private = true")
-        for name in {*AXES} - {*PRIVACY} | {self.x}:
-            if not getattr(self, name):
-                raise ValueError(f"{name} needs a value at least")
-        if self.tune == self.x:
-            raise ValueError(f"x and tune are both {self.x}: what is tuned is not seen")
-
-    def samplers(self) -> list[SamplerSettings]:
-        """Returns the samplers that are asked for, with sizes yet to be set."""
-        return samplers_of(self._samplers)
-
-    @property
-    def _samplers(self) -> tuple[str | Mapping[str, Any], ...]:
-        return self.sampler if isinstance(self.sampler, tuple) else (self.sampler,)
+    lists = {}
+    for name, given in axes.items():
+        values = given if isinstance(given, list) else [given]
+        if not values:
+            raise ValueError(f"{where}: {name} needs a value at least")
+        if any(values.count(value) > 1 for value in values):
+            raise ValueError(f"{where}: {name} holds a value twice: {values}")
+        for i, value in enumerate(values):
+            number = name in AXES and isinstance(value, int | float)
+            if number and not 0 < value <= sys.float_info.max:
+                shown = f"{value!s:.20}"
+                raise ValueError(f"{where}: {name}[{i}] must be finite and > 0, got {shown}")
+        lists[name] = values
+    lists["sampler"] = samplers_of(lists["sampler"], where)
+    for name in IN_SAMPLER:
+        lists[name] = [checked(v, int, f"{where}, {name}") for v in lists.get(name, ())] or [None]
+    found = []
+    for combination in itertools.product(*lists.values()):
+        options = dict(zip(lists, combination, strict=True))
+        sizes = {name: options.pop(name) for name in IN_SAMPLER}
+        fields = {field.name for field in dataclasses.fields(options["sampler"])}
+        own = {k: v for k, v in sizes.items() if k in fields and v is not None}
+        found.append({**options, "sampler": dataclasses.replace(options["sampler"], **own)})
+    return found
 
 
-def samplers_of(given: Sequence[str | Mapping[str, Any]]) -> list[SamplerSettings]:
+def samplers_of(given: Sequence[Any], where: str) -> list[SamplerSettings]:
     """Returns samplers by name, or by tables of a name and settings, with sizes yet to be set.
 
     Raises:
@@ -112,17 +79,104 @@ def samplers_of(given: Sequence[str | Mapping[str, Any]]) -> list[SamplerSetting
     """
     found: list[Any] = []
     for i, one in enumerate(given):
-        fields = {"name": one} if isinstance(one, str) else dict(one)
+        at = f"{where}, sampler[{i}]"
+        fields = dict(one) if isinstance(one, dict) else {"name": one}
         name = fields.pop("name", None)
         if not isinstance(name, str) or name not in SETTINGS:
-            raise ValueError(
-                f"sampler[{i}]: there is no sampler {name!r}; there are {', '.join(SETTINGS)}"
-            )
+            raise ValueError(f"{at}: there is no sampler {name!r}; there are {', '.join(SETTINGS)}")
         for axis in IN_SAMPLER:
             if axis in fields:
-                raise ValueError(f"sampler[{i}]: {axis} is an axis of the grid")
-        found.append(build(SETTINGS[name], fields, f"sampler[{i}]"))
+                raise ValueError(f"{at}: {axis} is an axis of the grid")
+        found.append(build(SETTINGS[name], fields, at))
     return found
+
+
+def name_of(options: Mapping[str, Any]) -> str:
+    """Returns every value by which options differ from others, fit for a folder.
+
+    >>> from samplers.settings import SETTINGS
+    >>> options = {"learning_rate": 3e-3, "l2_clip_norm": 4.0, "bands": 1}
+    >>> options["sampler"] = SETTINGS["poisson"](batch_size=1024, epochs=10)
+    >>> name_of({**options, "noise_multiplier": 0.5})
+    'poisson-sigma0.5-b1024-e10-lr0.003-c4'
+    >>> name_of({**options, "non_private": True})  # nothing is clipped without noise
+    'poisson-nonprivate-b1024-e10-lr0.003'
+    """
+    sampler, without = options["sampler"], options.get("non_private")
+    sizes = {axis: getattr(sampler, axis, None) for axis in IN_SAMPLER}
+    values = {**options, **sizes, **(dict.fromkeys(OUTSIDE_PRIVACY) if without else {})}
+    others = [name for name in options if name not in (*AXES, "sampler", "non_private")]
+    parts = [
+        f"{AXES[axis].short if axis in AXES else axis}{digits(value)}"
+        for axis in (*AXES, *others)
+        if (value := values.get(axis)) is not None and (axis, value) != ("bands", 1)
+    ]
+    own = sampler_settings(sampler).split()
+    return "-".join([sampler.name, *own, *(["nonprivate"] if without else []), *parts])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs that one panel of the figure shows: every combination of the values of its axes.
+
+    Where `tune` names an axis, the panel and the tables show for each point the value of it that is
+    best on the validation rows.
+    """
+
+    x: str
+    """The axis of the panel."""
+    axes: Mapping[str, Any]
+    """Values of options of a run, each one value or a list, the sampler among them."""
+    non_private: bool = False
+    """Also (or, where no axis is of privacy, only) train without clipping and noise."""
+    tune: str | None = None
+    """Axis whose best value on the validation rows is shown."""
+    title: str = ""
+    """Title of the panel."""
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any], where: str) -> Grid:
+        """Returns the grid that a table of a file asks for.
+
+        Raises:
+          ValueError: if it cannot be; the line begins with `where`.
+        """
+        own = {f.name for f in dataclasses.fields(cls)} - {"axes"}
+        axes = {name: value for name, value in table.items() if name not in own}
+        grid = build(cls, {k: v for k, v in table.items() if k in own} | {"axes": axes}, where)
+        given = [name for name in PRIVACY if name in axes]
+        if len(given) > 1:
+            raise ValueError(f"{where}: give {' or '.join(given)}, not both")
+        if not (given or grid.non_private):
+            raise ValueError(f"{where}: give {', '.join(PRIVACY)} or non_private = true")
+        for role, name in (("x", grid.x), ("tune", grid.tune)):
+            if name is not None and name not in {**DEFAULTS, **axes}:
+                raise ValueError(f"{where}, {role}: {name!a} is no axis with values")
+        if grid.tune == grid.x:
+            raise ValueError(f"{where}: x and tune are both {grid.x}: what is tuned is not seen")
+        known = {*known_options(), *IN_SAMPLER, "sampler"} - {*Sweep.SEEDS, "non_private"}
+        for name in axes:
+            if name not in known:
+                raise ValueError(f"{where}: {name!a} is unknown; there are {', '.join(known)}")
+        grid.cells(where)
+        return grid
+
+    def cells(self, where: str = "grid") -> Cells:
+        """Returns every combination of the values of its axes.
+
+        Raises:
+          ValueError: for a value that cannot be; the line begins with `where`.
+        """
+        if "sampler" not in self.axes:
+            raise ValueError(f"{where}: sampler is missing")
+        private = any(name in self.axes for name in PRIVACY)
+        found = product({**DEFAULTS, **self.axes}, where) if private else []
+        if self.non_private:
+            # Without privacy nothing is clipped: one cell, whatever norms the grid has.
+            rest = {k: v for k, v in {**DEFAULTS, **self.axes}.items() if k not in PRIVACY}
+            rest |= {name: DEFAULTS[name] for name in OUTSIDE_PRIVACY}
+            found += [{**options, "non_private": True} for options in product(rest, where)]
+        return {name_of(options): options for options in found}
 
 
 class OfTask:
@@ -174,10 +228,10 @@ class Sweep(OfTask):
     better: Better | None = None
     """Which of its values are better, if that is not the task's own metric."""
 
-    GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
+    OF_GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
     """Options of a run that a grid decides."""
-    OWN: ClassVar[tuple[str, ...]] = (*GRID, "insecure_seed", "budget_minutes")
-    """Options of a run that a grid, or the seeds, decide."""
+    SEEDS: ClassVar[tuple[str, ...]] = ("insecure_seed", "budget_minutes")
+    """Options of a run that neither a grid nor all runs have."""
 
     def __post_init__(self) -> None:
         if (self.repetitions is None) == (not self.insecure_seeds):
@@ -192,9 +246,9 @@ class Sweep(OfTask):
         if not self.grid:
             raise ValueError("grid is missing: give at least one [[grid]]")
         self.check_task()
-        known = known_options().keys() - set(self.OWN)
+        known = known_options().keys() - {*self.OF_GRID, *self.SEEDS}
         for name in self.run:
-            if name in self.GRID:
+            if name in self.OF_GRID:
                 raise ValueError(f"run: {name} belongs into a [[grid]]")
             if name not in known:
                 raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
@@ -222,26 +276,20 @@ class Sweep(OfTask):
         fields = tables(content, where)
         if fields.keys() & {"target_epsilon", "target_advantage", "mean_trials", "score"}:
             raise ValueError(f"{where} is the file of a private selection: add --private")
-        of_runs = known_options().keys() - set(cls.OWN)
-        axes = {f.name for f in dataclasses.fields(Grid)}
-        for i, table in enumerate(fields["grid"], 1):
-            if found := sorted(table.keys() & of_runs - axes):
-                raise ValueError(f"{where}, grid {i}: {found[0]} is no axis, it belongs into [run]")
-        grids = [
-            build(Grid, table, f"{where}, grid {i}") for i, table in enumerate(fields["grid"], 1)
-        ]
         shared = fields.get("run")
-        if isinstance(shared, dict) and shared.get("optimizer", "adam") != "adam":
-            for i, table in enumerate(fields["grid"], 1):
-                if "learning_rate" not in table:
-                    raise ValueError(
-                        f"{where}, grid {i}: learning_rate is missing, and its default is Adam's"
-                    )
+        grids = []
+        for i, table in enumerate(fields["grid"], 1):
+            grids.append(Grid.parse(table, f"{where}, grid {i}"))
+            adam = not isinstance(shared, dict) or shared.get("optimizer", "adam") == "adam"
+            if not adam and "learning_rate" not in table:
+                raise ValueError(
+                    f"{where}, grid {i}: learning_rate is missing, and its default is Adam's"
+                )
         return build(cls, {**fields, "grid": grids}, where)
 
 
 def tables(content: bytes, where: str) -> dict[str, Any]:
-    """Returns what a TOML file holds, with its grids as a list.
+    """Returns what a TOML file holds, with its grids as a list of tables.
 
     Raises:
       ValueError: if it is not TOML, or its grids are no tables; the line begins with `where`.
@@ -252,7 +300,8 @@ def tables(content: bytes, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{where} is not TOML: {error}") from None
-    if not isinstance(fields.setdefault("grid", []), list):
+    grids = fields.setdefault("grid", [])
+    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
         raise ValueError(f"{where}, grid: each begins with [[grid]], in two pairs of brackets")
     return fields
 

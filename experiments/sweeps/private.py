@@ -5,7 +5,6 @@ Trials differ in what is chosen, and one model is released: see `dpsgd.selection
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 
 from accounting import TrialCount
 from dpsgd.files import write_atomically
-from dpsgd.runs.records import build, checked
+from dpsgd.runs.records import build
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import checked_spec
 from dpsgd.runs.task import Task
 from experiments.results.metrics import Better
-from experiments.sweeps.config import IN_SAMPLER, OfTask, samplers_of, tables
-from experiments.sweeps.plan import sized
+from experiments.sweeps.config import OfTask, product, tables
 
 SHIPPED = Path(__file__).parent / "selections"
 """Selections that can be asked for by name."""
@@ -97,25 +95,8 @@ class PrivateSweep(OfTask):
         found: dict[str, RunSpec] = {}
         for number, grid in enumerate(self.grid, 1):
             at = f"{where}, grid {number}"
-            axes = {
-                name: value if isinstance(value, list) else [value] for name, value in grid.items()
-            }
-            try:
-                samplers = samplers_of(axes.pop("sampler", ["balls-and-bins"]))
-            except ValueError as error:
-                raise ValueError(f"{at}, {error}") from None
-            for name, values in axes.items():
-                if not values:
-                    raise ValueError(f"{at}: {name} needs a value at least")
-            for sampler, *values in itertools.product(samplers, *axes.values()):
-                setting = dict(zip(axes, values, strict=True))
-                sizes = {
-                    name: checked(setting.pop(name), int, f"{at}, {name}")
-                    for name in IN_SAMPLER
-                    if name in setting
-                }
-                settings = {**self.run, **setting, **whole, "sampler": sized(sampler, sizes)}
-                spec = checked_spec(settings, at)
+            for options in product({"sampler": "balls-and-bins", **grid}, at):
+                spec = checked_spec({**self.run, **options, **whole}, at)
                 found.setdefault(repr(spec), spec)
         return list(found.values())
 
@@ -151,7 +132,7 @@ def select(
     where: str = "sweep",
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Carries out a private selection, or goes on with it; returns the report of what is released.
+    """Carries out a private selection, or resumes it; returns the report of what is released.
 
     Args:
       sweep: What is asked for.

@@ -15,7 +15,7 @@ from experiments.results.render import render
 from experiments.results.table import Table
 from experiments.results.views import View
 from experiments.sweeps.config import Sweep
-from experiments.sweeps.plan import PlannedRun, cells
+from experiments.sweeps.plan import PlannedRun
 
 TABLE = "runs.parquet"
 """The table of a sweep's runs, in its folder."""
@@ -87,7 +87,7 @@ class Summary:
         """What each grid shows."""
         found = []
         for grid in self.sweep.grid:
-            shown = cells(grid)
+            shown = grid.cells()
             runs = [run for run, cell in self.cells.items() if cell in shown]
             table = self.table.where(run=runs)
             found.append(View(table, grid.x, self.headline, tune=grid.tune, title=grid.title))

@@ -26,6 +26,11 @@ SIZES = {"num_params": 1234, "num_examples": 5678, "num_steps": 10, "attempts": 
 TIMES = {"seconds": 3.0, "training_seconds": 2.0, "examples_per_second": 1e4}
 
 
+def as_toml(grid):
+    """A grid as a file has it."""
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in grid.items() if x != ()}
+
+
 @pytest.fixture
 def summary_of():
     """Returns the summary of a sweep whose runs, made up, report `auc(run, metric)`.
@@ -79,7 +84,7 @@ def summary_of():
         **more,
     ):
         count = None if insecure_seeds else repetitions
-        found = tuple(Grid(**grid) for grid in grids)
+        found = tuple(Grid.parse(as_toml(grid), "grid") for grid in grids)
         seeds = tuple(insecure_seeds)
         sweep = Sweep("A title", found, repetitions=count, insecure_seeds=seeds, **more)
         runs = plan(sweep, Path("runs"), "sweep")

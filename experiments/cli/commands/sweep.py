@@ -40,8 +40,9 @@ class SweepConfig:
         epochs = 5
 
     A grid's axes are noise_multiplier, target_epsilon or target_advantage, batch_size, epochs,
-    learning_rate, l2_clip_norm and bands (over which noise is correlated: of use with optimizer =
-    "sgd" in [run]), each with one value or a list: its runs are all combinations.
+    learning_rate, l2_clip_norm, bands (over which noise is correlated: of use with optimizer =
+    "sgd" in [run]) and other options of a run, each with one value or a list: its runs are all
+    combinations.
     With `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
     Figure and tables show the task's own metric first; the top of the file names another one by
     headline = "test_log_loss" and better = "lower".

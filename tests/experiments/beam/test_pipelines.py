@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("apache_beam", reason="Beam is not installed: see experiments/beam/README.md")
+pytest.importorskip("apache_beam", reason="Beam is not installed: see docs/how-to/beam.md")
 
 from dpsgd.engine.batch_files import draw_here
 from experiments import cli

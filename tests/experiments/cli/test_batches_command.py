@@ -7,7 +7,7 @@ import pytest
 from experiments import cli
 
 LACKS_BEAM = pytest.mark.skipif(
-    find_spec("apache_beam") is None, reason="Beam is not installed: see experiments/beam/README.md"
+    find_spec("apache_beam") is None, reason="Beam is not installed: see docs/how-to/beam.md"
 )
 HOW = "sampler:poisson --batch-size 16 --epochs 1 --noise-multiplier 1 --l2-clip-norm 1"
 OTHERS = "--learning-rate 0.001 --data-on host --insecure-seed 1 --no-audit --max-buckets 16"
