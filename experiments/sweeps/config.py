@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import sys
 import tomllib
@@ -144,6 +145,12 @@ class Grid:
         own = {f.name for f in dataclasses.fields(cls)} - {"axes"}
         axes = {name: value for name, value in table.items() if name not in own}
         grid = build(cls, {k: v for k, v in table.items() if k in own} | {"axes": axes}, where)
+        known = {*known_options(), *IN_SAMPLER} - {*Sweep.SEEDS, "non_private"}
+        for name in axes:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise ValueError(f"{where}: {name!a} is unknown: {hint}")
         given = [name for name in PRIVACY if name in axes]
         if len(given) > 1:
             raise ValueError(f"{where}: give {' or '.join(given)}, not both")
@@ -151,13 +158,11 @@ class Grid:
             raise ValueError(f"{where}: give {', '.join(PRIVACY)} or non_private = true")
         for role, name in (("x", grid.x), ("tune", grid.tune)):
             if name is not None and name not in {**DEFAULTS, **axes}:
-                raise ValueError(f"{where}, {role}: {name!a} is no axis with values")
+                there = ", ".join(map(repr, {**dict.fromkeys(AXES), **axes}))
+                problem = "has no value here" if name in AXES else f"is none of {there}"
+                raise ValueError(f"{where}, {role}: {name!a} {problem}")
         if grid.tune == grid.x:
             raise ValueError(f"{where}: x and tune are both {grid.x}: what is tuned is not seen")
-        known = {*known_options(), *IN_SAMPLER, "sampler"} - {*Sweep.SEEDS, "non_private"}
-        for name in axes:
-            if name not in known:
-                raise ValueError(f"{where}: {name!a} is unknown; there are {', '.join(known)}")
         grid.cells(where)
         return grid
 
