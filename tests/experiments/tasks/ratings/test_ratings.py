@@ -5,13 +5,11 @@ import gzip
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from accounting import epsilon
 from dpsgd.engine import programs
-from experiments.tasks.ratings import diagnostics, episodes, factorization, ratings
+from experiments.tasks.ratings import episodes, factorization, ratings
 from experiments.tasks.ratings.study import Study
 
 LINES = ["196\t242\t3\t881250949\n", "186\t302\t5\t891717742\n", "196\t1\t1\t878887116\n"]
@@ -151,37 +149,3 @@ def test_an_episode_adapts_to_its_support_and_learns_from_its_query():
     assert set(np.flatnonzero(gradient)) <= asked
     other = {**user, "rating": np.where(np.arange(16) < half, 6 - user["rating"], user["rating"])}
     assert not np.allclose(of(params, other)["bias"], gradient)
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz", "rows.parquet"])
-def test_contributions_are_counted_by_user_in_every_kind_of_table(tmp_path, name):
-    users, path = ["a", "b", "a", "a", "c"], tmp_path / name
-    losses, mark = [1.0, 0.5, 0.25, 0.5, 3.0], "\t" if "tsv" in name else ","
-    text = "".join(f"{u}{mark}{x}\n" for u, x in zip(users, losses, strict=True))
-    text = f"who{mark}loss\n{text}".encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    if name.endswith("parquet"):
-        parquet.write_table(pa.table({"who": users, "loss": losses}), path)
-    usage = diagnostics.read(path, "who", "loss")
-    assert usage.counts.tolist() == [3, 1, 1]
-    np.testing.assert_allclose(usage.losses, [1.75 / 3, 0.5, 3.0])
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("user,loss\na,1\n", "has no column who; it has user, loss"),
-        ("who,loss\n1,0.5\n,0.5\n", "line 3, column who: found nothing, expected a user"),
-        ("who,loss\na,x\n", "line 2, column loss: found 'x', expected a finite number"),
-        ("who,loss\na,1\nb,\n", "line 3, column loss: found nothing, expected a finite number"),
-        ("who,loss\na,1\nb,inf\n", "line 3, column loss: found 'inf', expected a finite number"),
-        ("who,loss\na,1\nb,1,1\n", "line 3: found 3 columns, expected the 2 of the header"),
-        ("who,loss\n", "has a header and no rows"),
-    ],
-)
-def test_a_table_of_contributions_that_cannot_be_read_is_one_line_with_its_place(
-    tmp_path, text, says
-):
-    (tmp_path / "rows.csv").write_text(text)
-    with pytest.raises(ValueError, match=f"rows.csv.*{says}"):
-        diagnostics.read(tmp_path / "rows.csv", "who", "loss")
