@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from accounting import epsilon
 from dpsgd.noise.base import Secure
 from dpsgd.runs.spec import Banded, Buffered, LastStep, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
@@ -225,9 +227,11 @@ def example_data() -> Population:
     return Population(64, max_contributions=16, num_users=4, tree=tree)
 
 
+@functools.cache
 def support_matrix() -> str:
-    """Returns which choices go together, and why others do not, as Markdown."""
-    lines = [f"| sampler | {' | '.join(COLUMNS)} |", f"| --- |{' --- |' * len(COLUMNS)}"]
+    """Returns which choices go together, why others do not, and how tight costs are: Markdown."""
+    columns = [*COLUMNS, "data shards", "accounting"]
+    lines = [f"| sampler | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for label, (name, settings) in SAMPLERS.items():
         asked = SETTINGS[name](**settings)
         built = asked.build(example_data(), 1e-5)
@@ -238,6 +242,12 @@ def support_matrix() -> str:
             spec = RunSpec.of(asked, noise_multiplier=1.0, **options)
             found = rule_against(traits_of(spec, built))
             cells.append("yes" if found is None else f"no ({found[0]})")
+        cells.append("no")
+        with contextlib.suppress(TypeError, ValueError):  # no such setting, or not with the others
+            dataclasses.replace(asked, num_shards=2).build(example_data(), 1e-5)
+            cells[-1] = "yes"
+        cost = epsilon(built.untruncated().privacy(1.0), 1e-5)
+        cells.append("bounds" if cost.note else "tight")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     lines.append("")
     for number, rule in enumerate(UNSUPPORTED, 1):
