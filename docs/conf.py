@@ -1,6 +1,7 @@
 """Settings of the site that scripts/docs builds; Sphinx's manual explains each."""
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -8,6 +9,7 @@ import re
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from experiments import cli
+from samplers.settings import SETTINGS
 
 project, author, copyright = "dpsgd", "the dpsgd authors", "the dpsgd authors"
 extensions = [
@@ -38,6 +40,8 @@ python_maximum_signature_line_length = 80
 html_title = "dpsgd"
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False}
+html_context = {"default_mode": "auto"}
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
@@ -53,20 +57,39 @@ def as_rst(app, what, name, obj, options, lines):
 
 
 def help_of(*words):
-    """Returns sections with what `dpsgd WORDS --help` prints, and its subcommands after it."""
+    """Returns what `dpsgd WORDS --help` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
         cli.main([*words, "--help"])
-    text = "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
-    section = f"\n{'#' * (len(words) + 1)} dpsgd {' '.join(words)}\n\n```text\n{text}\n```\n"
-    below = re.findall(r"^[│ ]+• ([\w-]+)(?= |$)", text, re.MULTILINE)
-    return section + "".join(help_of(*words, word) for word in below)
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+
+
+def section(*words):
+    """Returns Markdown of what a command says of itself, and its subcommands after it."""
+    text = help_of(*words)
+    found = f"\n{'#' * (len(words) + 1)} dpsgd {' '.join(words)}\n\n```text\n{text}\n```\n"
+    module = importlib.import_module(f"experiments.cli.commands.{words[0]}")
+    below = list(getattr(module, "TOPICS", ())) if len(words) == 1 else []
+    below += re.findall(r"^[│ ]+• ([\w-]+)(?= |$)", text, re.MULTILINE)
+    return found + "".join(section(*words, word) for word in below)
+
+
+def samplers():
+    """Returns Markdown of the options that each sampler adds to those of a command."""
+    option = re.compile(r"^  (--[\w-]+).*(?:\n {8,}.*)*", re.MULTILINE)
+    common = {found[1] for found in option.finditer(help_of("epsilon"))}
+    lines = ["\n## Samplers\n\nEach adds its settings where a command says `sampler:NAME`."]
+    for name in SETTINGS:
+        found = option.finditer(help_of("epsilon", f"sampler:{name}"))
+        own = "\n".join(each[0] for each in found if each[1] not in common)
+        lines.append(f"### sampler:{name}\n\n```text\n{own}\n```\n")
+    return "\n\n".join(lines)
 
 
 def add_help(app, page, content):
     """Fills the page of the command."""
     if page == COMMAND:
         os.environ["COLUMNS"] = "80"
-        content[0] += "".join(help_of(name) for name in cli.COMMANDS)
+        content[0] += "".join(section(name) for name in cli.COMMANDS) + samplers()
 
 
 def setup(app):

@@ -212,7 +212,7 @@ class Placement:
         )
 
     def width(self, size: int, unit: int) -> int:
-        """Returns the least number of places, `size` or more, so many `unit` on each device."""
+        """Returns the least number, `size` or more, that gives each device a multiple of `unit`."""
         together = unit * len(self.devices)
         return -(-size // together) * together
 

@@ -95,7 +95,7 @@ def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, exam
             assert option in said(capsys, *words, option, value), (option, value)
         if not kind.startswith(("[", "{[")):  # which may be empty
             assert option in said(capsys, *words, option)
-        misspelt = f"{option}q"
+        misspelt = option[:-1] + ("y" if option[-1] == "x" else "x")
         line = said(capsys, *words, misspelt, "1")
         assert f"has no option {misspelt}" in line
         assert re.search(r"did you mean --|--help` lists them$", line)
