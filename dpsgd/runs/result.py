@@ -123,7 +123,9 @@ class FinishedRun:
 def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
     """Returns what else differs between runs, or within one, than what was asked of them."""
     attempts = (attempt for run in runs for attempt in run.history.attempts)
-    return differing([g.terms.fingerprint for g in attempts], but=("config", *BLINDED))
+    return differing(
+        [g.terms.fingerprint for g in attempts], but=("config", "initial_params", *BLINDED)
+    )
 
 
 def proved(history: History) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,10 @@ from experiments.results.views import CERTIFIED, VOID, Point, View, axis
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 """Where the epsilon of a run is shown besides its own delta."""
+
+
+WIDTH = 52
+"""Characters of a line under a panel."""
 
 
 def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
@@ -73,6 +78,8 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
     for i, (label, line) in enumerate(view.lines.items()):
         here = [point for point in line if point.x is not None]
         xs, style = [at(point.x) for point in here], _style(i, here or line)
+        if isinstance(places[0], str):  # between names there is nothing
+            style["ls"] = ""
         estimates = [point[view.headline.name] for point in here]
         means = np.array([estimate.mean for estimate in estimates], float)  # None is a gap
         sds = np.array([estimate.sd or 0.0 for estimate in estimates])
@@ -87,7 +94,7 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
                 main.plot([lower, point.x], [mean] * 2, color=style["color"], lw=3, alpha=0.4)
     if isinstance(places[0], str):
         main.set_xticks(range(len(places)), places, fontsize="small")
-        main.set_xlabel(_label(view))
+        main.set_xlabel(_label(view), fontsize="small")
     else:
         _set_axis(main, view, places)
     main.ticklabel_format(axis="y", useOffset=False)
@@ -155,7 +162,7 @@ def _set_axis(axes: Axes, view: View, places: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     shown = _readable(axes, places)
     axes.set_xticks(shown, [f"{place:.3g}" for place in shown], fontsize="small")
-    axes.set_xlabel(_label(view))
+    axes.set_xlabel(_label(view), fontsize="small")
 
 
 def _quality(view: View) -> str:
@@ -178,7 +185,7 @@ def _label(view: View) -> str:
         lines.append(f"(ε: {view.terms})")
     if view.tune:
         lines.append(f"(at each point the best {axis(view.tune).label} on {view.judge.rows})")
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, WIDTH) for line in lines)
 
 
 def _readable(axes: Axes, places: Sequence[float]) -> list[float]:

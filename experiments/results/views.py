@@ -233,8 +233,15 @@ class View:
         """Returns the label of each run's line: where it lies on all other axes that vary."""
         rows = self.table.rows
         if self.by is not None:
-            cells = [[(name, row[name]) for name in self.by] for row in rows]
-            return [", ".join(_written(name, value) for name, value in parts) for parts in cells]
+            return [
+                ", ".join(
+                    _privacy(row)
+                    if name in PRIVACY and not row["noise_multiplier"]
+                    else _written(name, row[name])
+                    for name in self.by
+                )
+                for row in rows
+            ]
         varied = [n for n in self.table.varied() if n not in (*_ALIKE, self.x, self.tune)]
         privacy = self.x not in _OF_PRIVACY and len({_privacy(row) for row in rows}) > 1
         units = len(self.table.values("unit")) > 1

@@ -79,7 +79,9 @@ SIZES = {**PRIVACY, "x": "batch_size", "batch_size": (64, 1024)}
 @pytest.mark.parametrize("grid", [PRIVACY, SIZES], ids=lambda grid: grid["x"])
 def test_epsilons_are_drawn_with_the_delta_adjacency_and_unit_of_the_reports(summary_of, grid):
     (axes,) = panels(draw(summary_of(auc, grid)))
-    assert "delta 1.01e-05, zero-out adjacency, unit: one user" in axes.get_xlabel()
+    assert "delta 1.01e-05, zero-out adjacency, unit: one user" in " ".join(
+        axes.get_xlabel().split()
+    )
     assert ("certified" in axes.get_xlabel()) == (grid is PRIVACY)
 
 
@@ -91,7 +93,7 @@ def test_an_epsilon_that_a_run_exceeds_is_not_drawn_as_certified(summary_of):
 def test_what_is_tuned_is_named_under_the_axis(summary_of):
     tuned = {**SIZES, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
     (axes,) = panels(draw(summary_of(auc, tuned)))
-    assert axes.get_xlabel().endswith("the best learning rate on the validation rows)")
+    assert "best learning rate on the validation rows)" in " ".join(axes.get_xlabel().split())
 
 
 @pytest.mark.parametrize("grid", [PRIVACY, SIZES, NOISE], ids=lambda grid: grid["x"])

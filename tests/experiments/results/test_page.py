@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_task import Line
 
 import dpsgd
 from dpsgd import RunSpec
@@ -67,20 +66,6 @@ def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_
         assert read.task == name
     unnamed = {"name": None, "settings": {}}
     assert train_command(unnamed, config, Path("run")).startswith("# of run: by a program alone")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs of a line: one with a tight guarantee, one with a loose one, and one without."""
-    folder = tmp_path_factory.mktemp("pages")
-    for name, sampler, noise in (
-        ("private", "poisson", {"noise_multiplier": 1.0}),
-        ("shuffled", "shuffle", {"noise_multiplier": 1.0}),
-        ("plain", "deterministic", {"non_private": True}),
-    ):
-        config = RunSpec.of(SETTINGS[sampler](batch_size=40, epochs=1), audit=False, **noise)
-        dpsgd.run(Line(), config, folder / name, name="tiny_task:Line")
-    return [folder / name for name in ("private", "shuffled", "plain")]
 
 
 @pytest.fixture(scope="module")

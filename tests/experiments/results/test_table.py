@@ -1,0 +1,103 @@
+"""The table of runs holds what their ledgers prove, and can be printed, kept, drawn and read."""
+
+import math
+import shutil
+
+import polars as pl
+import pytest
+
+from dpsgd.runs.directory import DATA
+from dpsgd.runs.result import FinishedRun
+from experiments import cli
+from experiments.results.table import Table, read
+
+
+def test_a_row_is_what_the_run_and_its_ledger_say_and_not_the_digest_of_its_rows(runs):
+    table, unfinished = read([runs[0].parent])
+    assert unfinished == []
+    assert {row["run"] for row in table.rows} == {run.name for run in runs}
+    for row in table.rows:
+        run = FinishedRun.read(runs[0].parent / row["run"])
+        for name in ("epsilon_upper", "delta", "guarantee", "params_sha256", "num_steps"):
+            assert row[name] == run.record[name]
+        assert row["test_error"] == run.record["metrics"]["test_error"]
+        assert (row["l2_clip_norm"] is None) == (row["noise_multiplier"] == 0)
+        assert not any(digest in map(str, row.values()) for digest in run.data)
+    assert table.values("data") == [0]  # all on the same rows
+    assert table.varied() == ["sampler", "noise_multiplier"]
+
+
+def test_runs_that_are_not_finished_are_named_and_left_out(runs, tmp_path, capsys):
+    for run in runs[:2]:
+        shutil.copytree(run, tmp_path / run.name)
+    (tmp_path / runs[0].name / "report.json").unlink()
+    assert cli.main(["results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"note: {tmp_path / runs[0].name} is not finished, and left out" in said
+    assert runs[1].name in said
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_table_that_was_written_holds_every_row_and_column(runs, tmp_path, capsys, ending):
+    file = tmp_path / f"table.{ending}"
+    words = ["results", *map(str, runs), "--out", str(file)]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    table, _ = read(runs)
+    found = {"csv": pl.read_csv, "parquet": pl.read_parquet}[ending](file)
+    assert found.columns == table.frame.columns
+    assert found["epsilon_upper"].to_list() == pytest.approx(table.frame["epsilon_upper"].to_list())
+    if ending == "parquet":  # which can be shown again, and together with runs
+        assert cli.main(["results", str(file)]) == 0
+        shown = capsys.readouterr().out
+        assert shown.splitlines()[0] == printed.splitlines()[0]
+        both, _ = read([file, runs[0]])
+        assert (both.frame.height, both.values("data")) == (len(runs) + 1, [])
+    assert cli.main(words) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+
+
+def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, capsys):
+    plot = tmp_path / "a.png"
+    words = ["results", *map(str, runs), "--x", "sampler", "--y", "training_seconds"]
+    assert cli.main([*words, "--plot", str(plot)]) == 0
+    assert capsys.readouterr().out.startswith("\ntraining seconds\nsampler")
+    assert plot.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--plot", "a.png"], "--plot needs --x, its axis"),
+        (["--x", "sigma"], "the runs have no 'sigma'; there are "),
+        (["--y", "auc"], "there is no metric 'auc'; there are test_error"),
+        (["--columns", "loss"], "the runs have no 'loss'; there are "),
+        (["--out", "a.txt"], "--out must end in .csv or .parquet, got a.txt"),
+        (["nowhere"], "nowhere is not the directory of a run, nor does it hold any"),
+    ],
+)
+def test_what_the_table_has_not_is_refused_in_one_line(runs, words, problem, capsys, monkeypatch):
+    monkeypatch.chdir(runs[0].parent)
+    assert cli.main(["results", "private", *words]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert said.count("\n") == 1
+
+
+def test_a_metric_that_is_undefined_is_not_one_that_was_not_measured(tmp_path):
+    rows = [{"run": "a", "test_auc": math.nan}, {"run": "b", "test_auc": None}]
+    Table.of_rows(rows, ["test_auc"]).write(tmp_path / "t.parquet")
+    first, second = Table.load(tmp_path / "t.parquet").rows
+    assert math.isnan(first["test_auc"])
+    assert second["test_auc"] is None
+    (tmp_path / "no.parquet").write_text("no")
+    with pytest.raises(ValueError, match="is not a table of runs in Parquet"):
+        Table.load(tmp_path / "no.parquet")
+
+
+def test_equal_data_have_equal_numbers_and_unknown_ones_none(runs, tmp_path):
+    for name, content in (("other", '{"data": ["another"]}'), ("unknown", "{}")):
+        copy = shutil.copytree(runs[2], tmp_path / name)
+        (copy / DATA).write_text(content)
+    table, _ = read([runs[2], tmp_path / "other", tmp_path / "unknown"])
+    assert [row["data"] for row in table.rows] == [0, 1, None]
