@@ -125,17 +125,6 @@ def test_means_of_batches_are_close_to_the_public_divisor(kind):
     assert sampler.expected_batch_size == pytest.approx(5 if kind is Poisson else 31 / 9, rel=1e-15)
 
 
-def test_cyclic_poisson_costs_what_dp_accounting_says():
-    pld = pytest.importorskip(
-        "dp_accounting.pld.privacy_loss_distribution", reason="dp_accounting is not installed"
-    )
-    sampler = Poisson(4000, 40, 3, cycle_length=8, overflow="accumulate")
-    step = pld.from_gaussian_mechanism(1.0, sampling_prob=0.08, value_discretization_interval=1e-4)
-    wanted = step.self_compose(sampler.num_steps // 8).get_epsilon_for_delta(1e-5)
-    found = epsilon(sampler.privacy(1.0), 1e-5)
-    assert found.upper == pytest.approx(wanted, abs=1e-3)
-
-
 def test_known_orders_keep_participations_an_epoch_apart():
     assert Deterministic(100, 10, 3).separation == 10
     fixed = Shuffle(100, 10, 3, order="fixed")
@@ -147,13 +136,3 @@ def test_known_orders_keep_participations_an_epoch_apart():
     assert Deterministic(100, 10, 3).correlated_privacy(2.0) == Deterministic(100, 10, 3).privacy(
         2.0
     )
-
-
-def test_a_run_asks_for_a_cycle_as_it_does_for_a_batch_size():
-    from samplers import Population
-    from samplers.settings import SETTINGS
-
-    settings = SETTINGS["balls-and-bins"](batch_size=10, cycle_length=4)
-    assert settings.build(Population(100)) == BallsAndBins(100, 10, 10, cycle_length=4)
-    assert "cycle_length: Steps after which" in str(type(settings).__doc__)
-    assert settings.build(Population(100)).terms()["cycle_length"] == 4

@@ -243,22 +243,6 @@ def test_a_source_does_not_show_its_secret(make):
     assert "987654321" not in repr(BatchSource(make(5, 2), 987654321))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("b", [1024, 65_536])
-def test_an_epoch_of_46_million_takes_seconds_and_a_batch_little(make_epochs, b):
-    import time
-
-    sampler = make_epochs(46_000_000, b)
-    source = BatchSource(sampler, 1)
-    start = time.process_time()
-    source.batch(0)
-    assert time.process_time() - start <= 10
-    start = time.process_time()
-    for step in range(100):
-        source.batch(step)
-    assert (time.process_time() - start) / 100 <= (0.2e-3 if b == 1024 else 2e-3)
-
-
 DRAWS_FOR_EVER = {
     "deterministic": "1867c50719e1a34a",
     "shuffle": "e8c47d287b15fa87",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
-import time
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from accounting import WorstLeafProfile
-from samplers import BatchSource, Multistage, UnitTree
+from samplers import Multistage, UnitTree
 from samplers.population import UnitData
 
 FALSE_ALARM = 1e-6
@@ -89,18 +87,6 @@ def test_an_episode_names_the_unit_of_each_example(even_tree):
         assert episode.examples.dtype == episode.units[1].dtype == np.int32
 
 
-def test_steps_are_independent_draws_and_functions_of_the_seed(even_tree):
-    sampler = Multistage(even_tree(30, 30), (3, 4), steps=10)
-    drawn = {sampler.members(seed, step).tobytes() for seed in (0, 1 << 200) for step in range(10)}
-    assert len(drawn) == 20
-    np.testing.assert_array_equal(sampler.members(5, 7), sampler.members(5, 7))
-    block = BatchSource(sampler, 5).fill(0, 10)
-    assert block.indices.shape == (10, 12)
-    assert block.weights.all()
-    np.testing.assert_array_equal(block.indices[7], sampler.members(5, 7))
-    assert (sampler.num_steps, sampler.steps_per_epoch, sampler.expected_batch_size) == (10, 1, 12)
-
-
 # ----------------------------------------------------------------------------- what it costs
 
 
@@ -145,30 +131,3 @@ def test_a_unit_deep_in_the_tree_is_named_by_its_path():
     columns = {"partner": [7, 7, 7, 9], "product": ["x", "x", "y", "x"]}
     with pytest.raises(ValueError, match="partner=7, product=y has 1 children"):
         Multistage(UnitTree.from_columns(columns), (1, 1, 2))
-
-
-@pytest.mark.long
-def test_draws_from_ten_million_leaves_cost_no_more_than_from_ten_thousand():
-    """CPU time of ten batches, best of five."""
-
-    def tree(shops, products, size):
-        leaves = np.arange(shops * products * size, dtype=np.int32)
-        per_shop = np.arange(shops + 1) * products
-        per_product = np.arange(shops * products + 1) * size
-        names = [("shop", np.arange(shops)), ("product", np.arange(shops * products))]
-        return UnitTree([np.array([0, shops]), per_shop, per_product], leaves, names)
-
-    small, large = tree(10, 10, 100), tree(300, 1000, 33)
-
-    def seconds(tree, draws):
-        sampler = Multistage(tree, draws, steps=50)
-        times = []
-        for first in range(0, 50, 10):
-            begun = time.process_time()
-            for step in range(first, first + 10):
-                assert sampler.members(0, step).size == math.prod(draws)
-            times.append(time.process_time() - begun)
-        return min(times)
-
-    for draws in ((8, 8, 32), (2, 8, 32), (8, 2, 8)):
-        assert seconds(large, draws) < 4 * seconds(small, draws)
