@@ -252,7 +252,7 @@ class BatchFiles(BatchSource):
             )
         if first > draw.first_step:
             raise ValueError(
-                f"{path} holds the batches from step {first:,} on, and the run goes on at step "
+                f"{path} holds the batches from step {first:,} on, and the run resumes at step "
                 f"{draw.first_step:,}: {again}"
             )
         self._digests = files

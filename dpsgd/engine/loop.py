@@ -91,7 +91,7 @@ def train_blocks(
       data: Pytree of arrays with one leading row per example, [num_examples, ...]; or `UnitData`.
       root: Secret from which the streams of sampling, noise and the loss derive.
       attempt: Which continuation of the run this is; another one means other randomness. The
-        same root and attempt may repeat a run, or go on with it, and serve no other: two runs
+        same root and attempt may repeat a run, or resume it, and serve no other: two runs
         under one noise have a noise-free difference. One that is begun anew begins with the
         `noise` of `algorithm.init`, or correlated noise costs more than is said.
       block_steps: Steps per dispatch.

@@ -1,4 +1,4 @@
-"""The audit of a run that is about to start, or to go on: its own program, on generated rows."""
+"""The audit of a run that is about to start or resume: its own program, on generated rows."""
 
 from __future__ import annotations
 

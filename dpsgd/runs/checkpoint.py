@@ -37,10 +37,10 @@ _DIGEST = "sha256"
 
 
 class Checkpoint(NamedTuple):
-    """Where a run can go on.
+    """Where a run can resume.
 
     The state's step says how far it came; a batch is a function of the seed and the step, so
-    nothing else is needed, and going on costs the same after one step as after a million.
+    nothing else is needed, and resuming costs the same after one step as after a million.
     """
 
     state: TrainState

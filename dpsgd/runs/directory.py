@@ -65,7 +65,7 @@ class RunDirectory:
     `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
     price; `ledger.jsonl` what was audited and what was released; `params.npz` is the model, and
     `calibration.json` what calibrated it. `report.json` and `report.md` are written last, so a run
-    that has them is whole. Until then `root.key` and `checkpoints` are there to go on from;
+    that has them is whole. Until then `root.key` and `checkpoints` are there to resume from;
     afterwards nobody needs them, and they are removed: whoever finds the root secret can subtract
     the noise. What is not private says so in its name, and only the owner can read it. Each file
     appears under its name only when it is complete and on disk.
@@ -153,7 +153,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Where an unfinished run can go on."""
+        """Where an unfinished run can resume."""
         return Checkpoints(self.path / "checkpoints")
 
     def history(self) -> History:

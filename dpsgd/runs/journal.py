@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,9 +19,9 @@ from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import Ledger, SharedLedger
-from dpsgd.runs.log import LOG, CsvWriter, MetricWriter, TrainingLog
+from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
+from dpsgd.runs.plan import Execution
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.stages import Stages
 from dpsgd.runs.stop import Stopped
 from dpsgd.runs.task import arrays_digest
 from dpsgd.runs.training import Journal
@@ -42,12 +42,10 @@ class DirectoryJournal(Journal):
         ledger: Ledger | SharedLedger,
         last: Checkpoint,
         stop: Callable[[], bool],
-        stages: Stages,
-        progress: Callable[[str], None],
-        writers: Sequence[MetricWriter] = (),
+        execution: Execution,
     ) -> None:
         self._job, self._folder, self._ledger, self._stop = job, folder, ledger, stop
-        self._stages, self._progress, self._processes = stages, progress, Processes.current()
+        self._execution, self._processes = execution, Processes.current()
         self.name, self.attempt = ledger.history.name, ledger.history.attempts[-1].key
         self.flush_every = getattr(job.spec.tables, "flush_every", None)
         self.seconds = self._before = last.seconds
@@ -55,10 +53,11 @@ class DirectoryJournal(Journal):
         self._started = self._saved = time.perf_counter()
         self._under_way: deque[Block] = deque()
         self._num_steps = job.mechanism.sampler.num_steps
+        writers = [] if execution.log is None else [execution.log]
         self.log = TrainingLog([CsvWriter(folder.path / LOG, self._first), *writers])
         if self._first < self._num_steps:
             self.batches = _batches(job, folder, ledger.history, self._first)
-            progress(f"steps {self._first:,} to {self._num_steps:,}")
+            execution.progress(f"steps {self._first:,} to {self._num_steps:,}")
         elif self._first < job.mechanism.num_steps:
             self._begin_queries()
 
@@ -95,7 +94,7 @@ class DirectoryJournal(Journal):
         elapsed, first, done = time.perf_counter() - self._started, self._first, self._done
         if done > first:
             left = elapsed / (done - first) * (num_steps - done)
-            self._progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+            self._execution.progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
             if processes.first and done < num_steps:
                 batch = self._job.mechanism.sampler.expected_batch_size
                 self.log.offer(done, self._epsilon, (done - first) * batch / elapsed)
@@ -127,8 +126,8 @@ class DirectoryJournal(Journal):
 
     def _begin_queries(self) -> None:
         if self._job.refinement is not None:
-            self._stages.begin("calibrate")
-            self._progress(f"calibrating by {self._job.mechanism.full_sums}")
+            self._execution.stages.begin("calibrate")
+            self._execution.progress(f"calibrating by {self._job.mechanism.full_sums}")
 
     def _save(self, state: TrainState) -> None:
         head = self._ledger.history.head

@@ -15,6 +15,7 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, report
 from dpsgd.runs.initial import absolute, check_other_rows
 from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.log import MetricWriter
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import resolve, with_any_noise
 from dpsgd.runs.spec import RunSpec
@@ -40,21 +41,24 @@ class Plan(NamedTuple):
     """What its audit saw."""
 
 
-def planned(
-    spec: RunSpec,
-    task: Task,
-    name: str | None,
-    placement: Placement | None,
-    stages: Stages,
-    progress: Progress,
-) -> Plan:
+class Execution(NamedTuple):
+    """Where a run is executed, how long its stages take, and who is told of them."""
+
+    placement: Placement | None
+    stages: Stages
+    progress: Progress
+    log: MetricWriter | None = None
+
+
+def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
     """Returns a run that is resolved, accounted for, compiled and audited, or refuses it.
 
     Raises:
       ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
     """
+    progress = execution.progress
     spec = dataclasses.replace(spec, init_from=absolute(spec.init_from))
-    check(spec, placement=placement)
+    check(spec, placement=execution.placement)
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
@@ -64,8 +68,8 @@ def planned(
         "note: accounting, compiling and the audit come first, about half a minute for a small "
         "model; then it trains, and says how long that takes"
     )
-    timer = _timer(task, spec, rows, placement, stages) if spec.budget_minutes else None
-    how = task, spec, name, rows, timer, placement, stages, progress
+    timer = _timer(task, spec, rows, execution) if spec.budget_minutes else None
+    how = task, spec, name, rows, timer, execution
     found = _prepared(*how)
     if timer is not None and timer.exceeded(found.job.spec):
         progress("note: all but the steps takes longer than was thought: choosing fewer epochs")
@@ -80,14 +84,10 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
 
 
 def _timer(
-    task: Task,
-    spec: RunSpec,
-    rows: tuple[PyTree, Population],
-    placement: Placement | None,
-    stages: Stages,
+    task: Task, spec: RunSpec, rows: tuple[PyTree, Population], execution: Execution
 ) -> budget.Budget:
     """Returns what finds the epochs for `spec.budget_minutes`, by steps on generated rows."""
-    processes = Processes.current()
+    processes, (placement, stages, *_) = Processes.current(), execution
 
     def timing(tried: RunSpec) -> budget.Timing:
         stages.begin("timing")
@@ -110,10 +110,9 @@ def _prepared(
     name: str | None,
     rows: tuple[PyTree, Population],
     timer: budget.Budget | None,
-    placement: Placement | None,
-    stages: Stages,
-    progress: Progress,
+    execution: Execution,
 ) -> Plan:
+    placement, stages, progress, _ = execution
     stages.begin("accounting")
     chosen = resolve(spec, task, rows, timer, progress)
     job = Job.of(task, chosen, rows=rows, placement=placement)

@@ -12,7 +12,6 @@ import jax
 from dpsgd.audit.runtime.resume import wrong_noise
 from dpsgd.core.state import TrainState
 from dpsgd.engine.loop import repeats_exactly
-from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import RunDirectory
@@ -21,12 +20,11 @@ from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.history import NO_HEAD, Attempt, History, check_same_noise
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger
-from dpsgd.runs.plan import check_alike, check_data
+from dpsgd.runs.plan import Execution, check_alike, check_data
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked, to_json
 from dpsgd.runs.resolve import ResolvedRun, resolved
 from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
-from dpsgd.runs.stages import Stages
 from dpsgd.runs.task import Task, check_task, load
 from dpsgd.runs.terms import Terms
 from samplers import Population
@@ -76,9 +74,7 @@ def resumed(
     ledger: Ledger | SharedLedger,
     root: RootKey,
     given: Task | None,
-    placement: Placement | None,
-    stages: Stages,
-    progress: Progress,
+    execution: Execution,
 ) -> tuple[Job, Checkpoint | None]:
     """Returns the job of a run that resumes, audited, and the checkpoint from which it does.
 
@@ -88,6 +84,7 @@ def resumed(
       ValueError: if it cannot resume as its guarantee assumes.
     """
     processes, out, before = Processes.current(), folder.path, asked.record
+    placement, stages, progress, _ = execution
     task = asked.task(given, progress)
     record = asked.record
     stages.begin("accounting")

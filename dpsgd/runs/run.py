@@ -31,7 +31,7 @@ from dpsgd.runs.job import Job
 from dpsgd.runs.journal import DirectoryJournal, check_batches_can_be_read, draw_of, numbers
 from dpsgd.runs.ledger import Ledger, SharedLedger, joined
 from dpsgd.runs.log import MetricWriter
-from dpsgd.runs.plan import planned
+from dpsgd.runs.plan import Execution, planned
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.resume import Asked, resumed
@@ -61,17 +61,12 @@ class Run:
         self,
         folder: RunDirectory,
         task: Task | None,
-        placement: Placement | None,
-        stages: Stages,
-        progress: Progress,
+        execution: Execution,
         job: Job | None = None,
-        log: MetricWriter | None = None,
     ) -> None:
         """Holds a run; use `create` and `open`."""
         self.folder = folder
-        self._task, self._placement, self._stages = task, placement, stages
-        self._progress, self._job = progress, job
-        self._writers = [] if log is None else [log]
+        self._task, self._execution, self._job = task, execution, job
         self._record: dict[str, Any] | None = None
 
     @classmethod
@@ -108,9 +103,9 @@ class Run:
           FileExistsError: if the run directory exists; it is left as it is.
           ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
         """
-        stages = Stages(started)
+        execution = Execution(placement, Stages(started), progress, log)
         RunDirectory.refuse_existing(out)
-        plan = planned(spec, task, name, placement, stages, progress)
+        plan = planned(spec, task, name, execution)
         if Processes.current().first:
             if spec.insecure_seed is None:
                 root = RootKey.from_entropy()
@@ -126,7 +121,7 @@ class Run:
                     root.begin_run(ledger.history.name)
                     ledger.audited(plan.audit)
                 root.save(made.root_path)
-        return cls(RunDirectory(out), task, placement, stages, progress, plan.job, log)
+        return cls(RunDirectory(out), task, execution, plan.job)
 
     @classmethod
     def open(
@@ -155,7 +150,7 @@ class Run:
           FileNotFoundError: if there is no run.
         """
         folder = RunDirectory.open(out, finished=False)
-        return cls(folder, task, placement, Stages(started), progress, log=log)
+        return cls(folder, task, Execution(placement, Stages(started), progress, log))
 
     def train(self) -> Run:
         """Trains to the end, evaluates, and writes model and report; returns this run.
@@ -222,7 +217,9 @@ class Run:
             seed = root.sampling_seed(of.attempt)
             make_folder(path, 0o700)
             try:
-                self._progress(f"drawing the batches of steps {step:,} to {of.sampler.num_steps:,}")
+                self._execution.progress(
+                    f"drawing the batches of steps {step:,} to {of.sampler.num_steps:,}"
+                )
                 digests = write(path, of, seed, job.data)
                 batch_files.write_manifest(path, of, seed, digests, job.data)
             except BaseException:
@@ -236,7 +233,7 @@ class Run:
         self.report()
         if Processes.current().first:
             self.folder.forget()  # in case the run died just before it did
-        self._progress("the run is finished")
+        self._execution.progress("the run is finished")
         return True
 
     @contextmanager
@@ -245,7 +242,7 @@ class Run:
     ) -> Iterator[tuple[Job, Ledger | SharedLedger, RootKey, Checkpoint | None]]:
         """Holds the ledger; yields the job, root and checkpoint of what is left of the run."""
         processes, job, self._job = Processes.current(), self._job, None
-        asked = None if job else Asked(self.folder, self._progress)
+        asked = None if job else Asked(self.folder, self._execution.progress)
         with joined(self.folder.ledger_path, processes) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
             root = self.folder.root()
@@ -255,8 +252,9 @@ class Run:
             if job is not None and ledger.history.untouched:
                 yield job, ledger, root, None  # it was planned, compiled and audited just now
                 return
-            asked = asked or Asked(self.folder, self._progress)  # another process was at it since
-            how = self._task, self._placement, self._stages, self._progress
+            if asked is None:  # another process was at it since
+                asked = Asked(self.folder, self._execution.progress)
+            how = self._task, self._execution
             found, checkpoint = resumed(self.folder, asked, ledger, root, *how)
             yield found, ledger, root, checkpoint
 
@@ -268,13 +266,12 @@ class Run:
         checkpoint: Checkpoint | None,
     ) -> dict[str, Any]:
         """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
-        folder, stages, record = self.folder, self._stages, None
+        folder, (_, stages, progress, _), record = self.folder, self._execution, None
         stages.begin("train")
         last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
         with _full_disk_explained(folder):
             with stop_requests() as stop:
-                how = stop, stages, self._progress, self._writers
-                journal = DirectoryJournal(job, folder, ledger, last, *how)
+                journal = DirectoryJournal(job, folder, ledger, last, stop, self._execution)
                 state = job.train(last.state, root, journal)
             params = on_one_device(state.params)
             processes = Processes.current()
@@ -285,7 +282,7 @@ class Run:
                 if not (known and folder.params_digest() == released):
                     folder.write_params(params)
                 ledger.release(folder.params_digest())
-                self._progress("evaluating")
+                progress("evaluating")
                 metrics = numbers(job.task.metrics(params))
                 stages.begin("accounting")
                 sampler, seconds = job.mechanism.sampler, journal.seconds

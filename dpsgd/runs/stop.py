@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 STOPPED = 75
-"""Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
+"""Exit status of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h."""
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as shells have it."""
 
 
 class Stopped(Exception):
-    """A run stopped because it was asked to, and can go on; the text says where and how."""
+    """A run stopped because it was asked to, and can be resumed; the text says where and how."""
 
 
 @contextmanager

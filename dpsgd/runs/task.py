@@ -50,7 +50,7 @@ class Task(Trainable, Protocol):
     The methods below are what a run calls. A task may also have
 
     * `check(begun)`, which raises ValueError before any step if the rows are damaged or `metrics`
-      could not be had of them; `begun` is None, or, where a run goes on, what `describe` returned
+      could not be had of them; `begun` is None, or, where a run resumes, what `describe` returned
       when it was begun, which these rows must fit;
     * `num_examples`, how many rows train, where that is known before they are read: `dpsgd train`
       refuses what does not fit them at once;

@@ -142,8 +142,8 @@ def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) ->
         if root.is_copy:
             raise ValueError(
                 f"{where} is a copy of a selection that is not finished: both would have the same "
-                "number of trials, and two releases under one number have another cost; go on "
-                "where it was begun, or begin another one"
+                "number of trials, and two releases under one number have another cost; resume "
+                "it where it was begun, or begin another one"
             )
     ours, theirs = wanted.fingerprint(root), dict(selection.fingerprint)
     if root is None:  # and with it, what made the data's digest comparable, is destroyed

@@ -128,7 +128,7 @@ def test_a_folder_without_batches_and_one_that_begins_too_late_are_refused(tmp_p
     with pytest.raises(ValueError, match="holds no batches"):
         BatchFiles(tmp_path, Draw(SAMPLERS[0], "r", 0, 0, 3), SEED, DATA)
     draw = drawn(tmp_path / "batches", SAMPLERS[0], first_step=5)
-    with pytest.raises(ValueError, match="from step 5 on, and the run goes on at step 4"):
+    with pytest.raises(ValueError, match="from step 5 on, and the run resumes at step 4"):
         BatchFiles(tmp_path / "batches", dataclasses.replace(draw, first_step=4), SEED, DATA)
 
 
