@@ -17,7 +17,6 @@ from accounting import (
     GaussianProfile,
     MultistageProfile,
     PoissonProfile,
-    TruncatedProfile,
     attack_accuracy,
     attack_advantage,
     implied_advantage,
@@ -91,10 +90,6 @@ def test_what_implies_nothing_or_is_no_guarantee():
         implied_advantage(1.0, 1.5)
 
 
-def test_an_accuracy_is_a_probability_of_at_least_one_half_and_keeps_its_confidence():
-    assert attack_accuracy(Bound(0.0, 1.0, 0.9)) == Bound(0.5, 1.0, 0.9)
-
-
 # --- delta(0), computed otherwise -----------------------------------------------------------------
 
 
@@ -141,21 +136,6 @@ def test_two_bins_have_their_integral(sigma):
     assert exact - 1e-10 <= bound.upper
 
 
-def test_balls_and_bins_is_what_draws_of_its_likelihood_ratio_say():
-    """E_Q[(1 - X)_+] from 200,000 draws of X; Hoeffding's bound at a false alarm rate of 1e-9."""
-    sigma, bins, epochs, draws = 0.9, 20, 5, 200_000
-    rng = np.random.default_rng(0)
-    ratio = np.ones(draws)
-    for _ in range(epochs):
-        losses = (rng.normal(0.0, sigma, (draws, bins)) - 0.5) / sigma**2
-        ratio *= np.exp(losses).mean(axis=1)
-    estimate = np.maximum(1.0 - ratio, 0.0).mean()
-    slack = math.sqrt(math.log(2e9) / (2 * draws))
-    bound = attack_advantage(BallsAndBinsProfile(sigma, bins, epochs))
-    assert bound.lower - slack <= estimate <= bound.upper + slack
-    assert slack < 0.04 * bound.upper
-
-
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.1, 30), (0.7, 0.01, 1000)])
 def test_poisson_is_what_dp_accounting_says(sigma, rate, steps):
     one = pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=1e-3)
@@ -172,11 +152,3 @@ def test_an_attack_on_rarely_drawn_examples_is_hardly_better_than_a_coin(sigma, 
     bound = attack_advantage(PoissonProfile(sigma, 1 / 36_000, 36_000))
     assert bound.lower == pytest.approx(advantage, rel=1e-5)
     assert bound.width <= 1e-6 * bound.upper
-
-
-def test_truncation_is_added_once():
-    steps, log_overflow = 40, math.log(1e-6)
-    inner = GaussianProfile(2.0)
-    bound = attack_advantage(TruncatedProfile(inner, steps, log_overflow))
-    assert bound.upper == pytest.approx(inner.delta(0.0).upper + 2 * steps * 1e-6, rel=1e-9)
-    assert bound.lower == pytest.approx(inner.delta(0.0).lower - 2 * steps * 1e-6, rel=1e-9)

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,14 +46,6 @@ def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profil
         assert got <= profile.delta(max(0.0, epsilon - 1e-3)).upper * (1 + 1e-3) + 1e-7
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=repr)
-def test_pair_of_a_curve_is_two_probability_measures(profile, curves):
-    p, q, infinity = curves[profile]._pair
-    assert np.all(p >= 0)
-    assert np.all(q >= 0)
-    assert p.sum() + q[1:].sum() + infinity == pytest.approx(1.0, abs=1e-12)
-
-
 @pytest.mark.parametrize("sigma", [1.0, 4.0])
 @pytest.mark.parametrize("count", [2, 9])
 def test_converted_distribution_composes_to_a_valid_and_tight_bound(sigma, count):
@@ -64,16 +55,6 @@ def test_converted_distribution_composes_to_a_valid_and_tight_bound(sigma, count
     for delta in (1e-2, 1e-6, 1e-9):
         truth = exact.epsilon(delta)
         assert truth.lower <= composed.get_epsilon_for_delta(delta) <= truth.upper + 1e-3 * count
-
-
-def test_converted_distribution_composes_with_another_mechanism():
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    ours = PrivacyCurve.of(GaussianProfile(1.0), tail=1e-15).privacy_loss_distribution()
-    theirs = pld.from_gaussian_mechanism(0.5, value_discretization_interval=1e-2)
-    truth = GaussianProfile(1.0 / math.sqrt(5.0)).epsilon(1e-6)
-    got = ours.compose(theirs).get_epsilon_for_delta(1e-6)
-    assert truth.lower <= got <= truth.upper + 1e-2
 
 
 @pytest.mark.parametrize("sampling_prob", [1.0, 0.1])
@@ -95,13 +76,6 @@ def test_ratio_is_converted_in_each_direction_on_its_own(sampling_prob, bins):
         apart += ratio.remove(epsilon) > 1.05 * ratio.add(epsilon)
     # The two directions differ, unless it is one Gaussian: exchanging them would be seen.
     assert apart >= 2 or (sampling_prob == 1.0 and bins == 1)
-
-
-def test_ratio_of_one_epoch_composes_to_several_epochs_of_balls_and_bins():
-    one = LikelihoodRatio.gaussian(1.0, 0.02, "upper").average(50)
-    composed = ratio_to_privacy_loss_distribution(one, interval=1e-3).self_compose(4)
-    truth = BallsAndBinsProfile(1.0, 50, epochs=4).epsilon(1e-6)
-    assert truth.lower <= composed.get_epsilon_for_delta(1e-6) <= truth.upper + 2e-2
 
 
 @given(st.lists(st.floats(0.0, 0.3), min_size=40, max_size=40))
@@ -165,12 +139,6 @@ def test_nearest_gaussian_covers_the_profile_and_no_smaller_one_does(profile, cu
         assert any(profile.delta(e).upper > below.delta(e).lower + slack for e in epsilons)
 
 
-def test_nearest_gaussian_shrinks_with_the_slack_for_rare_participation(curves):
-    curve = curves[PROFILES[2]]
-    mus = [curve.gaussian_mu(slack).upper for slack in (1e-7, 1e-3)]
-    assert 2.0 > mus[0] > mus[1]
-
-
 # --- events -------------------------------------------------------------------------------------
 
 
@@ -179,10 +147,6 @@ def test_event_of_poisson_costs_what_the_profile_says():
     accountant = PLDAccountant().compose(to_dp_event(profile))
     bound = profile.epsilon(1e-5)
     assert bound.lower - 1e-3 <= accountant.get_epsilon(1e-5) <= bound.upper + 2e-2
-
-
-def test_event_of_a_gaussian_is_the_gaussian():
-    assert to_dp_event(GaussianProfile(1.5)) == GaussianDpEvent(1.5)
 
 
 def test_no_event_is_invented_for_balls_and_bins():

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import accounting
 from accounting import (
     Bound,
     ContradictoryBounds,
     GaussianProfile,
-    PrivacyProfile,
     calibrate,
     default_delta,
     epsilon,
@@ -29,13 +27,6 @@ from accounting.profile import epsilon_from_delta
 def test_what_is_printed_brackets_what_is_held(value, spec):
     bound = Bound(value, value)
     assert Decimal(bound.format_lower(spec)) <= Decimal(value) <= Decimal(bound.format_upper(spec))
-
-
-@given(value=st.floats(1e-6, 1e6))
-def test_what_is_printed_is_within_one_place(value):
-    bound = Bound(value, value)
-    assert Decimal(bound.format_upper(".2e")) <= Decimal(value) * Decimal("1.011")
-    assert float(bound.format_upper(".3f")) - value <= 1.001e-3
 
 
 def test_an_infinite_end_prints_as_such():
@@ -63,20 +54,6 @@ def test_curves_that_contradict_each_other_are_an_error_and_never_an_interval():
 def test_a_curve_that_never_falls_gives_infinity_and_one_that_is_low_gives_0():
     assert epsilon_from_delta(lambda e: 0.5, lambda e: 0.0, 0.1) == Bound(0.0, math.inf)
     assert epsilon_from_delta(lambda e: 0.01, lambda e: 0.0, 0.1) == Bound(0.0, 0.0)
-
-
-def test_every_profile_is_one_and_answers_epsilon():
-    for profile in (
-        accounting.GaussianProfile(1.0),
-        accounting.PoissonProfile(1.0, 0.1, 10),
-        accounting.BallsAndBinsProfile(1.0, 10),
-        accounting.ShuffleProfile(1.0, 10),
-        accounting.TruncatedProfile(accounting.GaussianProfile(1.0), 10, -100.0),
-    ):
-        assert isinstance(profile, PrivacyProfile)
-        bound = epsilon(profile, 1e-5)
-        assert 0.0 < bound.lower <= bound.upper < 5.0
-        assert bound.confidence == 1.0
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.9, 2.0, math.nan])

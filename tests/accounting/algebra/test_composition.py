@@ -52,18 +52,6 @@ def test_another_release_is_convolved_as_well(side, epsilon):
         compose_both(one, 2, LikelihoodRatio.gaussian(2.0, 0.02, side), epsilon=epsilon)
 
 
-@pytest.mark.parametrize("tilted_for", [0.5, 8.0])
-def test_a_tilt_for_another_epsilon_loosens_but_never_breaks_the_bound(tilted_for):
-    for epsilon in (1.0, 4.0, 10.0):
-        exact = GaussianProfile(1.0 / math.sqrt(3)).delta(epsilon)
-        low, high = (
-            compose_both(LikelihoodRatio.gaussian(1.0, 0.01, side), 3, epsilon=tilted_for)
-            for side in ("lower", "upper")
-        )
-        assert low[0].delta(epsilon) <= exact.upper
-        assert exact.lower <= high[0].delta(epsilon)
-
-
 def test_a_point_must_be_named():
     with pytest.raises(ValueError, match="delta or epsilon"):
         compose_both(LikelihoodRatio.gaussian(1.0, 0.1, "upper"), 2)

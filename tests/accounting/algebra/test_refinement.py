@@ -104,19 +104,6 @@ def test_an_error_that_no_grid_lessens_is_named_before_any_gap(gap_note):
     assert "certified error" in bound.note
 
 
-def test_grids_that_are_of_no_use_three_times_in_a_row_end_it():
-    grids = Exponential(gap=0.05)
-    bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-3)
-    assert "of no use" in bound.note
-    assert len(grids.tried) <= 6
-
-
-def test_a_bound_that_is_sharp_already_asks_for_no_grid():
-    grids = Exponential()
-    assert refine_epsilon(grids, 1e-3, Bound(6.9, 6.9001), 1e-3) == Bound(6.9, 6.9001)
-    assert not grids.tried
-
-
 def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
     bound = refine_epsilon(Exponential(gap=0.1), 1e-3, Bound(6.9, 6.95), 1e-3)
     assert (bound.lower, bound.upper) == (6.9, 6.95)

@@ -16,7 +16,7 @@ from accounting import (
     UnitsThenPoissonProfile,
     WorstLeafProfile,
 )
-from accounting.estimates.episodic import Estimate, PublishedTheorem3, compare
+from accounting.estimates.episodic import Estimate, PublishedTheorem3
 from accounting.profiles.multistage import add_remove_profile
 
 DELTA = 1e-5
@@ -68,24 +68,6 @@ def test_a_black_box_audit_refutes_the_published_theorem_and_passes_the_bound():
     assert published.value == pytest.approx(2.67, abs=0.01)
     assert published.value < shown
     assert shown < MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA).upper
-
-
-@pytest.mark.long
-def test_a_configuration_is_compared_with_what_keeps_more_amplification():
-    found = compare(2.0, 50, (1, 3, 3), (10, 12, 12), DELTA)
-    own = found.pop("examples clipped")
-    assert own == MultistageProfile(2.0, 50, (1, 3, 3), (10, 12, 12)).epsilon(DELTA)
-    assert "any concrete pair" in own.note
-    published = found.pop("published theorem")
-    assert isinstance(published, Estimate)
-    assert published.value < own.lower
-    assert set(found) == {
-        "units of level 2 clipped",
-        "units of level 1 clipped",
-        "Poisson within units",
-    }
-    assert found["units of level 1 clipped"].upper < 0.5 * own.upper
-    assert found["units of level 1 clipped"].upper < found["units of level 2 clipped"].upper
 
 
 def test_the_published_theorem_can_not_be_printed_as_a_guarantee():

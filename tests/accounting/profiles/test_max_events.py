@@ -71,11 +71,6 @@ def test_masses_of_the_largest_are_right_far_from_the_middle():
             assert abs(mpmath.mpf(mass) / exact - 1) <= error
 
 
-def test_max_event_bound_of_shuffling_one_bin_is_the_gaussian(quadrature):
-    bound = max_event_lower_bound(1.0, noise_multiplier=0.7, bins=1, shifts=(2.0, 1.0))
-    assert bound == pytest.approx(quadrature(1.0, 0.7, 1, "remove"), rel=1e-6)
-
-
 @pytest.mark.parametrize("shifts", [(1.0, 0.0), (2.0, 1.0)])
 @pytest.mark.parametrize(("sigma", "bins", "epsilon"), [(0.5, 100, 1.0), (0.4, 5000, 6.0)])
 def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins, epsilon):

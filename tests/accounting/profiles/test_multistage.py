@@ -175,14 +175,6 @@ def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
     assert max(share for _, share, stages in found if stages == 2) > 0.9
 
 
-@pytest.mark.long
-def test_no_random_pair_of_data_sets_in_the_plane_exceeds_the_bound():
-    rng = np.random.default_rng(2)
-    found = [violation(rng, 2, 30) for _ in range(300)]
-    assert max(excess for excess, _, _ in found) <= 1e-9
-    assert max(share for _, share, _ in found) > 0.9
-
-
 def test_clipping_units_together_bounds_every_function_of_their_examples():
     # A unit's gradient may be any function of its drawn leaves: +-1 by a random table.
     rng = np.random.default_rng(3)
@@ -228,13 +220,6 @@ def test_drawing_everything_is_the_gaussian_mechanism(sigma, sizes):
     assert bound == exact
 
 
-def test_drawing_nearly_everything_is_nearly_the_gaussian_mechanism():
-    exact = GaussianProfile(1 / math.sqrt(10)).epsilon(DELTA)
-    bound = MultistageProfile(1.0, 10, (99999,), (100000,)).epsilon(DELTA)
-    assert bound.upper == pytest.approx(exact.upper, rel=1e-3)
-    assert bound.lower == pytest.approx(exact.lower, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps"),
     [
@@ -272,22 +257,6 @@ def test_the_bound_is_below_that_of_known_units():
     far = MultistageProfile(1.0, 1, (1, 500), (10, 1000)).divergence(2.0)
     known = 0.1 * MultistageProfile(1.0, 1, (500,), (1000,)).divergence(2.0)
     assert far == pytest.approx(known, rel=1e-6)
-
-
-def test_the_composition_agrees_with_direct_convolution():
-    profile = MultistageProfile(2.0, 4, (1, 5), (10, 10))
-    power = profile.glued(0.01, 1e-16).power(4)
-    for eps in (0.5, 2.0):
-        assert profile.delta(eps).upper == pytest.approx(power.delta(eps), rel=0.01)
-
-
-def test_less_noise_more_steps_and_smaller_units_cost_more():
-    @functools.cache
-    def upper(sigma=2.0, steps=100, draws=(1, 5), sizes=(10, 10)):
-        return MultistageProfile(sigma, steps, draws, sizes).epsilon(DELTA, 0.05).upper
-
-    assert upper() < min(upper(sigma=1.8), upper(steps=120), upper(sizes=(9, 10)))
-    assert upper() < upper(sizes=(10, 9))
 
 
 def test_so_little_noise_that_no_grid_serves_costs_as_if_the_draws_were_known():

@@ -39,13 +39,6 @@ def test_poisson_within_known_units_is_a_mixture_over_how_often_the_unit_is_draw
     assert upper == pytest.approx(total, rel=5e-3)
 
 
-def test_always_drawing_the_unit_is_plain_poisson():
-    bound = UnitsThenPoissonProfile(1.0, 100, 1.0, 0.05).epsilon(DELTA)
-    poisson = PoissonProfile(1.0, 0.05, 100).epsilon(DELTA)
-    assert bound.upper == pytest.approx(poisson.upper, abs=2e-3)
-    assert bound.lower == pytest.approx(poisson.lower, abs=2e-3)
-
-
 def delta_with_siblings(sigma, unit, rate, siblings, eps):
     """Delta of one step, by quadrature in the plane: the leaf is e_1, its siblings are e_2."""
     reach = 9.0 * sigma
@@ -74,14 +67,6 @@ def test_siblings_that_show_the_draw_bring_the_truth_near_to_the_upper_end(sibli
         assert found.lower > 0.97 * found.upper
     else:
         assert "drawn" in found.note
-
-
-def test_with_many_siblings_both_ends_meet_over_a_whole_run():
-    bound = UnitsThenPoissonProfile(0.5, 10_000, 0.1, 0.1, siblings=200).epsilon(1e-6)
-    assert bound.width < 0.05
-    alone = UnitsThenPoissonProfile(0.5, 10_000, 0.1, 0.1).epsilon(1e-6)
-    assert alone.upper == pytest.approx(bound.upper, abs=0.05)
-    assert alone.upper > 2.0 * alone.lower
 
 
 @pytest.mark.parametrize(("unit", "rate"), [(1.0, 3e-5), (0.1, 1e-4)])

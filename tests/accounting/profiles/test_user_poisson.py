@@ -107,11 +107,6 @@ def test_no_vectors_of_bounded_norm_exceed_the_bound():
     assert share > 0.98
 
 
-def test_more_examples_a_user_cost_more():
-    bounds = [UserPoissonProfile(3.0, 50, 0.05, tau).epsilon(DELTA) for tau in (1, 2, 4, 8)]
-    assert all(a.upper < b.lower for a, b in itertools.pairwise(bounds))
-
-
 def test_a_cap_so_high_that_no_grid_serves_costs_as_without_sampling():
     profile = UserPoissonProfile(0.05, 10, 0.5, 50)
     bound = profile.epsilon(DELTA)

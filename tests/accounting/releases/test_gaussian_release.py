@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -17,11 +16,8 @@ from accounting import (
     GaussianProfile,
     PoissonProfile,
     PrivacyProfile,
-    ShuffleProfile,
     TruncatedProfile,
     WithGaussianReleaseProfile,
-    WorstLeafProfile,
-    calibrate,
 )
 from accounting.profile import UpperEnd
 
@@ -151,27 +147,6 @@ def test_it_agrees_with_another_accountant():
     assert bound.lower <= theirs.get_delta_for_epsilon(0.0) <= bound.upper * 1.003
 
 
-@pytest.mark.short("WorstLeaf*", "Poisson*", "Gaussian*")
-@pytest.mark.parametrize(
-    "run",
-    [
-        GaussianProfile(1.0),
-        PoissonProfile(1.0, 0.05, 20),
-        BallsAndBinsProfile(1.0, 10, 2),
-        ShuffleProfile(1.0, 10, 2),
-        WorstLeafProfile(1.0, 2, (1,), ((4,),)),
-        Opaque(BallsAndBinsProfile(1.0, 4)),
-    ],
-    ids=repr,
-)
-def test_the_cost_falls_in_the_release_s_noise_to_that_of_the_run_alone(run):
-    found = [WithGaussianReleaseProfile(run, r).epsilon(DELTA) for r in (0.5, 2.0, 8.0, 1e6)]
-    alone = run.epsilon(DELTA)
-    assert all(less.upper < more.upper for more, less in itertools.pairwise(found))
-    assert found[-1].upper == pytest.approx(alone.upper, abs=2e-3)
-    assert found[0].lower >= GaussianProfile(0.5).epsilon(DELTA).lower
-
-
 def test_as_many_releases_are_one_of_less_noise():
     run, product = BallsAndBinsProfile(1.0, 10, 2), WithGaussianReleaseProfile
     four = functools.reduce(product, [6.0] * 4, run)
@@ -202,22 +177,8 @@ def test_of_an_upper_end_the_product_s_alone_is_proved():
         assert found.note
 
 
-def test_noise_is_found_for_the_total():
-    def privacy(sigma):
-        return WithGaussianReleaseProfile(BallsAndBinsProfile(sigma, 10), 10.0)
-
-    sigma = calibrate(privacy, epsilon=2.0, delta=DELTA)
-    assert privacy(sigma).epsilon(DELTA).upper <= 2.0 < privacy(0.998 * sigma).epsilon(DELTA).lower
-
-
 def test_an_estimate_is_not_composed():
     product = WithGaussianReleaseProfile(Opaque(GaussianProfile(1.0), 0.99), 2.0)
     for question, at in ((product.epsilon, DELTA), (product.delta, 1.0)):
         with pytest.raises(ValueError, match="must be proved"):
             question(at)
-
-
-def test_a_further_release_has_noise():
-    for profile in (BallsAndBinsProfile, ShuffleProfile):
-        with pytest.raises(ValueError, match="noise_multiplier"):
-            profile(1.0, 10, release=0.0)

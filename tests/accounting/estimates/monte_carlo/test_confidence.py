@@ -40,9 +40,5 @@ def test_kl_upper_bound_fails_no_more_often_than_beta():
         assert failures <= stats.binom.ppf(1 - 1e-8, trials, beta)
 
 
-def test_kl_upper_bound_of_ones_is_one():
-    assert kl_upper_bound(1.0, 10, 0.1) == 1.0
-
-
 def test_hockey_stick_bound_never_underflows_to_zero():
     assert hockey_stick_upper_bound(np.zeros(10), 1.0, beta=0.1, event_probability=0.0) > 0.0

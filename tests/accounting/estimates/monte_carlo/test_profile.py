@@ -32,29 +32,11 @@ def test_profile_of_fixed_bins_is_one_epoch_at_the_averaged_noise():
     assert fixed.epsilon(1e-2) == single.epsilon(1e-2)
 
 
-def test_profile_of_redrawn_bins_costs_more_than_one_epoch_and_less_than_fixed_ones():
-    one, redrawn, fixed = (
-        MonteCarloProfile(0.8, 20, epochs=e, assignment=a, num_samples=20_000).delta(1.0)
-        for e, a in [(1, "redrawn"), (4, "redrawn"), (4, "fixed")]
-    )
-    assert one.upper < redrawn.lower or one.upper < redrawn.upper
-    assert redrawn.upper < fixed.lower
-
-
 def test_profile_reports_infinity_where_samples_are_too_few():
     profile = MonteCarloProfile(1.0, 565, num_samples=100, ranks=geometric_ranks(565))
     bound = profile.epsilon(1e-8)
     assert bound.upper == math.inf
     assert 0.0 < bound.lower < 1.0
-
-
-def test_chunks_do_not_change_what_is_estimated(monkeypatch):
-    def upper():
-        return MonteCarloProfile(0.5, 3, num_samples=20_000).delta(1.0).upper
-
-    whole = upper()
-    monkeypatch.setattr("accounting.estimates.monte_carlo.losses._CHUNK_ENTRIES", 7_000)
-    assert upper() == pytest.approx(whole, rel=0.1)
 
 
 # --- the certified interval
@@ -84,20 +66,6 @@ def test_certified_interval_lies_between_the_event_bound_and_the_confidence_boun
     # The confidence bound fails with probability 1e-9; then it would lie below the certified one.
     assert certified.lower <= bound.upper
     assert certified.upper <= bound.upper * (1 + 2e-3) + 1e-3 * certified.lower
-
-
-@pytest.mark.parametrize("assignment", ["redrawn", "fixed"])
-@pytest.mark.parametrize(
-    ("sigma", "bins", "epsilon"),
-    [(0.5, 20, 3.0), pytest.param(1.0, 100, 0.5, marks=pytest.mark.long)],
-)
-def test_certified_interval_of_several_epochs_lies_under_the_confidence_bound(
-    sigma, bins, epsilon, assignment
-):
-    certified = BallsAndBinsProfile(sigma, bins, 3, assignment).delta(epsilon)
-    sampled = MonteCarloProfile(sigma, bins, 3, assignment, num_samples=50_000, beta=1e-9)
-    bound = sampled.delta(epsilon)
-    assert bound.lower <= certified.upper <= bound.upper < 1.5 * certified.upper + 1e-3
 
 
 def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
