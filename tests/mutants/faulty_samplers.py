@@ -1,487 +1,298 @@
-"""Faulty samplers: each is a sound one, but for one method; see `faulty`."""
+"""Faulty samplers: each is a sound one, but for what some of its methods are given or return."""
 
 import dataclasses
 import threading
 
 import numpy as np
+from planting import after, before
 
-from samplers import (
-    BallsAndBins,
-    EpochPlan,
-    FullBatch,
-    Multistage,
-    Participations,
-    Poisson,
-    Shuffle,
-    UnitsThenPoisson,
-)
+from samplers import EpochPlan, Participations, Poisson
 
 
-def faulty(fault, sampler):
-    """Returns a sampler of this kind, with the fault."""
-    kind = dataclasses.dataclass(frozen=True)(type(fault.__name__, (fault, type(sampler)), {}))
+def faulty(name, sampler):
+    """Returns a sampler of this kind, with a fault of `FAULTS`."""
+    methods = {
+        method: make(getattr(type(sampler), method)) for method, make in FAULTS[name].items()
+    }
+    kind = dataclasses.dataclass(frozen=True)(type(name, (type(sampler),), methods))
     return kind(**{f.name: getattr(sampler, f.name) for f in dataclasses.fields(sampler)})
 
 
-# --------------------------------------------------------------------------- keys and epochs
+def drawn(change):
+    """A fault of the arguments of the draws."""
+    return {"participations": before(change)}
 
 
-class EpochIgnored:
-    """Draws every epoch by the key of the first."""
+def moved(change):
+    """`change(examples, steps, self, epoch)` gives other steps."""
 
-    def participations(self, seed, epoch, chunk):
-        return super().participations(seed, 0, chunk)
+    def faulty(found, self, epoch):
+        steps = change(*found, self, epoch).astype(np.int32)
+        return Participations(found.examples, steps)
 
-
-class SeedIgnored:
-    """Draws the same batches in every run: whoever has the program knows them."""
-
-    def participations(self, seed, epoch, chunk):
-        return super().participations(0, epoch, chunk)
+    return {"participations": after(faulty)}
 
 
-class EvenEpochsShare:
-    """Draws epochs 0, 2, 4, ... alike."""
+def kept(which):
+    """Participations for which `which(examples, steps, self, chunk)`, and no others."""
 
-    def participations(self, seed, epoch, chunk):
-        return super().participations(seed, epoch if epoch % 2 else 0, chunk)
+    def faulty(found, self, chunk):
+        some = which(*found, self, chunk)
+        return Participations(found.examples[some], found.steps[some])
 
-
-class EpochsByFoursShare:
-    """Draws epochs e and e + 4 alike."""
-
-    def participations(self, seed, epoch, chunk):
-        return super().participations(seed, epoch % 4, chunk)
+    return {"participations": after(faulty)}
 
 
-class LastChunkOfTheEpochBefore:
-    def participations(self, seed, epoch, chunk):
-        last = chunk == self.num_chunks - 1
-        return super().participations(seed, max(0, epoch - last), chunk)
+def drawn_twice(change):
+    """`change(examples, steps, other steps, chunk)` gives the steps."""
+
+    def make(sound):
+        def faulty(self, seed, epoch, chunk):
+            examples, steps = sound(self, seed, epoch, chunk)
+            _, others = sound(self, seed + 2**128, epoch, chunk)
+            return Participations(examples, change(examples, steps, others, chunk))
+
+        return faulty
+
+    return {"participations": make}
 
 
-class LastEpochOfTheRunRepeated:
-    """Draws the last epoch as the one before."""
-
-    def participations(self, seed, epoch, chunk):
-        return super().participations(seed, min(epoch, self.epochs - 2), chunk)
+def cut(change):
+    """A fault of the arguments of a cut."""
+    return {"passes": before(change)}
 
 
-class ChunksShare:
-    """Draws every chunk by the key of the first."""
+def passes(change):
+    """A fault of what is taken pass by pass."""
+    return {"passes": after(change)}
 
-    def participations(self, seed, epoch, chunk):
+
+def shuffled(change):
+    """A fault of the arguments by which a bucket is filled and ordered."""
+    return {"bucket": before(change), "ordered": before(change)}
+
+
+def at(size):
+    """Another batch size of Poisson's draws: `size(self, chunk)`."""
+
+    def given(self, chunk):
+        return {"self": Poisson(self.num_examples, size(self, chunk), self.epochs)}
+
+    return drawn(given)
+
+
+def ahead():
+    """Whether an epoch is drawn in the background."""
+    return threading.current_thread() is not threading.main_thread()
+
+
+def is_last(self, chunk):
+    return chunk == self.num_chunks - 1
+
+
+def one_key_for_all_chunks(sound):
+    def faulty(self, seed, epoch, chunk):
         rows = self.chunk_range(chunk)
-        examples, steps = super().participations(seed, epoch, 0)
+        examples, steps = sound(self, seed, epoch, 0)
         some = examples < len(rows)
         return Participations(examples[some] + np.int32(rows.start), steps[some])
 
-
-class FirstEpochRepeated(Poisson):
-    """Trains on the first epoch's batches again and again; the rows know nothing of it."""
-
-    def drawn_epoch(self, epoch):
-        return 0
+    return faulty
 
 
-class ReadAheadDrawsTwice:
-    """What is drawn ahead is the epoch that is read."""
-
-    def plan(self, seed, epoch):
-        ahead = threading.current_thread() is not threading.main_thread()
-        return super().plan(seed, epoch - 1 if ahead else epoch)
-
-
-class ShortSeed(Shuffle):
-    """Permutes by a seed of 16 bits."""
-
-    def bucket(self, seed, epoch, chunk, shard=0):
-        return super().bucket(seed % 2**16, epoch, chunk, shard)
-
-    def ordered(self, seed, epoch, bucket, members, shard=0):
-        return super().ordered(seed % 2**16, epoch, bucket, members, shard)
-
-
-class ReversedEverySecondEpoch(Shuffle):
-    def plan(self, seed, epoch):
-        plan = super().plan(seed, epoch - epoch % 2)
+def every_second_reversed(sound):
+    def faulty(self, seed, epoch):
+        plan = sound(self, seed, epoch - epoch % 2)
         if epoch % 2 == 0:
             return plan
         steps = [plan.members(step) for step in reversed(range(self.steps_per_epoch))]
         return EpochPlan(plan.starts, np.concatenate(steps))
 
-
-class StepsBy64Share(Poisson):
-    """Draws steps t and t + 64 alike."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        copies = [(examples[steps < 64], steps[steps < 64] + 64 * k) for k in range(3)]
-        examples, steps = (np.concatenate(part) for part in zip(*copies, strict=True))
-        some = steps < self.steps_per_epoch
-        return Participations(examples[some], steps[some].astype(np.int32))
+    return faulty
 
 
-class MovedByOneStep(BallsAndBins):
-    """Puts every example one bin further in each epoch."""
+def steps_by_64(found, self):
+    examples, steps = found
+    copies = [(examples[steps < 64], steps[steps < 64] + 64 * k) for k in range(3)]
+    examples, steps = (np.concatenate(part) for part in zip(*copies, strict=True))
+    some = steps < self.steps_per_epoch
+    return Participations(examples[some], steps[some].astype(np.int32))
 
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, 0, chunk)
+
+def moved_on(sound):
+    def faulty(self, seed, epoch, chunk):
+        examples, steps = sound(self, seed, 0, chunk)
         return Participations(examples, (steps + np.int32(epoch)) % self.steps_per_epoch)
 
-
-class GroupsOfEachEpoch(BallsAndBins):
-    """Puts every example into another group in each epoch."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        cycle = np.int32(self.cycle_length)
-        return Participations(
-            examples, steps - steps % cycle + (examples + np.int32(epoch)) % cycle
-        )
+    return faulty
 
 
-# ------------------------------------------------------------------------------------- rates
+def in_reverse(sound):
+    def faulty(self, seed, epoch, chunk):
+        examples, steps = sound(self, seed, epoch // 2 * 2, chunk)
+        steps = self.steps_per_epoch - 1 - steps if epoch % 2 else steps
+        return Participations(examples, steps.astype(np.int32))
+
+    return faulty
 
 
-class TooOften(Poisson):
-    """Draws 1 % more than is claimed."""
-
-    def participations(self, seed, epoch, chunk):
-        more = Poisson(self.num_examples, self.batch_size * 101 // 100, self.epochs)
-        return more.participations(seed, epoch, chunk)
+def other_groups(examples, steps, self, epoch):
+    cycle = self.cycle_length
+    return steps - steps % cycle + (examples + epoch) % cycle
 
 
-class BinsOf16Bits(BallsAndBins):
-    BITS = 16
+def of_bits(bits):
+    """Bins by words of so many bits."""
 
-    def participations(self, seed, epoch, chunk):
-        rows, words = self.chunk_range(chunk), 2**self.BITS
-        words = np.random.default_rng([seed % 2**128, epoch, chunk]).integers(0, words, len(rows))
-        steps = (words % self.steps_per_epoch).astype(np.int32)
-        return Participations(np.arange(rows.start, rows.stop, dtype=np.int32), steps)
+    def make(sound):
+        def faulty(self, seed, epoch, chunk):
+            rows = self.chunk_range(chunk)
+            words = np.random.default_rng([seed % 2**128, epoch, chunk])
+            steps = words.integers(0, 2**bits, len(rows)) % self.steps_per_epoch
+            examples = np.arange(rows.start, rows.stop, dtype=np.int32)
+            return Participations(examples, steps.astype(np.int32))
 
+        return faulty
 
-class EarlyStepsFavoured(BallsAndBins):
-    """Draws early steps, of an epoch or a cycle, for every eighth example more often."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        _, others = super().participations(seed + 2**128, epoch, chunk)
-        favoured = examples % 8 == 0
-        return Participations(examples, np.where(favoured, np.minimum(steps, others), steps))
+    return {"participations": make}
 
 
-class StepsOfOneChunkFavoured(BallsAndBins):
-    """Draws earlier steps for the examples of one chunk, and later ones for those of the next."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        _, others = super().participations(seed + 2**128, epoch, chunk)
-        pick = [np.minimum, np.maximum, lambda one, other: one][chunk]
-        return Participations(examples, np.where(examples % 4 == 0, pick(steps, others), steps))
+def by_chunk(examples, steps, others, chunk):
+    pick = [np.minimum, np.maximum, lambda one, other: one][chunk]
+    return np.where(examples % 4 == 0, pick(steps, others), steps)
 
 
-class OneExampleInBin0(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        return Participations(examples, np.where(examples == 17, np.int32(0), steps))
+def border_in_both(sound):
+    """The first example of a chunk is drawn with the chunk before as well."""
 
-
-class FirstExampleInEarlyBins(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        early = (steps // 2).astype(np.int32)
-        return Participations(examples, np.where(examples == 0, early, steps))
-
-
-class FirstExampleNever:
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        return Participations(examples[examples > 0], steps[examples > 0])
-
-
-class BorderLeftOut(Poisson):
-    """Draws a chunk without its last example."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        some = examples < self.chunk_range(chunk).stop - 1
-        return Participations(examples[some], steps[some])
-
-
-class BorderInBothChunks(Poisson):
-    """Draws the first example of a chunk with the chunk before as well."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        if chunk + 1 == self.num_chunks:
+    def faulty(self, seed, epoch, chunk):
+        examples, steps = sound(self, seed, epoch, chunk)
+        if is_last(self, chunk):
             return Participations(examples, steps)
-        more, at = super().participations(seed + 2**128, epoch, chunk + 1)
+        more, when = sound(self, seed + 2**128, epoch, chunk + 1)
         some = more == self.chunk_range(chunk).stop
-        return Participations(np.append(examples, more[some]), np.append(steps, at[some]))
+        return Participations(np.append(examples, more[some]), np.append(steps, when[some]))
+
+    return faulty
 
 
-class LaterExamplesFavoured(Poisson):
-    """Gives half of the first half's participations to the second."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        chunk_size = len(self.chunk_range(0))
-        half = chunk_size // 2
-        moved = (examples % chunk_size < half) & ((examples + steps) % 2 == 0)
-        keys = (examples + np.where(moved & (chunk < 2), half, 0)) * self.steps_per_epoch + steps
-        examples, steps = np.divmod(np.unique(keys), self.steps_per_epoch)
-        return Participations(examples.astype(np.int32), steps.astype(np.int32))
+def later_favoured(found, self, chunk):
+    """Half of the first half's participations are given to the second."""
+    examples, steps = found
+    chunk_size = len(self.chunk_range(0))
+    half = chunk_size // 2
+    some = (examples % chunk_size < half) & ((examples + steps) % 2 == 0)
+    keys = (examples + np.where(some & (chunk < 2), half, 0)) * self.steps_per_epoch + steps
+    examples, steps = np.divmod(np.unique(keys), self.steps_per_epoch)
+    return Participations(examples.astype(np.int32), steps.astype(np.int32))
 
 
-class NeighboursTogether(BallsAndBins):
-    """Lets an example follow its neighbour."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        return Participations(examples, np.repeat(steps[::2], 2)[: steps.size])
+def never_together(examples, steps, self, epoch):
+    alike = (np.arange(steps.size) % 2 > 0) & (steps == np.roll(steps, 1))
+    return (steps + alike) % self.steps_per_epoch
 
 
-# ----------------------------------------------------------------------------- units of a tree
+def tenth_follows(examples, steps, self, epoch):
+    return np.where(np.arange(steps.size) % 10 == 9, np.roll(steps, 1), steps)
 
 
-class FirstOfUnit(Multistage):
-    """Always takes the first example of a drawn unit."""
-
-    def episode(self, seed, step):
-        episode = super().episode(seed, step)
-        examples = episode.examples.copy()
-        first = episode.units[-1] * 8
-        lacks = ~(examples == first[..., None]).any(axis=-1)
-        examples[..., 0] = np.where(lacks, first, examples[..., 0])
-        return episode._replace(examples=examples)
-
-
-class TooOftenInUnits(UnitsThenPoisson):
-    """Takes 4 % more of the examples of a drawn unit."""
-
-    def members(self, seed, step):
-        more = dataclasses.replace(self, sampling_prob=1.04 * self.sampling_prob)
-        return super(TooOftenInUnits, more).members(seed, step)
+def users_together(found, self, chunk):
+    """The examples of a user are drawn in one step."""
+    examples, steps = found
+    rows = self.chunk_range(chunk)
+    some = examples[::3].astype(np.int64) // 3 * 3
+    keys = np.unique(np.concatenate([(some + k) * 2**20 + steps[::3] for k in range(3)]))
+    examples, steps = np.divmod(keys, 2**20)
+    own = (examples >= rows.start) & (examples < rows.stop)
+    return Participations(examples[own].astype(np.int32), steps[own].astype(np.int32))
 
 
-class FirstUnitFavoured(Multistage):
-    """Draws the first unit wherever it is not drawn, in every second step."""
-
-    def members(self, seed, step):
-        drawn = super().members(seed, step)
-        if step % 2 and not (drawn < 32).any():
-            drawn = np.concatenate([drawn[8:], np.arange(8) * 4])
-        return np.sort(drawn).astype(np.int32)
-
-
-class StepsBy16Share(Multistage):
-    def members(self, seed, step):
-        return super().members(seed, step % 16)
+def first_of_unit(episode):
+    """The first example of a drawn unit is always taken."""
+    examples = episode.examples.copy()
+    first = episode.units[-1] * 8
+    lacks = ~(examples == first[..., None]).any(axis=-1)
+    examples[..., 0] = np.where(lacks, first, examples[..., 0])
+    return episode._replace(examples=examples)
 
 
-class UnitsStay(Multistage):
-    """Draws units for two steps, and their examples for each."""
-
-    def members(self, seed, step):
-        one, other = (self.episode(seed, s).units[0] for s in (step, step - step % 2))
-        drawn = super().members(seed, step)
-        kept = dict(zip(one.tolist(), other.tolist(), strict=True))
-        return np.sort([kept[i // 8] * 8 + i % 8 for i in drawn.tolist()]).astype(np.int32)
+def first_unit_favoured(found, step):
+    """The first unit is drawn wherever it is not, in every second step."""
+    if step % 2 and not (found < 32).any():
+        found = np.concatenate([found[8:], np.arange(8) * 4])
+    return np.sort(found).astype(np.int32)
 
 
-# ------------------------------------------------------------------------------- cuts, passes
+def units_stay(found, self, seed, step):
+    """Units are drawn for two steps, and their examples for each."""
+    one, other = (self.episode(seed, s).units[0] for s in (step, step - step % 2))
+    stay = dict(zip(one.tolist(), other.tolist(), strict=True))
+    return np.sort([stay[i // 8] * 8 + i % 8 for i in found.tolist()]).astype(np.int32)
 
 
-class FirstRowsKept:
-    def passes(self, members, seed, step, shard=0):
-        return [members[: self.padded_batch_size]]
+def rows_kept(where):
+    """A cut keeps these of the members: `where(self)`."""
+    return {
+        "passes": lambda sound: lambda self, members, seed, step, shard=0: [members[where(self)]]
+    }
 
 
-class LateRowsFavoured(Poisson):
-    """Cuts from the first three quarters alone."""
+def late_favoured(sound):
+    """A cut takes from the first three quarters alone."""
 
-    def passes(self, members, seed, step, shard=0):
+    def faulty(self, members, seed, step, shard=0):
         excess, chosen = members.size - self.padded_batch_size, members.size * 3 // 4
         if excess <= 0:
             return [members]
         gone = np.random.default_rng([seed % 2**128, step]).permutation(chosen)[:excess]
         return [np.delete(members, gone)]
 
-
-class OneCutForAllSteps(Poisson):
-    def passes(self, members, seed, step, shard=0):
-        return super().passes(members, seed, 0, shard)
+    return faulty
 
 
-class OneCutForTwoSteps(Poisson):
-    def passes(self, members, seed, step, shard=0):
-        return super().passes(members, seed, step // 2, shard)
+def neighbours_cut(sound):
+    """A cut drops rows that lie side by side."""
+
+    def faulty(self, members, seed, step, shard=0):
+        begin = int(np.random.default_rng([seed % 2**128, step]).integers(members.size))
+        return [np.sort(np.roll(members, begin)[: self.padded_batch_size])]
+
+    return faulty
 
 
-class OneCutForAllSeeds(Poisson):
-    def passes(self, members, seed, step, shard=0):
-        return super().passes(members, 0, step, shard)
+def planned(change):
+    """`change(starts, examples)` gives another plan of an epoch."""
+    return {"plan": after(lambda found: EpochPlan(*change(*found)))}
 
 
-class LastPassDropped(Poisson):
-    def passes(self, members, seed, step, shard=0):
-        passes = super().passes(members, seed, step, shard)
-        return passes[:-1] if len(passes) > 1 else passes
+def of_all_rows(change):
+    """`change(examples, middle)` gives other rows in the place of all."""
 
-
-class PassesOverlap(Poisson):
-    def passes(self, members, seed, step, shard=0):
-        first, *others = super().passes(members, seed, step, shard)
-        return [first, *(np.append(first[-1:], other[1:]) for other in others)]
-
-
-class LastBatchShort(Shuffle):
-    def plan(self, seed, epoch):
-        starts, examples = super().plan(seed, epoch)
-        return EpochPlan(np.append(starts[:-1], starts[-1] - 1), examples[:-1])
-
-
-# ------------------------------------------------------------------------------------------ shards
-
-
-class FirstShardTwice:
-    """Draws shard 1 as shard 0."""
-
-    def shard_plan(self, seed, epoch, shard):
-        return super().shard_plan(seed, epoch, 0 if shard == 1 else shard)
-
-
-class LastShardNever:
-    def shard_plan(self, seed, epoch, shard):
-        plan = super().shard_plan(seed, epoch, shard)
-        if shard < self.num_shards - 1:
-            return plan
-        return EpochPlan(np.zeros_like(plan.starts), plan.examples[:0])
-
-
-class ShardsReadOneFurther:
-    """Takes rows for those after them."""
-
-    def shard_plan(self, seed, epoch, shard):
-        plan = super().shard_plan(seed, epoch, shard)
-        last = len(self.shard_range(shard)) - 1
-        examples = np.where(plan.examples == last, 0, plan.examples + 1).astype(np.int32)
-        return EpochPlan(plan.starts, examples)
-
-
-class ShardsBeginLate:
-    """Leaves out the first row of each shard but the first."""
-
-    def shard_range(self, shard):
-        rows = super().shard_range(shard)
-        return range(rows.start + (shard > 0), rows.stop)
-
-
-class ShardsOverlap:
-    def shard_range(self, shard):
-        rows = super().shard_range(shard)
-        return range(rows.start - (shard > 0), rows.stop)
-
-
-class ShardsCutAlike:
-    def passes(self, members, seed, step, shard=0):
-        return super().passes(members, seed, step, 0)
-
-
-class ShardsShuffledAlike:
-    def bucket(self, seed, epoch, chunk, shard=0):
-        return super().bucket(seed, epoch, chunk, 0)
-
-    def ordered(self, seed, epoch, bucket, members, shard=0):
-        return super().ordered(seed, epoch, bucket, members, 0)
-
-
-# ------------------------------------------------------------------------------- all rows at once
-
-
-class OneRowLeftOut(FullBatch):
-    """In the middle, where it is no border of anything."""
-
-    def plan(self, seed, epoch):
-        (_, n), examples = super().plan(seed, epoch)
-        return EpochPlan(np.array([0, n - 1]), np.delete(examples, n // 2))
-
-
-class OneRowCountedTwice(FullBatch):
-    def plan(self, seed, epoch):
-        (_, n), examples = super().plan(seed, epoch)
-        return EpochPlan(np.array([0, n + 1]), np.insert(examples, n // 2, examples[n // 2]))
-
-
-class OneRowForAnother(FullBatch):
-    def plan(self, seed, epoch):
-        starts, examples = super().plan(seed, epoch)
-        examples[examples.size // 2] = examples[examples.size // 2 - 1]
-        return EpochPlan(starts, examples)
-
-
-class FirstChunkAlone(FullBatch):
-    def plan(self, seed, epoch):
-        examples = np.arange(len(self.chunk_range(0)), dtype=np.int32)
+    def faulty(found):
+        examples = change(found.examples.copy(), found.examples.size // 2)
         return EpochPlan(np.array([0, examples.size]), examples)
 
-
-class LaterSumsOfTheFirstHalf(FullBatch):
-    def drawn_epoch(self, epoch):
-        return epoch
-
-    def plan(self, seed, epoch):
-        (_, n), examples = super().plan(seed, epoch)
-        return EpochPlan(np.array([0, n // 2 if epoch else n]), examples[: n // 2 if epoch else n])
+    return {"plan": after(faulty)}
 
 
-class SumsPassesAgain(FullBatch):
-    """Takes the first pass in the place of the last."""
-
-    def passes(self, members, seed, step, shard=0):
-        passes = super().passes(members, seed, step, shard)
-        return [*passes[:-1], passes[0][: passes[-1].size]]
+def replaced(examples, middle):
+    examples[middle] = examples[middle - 1]
+    return examples
 
 
-class SumsOfOnePass(FullBatch):
-    def passes(self, members, seed, step, shard=0):
-        return super().passes(members, seed, step, shard)[:1]
+def of_first_chunk(found, self):
+    examples = np.arange(len(self.chunk_range(0)), dtype=np.int32)
+    return EpochPlan(np.array([0, examples.size]), examples)
 
 
-# -------------------------------------------------------------------------- seen at 88,000 examples
+def first_half_later(found, epoch):
+    n = found.examples.size // (2 if epoch else 1)
+    return EpochPlan(np.array([0, n]), found.examples[:n])
 
 
-class EpochsByThreesShare:
-    def participations(self, seed, epoch, chunk):
-        return super().participations(seed, epoch % 3, chunk)
-
-
-class EpochsBySevensShare:
-    def participations(self, seed, epoch, chunk):
-        return super().participations(seed, epoch % 7, chunk)
-
-
-class TooOftenInTheLastChunk(Poisson):
-    """Draws 1 % more there than is claimed."""
-
-    def participations(self, seed, epoch, chunk):
-        more = self.batch_size * 101 // 100 if chunk == self.num_chunks - 1 else self.batch_size
-        drawn = Poisson(self.num_examples, more, self.epochs)
-        return drawn.participations(seed, epoch, chunk)
-
-
-class FewerInTheFirstStep:
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        some = (steps > 0) | (examples % 10 > 0)
-        return Participations(examples[some], steps[some])
-
-
-class LastChunkPlannedWithTheEpochBefore:
-    def plan(self, seed, epoch):
-        plans = super().plan(seed, epoch), super().plan(seed, max(0, epoch - 1))
+def last_chunk_before(sound):
+    def faulty(self, seed, epoch):
+        plans = sound(self, seed, epoch), sound(self, seed, max(0, epoch - 1))
         border = self.chunk_range(self.num_chunks - 1).start
         parts = []
         for step in range(self.steps_per_epoch):
@@ -489,104 +300,130 @@ class LastChunkPlannedWithTheEpochBefore:
             parts.append(np.concatenate([one[one < border], other[other >= border]]))
         return EpochPlan(np.cumsum([0, *map(len, parts)]), np.concatenate(parts))
 
-
-class LastExampleInBin0(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        last = examples == self.num_examples - 1
-        return Participations(examples, np.where(last, np.int32(0), steps))
+    return faulty
 
 
-class BinsOf10Bits(BinsOf16Bits):
-    BITS = 10
+def never_drawn(found, self, shard):
+    if shard < self.num_shards - 1:
+        return found
+    return EpochPlan(np.zeros_like(found.starts), found.examples[:0])
 
 
-class LastBinNever(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        last = self.steps_per_epoch - 1
-        return Participations(examples, np.where(steps == last, examples % last, steps))
+def one_further(found, self, shard):
+    last = len(self.shard_range(shard)) - 1
+    examples = np.where(found.examples == last, 0, found.examples + 1)
+    return EpochPlan(found.starts, examples.astype(np.int32))
 
 
-class BinsReversedEverySecondEpoch(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch // 2 * 2, chunk)
-        steps = self.steps_per_epoch - 1 - steps if epoch % 2 else steps
-        return Participations(examples, steps.astype(np.int32))
+def known_epochs(change):
+    return {"drawn_epoch": lambda sound: lambda self, epoch: change(epoch)}
 
 
-class NeighboursNeverTogether(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        alike = (np.arange(steps.size) % 2 > 0) & (steps == np.roll(steps, 1))
-        return Participations(examples, (steps + alike.astype(np.int32)) % self.steps_per_epoch)
-
-
-class EveryTenthFollows(BallsAndBins):
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        follows = np.arange(steps.size) % 10 == 9
-        return Participations(examples, np.where(follows, np.roll(steps, 1), steps))
-
-
-class UsersTogether(Poisson):
-    """Draws the examples of a user in one step."""
-
-    def participations(self, seed, epoch, chunk):
-        examples, steps = super().participations(seed, epoch, chunk)
-        rows = self.chunk_range(chunk)
-        some = examples[::3].astype(np.int64) // 3 * 3
-        keys = np.unique(np.concatenate([(some + k) * 2**20 + steps[::3] for k in range(3)]))
-        examples, steps = np.divmod(keys, 2**20)
-        kept = (examples >= rows.start) & (examples < rows.stop)
-        return Participations(examples[kept].astype(np.int32), steps[kept].astype(np.int32))
-
-
-class LastRowsKept:
-    def passes(self, members, seed, step, shard=0):
-        return [members[-self.padded_batch_size :]]
-
-
-class NeighboursCut(Poisson):
-    """Cuts rows that lie side by side."""
-
-    def passes(self, members, seed, step, shard=0):
-        begin = int(np.random.default_rng([seed % 2**128, step]).integers(members.size))
-        return [np.sort(np.roll(members, begin)[: self.padded_batch_size])]
-
-
-class SecondPassAgain(Poisson):
-    def passes(self, members, seed, step, shard=0):
-        first, *others = super().passes(members, seed, step, shard)
-        return [first, *(first[: other.size] for other in others)]
-
-
-class EpochsInPairs(Shuffle):
-    def drawn_epoch(self, epoch):
-        return epoch // 2 * 2
-
-
-class FirstBucketInOrder(Shuffle):
-    def ordered(self, seed, epoch, bucket, members, shard=0):
-        return super().ordered(seed, epoch, bucket, members, shard) if bucket else members
-
-
-class FirstExampleFirst(Shuffle):
-    def plan(self, seed, epoch):
-        starts, examples = super().plan(seed, epoch)
-        return EpochPlan(starts, np.concatenate([[0], examples[examples > 0]]).astype(np.int32))
-
-
-class BucketsKept(Shuffle):
-    def bucket(self, seed, epoch, chunk, shard=0):
-        return super().bucket(seed, 0, chunk, shard)
-
-
-class StepsBy2Share(Multistage):
-    def members(self, seed, step):
-        return super().members(seed, step // 2)
-
-
-class RedrawnAllTheSame(BallsAndBins):
-    def drawn_epoch(self, epoch):
-        return epoch
+FAULTS = {
+    # keys and epochs
+    "EpochIgnored": drawn(lambda epoch: {"epoch": 0}),
+    "SeedIgnored": drawn(lambda seed: {"seed": 0}),
+    "EvenEpochsShare": drawn(lambda epoch: {"epoch": epoch if epoch % 2 else 0}),
+    "EpochsByThreesShare": drawn(lambda epoch: {"epoch": epoch % 3}),
+    "EpochsByFoursShare": drawn(lambda epoch: {"epoch": epoch % 4}),
+    "EpochsBySevensShare": drawn(lambda epoch: {"epoch": epoch % 7}),
+    "LastChunkOfTheEpochBefore": drawn(
+        lambda self, epoch, chunk: {"epoch": max(0, epoch - is_last(self, chunk))}),
+    "LastEpochOfTheRunRepeated": drawn(
+        lambda self, epoch: {"epoch": min(epoch, self.epochs - 2)}),
+    "LastChunkPlannedWithTheEpochBefore": {"plan": last_chunk_before},
+    "ChunksShare": {"participations": one_key_for_all_chunks},
+    "FirstEpochRepeated": known_epochs(lambda epoch: 0),  # the rows know nothing of it
+    "EpochsInPairs": known_epochs(lambda epoch: epoch // 2 * 2),
+    "RedrawnAllTheSame": known_epochs(lambda epoch: epoch),
+    "ReadAheadDrawsTwice": {"plan": before(lambda epoch: {"epoch": epoch - ahead()})},
+    "ShortSeed": shuffled(lambda seed: {"seed": seed % 2**16}),
+    "BucketsKept": {"bucket": before(lambda epoch: {"epoch": 0})},
+    "FirstBucketInOrder": {
+        "ordered": after(lambda found, bucket, members: found if bucket else members)},
+    "FirstExampleFirst": planned(
+        lambda starts, examples: (
+            starts, np.concatenate([[0], examples[examples > 0]]).astype(np.int32))),
+    "ReversedEverySecondEpoch": {"plan": every_second_reversed},
+    "StepsBy64Share": {"participations": after(steps_by_64)},
+    "MovedByOneStep": {"participations": moved_on},
+    "BinsReversedEverySecondEpoch": {"participations": in_reverse},
+    "GroupsOfEachEpoch": moved(other_groups),
+    # rates
+    "TooOften": at(lambda self, chunk: self.batch_size * 101 // 100),  # 1 % more
+    "TooOftenInTheLastChunk": at(
+        lambda self, chunk: self.batch_size * (100 + is_last(self, chunk)) // 100),
+    "FewerInTheFirstStep": kept(
+        lambda examples, steps, self, chunk: (steps > 0) | (examples % 10 > 0)),
+    "BinsOf16Bits": of_bits(16),
+    "BinsOf10Bits": of_bits(10),
+    "EarlyStepsFavoured": drawn_twice(
+        lambda examples, steps, others, chunk: np.where(
+            examples % 8 == 0, np.minimum(steps, others), steps)),
+    "StepsOfOneChunkFavoured": drawn_twice(by_chunk),
+    "OneExampleInBin0": moved(
+        lambda examples, steps, self, epoch: np.where(examples == 17, 0, steps)),
+    "LastExampleInBin0": moved(
+        lambda examples, steps, self, epoch: np.where(
+            examples == self.num_examples - 1, 0, steps)),
+    "LastBinNever": moved(
+        lambda examples, steps, self, epoch: np.where(
+            steps == self.steps_per_epoch - 1, examples % (self.steps_per_epoch - 1), steps)),
+    "FirstExampleInEarlyBins": moved(
+        lambda examples, steps, self, epoch: np.where(examples == 0, steps // 2, steps)),
+    "FirstExampleNever": kept(lambda examples, steps, self, chunk: examples > 0),
+    "BorderLeftOut": kept(
+        lambda examples, steps, self, chunk: examples < self.chunk_range(chunk).stop - 1),
+    "BorderInBothChunks": {"participations": border_in_both},
+    "LaterExamplesFavoured": {"participations": after(later_favoured)},
+    "NeighboursTogether": moved(
+        lambda examples, steps, self, epoch: np.repeat(steps[::2], 2)[: steps.size]),
+    "NeighboursNeverTogether": moved(never_together),
+    "EveryTenthFollows": moved(tenth_follows),
+    "UsersTogether": {"participations": after(users_together)},
+    # units of a tree
+    "FirstOfUnit": {"episode": after(first_of_unit)},
+    "TooOftenInUnits": {  # 4 % more of the examples of a drawn unit
+        "members": before(lambda self: {
+            "self": dataclasses.replace(self, sampling_prob=1.04 * self.sampling_prob)})},
+    "FirstUnitFavoured": {"members": after(first_unit_favoured)},
+    "StepsBy2Share": {"members": before(lambda step: {"step": step // 2})},
+    "StepsBy16Share": {"members": before(lambda step: {"step": step % 16})},
+    "UnitsStay": {"members": after(units_stay)},
+    # cuts and passes
+    "FirstRowsKept": rows_kept(lambda self: slice(self.padded_batch_size)),
+    "LastRowsKept": rows_kept(lambda self: slice(-self.padded_batch_size, None)),
+    "LateRowsFavoured": {"passes": late_favoured},
+    "NeighboursCut": {"passes": neighbours_cut},
+    "OneCutForAllSteps": cut(lambda step: {"step": 0}),
+    "OneCutForTwoSteps": cut(lambda step: {"step": step // 2}),
+    "OneCutForAllSeeds": cut(lambda seed: {"seed": 0}),
+    "LastPassDropped": passes(lambda found: found[:-1] if len(found) > 1 else found),
+    "PassesOverlap": passes(
+        lambda found: [found[0], *(np.append(found[0][-1:], other[1:]) for other in found[1:])]),
+    "SecondPassAgain": passes(
+        lambda found: [found[0], *(found[0][: other.size] for other in found[1:])]),
+    "LastBatchShort": planned(
+        lambda starts, examples: (np.append(starts[:-1], starts[-1] - 1), examples[:-1])),
+    # shards
+    "FirstShardTwice": {
+        "shard_plan": before(lambda shard: {"shard": 0 if shard == 1 else shard})},
+    "LastShardNever": {"shard_plan": after(never_drawn)},
+    "ShardsReadOneFurther": {"shard_plan": after(one_further)},
+    "ShardsBeginLate": {
+        "shard_range": after(lambda found, shard: range(found.start + (shard > 0), found.stop))},
+    "ShardsOverlap": {
+        "shard_range": after(lambda found, shard: range(found.start - (shard > 0), found.stop))},
+    "ShardsCutAlike": cut(lambda shard: {"shard": 0}),
+    "ShardsShuffledAlike": shuffled(lambda shard: {"shard": 0}),
+    # all rows at once; in the middle, where there is no border of anything
+    "OneRowLeftOut": of_all_rows(lambda examples, middle: np.delete(examples, middle)),
+    "OneRowCountedTwice": of_all_rows(
+        lambda examples, middle: np.insert(examples, middle, examples[middle])),
+    "OneRowForAnother": of_all_rows(replaced),
+    "FirstChunkAlone": {"plan": after(of_first_chunk)},
+    "LaterSumsOfTheFirstHalf": {
+        **known_epochs(lambda epoch: epoch), "plan": after(first_half_later)},
+    "SumsPassesAgain": passes(lambda found: [*found[:-1], found[0][: found[-1].size]]),
+    "SumsOfOnePass": passes(lambda found: found[:1]),
+}  # fmt: skip

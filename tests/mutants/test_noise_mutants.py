@@ -84,10 +84,15 @@ BUGS = {
         stddev=lambda s: jnp.where((s.size > B + 10) & (s.clip > 0.1), 0.5, 1)
     ),
     "off for empty batches": Bug(stddev=lambda s: jnp.where(s.size == 0, 0, 1)),
+    "half of it": Bug(stddev=lambda s: 0.5),
+    "added to the mean": Bug(stddev=lambda s: B),
+    "scaled for the mean": Bug(stddev=lambda s: 1 / B),
+    "divided by the realised size": Bug(stddev=lambda s: B / jnp.maximum(s.size, 1)),
     "one percent less": Bug(stddev=lambda s: 0.99),
     "variance one percent more": Bug(stddev=lambda s: np.sqrt(1.01)),
     "in proportion to the batch": Bug(stddev=lambda s: s.size / B),
     "none in large leaves": Bug(noise=lambda n, s: {k: z * (z.size < LARGE) for k, z in n.items()}),
+    "none in a leaf of one entry": Bug(noise=leaf("scalar", lambda n, s: 0 * n["scalar"])),
     "none in bfloat16": Bug(noise=leaf("half", lambda n, s: 0 * n["half"])),
     "none in the last rows of a table": Bug(
         noise=leaf("table", lambda n, s: n["table"].at[-2:].set(0))
@@ -118,6 +123,7 @@ BUGS = {
     "negated in the next step": Bug(
         step=lambda s: s.step // 2, stddev=lambda s: 1 - 2.0 * (s.step % 2)
     ),
+    "one noise for all steps": Bug(step=lambda s: 0 * s.step),
     # of leaves
     "leaves k and k + 16 share": Bug(
         noise=lambda n, s: (
@@ -252,6 +258,7 @@ QUICK = {  # of every way of looking one, and what statistics could not resolve
     "off at the last step of a full block",  # seen in blocks alone
     "halved for full batches at the run's own C",  # in differences of two releases alone
     "one percent less",
+    "divided by the realised size",
     "step mod 2^16",
     "leaves of equal shape share",
     "the last coordinate is the first",

@@ -32,7 +32,6 @@ LOWER = "a lower C clips to it"
 GIVEN = "key, step, sigma C, b and C reach releases, one of each sum, as they are"
 LEAVES = "rows reach what is released through releases alone"
 SCALES = "the program is given the scales of the configuration"
-LAST = 63  # step of a full block
 
 
 # Of the scales that a step is given.

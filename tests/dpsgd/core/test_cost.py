@@ -16,7 +16,6 @@ from accounting import (
     ContradictoryBounds,
     EnvelopeProfile,
     GaussianProfile,
-    PoissonProfile,
     SelectionProfile,
     TrialCount,
     attack_accuracy,
@@ -37,7 +36,6 @@ from dpsgd import (
     private_histogram,
     private_mean,
     train,
-    train_blocks,
 )
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.core.guarantee import FLOATING_POINT
@@ -185,12 +183,6 @@ def test_where_nothing_is_guaranteed_nothing_bounds_an_attack(interval):
     assert void.record()["attack_accuracy_upper"] is None
 
 
-def test_steps_of_poisson_cost_what_so_many_steps_cost():
-    sampler = SAMPLERS["poisson"]
-    alone = epsilon(PoissonProfile(2.0, 0.1, 14), DELTA)
-    assert alone.lower <= spent(sampler, 14).epsilon.upper <= alone.upper + 1e-3
-
-
 def test_a_part_names_its_steps_its_condition_and_the_price_of_every_other_stop():
     sampler = SAMPLERS["balls-and-bins"]
     part, whole = spent(sampler, 14), spent(sampler, 30)
@@ -244,19 +236,6 @@ def test_an_epsilon_that_pays_for_no_epoch_is_refused_with_what_one_costs():
         mechanism(SAMPLERS["poisson"]).until(epsilon=0.01, delta=DELTA)
     with pytest.raises(ValueError, match="noise_multiplier is 0"):
         mechanism(SAMPLERS["poisson"], 0.0).until(epsilon=1.0, delta=DELTA)
-
-
-@pytest.mark.long
-def test_a_callback_sees_the_parameters_after_every_block_in_copies_of_its_own():
-    root, kept = RootKey.from_insecure_seed(1), {}
-    with pytest.warns(UserWarning, match="NO GUARANTEE"):
-        last = trained(root=root, on_block=lambda steps, w: kept.update({steps: w})).params
-    state, shuffled = PLAIN.init(jnp.zeros(())), mechanism(SAMPLERS["shuffle"])
-    blocks = train_blocks(PLAIN, shuffled, state, ROWS, root=root, block_steps=8)
-    expected = {block.steps.stop: float(block.state.params) for block in blocks}
-    assert list(expected) == [8, 16, 24, 30]
-    assert {steps: float(w) for steps, w in kept.items()} == expected
-    assert float(last) == expected[30]
 
 
 def test_a_sampler_from_elsewhere_that_holds_arrays_has_its_guarantee():

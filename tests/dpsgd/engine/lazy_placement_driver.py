@@ -1,39 +1,21 @@
-"""Trains lazy tables on eight fake devices; prints what it finds as JSON.
+"""Trains lazy tables on eight fake devices: tests of a process of their own.
 
-    python lazy_placement_driver.py short|long
-
-In a process of its own, as JAX is told how many devices a CPU has before it starts.
+JAX is told how many devices a CPU has before it starts; `test_placement.py` runs these.
 """
 
 import dataclasses
 import itertools
-import json
-import os
-import sys
-import time
-from pathlib import Path
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-# Eight devices on a busy machine wait for each other longer than XLA thinks right; and what runs
-# once is compiled in half the time at level 0. Long, bits and memory are those of users.
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_collective_call_terminate_timeout_seconds=600"]
-    + ["--xla_backend_optimization_level=0"] * (sys.argv[1:] == ["short"])
-)
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(sys.argv[1:] == ["short"]))
-sys.path.insert(0, str(Path(__file__).parents[3]))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from placements import LAZY_BUGS
 
 from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import opened
+from dpsgd.engine import programs
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.lazy import rows
@@ -45,7 +27,7 @@ from dpsgd.engine.placement import (
     on_one_device,
     placement_mismatch,
 )
-from dpsgd.engine.planning import collectives
+from dpsgd.engine.planning import Collective, collectives
 from dpsgd.engine.step import flush_program
 from dpsgd.noise.base import Independent
 from samplers import Deterministic, Multistage, Poisson, UnitTree
@@ -68,20 +50,18 @@ POISSON = Poisson(N, batch_size=20, epochs=2)
 USERS = UnitTree.from_columns({"user": np.repeat(np.arange(20), N // 20)})
 UNITS = Multistage(USERS, (5, 4), steps=STEPS, clipped_level=1)
 ROOT = RootKey.from_insecure_seed(0)
-QUICK = sys.argv[1:] == ["short"]
-if QUICK:  # one table, without momentum: half as much to compile
-    del PARAMS["odd"]
-TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9 * (not QUICK), 0.01)
-
-
+TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9, 0.01)
 OPTIMIZER = optax.sgd(0.1)
+
+
+def one_table(params, example):
+    x = params["table"][example["ids"]].sum(axis=0)
+    return jnp.square(jnp.tanh(x) @ params["w"] - example["y"])
 
 
 def loss(params, example):
     x = params["table"][example["ids"]].sum(axis=0)
-    y = jnp.tanh(x) @ params["w"]
-    if not QUICK:
-        y += params["odd"][example["odd"]].sum()
+    y = jnp.tanh(x) @ params["w"] + params["odd"][example["odd"]].sum()
     return jnp.square(y - example["y"])
 
 
@@ -121,17 +101,14 @@ def trained(placement, loss_fn=loss, sampler=POISSON, sigma=1e-3, state=None, bl
     return seen, block.state
 
 
-def programs(placement, like):
+def programs_of(algorithm, mechanism, like, data, placement, block_steps, num_steps):
     """Returns the compiled block, and what flushes."""
-    algorithm = dpsgd(loss, OPTIMIZER, tables=TABLES, microbatch_size=5)
-    mechanism = Mechanism(POISSON, 1e-3, 1.0)
-    layout = Layout.of(POISSON, ROWS, block_steps=DUE, placement=placement)
-    known = Schedules(algorithm.groups, STEPS).after(DUE)
+    layout = Layout.of(mechanism.sampler, data, block_steps=block_steps, placement=placement)
+    known = Schedules(algorithm.groups, num_steps).after(block_steps)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
     arguments = jax.eval_shape(opened, like), known, key, mechanism.scales()
-    return layout.program(algorithm, mechanism, like, ROWS), flush_program(
-        algorithm, arguments, placement
-    )
+    block = layout.program(algorithm, mechanism, like, data)
+    return block, flush_program(algorithm, arguments, placement)
 
 
 def off(found, expected):
@@ -147,83 +124,87 @@ def off(found, expected):
     return largest
 
 
-def equal():
-    """How far the states of eight devices are from those of one, and what they hold and send."""
-    alone, _ = trained(None)
-    found, last = trained(on(8))
-    block, flush = programs(on(8), last)
-    return {
-        "off": [off(x, y) for x, y in zip(found, alone, strict=True)],
-        "pending": [x.pending for x in found],
-        "where": {name: str(leaf.sharding.spec) for name, leaf in last.raw_params.items()},
-        "collectives": [one._asdict() for one in collectives(block)],
-        "flush": [one._asdict() for one in collectives(flush)],
-        "given_away": [x.memory_analysis().alias_size_in_bytes for x in (block, flush)],
-        "whole": [f"f32[{R},{WIDTH}]" in x.as_text() for x in (block, flush)],
-        "places": on(8).width(POISSON.padded_batch_size, 1),
-    }
+def assert_same_bits(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def layouts():
-    """How far states are from those of one device, of whatever a run reads and however."""
-    cases = {
-        "streamed": (on(4), {"data_on": "host"}),
-        "a key": (on(8), {"loss_fn": dropped}),
-        "shards": (on(4), {"sampler": dataclasses.replace(POISSON, num_shards=2)}),
-        "units": (on(8), {"sampler": UNITS, "loss_fn": of_unit}),
-        "flushed in between": (on(8), {"flush_every": 5}),
-    }
-    found = {}
-    for name, (placement, how) in cases.items():
-        alone, _ = trained(None, **how)
-        mine, _ = trained(placement, **how)
-        found[name] = [off(x, y) for x, y in zip(mine, alone, strict=True)]
-    return found
+CASES = {
+    "resident": (8, {}),
+    "streamed": (4, {"data_on": "host"}),
+    "a key": (8, {"loss_fn": dropped}),
+    "shards": (4, {"sampler": dataclasses.replace(POISSON, num_shards=2)}),
+    "units": (8, {"sampler": UNITS, "loss_fn": of_unit}),
+    "flushed in between": (8, {"flush_every": 5}),
+}
 
 
-def noise():
-    """How many numbers differ from those of one device where nothing but noise moves them."""
-    alone, _ = trained(None, nothing, sigma=1.0)
-    return {
-        count: [
-            differing(x, y)
-            for x, y in zip(trained(on(count), nothing, sigma=1.0)[0], alone, strict=True)
-        ]
-        for count in (1, 2, 4, 8)
-    }
+@pytest.mark.parametrize(("count", "how"), CASES.values(), ids=CASES)
+def test_states_of_every_layout_are_those_of_one_device(count, how):
+    alone, _ = trained(None, **how)
+    found, last = trained(on(count), **how)
+    assert max(off(x, y) for x, y in zip(found, alone, strict=True)) <= 1e-6
+    if not how:
+        assert [x.pending for x in found] == [True, True, False]
+        where = {name: str(leaf.sharding.spec) for name, leaf in last.raw_params.items()}
+        assert where == {"table": "P('devices',)", "odd": "P()", "w": "P()"}  # if its rows divide
 
 
-def differing(found, expected):
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    return int(sum(np.sum(x != y) for x, y in pairs))
+def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_and_a_flush_nothing():
+    algorithm = dpsgd(one_table, OPTIMIZER, tables=LazyTables(0.3), microbatch_size=5)
+    mechanism = Mechanism(POISSON, 1e-3, 1.0)
+    params = {name: PARAMS[name] for name in ("table", "w")}
+    state = algorithm.init(params, mechanism, ROWS)
+    block, flush = programs_of(algorithm, mechanism, state, ROWS, on(8), DUE, STEPS)
+    look_ups = 4 * on(8).width(POISSON.padded_batch_size, 1)
+    dense, diagnostics, watched = WIDTH, 4, 128
+    assert collectives(block) == [
+        Collective("all-gather", 4 * look_ups, 1),
+        Collective("all-reduce", 4 * look_ups * WIDTH, 1),
+        Collective("all-reduce", 4 * (look_ups * WIDTH + dense + diagnostics), 1),
+        Collective("all-reduce", 4 * watched, 1),
+    ]
+    assert collectives(flush) == []
+    for program, width in ((block, WIDTH + 1), (flush, WIDTH)):  # a step's with the steps of rows
+        assert f"f32[{R},{WIDTH}]" not in program.as_text()  # no device makes a whole table
+        assert program.memory_analysis().alias_size_in_bytes >= 4 * R // 8 * width
 
 
-def repeats():
-    """Whether eight devices repeat their bits, in one go and from a state whose noise is due."""
+def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
+    """Without noise; there each look-up is in the table."""
+    lazily, _ = trained(on(8), sigma=0.0)
+    decay = optax.add_decayed_weights(TABLES.weight_decay)
+    of_tables = optax.chain(decay, optax.sgd(TABLES.learning_rate, TABLES.momentum))
+    labels = {"odd": "tables", "table": "tables", "w": "others"}
+    parts = optax.multi_transform({"tables": of_tables, "others": OPTIMIZER}, labels)
+    algorithm = dpsgd(loss, parts, microbatch_size=5)
+    mechanism = Mechanism(POISSON, 0.0, 1.0)
+    ids = np.clip(np.where(ROWS["ids"] < 0, ROWS["ids"] + R, ROWS["ids"]), 0, R - 1)
+    state = algorithm.init(PARAMS, mechanism)
+    for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, root=ROOT):
+        end = block.state
+    momenta = [m for m in jax.tree.leaves(end.opt_state) if m.ndim == 2]
+    found = [table.momentum for table in lazily[-1].tables.values()]
+    assert off(lazily[-1].params, end.params) <= 1e-6
+    assert off(list(found), momenta) <= 2e-6  # in which more cancels, in the sums of any
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_where_nothing_but_noise_moves_them_no_number_differs_from_those_of_one_device(count):
+    alone, found = (trained(where, nothing, sigma=1.0)[0] for where in (None, on(count)))
+    # On eight devices the last bits of a row that a step has caught up differ; why is not known.
+    # No guarantee needs them to be one: another placement is another attempt.
+    for most, *states in zip((8, 8, 0), found, alone, strict=True):
+        pairs = zip(*map(jax.tree.leaves, states), strict=True)
+        assert sum(np.sum(x != y) for x, y in pairs) <= most
+
+
+def test_eight_devices_repeat_their_bits_and_go_on_in_them_from_rows_whose_noise_is_pending():
     seen, last = trained(on(8))
-    again, _ = trained(on(8))
-    resumed, _ = trained(on(8), state=seen[0])
-    whole = [hosted(last), on_one_device(last)]
-    return {
-        "numbers": [differing(x[-1], seen[-1]) for x in (again, resumed)],
-        "whole": [differing(jax.tree.map(np.asarray, x), seen[-1]) for x in whole],
-        "unlike": placement_mismatch(last),
-    }
-
-
-def large():
-    """A table of 85 million numbers and a batch of 8,192, from shapes alone."""
-    rows = 6_071_296
-    (block, flush), state = large_programs(rows)
-    twice, _ = large_programs(2 * rows)
-    return {
-        "shard": 4 * rows // 8 * (2 * 14 + 1),  # values, momentum and steps
-        "given_away": [x.memory_analysis().alias_size_in_bytes for x in (block, flush)],
-        "temporary": [x.memory_analysis().temp_size_in_bytes for x in (block, flush)],
-        "of_twice": [x.memory_analysis().temp_size_in_bytes for x in twice],
-        "exchanged": [one._asdict() for one in collectives(block)],
-        "fitting": on(8).fitting(state, 1e6).shard_rows_from,
-    }
+    for ends in (trained(on(8)), trained(on(8), state=seen[0])):
+        assert_same_bits(ends[0][-1], seen[-1])
+    for whole in (hosted(last), on_one_device(last)):  # states are read back whole
+        assert_same_bits(jax.tree.map(np.asarray, whole), seen[-1])
+    assert placement_mismatch(last) is None
 
 
 def large_programs(rows):
@@ -246,62 +227,56 @@ def large_programs(rows):
     algorithm = dpsgd(clicks, OPTIMIZER, tables=TABLES, microbatch_size=512)
     mechanism = Mechanism(Deterministic(n, batch_size=batch), 1.0, 1.0)
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, data), shapes)
-    layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=on(8))
-    block = layout.program(algorithm, mechanism, state, data)
-    known = Schedules(algorithm.groups, 10).after(2)
-    key = jax.ShapeDtypeStruct((4,), jnp.uint32)
-    arguments = jax.eval_shape(opened, state), known, key, mechanism.scales()
-    return (block, flush_program(algorithm, arguments, on(8))), state
+    return programs_of(algorithm, mechanism, state, data, on(8), 2, 10), state
 
 
-def refused():
-    """What cannot be is told, before anything is done."""
-    found = {}
+def test_of_85_million_parameters_a_device_holds_an_eighth_and_no_temporary_grows_with_them():
+    """A batch of 8,192, from shapes alone."""
+    rows = 6_071_296
+    found, state = large_programs(rows)
+    twice, _ = large_programs(2 * rows)
+    shard = 4 * rows // 8 * (2 * 14 + 1)  # values, momentum and steps
+    for one, other in zip(found, twice, strict=True):
+        memory, of_twice = one.memory_analysis(), other.memory_analysis()
+        assert shard <= memory.alias_size_in_bytes <= shard + 8_192
+        assert memory.temp_size_in_bytes < shard
+        assert of_twice.temp_size_in_bytes <= memory.temp_size_in_bytes + 8_192
+    assert max(one.size for one in collectives(found[0])) < shard / 4
+    assert on(8).fitting(state, 1e6).shard_rows_from is None
 
-    def tried(name, begun):
-        try:
-            begun()
-            found[name] = None
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
 
-    tried("psum", lambda: trained(on(8), reaching))
-    begun = dpsgd(loss, OPTIMIZER, tables=TABLES).init(PARAMS, Mechanism(POISSON, 1.0, 1.0), ROWS)
-    tried("psum of a state", lambda: trained(on(8), reaching, state=begun))
-
+def test_what_cannot_be_is_refused_before_anything_is_done():
+    with pytest.raises(NameError, match="unbound axis name"):
+        trained(on(8), reaching)
+    mechanism = Mechanism(POISSON, 1.0, 1.0)
+    begun = dpsgd(loss, OPTIMIZER, tables=TABLES).init(PARAMS, mechanism, ROWS)
+    with pytest.raises(ValueError, match="examples could mix"):
+        trained(on(8), reaching, state=begun)
     wide = PARAMS | {"w": jnp.ones((R, WIDTH))}
     algorithm = dpsgd(lambda p, e: loss(p | {"w": p["w"].sum(axis=0)}, e), OPTIMIZER, tables=TABLES)
-    mechanism = Mechanism(POISSON, 1.0, 1.0)
     layout = Layout.of(POISSON, ROWS, placement=Placement(on(8).devices, 4 * R))
     state = algorithm.init(wide, mechanism, ROWS)
-    tried("a dense leaf", lambda: layout.program(algorithm, mechanism, state, ROWS))
-    return found
+    with pytest.raises(ValueError, match="others lie whole on every device: leave out shard_rows"):
+        layout.program(algorithm, mechanism, state, ROWS)
 
 
-BUGS = ["none", *LAZY_BUGS]
+BUGS = [
+    "none",
+    "rows are caught up with the keys of local ones",
+    "rows are flushed with the keys of local ones",
+    "a device knows of its own look ups alone",
+    "small tables are not summed",
+    "small tables are summed twice",
+    "gradients are not summed",
+    "gradients are summed twice",
+    "every device adds noise to its sums",
+    "foreign rows are read",
+    "foreign rows are written",
+]
 """One program holds them all, and which is at work is the first word of its key."""
 
 
-def planted():
-    """How far states of eight devices are from those of one, with each bug, after five steps."""
-    found = {}
-    for number, name in enumerate(BUGS):
-
-        def key(self, root, attempt, number=number):
-            words = root.noise_key(attempt)
-            words[0] = number
-            return words
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Independent, "key", key)
-            (mine,), (alone,) = (
-                trained(where, sigma=0.1, flush_every=5, blocks=1)[0] for where in (on(8), None)
-            )
-        found[name] = off(mine, alone)
-    return found
-
-
-def plant_all():
+def plant_all(patch):
     """Plants every bug: none is to be seen where one device has all rows."""
     step, read, caught_up = lazy.LazyRows.view, lazy.read, rows.caught_up
     flushed_table, gathered, total = lazy.flushed_table, Exchange.gathered, Exchange.total
@@ -372,50 +347,40 @@ def plant_all():
     def chosen(share, **planted):
         return choose(share, **planted)._replace(size=share.size)
 
-    lazy.LazyRows.view, lazy.read, rows.caught_up = stepped, read_wrongly, caught_up_wrongly
-    lazy.flushed_table = flushed_wrongly
-    Exchange.gathered, Exchange.total = gathered_wrongly, total_wrongly
-    lazy.Share.read, lazy.Share.written = share_read, share_written
+    for owner, name, wrong in (
+        (lazy.LazyRows, "view", stepped),
+        (lazy, "read", read_wrongly),
+        (rows, "caught_up", caught_up_wrongly),
+        (lazy, "flushed_table", flushed_wrongly),
+        (Exchange, "gathered", gathered_wrongly),
+        (Exchange, "total", total_wrongly),
+        (lazy.Share, "read", share_read),
+        (lazy.Share, "written", share_written),
+    ):
+        patch.setattr(owner, name, wrong)
 
 
-def nearest():
-    """How far lazy tables are from dense ones without noise; there each look-up is in the table."""
-    lazily, _ = trained(on(8), sigma=0.0)
-    parts = {"tables": sgd_of_tables(), "others": OPTIMIZER}
-    labels = {"odd": "tables", "table": "tables", "w": "others"}
-    algorithm = dpsgd(loss, optax.multi_transform(parts, labels), microbatch_size=5)
-    mechanism = Mechanism(POISSON, 0.0, 1.0)
-    ids = np.clip(np.where(ROWS["ids"] < 0, ROWS["ids"] + R, ROWS["ids"]), 0, R - 1)
-    state = algorithm.init(PARAMS, mechanism)
-    for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, root=ROOT):
-        end = block.state
-    momenta = [m for m in jax.tree.leaves(end.opt_state) if m.ndim == 2]
-    found = [table.momentum for table in lazily[-1].tables.values()]
-    return [off(lazily[-1].params, end.params), off(list(found), momenta)]
+@pytest.fixture(scope="module")
+def every_bug():
+    with pytest.MonkeyPatch.context() as patch:
+        plant_all(patch)
+        for cache in (programs._executable, programs._compiled):
+            cache.cache_clear()
+        jax.clear_caches()
+        yield
 
 
-def sgd_of_tables():
-    decay = optax.add_decayed_weights(TABLES.weight_decay)
-    return optax.chain(decay, optax.sgd(TABLES.learning_rate, TABLES.momentum))
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_of_devices_moves_their_states_from_those_of_one(
+    every_bug, name, monkeypatch
+):
+    def key(self, root, attempt):
+        words = root.noise_key(attempt)
+        words[0] = BUGS.index(name)
+        return words
 
-
-SHORT = {"equal": equal, "planted": planted}
-LONG = {
-    "equal": equal,
-    "nearest": nearest,
-    "layouts": layouts,
-    "noise": noise,
-    "repeats": repeats,
-    "large": large,
-    "refused": refused,
-}
-
-if __name__ == "__main__":
-    found = {}
-    if QUICK:
-        plant_all()
-    for part, find in {"short": SHORT, "long": LONG}[sys.argv[1]].items():
-        began = time.process_time()
-        found[part] = find()
-        print(part, time.process_time() - began, file=sys.stderr)
-    print(json.dumps(found))
+    monkeypatch.setattr(Independent, "key", key)
+    (mine,), (alone,) = (
+        trained(where, sigma=0.1, flush_every=5, blocks=1)[0] for where in (on(8), None)
+    )
+    assert off(mine, alone) <= 1e-6 if name == "none" else not off(mine, alone) <= 1e-3

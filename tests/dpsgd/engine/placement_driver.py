@@ -1,38 +1,24 @@
-"""Trains, audits and compiles on eight fake devices; prints what it finds as JSON.
+"""Trains, audits and compiles on eight fake devices: tests of a process of their own.
 
-    python placement_driver.py short|long
-
-In a process of its own, as JAX is told how many devices a CPU has before it starts.
+JAX is told how many devices a CPU has before it starts; `test_placement.py` runs these.
 """
 
 import dataclasses
 import functools
-import json
-import os
 import re
-import sys
-import time
-import unittest.mock
-from pathlib import Path
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-# Eight devices on a busy machine wait for each other longer than XLA thinks right.
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_collective_call_terminate_timeout_seconds=600"]
-)
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
 from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
-from dpsgd.engine.planning import collectives
+from dpsgd.engine.planning import Collective, StepPlan, collectives
 from dpsgd.engine.programs import executable
 from dpsgd.noise.buffered import BufferedToeplitz
 from samplers import Deterministic, Poisson
@@ -90,8 +76,8 @@ def flat(state):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
 
 
-def same_bits(one, other):
-    return all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+def assert_same_bits(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @functools.cache
@@ -132,75 +118,65 @@ def trips(program):
     return [int(n) for n in re.findall(r'known_trip_count":{"n":"(\d+)"', program.as_text())]
 
 
-def parameters(names):
-    """How far the parameters after 20 steps are from those of one device; collectives of a step."""
-    found = {}
-    for name in names:
-        placement, loss_fn, sampler, noise, data_on = TRAINED[name]
-        algorithm, mechanism = algorithm_of(loss_fn), mechanism_of(sampler, noise)
-        seen, last = trained(algorithm, mechanism, placement, data_on=data_on)
-        alone = reference(loss_fn, sampler, noise)
-        layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
-        program = layout.program(algorithm, mechanism, last.state, ROWS)
-        found[name] = {
-            "steps": last.steps.stop,
-            "off": float(np.abs(flat(seen[-1]) - alone).max() / np.abs(alone).max()),
-            "table": str(last.state.params["table"].sharding.spec),
-            "collectives": [one._asdict() for one in collectives(program)],
-            "trips": trips(program),
-        }
-    return found
+@pytest.mark.parametrize("name", TRAINED)
+def test_parameters_after_20_steps_are_those_of_one_device(name):
+    placement, loss_fn, sampler, noise, data_on = TRAINED[name]
+    algorithm, mechanism = algorithm_of(loss_fn), mechanism_of(sampler, noise)
+    seen, last = trained(algorithm, mechanism, placement, data_on=data_on)
+    alone = reference(loss_fn, sampler, noise)
+    assert last.steps.stop == 20
+    assert np.abs(flat(seen[-1]) - alone).max() <= 1e-6 * np.abs(alone).max()
+    spec = str(last.state.params["table"].sharding.spec)
+    assert spec == ("P('devices',)" if "sharded" in name else "P()")
+    if not name.startswith("8"):
+        return
+    layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
+    program = layout.program(algorithm, mechanism, last.state, ROWS)
+    if sampler is SEVERAL:  # 11 places of a pass are 16 on 8 devices: 2 microbatches of 1 on each
+        assert 2 in trips(program)
+    numbers, diagnostics = flat(seen[-1]).size, 4
+    if name == "8":  # at depth 1: in the loop over steps, and in none over passes or microbatches
+        size = 4 * (numbers + diagnostics)
+        assert collectives(program) == [Collective("all-reduce", size, 1)]
+    elif name == "8, sharded":
+        assert 0 < max(one.size for one in collectives(program)) < numbers
 
 
-def repeats():
-    """Whether a layout repeats its bits, in one go and from a state that was read back."""
+@pytest.mark.parametrize("placement", [on(8), on(8, SHARE)], ids=["replicated", "sharded"])
+def test_a_layout_repeats_its_bits_and_goes_on_in_them_and_leaves_the_callers_state(placement):
     algorithm, mechanism = algorithm_of(dropped), mechanism_of(SEVERAL, Independent())
-    found = {}
-    for name, placement in {"replicated": on(8), "sharded": on(8, SHARE)}.items():
-        seen, _ = trained(algorithm, mechanism, placement)
-        again, _ = trained(algorithm, mechanism, placement)
-        resumed, _ = trained(algorithm, mechanism, placement, state=seen[0])
-        mine = algorithm.init(PARAMS, mechanism)
-        first = trained(algorithm, mechanism, placement, state=mine)[0][0]
-        twice = [same_bits(seen[-1], end[-1]) for end in (again, resumed)]
-        kept = [not leaf.is_deleted() for leaf in jax.tree.leaves((mine, PARAMS))]
-        found[name] = {"same": twice, "kept": all(kept) and same_bits(first, seen[0])}
-    return found
+    seen, _ = trained(algorithm, mechanism, placement)
+    again, _ = trained(algorithm, mechanism, placement)
+    resumed, _ = trained(algorithm, mechanism, placement, state=seen[0])
+    for end in (again, resumed):
+        assert_same_bits(end[-1], seen[-1])
+    mine = algorithm.init(PARAMS, mechanism)
+    assert_same_bits(trained(algorithm, mechanism, placement, state=mine)[0][0], seen[0])
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((mine, PARAMS)))
 
 
-def noise():
-    """Whether noise is bit-equal on all layouts: parameters that nothing but noise moves."""
-    found = {}
-    for name, law in LAWS.items():
-        algorithm, mechanism = dpsgd(nothing, optax.sgd(1.0)), Mechanism(ORDERED, 1.0, 1.0, law)
-        alone = trained(algorithm, mechanism, None)[0][-1]
-        places = [on(2), on(8)] + [on(8, SHARE)] * (name != "exact")
-        ends = [trained(algorithm, mechanism, place)[0][-1] for place in places]
-        found[name] = [same_bits(alone, end) for end in ends]
-    return found
+@pytest.mark.parametrize("law", LAWS)
+def test_noise_is_bit_equal_on_every_layout_and_exchanges_nothing(law):
+    algorithm, mechanism = dpsgd(nothing, optax.sgd(1.0)), Mechanism(ORDERED, 1.0, 1.0, LAWS[law])
+    alone = trained(algorithm, mechanism, None)[0][-1]
+    for place in [on(2), on(8)] + [on(8, SHARE)] * (law != "exact"):
+        assert_same_bits(alone, trained(algorithm, mechanism, place)[0][-1])
+    if law == "exact":
+        return
+    placement, algorithm = on(8, SHARE), algorithm_of(loss)
+    state = algorithm.init(PARAMS, mechanism)
+    shardings, whole = placement.state(state), placement.replicated
+    program = executable(
+        lambda *of: algorithm.update(*of)[0],
+        (),
+        (state, PARAMS, mechanism.noise_key(ROOT, 0), mechanism.scales()),
+        shardings=((shardings, shardings.params, whole, whole), shardings),
+    )
+    assert collectives(program) == []
 
 
-def silent():
-    """The collectives of an update by itself, of a sum that is sharded as it is."""
-    placement, found = on(8, SHARE), {}
-    for name, law in LAWS.items():
-        if name == "exact":
-            continue
-        algorithm, mechanism = algorithm_of(loss), mechanism_of(ORDERED, law)
-        state, update = algorithm.init(PARAMS, mechanism), algorithm.update
-        shardings, whole = placement.state(state), placement.replicated
-        arguments = state, PARAMS, mechanism.noise_key(ROOT, 0), mechanism.scales()
-        program = executable(
-            lambda *of, update=update: update(*of)[0],
-            (), arguments,
-            shardings=((shardings, shardings.params, whole, whole), shardings),
-        )  # fmt: skip
-        found[name] = [one._asdict() for one in collectives(program)]
-    return found
-
-
-def large():
-    """A table of 85 million parameters and a batch of 8,192, from shapes alone."""
+def test_of_85_million_parameters_and_a_batch_of_8192_a_device_has_an_eighth():
+    """From shapes alone."""
     rows, dim, features, batch = 6_071_296, 14, 26, 8_192
     shapes = {
         "table": jax.ShapeDtypeStruct((rows, dim), jnp.float32),
@@ -220,153 +196,208 @@ def large():
     algorithm = dpsgd(deep, optax.adam(1e-3), microbatch_size=512)
     mechanism = Mechanism(Deterministic(n, batch_size=batch), 1.0, 1.0)
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), shapes)
-    table = 4 * rows * dim
-    found = {"table": table, "dense": 3 * 4 * (features * dim * 256 + 256)}
+    table, dense = 4 * rows * dim, 4 * (features * dim * 256 + 256)
+    temporary = {}
     for name, placement in {"alone": None, "8": on(8), "sharded": on(8, 2**24)}.items():
         layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=placement)
         program = layout.program(algorithm, mechanism, state, data)
-        memory = program.memory_analysis()
-        found[name] = {
-            "collectives": [one._asdict() for one in collectives(program)],
-            "given_away": memory.alias_size_in_bytes,
-            "temporary": memory.temp_size_in_bytes,
-            "trips": trips(program),
-            "rows": sorted(set(map(int, re.findall(r"f32\[(\d+),256\]", program.as_text())))),
-        }
-    return found
+        memory, sent = program.memory_analysis(), collectives(program)
+        temporary[name] = memory.temp_size_in_bytes
+        if name == "8":
+            assert sent == [Collective("all-reduce", table + dense + 4 * 4, 1)]
+        elif name == "sharded":
+            assert max(one.size for one in sent) < table / 4
+            least = 3 * (table / 8 + dense)
+            assert least <= memory.alias_size_in_bytes <= least + 4_096
+        # In microbatches of 512; activations have 256 columns, and so has a layer of 364 rows.
+        assert (16 in trips(program)) == (placement is None)
+        if placement:
+            assert 2 in trips(program)
+            assert max(map(int, re.findall(r"f32\[(\d+),256\]", program.as_text()))) == 512
+    assert temporary["sharded"] < temporary["alone"] / 2
 
 
-def refused():
-    """What losses and arrays that cannot be are told."""
-    mechanism = Mechanism(POISSON, 1.0, 1.0)
-
-    @jax.custom_vjp
-    def sneaky(x):
-        return x
-
-    sneaky.defvjp(lambda x: (x, x), lambda x, g: (jax.lax.psum(g, AXIS),))
-    losses = {
-        "psum": lambda p, e: jax.lax.psum(loss(p, e), AXIS),
-        "pmean": lambda p, e: jax.lax.pmean(loss(p, e), AXIS),
-        "all_gather": lambda p, e: jnp.sum(jax.lax.all_gather(loss(p, e), AXIS)),
-        "ppermute": lambda p, e: jax.lax.ppermute(loss(p, e), AXIS, [(0, 1), (1, 0)]),
-        "axis_index": lambda p, e: loss(p, e) * jax.lax.axis_index(AXIS),
-        "psum of gradients": lambda p, e: sneaky(loss(p, e)),
-    }
-    found = {}
-
-    def tried(name, placement, loss_fn=loss, params=PARAMS, mechanism=mechanism):
-        algorithm = dpsgd(loss_fn, optax.sgd(1.0))
-        layout = Layout.of(POISSON, ROWS, placement=placement)
-        try:
-            state = algorithm.init(params, mechanism)
-            layout.program(algorithm, mechanism, state, ROWS)
-            found[name] = None
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-
-    for name, loss_fn in losses.items():
-        tried(name, on(8), loss_fn)
-    tried("psum, sharded", on(8, SHARE), losses["psum"])
-    tried("rows", on(8, SHARE), params={**PARAMS, "table": jnp.zeros((1022, WIDTH))})
-    exact = dataclasses.replace(mechanism, noise=Secure())
-    tried("exact, sharded", on(8, SHARE), mechanism=exact)
-    return found
+def looked_up(params, example):
+    return (params["table"][example["id"]] @ params["out"] - example["y"]) ** 2
 
 
-def audits(names):
-    """The checks that fail of programs of eight devices: of sound ones, and of broken ones."""
-    few = jax.tree.map(lambda column: column[:40], ROWS)
-
-    def audited(algorithm, placement=None, sampler=POISSON, data_on="device"):
-        mechanism, placement = Mechanism(sampler, 1.0, 1.0), placement or on(8)
-        layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
-        root = RootKey.from_insecure_seed(1)
-        report = audit_program(algorithm, mechanism, PARAMS, few, layout=layout, root=root)
-        return [check.name for check in report.checks if not check.passed]
-
-    sound = dpsgd(loss, optax.sgd(0.1), microbatch_size=3)
-
-    def noisy_sum(params, batch, weights, scales):
-        total, log = sound.clipped_sum(params, batch, weights, scales)
-        leaves, structure = jax.tree.flatten(total)
-        key = jax.random.fold_in(jax.random.key(7), jax.lax.axis_index(AXIS))
-        noised = [
-            leaf + scales.noise_stddev * jax.random.normal(jax.random.fold_in(key, k), leaf.shape)
-            for k, leaf in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(structure, noised), log
-
-    def first_alone(state, total, noise_key, scales):
-        after, gradient = sound.update(state, total, noise_key, scales)
-        silent = jax.tree.map(lambda x: x / scales.expected_batch_size, total)
-        whole = jax.sharding.PartitionSpec()
-
-        @functools.partial(
-            jax.shard_map, mesh=on(8).mesh, in_specs=whole, out_specs=whole, check_vma=False
-        )
-        def chosen(pair):
-            return jax.tree.map(lambda x, y: jnp.where(jax.lax.axis_index(AXIS), y, x), *pair)
-
-        gradient = chosen((gradient, silent))
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
-        return after._replace(raw_params=params), gradient
-
-    def patched(owner, name, other, **how):
-        # Programs are known by their parts: one of another size of microbatches is compiled anew.
-        with unittest.mock.patch.object(owner, name, other):
-            return audited(dpsgd(loss, optax.sgd(0.1), microbatch_size=4 + len(name)), **how)
-
-    def one_for_all(self, plan):
-        return type(plan)(*(None if part is None else self.replicated for part in plan))
-
-    def counting(plan, width, *parts, sound=feed.widened):
-        wide = sound(plan, width, *parts)
-        return wide._replace(weights=np.where(np.arange(width) < 1, 1, wide.weights))
-
-    def shifted(*of, sound=feed.with_rows):
-        rows, plan = sound(*of)
-        return jax.tree.map(lambda x: np.roll(x, 1, axis=0), rows), plan
-
-    cases = {
-        "sound": lambda: audited(sound),
-        "sound, streamed, several passes": lambda: audited(sound, None, SEVERAL, "host"),
-        "sound, sharded": lambda: audited(sound, on(8, SHARE)),
-        "noise once a device": lambda: audited(sound._replace(clipped_sum=noisy_sum)),
-        "noise on the first alone": lambda: audited(sound._replace(update=first_alone)),
-        "the batch on every device": lambda: patched(Placement, "plan", one_for_all),
-        "parts that are not added up": lambda: patched(Placement, "total", lambda _, tree: tree),
-        "padding that counts": lambda: patched(feed, "widened", counting),
-        "rows of another device": lambda: patched(feed, "with_rows", shifted, data_on="host"),
-    }
-    return {name: cases[name]() for name in names}
-
-
-SHORT = {
-    "parameters": lambda: parameters(("8", "8, sharded")),
-    "refused": refused,
-    "audits": lambda: audits(("the batch on every device",)),
+PLANNED = {
+    "replicated": (on(8), "device"),
+    "streamed": (on(2), "host"),
+    "sharded": (on(8, 2**16), "device"),
 }
-LONG = {
-    "parameters": lambda: parameters(
-        ("1", "2", "4, streamed", "8, exact", "4, sharded", "8, sharded, bands")
-    ),
-    "repeats": repeats,
-    "noise": noise,
-    "silent": silent,
-    "large": large,
-    "audits": lambda: audits(
-        ("sound", "sound, streamed, several passes", "sound, sharded", "noise once a device",
-         "noise on the first alone", "parts that are not added up", "padding that counts",
-         "rows of another device")
-    ),
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_plan_is_what_the_program_of_a_device_holds_and_sends(name):
+    placement, data_on = PLANNED[name]
+    params = {"table": jnp.zeros((1024, 32)), "out": jnp.zeros(32)}
+    rows = {"id": jnp.zeros(500, jnp.int32), "y": jnp.zeros(500)}
+    algorithm = dpsgd(looked_up, optax.adam(0.1))
+    mechanism = Mechanism(Deterministic(500, 50), 1.0, 1.0)
+    layout = Layout.of(mechanism.sampler, rows, placement=placement, data_on=data_on)
+    state = jax.eval_shape(algorithm.init, params)
+    plan = StepPlan.of(looked_up, algorithm, mechanism, state, rows, layout)
+    memory = layout.program(algorithm, mechanism, state, rows).memory_analysis()
+    held = dict(plan.held)
+    assert held.pop("gradients and activations") == memory.temp_size_in_bytes
+    # Of the blocks that wait, one is an argument; keys, scales and what is watched are more.
+    held["blocks of batches"] /= 3
+    assert 0 <= memory.argument_size_in_bytes - sum(held.values()) < 2_000
+    table, whole = 4 * 1024 * 32, 1024 * 32 + 32
+    assert plan.num_params == whole
+    if name == "sharded":
+        assert list(plan.sharded) == ["['table']"]
+        assert held["parameters"] == table / 8 + 4 * 32
+        assert 2 * table / 8 < held["optimizer's state"] < 2 * (table / 8 + 4 * 32) + 64
+        assert plan.updated == 1024 * 32 / 8 + 32
+        assert all(one.size < table / 4 for one in plan.exchanged)
+        return
+    # A product of 32 numbers, and both factors' gradients, twice each; little else.
+    assert 6 * 32 - 32 <= plan.flops <= 6 * 32 + 64
+    assert (plan.updated, held["parameters"]) == (whole, 4 * whole)
+    assert plan.places == (56 if name == "replicated" else 50)
+    assert list(plan.exchanged) == [Collective("all-reduce", 4 * whole + 4 * 4, 1)]
+
+
+def test_tables_are_sharded_by_default_where_a_state_would_fill_half_of_a_device():
+    def fitted(rows, memory, given=None):
+        table = jax.ShapeDtypeStruct((rows, 16), jnp.float32)
+        algorithm = dpsgd(looked_up, optax.adam(0.1))
+        state = jax.eval_shape(algorithm.init, {"table": table, "out": jnp.zeros(2**20)})
+        return on(8, given).fitting(state, memory).shard_rows_from
+
+    size = 3 * 4 * (2**22 * 16 + 2**20) + 8  # with two moments, and two counts of steps
+    assert fitted(2**22, 2 * size) is None
+    assert fitted(2**22, 2 * size - 1) == 2**26
+    assert fitted(2**22, 1, given=2**30) == 2**30
+    assert fitted(2**22 + 1, 1) is None
+    assert fitted(2**16, 1) is None
+
+
+@jax.custom_vjp
+def sneaky(x):
+    return x
+
+
+sneaky.defvjp(lambda x: (x, x), lambda x, g: (jax.lax.psum(g, AXIS),))
+
+REACHING = {
+    "psum": lambda p, e: jax.lax.psum(loss(p, e), AXIS),
+    "pmean": lambda p, e: jax.lax.pmean(loss(p, e), AXIS),
+    "all_gather": lambda p, e: jnp.sum(jax.lax.all_gather(loss(p, e), AXIS)),
+    "ppermute": lambda p, e: jax.lax.ppermute(loss(p, e), AXIS, [(0, 1), (1, 0)]),
+    "axis_index": lambda p, e: loss(p, e) * jax.lax.axis_index(AXIS),
+    "psum of gradients": lambda p, e: sneaky(loss(p, e)),
+}
+
+
+def compiled(placement, loss_fn=loss, params=PARAMS, noise=None):
+    algorithm = dpsgd(loss_fn, optax.sgd(1.0))
+    mechanism = Mechanism(POISSON, 1.0, 1.0, noise or Independent())
+    layout = Layout.of(POISSON, ROWS, placement=placement)
+    layout.program(algorithm, mechanism, algorithm.init(params, mechanism), ROWS)
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_a_loss_that_reaches_for_other_devices_is_refused(name):
+    with pytest.raises(ValueError, match="examples could mix"):
+        compiled(on(8), REACHING[name])
+
+
+def test_what_cannot_be_sharded_is_refused():
+    with pytest.raises(NameError, match="unbound axis name"):  # where tables are sharded
+        compiled(on(8, SHARE), REACHING["psum"])
+    odd = {**PARAMS, "table": jnp.zeros((1022, WIDTH))}
+    why = r"\['table'\] is to be sharded by rows, and 1,022 do not divide by 8 devices"
+    with pytest.raises(ValueError, match=why):
+        compiled(on(8, SHARE), params=odd)
+    with pytest.raises(ValueError, match="leave out shard_rows_from"):
+        compiled(on(8, SHARE), noise=Secure())
+
+
+SOUND = dpsgd(loss, optax.sgd(0.1), microbatch_size=3)
+
+
+def failed(algorithm=SOUND, placement=None, sampler=POISSON, data_on="device"):
+    """The checks of the audit that fail on eight devices."""
+    few = jax.tree.map(lambda column: column[:40], ROWS)
+    layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement or on(8))
+    mechanism, root = Mechanism(sampler, 1.0, 1.0), RootKey.from_insecure_seed(1)
+    report = audit_program(algorithm, mechanism, PARAMS, few, layout=layout, root=root)
+    return [check.name for check in report.checks if not check.passed]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"sampler": SEVERAL, "data_on": "host"}, {"placement": on(8, SHARE)}],
+    ids=["replicated", "streamed, several passes", "sharded"],
+)
+def test_an_audit_passes_what_devices_do_right(how):
+    assert not failed(**how)
+
+
+def noisy_sum(params, batch, weights, scales):
+    total, log = SOUND.clipped_sum(params, batch, weights, scales)
+    leaves, structure = jax.tree.flatten(total)
+    key = jax.random.fold_in(jax.random.key(7), jax.lax.axis_index(AXIS))
+    noised = [
+        leaf + scales.noise_stddev * jax.random.normal(jax.random.fold_in(key, k), leaf.shape)
+        for k, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, noised), log
+
+
+def first_alone(state, total, noise_key, scales):
+    after, gradient = SOUND.update(state, total, noise_key, scales)
+    silent = jax.tree.map(lambda x: x / scales.expected_batch_size, total)
+    whole = jax.sharding.PartitionSpec()
+
+    @functools.partial(
+        jax.shard_map, mesh=on(8).mesh, in_specs=whole, out_specs=whole, check_vma=False
+    )
+    def chosen(pair):
+        return jax.tree.map(lambda x, y: jnp.where(jax.lax.axis_index(AXIS), y, x), *pair)
+
+    gradient = chosen((gradient, silent))
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
+    return after._replace(raw_params=params), gradient
+
+
+def one_for_all(self, plan):
+    return type(plan)(*(None if part is None else self.replicated for part in plan))
+
+
+def counting(plan, width, *parts, sound=feed.widened):
+    wide = sound(plan, width, *parts)
+    return wide._replace(weights=np.where(np.arange(width) < 1, 1, wide.weights))
+
+
+def shifted(*of, sound=feed.with_rows):
+    rows, plan = sound(*of)
+    return jax.tree.map(lambda x: np.roll(x, 1, axis=0), rows), plan
+
+
+NOISE = "noise is what key, step and place give, in every leaf"
+SAME = "every device has the same state"
+FAULTS = {
+    "noise once a device": (SOUND._replace(clipped_sum=noisy_sum), NOISE),
+    "noise on the first alone": (SOUND._replace(update=first_alone), SAME),
+    "the batch on every device": (
+        (Placement, "plan", one_for_all), "an example moves the sum by at most C"),
+    "parts that are not added up": ((Placement, "total", lambda _, tree: tree), SAME),
+    "padding that counts": ((feed, "widened", counting), "padding is inert"),
+    "rows of another device": (
+        (feed, "with_rows", shifted), "a NaN example moves the sum by at most C"),
 }  # fmt: skip
 
-if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 8)
-    found = {}
-    for part, find in {"short": SHORT, "long": LONG}[sys.argv[1]].items():
-        began = time.process_time()
-        found[part] = find()
-        print(part, time.process_time() - began, file=sys.stderr)
-    print(json.dumps(found))
+
+@pytest.mark.parametrize(("fault", "check"), FAULTS.values(), ids=FAULTS)
+def test_an_audit_finds_out_what_devices_do_wrong(fault, check, monkeypatch):
+    if type(fault) is not tuple:  # an algorithm
+        assert check in failed(fault)
+        return
+    monkeypatch.setattr(*fault)
+    # Programs are known by their parts: one of another size of microbatches is compiled anew.
+    algorithm = dpsgd(loss, optax.sgd(0.1), microbatch_size=4 + len(fault[1]))
+    assert check in failed(algorithm, data_on="host" if fault[1] == "with_rows" else "device")

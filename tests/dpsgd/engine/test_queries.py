@@ -13,7 +13,6 @@ from scipy import stats
 from dpsgd import Mechanism, RootKey, Secure
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
-from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.programs import arrays_digest
 from dpsgd.engine.queries import Refinement, read_rows, refine
 from samplers import BallsAndBins, Poisson
@@ -142,20 +141,6 @@ def test_releases_of_different_things_never_share_noise():
         for two in names[:i]:
             assert np.abs(found[one] - found[two]).min() > 1e-6, (one, two)
     np.testing.assert_array_equal(noise(), found["itself"])  # the same again is the same
-
-
-def test_noise_of_sums_is_no_noise_of_the_steps(monkeypatch):
-    root, seen = RootKey.from_entropy(), []
-
-    def blocks(*of, root, **how):
-        seen.append(root)
-        return train_blocks(*of, root=root, **how)
-
-    monkeypatch.setattr(queries, "train_blocks", blocks)
-    released(root=root)
-    released(root=root, rows={"x": -ROWS["x"]})
-    keys = [np.array(one.noise_key(g)) for one in (root, *seen) for g in range(3)]
-    assert len({key.tobytes() for key in keys}) == 9
 
 
 @pytest.mark.parametrize(

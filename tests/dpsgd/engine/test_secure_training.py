@@ -13,13 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recording import recorder
 
-from dpsgd import Independent, Mechanism, RootKey, Secure, Segment, cost, dpsgd, train_blocks
-from dpsgd.audit.audit import audit_program
-from dpsgd.core.guarantee import FLOATING_POINT
+from dpsgd import Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.engine import programs
 from dpsgd.noise.registry import noise_record
 from dpsgd.noise.secure import rounded_gaussian
-from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
@@ -152,66 +149,10 @@ def test_a_clipped_gradient_comes_close_to_the_clip_norm():
     assert sum(x * x for x in total) >= 0.999 * B**2 * max_square(CLIPS[1.0])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "microbatch_size", [7, *(pytest.param(m, marks=pytest.mark.long) for m in (1, 64))]
-)
-def test_microbatches_change_no_bit(microbatch_size):
-    """Sums of integers are exact in any order."""
-    mechanism, data = secure(Deterministic(N, N)), rows()
-    totals = []
-    for size in (None, microbatch_size):
-        algorithm = dpsgd(linear_loss, optax.sgd(1.0), microbatch_size=size)
-        compiled = jax.jit(algorithm.clipped_sum)
-        total, _ = compiled(start(), data, np.ones(N, np.float32), mechanism.scales())
-        totals.append(total)
-    np.testing.assert_array_equal(*map(flat, totals))
-
-
 # --- Resuming ------------------------------------------------------------------------------------
 
 
-def nonlinear(params, example):
-    return (jnp.tanh(example @ jnp.append(params["w"], params["b"])) - example[0]) ** 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "sampler", [pytest.param(SAMPLERS[3], marks=pytest.mark.long), SAMPLERS[4]], ids=repr
-)
-def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
-    private, checkpoints = dpsgd(nonlinear, optax.adam(0.1)), Checkpoints(tmp_path)
-
-    def run(state, **how):
-        blocks = train_blocks(private, secure(sampler), state, rows(), root=ROOT, **how)
-        for count, block in enumerate(blocks):
-            if count == 1 and how["block_steps"] == 4:
-                checkpoints.save(Checkpoint(block.state, "", 0.0))
-            last = jax.tree.map(np.array, block.state)
-        return last
-
-    whole = run(private.init(start()), block_steps=4)
-    begun = checkpoints.latest(private.init(start())).state
-    assert 0 < begun.step < 16
-    resumed = run(begun, block_steps=3)
-    assert resumed.step == whole.step == 16
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-    other = run(private.init(start()), block_steps=4, attempt=1)
-    assert np.all(flat(other.params) != flat(whole.params))
-
-
 # --- What is said of it --------------------------------------------------------------------------
-
-
-def test_only_secure_noise_covers_floating_point():
-    fast = cost([Segment(Mechanism(SAMPLERS[3], 1.5, CLIP))], 1e-5)
-    exact = cost([Segment(secure(SAMPLERS[3]))], 1e-5)
-    assert FLOATING_POINT in fast.not_covered
-    assert not any("floating point" in item for item in exact.not_covered)
-    assert exact.sentence() == fast.sentence()
-    assert exact.record()["secure_noise"]
-    assert not fast.record()["secure_noise"]
-    assert exact.record()["not_covered"] == list(exact.not_covered)
 
 
 def terms(mechanism):
@@ -281,11 +222,3 @@ def test_one_program_serves_every_grid_and_another_the_fast_noise(monkeypatch):
     releases.append(tuple(first_release(Mechanism(SAMPLERS[0], 3.0, 7.0))))
     assert len(set(releases)) == 4
     assert kept.cache_info().misses == 2
-
-
-@pytest.mark.long  # the audit of secure noise is tested with the audit
-def test_the_audit_passes_secure_training():
-    mechanism = secure(SAMPLERS[3], clip=0.5)
-    algorithm = dpsgd(nonlinear, optax.sgd(0.1))
-    report = audit_program(algorithm, mechanism, start(), rows(), root=ROOT)
-    assert report.passed, report.lines()

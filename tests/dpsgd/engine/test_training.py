@@ -103,21 +103,6 @@ def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batch
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_padded_rows_and_everything_in_them_change_no_bit():
-    # Row 0 stands in every padded place; the last sampler never takes it as an example.
-    clipped_sum = jax.jit(ALGORITHM.clipped_sum)
-    weights = np.array([1, 1, 1, 1, 0, 0, 0, 0], np.float32)
-    results = []
-    for poison in (0.0, np.nan, np.inf):
-        batch = {name: column[:8].copy() for name, column in data().items()}
-        batch["x"][4:] = poison
-        total, _ = clipped_sum(start(), batch, weights, SHUFFLED.scales())
-        results.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]))
-    assert np.isfinite(results[0]).all()
-    assert (results[0] == results[1]).all()
-    assert (results[0] == results[2]).all()
-
-
 def _no_gradient(params, example):
     return 0.0 * example["x"][0] + 0.0 * jnp.sum(params["w"]) * 0.0
 
@@ -153,39 +138,6 @@ def test_each_coordinate_gets_noise_of_sigma_c_over_the_expected_batch_size(samp
 
 def _chi_square_z(noise):
     return (np.square(noise).sum() - noise.size) / np.sqrt(2 * noise.size)
-
-
-def test_noise_is_independent_across_steps_and_coordinates():
-    noise = _releases(SAMPLERS["shuffle"], 1.0, 1.0)
-    noise /= noise.std()
-    steps, size = noise.shape
-    across_steps = noise @ noise.T / np.sqrt(size)
-    np.fill_diagonal(across_steps, 0)
-    # steps^2 / 2 standard normals under independence: |z| > 6.5 has 1e-8 together.
-    assert np.abs(across_steps).max() < 6.5
-    for lag in (1, 2, 1024):
-        assert abs((noise[:, lag:] * noise[:, :-lag]).sum()) / np.sqrt(steps * (size - lag)) < 5.5
-
-
-def test_a_realised_batch_size_is_not_the_divisor():
-    # A constant gradient of norm 1: without noise a step moves by (examples in it) / b exactly.
-    def constant(params, example):
-        return params["w"][0] + 0.0 * example["x"][0]
-
-    sampler = SAMPLERS["poisson"]
-    algorithm, mechanism = dpsgd(constant, optax.sgd(1.0)), Mechanism(sampler, 0.0, np.inf)
-    state = algorithm.init({"w": jnp.zeros(1)})
-    before = 0.0
-    sizes = []
-    for block in train_blocks(
-        algorithm, mechanism, state, data(), root=RootKey.from_insecure_seed(1), block_steps=1
-    ):
-        after = float(block.state.params["w"][0])
-        size = float(block.diagnostics.batch_size[0])
-        assert before - after == pytest.approx(size / sampler.expected_batch_size, abs=1e-5)
-        before = after
-        sizes.append(size)
-    assert len(set(sizes)) > 2
 
 
 def test_empty_batches_are_noise_only_steps_of_the_same_program():
@@ -286,26 +238,6 @@ def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
         alone = final(own, mechanisms[3], rates[3], 3)
         assert len(compiled) == 2
         assert (shared[3] == alone).all()
-
-
-def test_with_and_without_noise_are_two_programs_of_one_algorithm():
-    silent, noisy = (list(blocks(SAMPLERS["shuffle"], sigma, 1.0))[-1] for sigma in (0.0, 1.0))
-    programs = {
-        str(jax.make_jaxpr(ALGORITHM.update)(block.state, start(), np.zeros(4, np.uint32), scales))
-        for block, scales in (
-            (silent, Mechanism(SAMPLERS["shuffle"], 0.0, 1.0).scales()),
-            (noisy, SHUFFLED.scales()),
-        )
-    }
-    assert sum("rounded_noise" in program for program in programs) == 1
-
-
-def test_the_first_state_can_be_described_or_made_within_another_program():
-    state = ALGORITHM.init(start())
-    described = jax.eval_shape(ALGORITHM.init, start())
-    assert jax.tree.map(jnp.shape, described) == jax.tree.map(jnp.shape, state)
-    made = jax.jit(ALGORITHM.init)(start())
-    jax.tree.map(np.testing.assert_array_equal, made, state)
 
 
 def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
@@ -469,23 +401,6 @@ def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained()
-
-
-def test_data_of_another_size_are_refused():
-    rows = {name: column[:-1] for name, column in data().items()}
-    with pytest.raises(ValueError, match="num_examples=60"):
-        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, columns=rows))
-
-
-def test_a_run_that_is_refused_leaves_its_root_to_the_next():
-    root = RootKey.from_entropy()
-    rows = {name: column[:-1] for name, column in data().items()}
-    with pytest.raises(ValueError, match="num_examples=60"):
-        trained(columns=rows, root=root)
-    params = start() | {"batch_stats": jnp.zeros(3)}
-    with pytest.raises(ValueError, match="batch statistic"):
-        trained(params=params, root=root)
-    trained(root=root)
 
 
 def test_training_leaves_the_callers_parameters_alone():

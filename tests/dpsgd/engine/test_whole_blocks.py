@@ -1,7 +1,4 @@
-"""At the sizes of real runs: full blocks of 64 steps, batches of 512, 40 leaves, one beyond 2^20.
-
-What is right in a block of four steps, a batch of eight rows and two leaves may be wrong in these.
-"""
+"""In full blocks of 64 steps: what is right in a block of four steps may be wrong in these."""
 
 from dataclasses import dataclass
 
@@ -12,11 +9,10 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import Diagnostics, Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
-from dpsgd.core.algorithm import nothing_frozen
+from dpsgd import Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
 from dpsgd.engine.step import Watch
 from dpsgd.noise.gaussian import add_gaussian_noise
-from samplers import BallsAndBins, Deterministic, Poisson
+from samplers import BallsAndBins, Poisson
 
 FALSE_ALARM = 1e-6
 SIGMA, CLIP = 0.7, 2.0
@@ -50,34 +46,6 @@ def assert_normal_and_apart(noise, what):
     bound = np.sqrt(stats.beta.isf(FALSE_ALARM / cosine.size, 0.5, (size - 1) / 2))
     pair = np.unravel_index(np.argmax(cosine), cosine.shape)
     assert cosine[pair] < bound, f"{what} {pair} share noise"
-
-
-# 40 leaves: of equal shapes, packed together or by themselves, in two types, one beyond 2^20.
-
-SHAPES = [*[(7, 11)] * 10, *[64] * 10, *[(70 + k,) for k in range(8)], *[(8, 9)] * 8]
-LEAVES = [np.zeros(shape, np.float32) for shape in SHAPES]
-LEAVES[3:40:4] = [leaf.astype(jnp.bfloat16) for leaf in LEAVES[3:40:4]]
-LEAVES += [np.zeros((2, 2100), np.float32)] * 2 + [np.zeros(4200, jnp.bfloat16)]
-LEAVES += [np.zeros(2**20 + 1, np.float32)]
-
-
-@pytest.mark.long
-def test_each_of_40_leaves_has_a_noise_of_its_own_and_in_full():
-    def nothing(params, batch, weights, scales):
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-        return zeros, Diagnostics(*(jnp.float32(0),) * 4)
-
-    steps, strewn = 10, np.random.default_rng(0)
-    places = tuple(
-        np.sort(strewn.choice(leaf.size, 64, replace=False)).astype(np.int32) for leaf in LEAVES
-    )
-    sampler, rows = Deterministic(steps, 1), np.ones(steps, np.float32)
-    algorithm = dpsgd(squares, optax.sgd(1.0))
-    algorithm = algorithm._replace(clipped_sum=nothing, frozen=nothing_frozen)
-    noise = noise_of(algorithm, sampler, LEAVES, rows, places, block_steps=8)
-    noise = noise.reshape(steps, 40, 64).swapaxes(0, 1)
-    assert_normal_and_apart(noise.reshape(40, -1), "leaf")
-    assert_normal_and_apart(noise.reshape(-1, 64), "leaf x step")
 
 
 # 130 steps in ten epochs: two full blocks of 64 and a short one.

@@ -1,4 +1,4 @@
-"""Clipping under arbitrary floats: 300 cases in the short suite, 10,000 in the long one.
+"""Clipping under arbitrary floats: 10,000 cases in the long suite.
 
 python -m pytest -m long tests/dpsgd/gradients/test_clipping_fuzz.py
 """
@@ -132,13 +132,6 @@ def check(case):
         np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
     total, _ = run(batch, weights, clip, grid)
     np.testing.assert_allclose(flat(total) * unit, together, rtol=0, atol=B * 2.0**-22 * clip)
-
-
-@pytest.mark.long
-@given(cases())
-def test_every_contribution_is_its_clipped_gradient_or_nothing(case):
-    """Norm at most C, nothing of what is not finite or does not count, else as in float64."""
-    check(case)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -12,7 +12,7 @@ from jax.experimental import pallas
 from jax.extend import core
 
 from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
-from dpsgd.gradients.isolation import ForeignCalls, isolated
+from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.noise.grid import secure_grid
 from samplers import Deterministic
 
@@ -369,24 +369,3 @@ def test_keys_that_a_loss_is_given_are_threefry_whatever_the_default():
     with jax.default_prng_impl("rbg"):
         found, _ = found(W, X, np.ones(B), keys)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_what_is_isolated_is_the_function():
-    def function(w, x):
-        return {"a": w @ x, "b": (x, 3.0)}
-
-    out = isolated(function, W, X[0])(W, X[1])
-    np.testing.assert_allclose(out["a"], W @ X[1], rtol=1e-6)
-    np.testing.assert_array_equal(out["b"][0], X[1])
-    assert out["b"][1] == 3.0
-
-
-def test_a_parameter_that_is_frozen_takes_no_memory_of_an_example():
-    def loss_fn(params, x):
-        return jnp.dot(lax.stop_gradient(params["frozen"]) @ x, params["trained"])
-
-    params = {"frozen": jnp.ones((2, D)), "trained": jnp.ones(2)}
-    assert "['frozen']   [2, 3]  frozen" in explain(loss_fn, params, X[0])
-    total, _ = jax.jit(clipped_grad(loss_fn, l2_clip_norm=np.inf))(params, X, np.ones(B))
-    np.testing.assert_allclose(total["trained"], np.full(2, X.sum()), rtol=1e-5)
-    assert not np.any(total["frozen"])

@@ -13,7 +13,6 @@ from recording import recorder
 from dpsgd import (
     Mechanism,
     RootKey,
-    Secure,
     clipped_grad,
     dpsgd,
     explain,
@@ -22,7 +21,6 @@ from dpsgd import (
 )
 from dpsgd.audit.audit import audit_program
 from dpsgd.gradients.losses import example_keys, takes_key
-from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree
 from samplers.shards import Shards
 
@@ -119,11 +117,6 @@ def test_draws_differ_between_examples_steps_and_attempts():
     assert np.unique(draws).size > 0.999 * draws.size  # of 2^24 values
 
 
-def test_draws_differ_between_shards():
-    one, other = expected(0, 10, shards=2)[:, :20], expected(0, 10, shards=2)[:, 20:]
-    assert np.mean(one == other) < 0.001
-
-
 def test_an_example_that_is_zeroed_changes_no_other_ones_draws():
     sampler, others = Shuffle(N, 8, 2), np.arange(N) != 17
     before, after = releases(sampler), releases(sampler, zeroed=[17])
@@ -205,41 +198,6 @@ def test_sums_equal_one_gradient_per_example_with_the_same_keys(method):
     factor = np.minimum(1, clip / norm)
     for got, g in zip(jax.tree.leaves(total), flat, strict=True):
         np.testing.assert_allclose(np.ravel(got), factor @ g, rtol=1e-5, atol=1e-5)
-
-
-def test_integer_sums_of_the_secure_mode_are_of_the_same_gradients():
-    params, loss = net()
-    keys = jax.random.split(jax.random.key(3), N)
-    mechanism = Mechanism(Shuffle(N, N), 1.0, 0.5, noise=Secure())
-    sums = {}
-    for size in (None, 7):
-        algorithm = dpsgd(loss, optax.sgd(0.1), microbatch_size=size)
-        arguments = params, rows(), np.ones(N, np.float32), mechanism.scales(), keys
-        run = jax.jit(algorithm.clipped_sum, compiler_options=FAST_COMPILE)
-        sums[size] = run(*arguments)[0]
-    for one, other in zip(*map(jax.tree.leaves, sums.values()), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=N)  # of N gradients the last bit
-    plain = net_sum(keys, 0.5)
-    cell = float(mechanism.scales().grid.spacing)
-    for whole, real in zip(jax.tree.leaves(sums[7]), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(np.float64(whole) * cell, real, rtol=1e-3, atol=N * cell)
-
-
-@pytest.mark.long
-def test_a_run_with_dropout_learns_and_ends_in_the_same_bits_when_resumed(tmp_path):
-    params, loss = net()
-    algorithm, mechanism = dpsgd(loss, optax.adam(0.1)), Mechanism(Shuffle(N, 8, 10), 0.5, 1.0)
-    checkpoints, how = Checkpoints(tmp_path), {"root": ROOT, "block_steps": 8}
-    for block in train_blocks(algorithm, mechanism, algorithm.init(params), rows(), **how):
-        if block.steps.start == 16:
-            checkpoints.save(Checkpoint(block.state, "", 0.0))
-    begun = checkpoints.latest(algorithm.init(params)).state
-    assert begun.step == 24
-    [*_, last] = train_blocks(algorithm, mechanism, begun, rows(), **how)
-    jax.tree.map(np.testing.assert_array_equal, last.state, block.state)
-    _, predict = split_module(nnx.view(Net(nnx.Rngs(0)), deterministic=True))
-    found = jax.vmap(predict, (None, 0))(last.state.params, rows()["x"]) > 0
-    assert np.mean(found == rows()["y"]) > 0.8
 
 
 def by_place(algorithm):
@@ -325,10 +283,3 @@ def test_keys_are_given_if_and_only_if_the_loss_takes_them():
                 clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, rbg)
     with pytest.raises(ValueError, match="leading axis"):
         clipped_grad(net()[1], l2_clip_norm=1.0)(jnp.ones(D), batch, weights, keys[:3])
-
-
-@pytest.mark.long
-def test_keys_as_words_draw_as_typed_ones_do():
-    keys = jax.random.split(jax.random.key(3), N)
-    found = [net_sum(k, 0.5) for k in (keys, jax.random.key_data(keys))]
-    jax.tree.map(np.testing.assert_array_equal, *found)

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from accounting import epsilon
 from accounting.profile import UpperEnd
 from dpsgd import (
     BandedToeplitz,
@@ -29,14 +28,12 @@ from dpsgd import (
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.runtime.noise import MATRIX, NOISE
 from dpsgd.audit.samplers.checks import sampler_checks
-from dpsgd.core.algorithm import privatize
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.registry import noise_record
-from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
-from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+from samplers import BallsAndBins, Deterministic, Poisson
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
 
@@ -126,7 +123,6 @@ NOISES = [
 ]
 EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
 LONG = functools.partial(pytest.param, marks=pytest.mark.long)
-OTHER_NOISES = [*map(LONG, NOISES[:3]), *NOISES[3:]]
 
 
 def loss_fn(params, example):
@@ -146,42 +142,6 @@ def mechanism(noise, sampler=SAMPLER):
 
 def start(noise):
     return ALGORITHM.init({"w": jnp.zeros(D)}, mechanism(noise))
-
-
-@pytest.mark.short("Buffered*")
-@pytest.mark.parametrize("noise", OTHER_NOISES, ids=repr)
-def test_a_resumed_run_ends_in_the_same_bits_under_any_noise(noise, tmp_path):
-    checkpoints, how = Checkpoints(tmp_path), {"root": ROOT, "block_steps": 4}
-    blocks = train_blocks(ALGORITHM, mechanism(noise), start(noise), rows(), **how)
-    for block in blocks:
-        if block.steps.start == 4:
-            checkpoints.save(Checkpoint(block.state, "", 0.0))
-    (saved,) = tmp_path.glob("*.npz")
-    assert saved.stat().st_mode & 0o777 == 0o600  # the owner's alone, as the root is
-    begun = checkpoints.latest(start(noise)).state
-    assert begun.step == 8
-    [last] = train_blocks(ALGORITHM, mechanism(noise), begun, rows(), **how)
-    jax.tree.map(np.testing.assert_array_equal, last.state, block.state)
-    if noise.bands > 1:  # what is carried over matters
-        forgotten = begun._replace(noise=start(noise).noise)
-        [other] = train_blocks(ALGORITHM, mechanism(noise), forgotten, rows(), **how)
-        assert (np.asarray(other.state.params["w"]) != last.state.params["w"]).all()
-
-
-def test_independent_noise_keeps_nothing_and_adds_nothing_to_the_step():
-    for noise in NOISES[:2]:
-        assert start(noise).noise == ()
-    total, key, scales = rows()[0], np.zeros(4, np.uint32), mechanism(Independent()).scales()
-
-    def by_seam(total, key, step, scales):
-        return privatize(total, (), key, step, scales)[0]
-
-    def by_hand(total, key, step, scales):
-        stddev, divisor = scales.noise_stddev, scales.expected_batch_size
-        return add_gaussian_noise(total, key, step, stddev, divisor=divisor)
-
-    arguments = total, key, np.int32(3), scales
-    assert str(jax.make_jaxpr(by_seam)(*arguments)) == str(jax.make_jaxpr(by_hand)(*arguments))
 
 
 def test_a_state_without_what_the_noise_needs_is_refused():
@@ -269,18 +229,6 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     )  # fmt: skip
 
 
-def test_correlated_noise_that_is_begun_anew_is_counted_as_segments_are(tmp_path):
-    terms = Terms(mechanism(TwoBands()), 1e-5, False, {"code": "x"})
-    with Ledger.create(tmp_path / "ledger", terms) as ledger:
-        ledger.declare(range(4))
-        changed = dataclasses.replace(terms, fingerprint={"code": "y"})
-        ledger.resume(changed, step=4, origin=ledger.history.head, repeatable=True)
-        ledger.declare(range(4, 8))
-        found = ledger.history.guarantee()
-    independent = mechanism(Independent()).privacy_of([range(4), range(4, 8)])
-    assert found.epsilon.upper == epsilon(independent, 1e-5).upper  # three epochs are entered
-
-
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
@@ -308,17 +256,6 @@ def test_correlated_noise_costs_what_independent_noise_does_where_participations
             for noise in (TwoBands(), Independent())
         )
         assert part == whole or (part.lower, part.upper) == (0.0, whole.upper)
-
-
-@pytest.mark.parametrize("sampler", [Shuffle(N, 8, 2), Poisson(N, 8, 2)], ids=repr)
-def test_correlated_noise_has_no_cost_where_the_sampler_states_none(sampler):
-    correlated = mechanism(TwoBands(), sampler)
-    for ask in (correlated.privacy, lambda: correlated.privacy_of([range(2)])):
-        with pytest.raises(
-            ValueError, match="correlated over 2 steps, and the guarantee of"
-        ) as error:
-            ask()
-        assert "\n" not in str(error.value)
 
 
 def test_the_guarantee_names_the_noise_and_what_it_leaves_open():

@@ -1,7 +1,6 @@
 """Banded noise: what is computed, what it costs, where it may not be used, what audits see."""
 
 import functools
-import itertools
 import json
 import math
 
@@ -9,21 +8,16 @@ import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
-import optax
 import pytest
 from scipy import special
 
-from accounting import BallsAndBinsProfile, GaussianProfile, epsilon
+from accounting import BallsAndBinsProfile, epsilon
 from dpsgd import (
     BandedToeplitz,
     BufferedToeplitz,
     Independent,
     Mechanism,
     RootKey,
-    Segment,
-    cost,
-    dpsgd,
-    train,
 )
 from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import grid, standard_normal
@@ -147,67 +141,12 @@ def matrix_of(noise, steps):
     return noise.whiten(np.eye(steps))
 
 
-def simulated(outcomes, matrix, sigma, eps, draws=100_000):
-    """Means and errors of delta(eps) of both directions, gradients being constant.
-
-    An example takes part in the steps that are the keys of `outcomes`, with their probabilities.
-    """
-    rng = np.random.default_rng(1)
-    means = np.stack([matrix[:, list(steps)].sum(axis=1) for steps in outcomes])
-    chances = np.array(list(outcomes.values()))
-
-    def ratio(rows):
-        logs = rows @ means.T / sigma**2 - np.sum(means**2, axis=1) / (2 * sigma**2)
-        return special.logsumexp(logs, axis=1, b=chances)
-
-    noise = sigma * rng.normal(size=(draws, len(matrix)))
-    took = means[rng.choice(len(chances), draws, p=chances)]
-    both = eps - ratio(took + noise), eps + ratio(noise)
-    return [_mean(np.maximum(0.0, -np.expm1(x))) for x in both]
-
-
 def _mean(values):
     # Of bounded draws: beyond 5.4 standard errors once in 10^7 times.
     return float(values.mean()), 5.4 * float(values.std()) / math.sqrt(len(values))
 
 
-def products(*epochs):
-    """Outcomes of epochs, in each of which one step is drawn."""
-    return {steps: 1 / math.prod(map(len, epochs)) for steps in itertools.product(*epochs)}
-
-
 HALF = BandedToeplitz((1.0, 0.5))
-
-
-def test_a_group_that_changes_from_epoch_to_epoch_costs_more_than_cyclic_sampling():
-    # T = 4, b = 2, two epochs: the last step of group 1 is next to the first of group 0.
-    matrix, certified = matrix_of(HALF, 8), BallsAndBinsProfile(0.8, 2, 2).delta(1.0)
-    changed = simulated(products((1, 3), (4, 6)), matrix, 0.8, 1.0)
-    assert max(mean - error for mean, error in changed) > certified.upper * 1.1
-    first, second = (
-        simulated(products((g, g + 2), (g + 4, g + 6)), matrix, 0.8, 1.0) for g in (0, 1)
-    )
-    for (mean, error), (cut, also) in zip(first, second, strict=True):
-        assert mean - error <= certified.upper
-        assert cut + also < mean - error  # whose last column is cut off by the end of the run
-    mean, error = max(first)  # one direction is the dearer one
-    assert mean + error >= certified.lower
-
-
-def test_bands_over_plain_bins_cost_more_than_these_bins():
-    # Steps of one epoch in which an example may take part are next to each other.
-    plain = simulated(products(range(8)), matrix_of(HALF, 8), 0.8, 1.0)
-    assert (
-        max(mean - error for mean, error in plain)
-        > 1.4 * BallsAndBinsProfile(0.8, 8).delta(1.0).upper
-    )
-
-
-def test_bands_over_two_orders_cost_more_than_a_known_order():
-    # Last in one epoch and first in the next: the columns overlap, and their sum is longer.
-    length = np.linalg.norm(matrix_of(HALF, 8)[:, [3, 4]].sum(axis=1))
-    worst = GaussianProfile(0.8 / length).delta(1.0)
-    assert worst.lower > 1.1 * GaussianProfile(0.8 / math.sqrt(2)).delta(1.0).upper
 
 
 @pytest.mark.parametrize(
@@ -326,38 +265,6 @@ def test_the_simulated_loss_of_correlated_noise_is_never_above_the_certified_upp
             assert max(mean + error for mean, error in found) >= bound.lower
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_constant_gradients_of_the_first_group_attain_the_cost_within_one_percent(epochs):
-    bound = BallsAndBinsProfile(0.8, 4, epochs).delta(0.25)
-    mean, error = max(whole_mechanism(GRADIENTS["constant"], 0, epochs, 0.8, 0.25, 1_500_000))
-    assert mean - error <= bound.upper
-    assert mean == pytest.approx(bound.upper, rel=0.01)
-
-
 # --------------------------------------------------------------------------- training and audits
 
 N, D = 48, 300
-SAMPLER = BallsAndBins(N, 4, 2, cycle_length=3, overflow="accumulate")
-
-
-def loss_fn(params, example):
-    return jnp.sum(jnp.square(params["w"] - example))
-
-
-def rows():
-    return np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
-
-
-@pytest.mark.long
-def test_a_run_trains_with_correlated_noise_is_audited_and_says_what_it_costs():
-    algorithm, params = dpsgd(loss_fn, optax.sgd(0.1)), {"w": jnp.zeros(D)}
-    mechanism = Mechanism(SAMPLER, 1.0, 1.0, noise=THREE)
-    trained = train(algorithm, mechanism, params, rows(), delta=1e-3)
-    independent = cost([Segment(Mechanism(SAMPLER, 1.0, 1.0))], 1e-3)
-    assert trained.guarantee.epsilon == independent.epsilon
-    assert trained.guarantee.record()["noise"] == noise_record(THREE)
-    assert any("passed" in note for note in trained.guarantee.notes)
-    plain = Mechanism(BallsAndBins(N, 4, 2), 1.0, 1.0, noise=THREE)
-    with pytest.raises(ValueError, match="noise with up to 1, the minimum"):
-        train(algorithm, plain, params, rows(), delta=1e-3)

@@ -1,5 +1,6 @@
 """The audit sees correlated noise that is not what is claimed: bands and buffers alike."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import jax
@@ -65,10 +66,26 @@ def decayed(state):
     return tuple(tuple(d * b for d, b in zip(TWO.decays, pack, strict=True)) for pack in state)
 
 
+def fainter(noise, total, state, key, step, scales):
+    faint = dataclasses.replace(scales, noise_stddev=0.99 * scales.noise_stddev)
+    return noise.add(total, state, key, step, faint)
+
+
+def another_key(noise, total, state, key, step, scales):
+    return noise.add(total, state, key.at[1].set(key[1] + 1), step, scales)
+
+
+def steps_share(noise, total, state, key, step, scales):
+    return noise.add(total, state, key, jnp.where(step == 3, 2, step), scales)
+
+
 LOST = at_step_9(lambda state: jax.tree.map(jnp.zeros_like, state))
 LONG = pytest.mark.long
 FAULTS = [
     pytest.param(THREE, another_matrix, id="bands of another matrix"),
+    pytest.param(THREE, fainter, id="one percent less"),
+    pytest.param(THREE, another_key, id="another key", marks=LONG),
+    pytest.param(THREE, steps_share, id="two steps share", marks=LONG),
     pytest.param(THREE, LOST, id="bands lost", marks=LONG),
     pytest.param(THREE, independent, id="no bands", marks=LONG),
     pytest.param(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from accounting import epsilon
-from dpsgd import BandedToeplitz, Independent, Mechanism
+from dpsgd import Mechanism
 from dpsgd.noise import planning
 from dpsgd.noise.planning import (
     best_noise,
@@ -25,25 +25,6 @@ from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 def uncalibrated(monkeypatch):
     """Every sigma is 1, once its guarantee was asked for."""
     monkeypatch.setattr(planning, "calibrate", lambda privacy, **of: 1.0 if privacy(1.0) else 0.0)
-
-
-@pytest.mark.parametrize(
-    ("eps", "sigmas", "error"),
-    [
-        pytest.param(1.0, (0.5520, 0.7089), 0.4001, marks=pytest.mark.long),
-        pytest.param(5.0, (0.4150, 0.4894), 0.3674, marks=pytest.mark.long),
-    ],
-)
-def test_one_epoch_of_36_000_steps_takes_the_noise_of_the_table_and_leaves_no_more_error(
-    eps, sigmas, error
-):
-    sampler = BallsAndBins(36_000 * 1024, 1024, overflow="accumulate")
-    alone, banded = plan(sampler, [16], epsilon=eps, delta=2.7e-8, schedule="constant")
-    assert (alone.bands, banded.bands) == (1, 16)
-    assert alone.noise_multiplier == pytest.approx(sigmas[0], rel=5e-3)
-    assert banded.noise_multiplier == pytest.approx(sigmas[1], rel=5e-3)
-    assert alone.error == 1.0
-    assert 0.2 < banded.error <= error
 
 
 def test_every_candidate_is_a_mechanism_of_the_guarantee():
@@ -76,22 +57,6 @@ def test_more_steps_than_wanted_are_compared_at_the_distance_that_they_move(kind
     )
     size = {BallsAndBins: 100 / 14, Poisson: 10}[kind]
     assert found.error == pytest.approx(spread / (14 * size) / (alone / (10 * 10)))
-
-
-@pytest.mark.long
-def test_adam_gains_nothing_and_is_answered_by_independent_noise():
-    (only,) = plan(BallsAndBins(4000, 100), [4, 8], epsilon=3.0, delta=1e-4, momentum=None)
-    assert only.noise == Independent()
-    assert only.error == 1.0
-
-
-@pytest.mark.long
-def test_few_steps_an_epoch_at_a_small_epsilon_gain_nothing_and_many_do():
-    few = plan(BallsAndBins(800, 100), [2], epsilon=0.2, delta=1e-4)
-    assert min(few, key=lambda c: c.error).bands == 1
-    many = plan(BallsAndBins(20_000, 100), [4], epsilon=8.0, delta=1e-4)
-    assert min(many, key=lambda c: c.error).bands == 4
-    assert isinstance(many[-1].noise, BandedToeplitz)
 
 
 @pytest.mark.parametrize(

@@ -87,20 +87,6 @@ def test_no_coefficients_nearby_have_less_error_than_the_optimised_ones(what):
         assert workload.mean_square(BandedToeplitz(moved.tolist())) > least * (1 - 1e-6)
 
 
-def test_a_schedule_of_many_steps_is_optimised_by_some_of_its_columns():
-    workload = Workload(1000, 0.9, schedule(1000))
-    noise, root = optimized(workload, 8), banded_square_root(8)
-    alike = optimized(Workload(1000, 0.9), 8)
-    least = workload.mean_square(noise)
-    assert least <= min(workload.mean_square(alike), 0.9 * workload.mean_square(root))
-
-
-def test_some_columns_stand_for_all_where_step_sizes_change_slowly():
-    workload = Workload(1000, 0.9, np.cos(np.linspace(0, 1.4, 1000)).tolist())
-    noise = banded_square_root(8)
-    assert workload.mean_square(noise, 256) == pytest.approx(workload.mean_square(noise), rel=1e-5)
-
-
 @pytest.mark.parametrize(("steps", "bands"), [(2112, 4), (3600, 4), (7040, 8)])
 def test_a_search_that_tries_noise_which_explodes_steps_back_and_goes_on(steps, bands):
     found = optimized(Workload(steps, 0.9, cosine(steps)), bands)

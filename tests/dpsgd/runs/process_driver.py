@@ -1,9 +1,6 @@
-"""Runs of several processes that are killed, stopped or made to fail, and go on.
-
-    python process_driver.py FOLDER SCENARIO [ARGUMENT ...]
+"""Runs of several processes that are killed, stopped or made to fail, and go on: tests of a driver.
 
 Every process is forked from this one, which has imported what they need, and begun no thread.
-Prints a line for each thing that was seen to hold; ends with status 1 at the first that does not.
 """
 
 import contextlib
@@ -17,10 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-
 import jax
 import numpy as np
+import pytest
 import tiny_task
 from jax.experimental import multihost_utils
 
@@ -37,6 +33,24 @@ from dpsgd.runs.processes import together
 from dpsgd.runs.stop import STOPPED, Stopped
 from samplers import IndexBlock
 from samplers.settings import SETTINGS
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Blocks are of four steps."""
+    monkeypatch.setattr(job, "BLOCK_STEPS", 4)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """What is compiled here, the processes need not compile again."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "programs"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    # Of what is imported now: whoever edits a file meanwhile changes no run.
+    code_digest()
+    task_code_digest(tiny_task.line)
+    return tmp_path
+
 
 WITHIN = 30
 """Seconds within which all end when one does."""
@@ -129,7 +143,7 @@ class Run:
                     return
             time.sleep(0.02)
         self.end(0)
-        sys.exit(f"no step {stop}: {self.outputs()}")
+        pytest.fail(f"no step {stop}: {self.outputs()}")
 
     def end(self, within=120):
         """Waits for all; whoever does not end in time is killed. Returns the statuses."""
@@ -156,7 +170,7 @@ class Run:
 def go_on(out, count, **how):
     run = Run(out, count, **how)
     if run.end() != [0] * count:
-        sys.exit(f"{out}: {run.statuses}: {run.outputs()}")
+        pytest.fail(f"{out}: {run.statuses}: {run.outputs()}")
     return out
 
 
@@ -170,14 +184,8 @@ def in_one_process(out, devices, **how):
     log = out.with_name(f"{out.name}.log")
     _, status = os.waitpid(fork(work, log), 0)
     if status:
-        sys.exit(log.read_text())
+        pytest.fail(log.read_text())
     return out
-
-
-def check(holds, what):
-    if not holds:
-        sys.exit(f"this does not hold: {what}")
-    print(what, flush=True)
 
 
 def check_ended(run, but=()):
@@ -190,9 +198,9 @@ def check_ended(run, but=()):
         if index not in but or status == 0:
             what = f"process {index} ended with status 2 and one line, not {status} and {lines}"
             if status != 2 or len(lines) != 1 or "`dpsgd resume" not in lines[0]:
-                sys.exit(what)
+                pytest.fail(what)
     if "did not end" in statuses:
-        sys.exit(f"{statuses}: {run.outputs()}")
+        pytest.fail(f"{statuses}: {run.outputs()}")
 
 
 def outcome(out, *, ledger=True):
@@ -210,27 +218,27 @@ def outcome(out, *, ledger=True):
     )
 
 
-def killed(folder):
+def test_killed(folder):
     """Killed, and gone on with: as if nothing had been, and as in one process."""
     run = Run(folder / "run", 2, all={"before": slowly})
     run.await_steps(8)
     os.kill(run.pids[0], signal.SIGKILL)
     check_ended(run, but=(0,))
-    print("the first was killed: the other ended, in one line")
     alike = in_one_process(folder / "one", 2)
     go_on(folder / "run", 2)
     same = outcome(folder / "run", ledger=False) == outcome(alike, ledger=False)
-    check(same, "two processes that were killed made what two devices of one did, bit for bit")
+    assert same
 
 
-def random_kills(folder, count, seed, processes):
+@pytest.mark.parametrize(("count", "processes"), [(20, 2), (5, 4)])
+def test_random_kills(folder, count, processes):
     """Any process, or its watchdog, is killed at any moment after they have met."""
-    moments, processes = random.Random(int(seed)), int(processes)
+    moments = random.Random(0)
     begun = time.monotonic()
     whole = outcome(go_on(folder / "whole", processes))
     duration = time.monotonic() - begun
     deaths, runs = 0, 0
-    while deaths < int(count):
+    while deaths < count:
         run = Run(folder / f"run-{runs}", processes)
         run.await_meeting()
         time.sleep(moments.uniform(0, duration))
@@ -242,21 +250,20 @@ def random_kills(folder, count, seed, processes):
         if run.end(WITHIN) != [0] * processes:
             check_ended(run, but=(victim,))
             deaths += 1
-            print(f"the {who} of process {victim} was killed: all ended", flush=True)
-            if deaths < int(count) and moments.random() < 0.5:
+            if deaths < count and moments.random() < 0.5:
                 continue  # once more, before it comes to its end
         go_on(run.out, processes)
         if outcome(run.out) != whole:
-            sys.exit(f"{run.out} is not what an undisturbed run makes")
+            pytest.fail(f"{run.out} is not what an undisturbed run makes")
         runs += 1
     if processes > 2:
         same = outcome(folder / "whole", ledger=False) == outcome(
             in_one_process(folder / "one", processes), ledger=False
         )
-        check(same, f"{processes} processes made what as many devices of one did, bit for bit")
+        assert same
 
 
-def stands_still(folder):
+def test_stands_still(folder):
     """A process that is stopped, and one that hangs."""
     whole = outcome(go_on(folder / "whole", 2))
     for index in (0, 1):
@@ -264,16 +271,16 @@ def stands_still(folder):
         run.await_steps(8)
         os.kill(run.trainer(index), signal.SIGSTOP)
         check_ended(run)
-        check("was stopped" in run.outputs()[index], "whoever was stopped is named by its watchdog")
+        assert "was stopped" in run.outputs()[index]
         same = outcome(go_on(run.out, 2)) == whole
-        check(same, f"process {index} was stopped: all ended, and it went on to the same bits")
+        assert same
     run = Run(folder / "hung", 2, watchdog=3.0, of={1: {"before": hanging}})
     check_ended(run)
-    check("no step for 3 s" in " ".join(run.outputs()), "a process that hangs ends all")
-    check(outcome(go_on(run.out, 2)) == whole, "and it went on to the same bits")
+    assert "no step for 3 s" in " ".join(run.outputs())
+    assert outcome(go_on(run.out, 2)) == whole
 
 
-def asked_to_stop(folder):
+def test_asked_to_stop(folder):
     """A request to one stops all, at one step, and nothing is lost."""
     whole = outcome(go_on(folder / "whole", 2))
     for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
@@ -282,12 +289,12 @@ def asked_to_stop(folder):
         os.kill(run.pids[1], number)
         time.sleep(0.1)
         os.kill(run.pids[1], number)  # as `timeout` and others do
-        check(run.end(WITHIN) == [STOPPED] * 2, f"{name} to one stopped both")
-        check(len(set(run.outputs())) == 1, "they stopped at one step, in one line")
-        check(outcome(go_on(run.out, 2)) == whole, "and went on to the same bits")
+        assert run.end(WITHIN) == [STOPPED] * 2
+        assert len(set(run.outputs())) == 1
+        assert outcome(go_on(run.out, 2)) == whole
 
 
-def unlike(folder):
+def test_what_differs(folder):
     """What the processes have not in common is named, and nothing is begun."""
     other = dataclasses.replace(tiny_task.line, seed=1)
     for name, mine in (
@@ -296,25 +303,26 @@ def unlike(folder):
         ("l2_clip_norm", {"l2_clip_norm": 2.0}),
     ):
         run = Run(folder / name, 2, of={1: mine})
-        check(run.end(WITHIN) == [2, 2], f"two of unlike {name} ended both")
+        assert run.end(WITHIN) == [2, 2]
         lines = {text.strip() for text in run.outputs()}
-        check(len(lines) == 1 and name in lines.pop().split(";")[0], f"both named {name}")
-        check(not run.out.exists(), "and nothing was begun")
+        assert len(lines) == 1
+        assert name in lines.pop().split(";")[0]
+        assert not run.out.exists()
     run = Run(folder / "twice", 2, all={"before": slowly})
     run.await_steps(8)
     third = Run(folder / "twice", 2, port=run.port, only=(1,), of={1: {"before": slowly}})
-    check(0 not in run.end(WITHIN), "a process that joins twice ends all")
+    assert 0 not in run.end(WITHIN)
     os.kill(third.pids[0], signal.SIGKILL)
     third.end()
     run = Run(folder / "twice", 2, all={"before": slowly})
     run.await_meeting()
     again = Run(folder / "twice", 2)
-    check(again.end(60) == [2, 2], "processes that would go on with a run that others are at end")
-    check("another process is training" in again.outputs()[0], "and say so")
-    check(run.end() == [0, 0], "and those others are left in peace")
+    assert again.end(60) == [2, 2]
+    assert "another process is training" in again.outputs()[0]
+    assert run.end() == [0, 0]
 
 
-def other_number(folder):
+def test_other_number(folder):
     """On another number of processes a run goes on as another attempt, and counts as such."""
     run = Run(folder / "run", 2, all={"before": slowly, "insecure_seed": None})
     run.await_steps(8)
@@ -323,49 +331,49 @@ def other_number(folder):
     check_ended(run)
     go_on(run.out, 3)
     *_, steps, epsilon, _ = outcome(run.out)
-    check([number for number, _ in steps] == [0, 1], "three went on, as another attempt")
-    check(steps[1][1].start > 0 and epsilon > planned, "which is counted in addition")
+    assert [number for number, _ in steps] == [0, 1]
+    assert steps[1][1].start > 0
+    assert epsilon > planned
 
 
-def between_line_and_sum(folder):
+def test_between_line_and_sum(folder):
     """Process 0 dies when a block is declared, and before its sum is made."""
     whole = outcome(go_on(folder / "whole", 2))
     run = Run(folder / "run", 2, of={0: {"before": dying}})
     check_ended(run, but=(0,))
     declared = read(run.out / "ledger.jsonl").attempts[-1].steps.stop
     saved = max(int(path.stem) for path in (run.out / "checkpoints").glob("*.npz"))
-    check((declared, saved) == (12, 8), "the third block was declared, and nothing made of it")
-    check(outcome(go_on(run.out, 2)) == whole, "it is repeated, and counts once")
+    assert (declared, saved) == (12, 8)
+    assert outcome(go_on(run.out, 2)) == whole
 
 
-def calibrated(folder):
+def test_calibrated(folder):
     """Sums over all rows after the last step, and a root secret that others can read."""
     platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
     how = {"task": tiny_task.calibrated, "calibration": "platt"}
     run = Run(folder / "run", 2, all=how)
-    check(run.end() == [0, 0], "two processes calibrate what they trained")
+    assert run.end() == [0, 0]
     alike = in_one_process(folder / "one", 2, **how)
     same = outcome(run.out, ledger=False) == outcome(alike, ledger=False)
-    check(same, "and make what two devices of one do, bit for bit")
+    assert same
     run = Run(folder / "read", 2, all={"before": slowly, "insecure_seed": None})
     run.await_steps(8)
     os.kill(run.trainer(0), signal.SIGKILL)
     check_ended(run, but=(0,))
     (run.out / "root.key").chmod(0o644)
     run = Run(run.out, 2)
-    check(run.end(60) == [2, 2], "a root that others can read is used by none")
-    check("others than its owner can use this root key" in run.outputs()[0], "and that is said")
+    assert run.end(60) == [2, 2]
+    assert "others than its owner can use this root key" in run.outputs()[0]
     (run.out / "root.key").chmod(0o600)
     go_on(run.out, 2)
-    print("and once it is secret again the run goes on")
 
 
-def sharded(folder):
+def test_sharded(folder):
     """A table and its moments whose rows lie in both processes: checkpoints of parts."""
     how = {"task": tiny_task.Line(width=8192), "shard_rows_from": 1}
     whole = outcome(go_on(folder / "whole", 2, all=how))
     alike = outcome(in_one_process(folder / "one", 2, **how), ledger=False)
-    check(outcome(folder / "whole", ledger=False) == alike, "two devices make the same bits")
+    assert outcome(folder / "whole", ledger=False) == alike
     for harm in ("nothing", "a bit", "the last byte", "all"):
         run = Run(folder / harm, 2, all={**how, "before": slowly})
         run.await_steps(16)
@@ -374,25 +382,26 @@ def sharded(folder):
         checkpoints = run.out / "checkpoints"
         newest = sorted(checkpoints.glob("*.npz"))[-1]
         part = newest.with_name(f"{newest.stem}.part-1-of-2")
-        check(part.stat().st_mode & 0o777 == 0o600, "a part is as secret as a checkpoint")
+        assert part.stat().st_mode & 0o777 == 0o600
         content = bytearray(part.read_bytes())
         content[100] ^= harm == "a bit"
         part.write_bytes(content[: -1 if harm == "the last byte" else None])
         if harm == "all":
             part.unlink()
         go_on(run.out, 2, all=how)
-        check(outcome(run.out) == whole, f"{harm} of a part was lost: the same bits in the end")
-        check(not checkpoints.exists(), "and no part stays")
+        assert outcome(run.out) == whole
+        assert not checkpoints.exists()
 
 
-def lazy(folder, devices):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_lazy(folder, devices):
     """Pending noise lies in both processes: they die and stop before a flush, and go on."""
-    devices, words = int(devices), tiny_task.Words(words=2_000)
+    words = tiny_task.Words(words=2_000)
     given = {"tables_learning_rate": 1.0, "tables_momentum": 0.9, "flush_every": 12}
     how = {"task": words, "tables": "lazy", **given}
     alike = outcome(in_one_process(folder / "one", 2 * devices, **how), ledger=False)
     whole = outcome(go_on(folder / "whole", 2, devices=devices, all=how))
-    check(outcome(folder / "whole", ledger=False) == alike, "they make what one does, bit for bit")
+    assert outcome(folder / "whole", ledger=False) == alike
 
     of = {1: {"before": lambda: struck(signal.SIGKILL, 24)}}
     run = Run(folder / "run", 2, devices=devices, all=how, of=of)
@@ -401,16 +410,16 @@ def lazy(folder, devices):
     kept = [f"{12:012d}", f"{16:012d}{PENDING}", f"{20:012d}{PENDING}"]
     kinds = ("npz", "part-0-of-2", "part-1-of-2")
     files = {f"{name}.{kind}" for name in kept for kind in kinds}
-    check(checkpoints_of(run.out) == files, "they died between two flushes")
+    assert checkpoints_of(run.out) == files
     newest = run.out / "checkpoints" / f"{kept[-1]}.part-1-of-2"
     newest.write_bytes(newest.read_bytes()[:-1])
 
     of = {0: {"before": lambda: struck(signal.SIGTERM, 20)}}
     run = Run(run.out, 2, devices=devices, all=how, of=of)
-    check(run.end() == [STOPPED] * 2, "a part was lost: they went on from the one before")
-    check(f"{20:012d}{PENDING}.npz" in checkpoints_of(run.out), "and stopped between two flushes")
+    assert run.end() == [STOPPED] * 2
+    assert f"{20:012d}{PENDING}.npz" in checkpoints_of(run.out)
     go_on(run.out, 2, devices=devices, all=how)
-    check(outcome(run.out) == whole, "and went on to the same bits")
+    assert outcome(run.out) == whole
 
 
 def checkpoints_of(out):
@@ -420,35 +429,22 @@ def checkpoints_of(out):
     return {name for name in files if name.rpartition(".")[0] + "." in whole}
 
 
-def shards(folder, count):
+@pytest.mark.parametrize("count", [2, 4])
+def test_shards(folder, count):
     """Each process has shards of its own, and of all other rows NaN."""
-    count = int(count)
     for kind in ("poisson", "balls-and-bins", "shuffle", "deterministic"):
         how = {"sampler": SETTINGS[kind](batch_size=16, epochs=3, num_shards=count)}
         found = outcome(
             go_on(folder / f"run-{kind}", count, all={**how, "task": tiny_task.held}), ledger=False
         )
         alike = outcome(in_one_process(folder / f"one-{kind}", count, **how), ledger=False)
-        check(found == alike, f"{kind}: {count} processes make what as many shards of one do")
+        assert found == alike
     run = Run(folder / "run", count, all={**how, "task": tiny_task.held, "before": slowly})
     run.await_steps(8)
     os.kill(run.pids[1], signal.SIGKILL)
     check_ended(run, but=(1,))
     again = outcome(go_on(run.out, count, all={"task": tiny_task.held}), ledger=False)
-    check(again == found, "and go on in the same bits when one was killed")
-
-
-def mutants(folder, *names):
-    """Planted bugs of several processes: the run is refused, and says why."""
-    for name in names or MUTANTS:
-        before, why = MUTANTS[name]
-        run = Run(folder / name, 2, all={"before": before, "audit": True, **SHARDS})
-        check(run.end(300) == [2, 2], f"{name}: refused")
-        check(why in " ".join(run.outputs()), f"{name}: {why}")
-        check(not (run.out / "report.json").exists(), f"{name}: and there is no model")
-    if not names:
-        run = Run(folder / "sound", 2, all={"audit": True, **SHARDS})
-        check(run.end(300) == [0, 0], "sound ones pass")
+    assert again == found
 
 
 SHARDS = {"sampler": SETTINGS["balls-and-bins"](batch_size=16, epochs=3, num_shards=2)}
@@ -518,6 +514,17 @@ MUTANTS = {
 }
 
 
+@pytest.mark.parametrize("name", ["sound", *MUTANTS])
+def test_mutants(folder, name):
+    """With a planted bug of several processes the run is refused, and says why."""
+    before, why = MUTANTS.get(name, (lambda: None, None))
+    run = Run(folder / "run", 2, all={"before": before, "audit": True, **SHARDS})
+    assert run.end(300) == ([0, 0] if why is None else [2, 2]), run.outputs()
+    if why:
+        assert why in " ".join(run.outputs())
+        assert not (run.out / "report.json").exists()
+
+
 def slowly():
     """Has each block take a while, so that there is time to be killed in."""
     blocks = training.train_blocks
@@ -567,26 +574,3 @@ def dying():
             os.kill(os.getpid(), signal.SIGKILL)
 
     Ledger.declare = declare_and_die
-
-
-SCENARIOS = {
-    work.__name__: work
-    for work in (
-        killed, random_kills, stands_still, asked_to_stop, unlike, other_number,
-        between_line_and_sum, calibrated, sharded, shards, lazy, mutants,
-    )
-}  # fmt: skip
-
-if __name__ == "__main__":
-    folder, scenario, *arguments = sys.argv[1:]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    job.BLOCK_STEPS = 4
-    jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "programs"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    # Of what is imported now: whoever edits a file meanwhile changes no run.
-    code_digest()
-    task_code_digest(tiny_task.line)
-    SCENARIOS[scenario](Path(folder), *arguments)
-    spent = os.times()
-    taken = spent.user + spent.system + spent.children_user + spent.children_system
-    print(f"{taken:.1f} s of processors", flush=True)

@@ -5,14 +5,12 @@ import time
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 import pytest
 from test_resolve import OPEN, Recommending
 from tiny_task import Line, config_of
 
 from accounting import epsilon
 from dpsgd import Settings, run
-from dpsgd.engine import programs
 from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
 from dpsgd.runs.job import Job, rows_of
@@ -121,40 +119,6 @@ def test_a_budget_without_time_for_an_epoch_is_refused_in_a_line():
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("epochs", "data_on"),
-    [
-        (1, "device"),
-        (5, "host"),
-        pytest.param(1, "host", marks=pytest.mark.long),
-        pytest.param(5, "device", marks=pytest.mark.long),
-    ],
-)
-def test_an_epoch_is_timed_on_generated_rows_with_the_program_of_the_run(
-    data_on, epochs, monkeypatch
-):
-    sampler = SETTINGS["balls-and-bins"](batch_size=16, epochs=epochs)
-    spec = config_of(sampler=sampler, data_on=data_on)
-    job = Job.of(Line(), resolve(spec, Line(), rows_of(Line())))
-    digest = job.program_digest()
-    compiled = []
-    inner = budget.train_blocks
-
-    def train_blocks(algorithm, mechanism, state, rows, **options):
-        shapes = jax.eval_shape(lambda: state)
-        program = options["layout"].program(algorithm, mechanism, shapes, rows)
-        compiled.append(programs.digest(program))
-        return inner(algorithm, mechanism, state, rows, **options)
-
-    monkeypatch.setattr(budget, "train_blocks", train_blocks)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), job.data)
-    parts = job.algorithm, job.mechanism, job.start(), job.layout
-    found = budget.time_steps(*parts, shapes, Line().generated)
-    assert 0 < found.step <= found.epoch < 60
-    assert set(compiled) == {digest}
-
-
 @pytest.mark.parametrize(
     ("steps", "flush_every", "times"), [(1, None, 1), (3, None, 1), (40, 64, 1), (40, 8, 5)]
 )
@@ -177,28 +141,6 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_foll
     found = budget.time_steps(*parts, shapes, Line().generated, **how)
     assert found.first == 2.5
     assert found.epoch == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)
-
-
-def test_rows_that_are_timed_are_copies_and_where_they_are_streamed_zeros():
-    shape, part = jax.ShapeDtypeStruct((7, 2), np.float32), np.arange(4.0).reshape(2, 2)
-    filled = budget._filled(shape, part, streamed=False)
-    assert filled.dtype == np.float32
-    assert filled.tolist() == [part[i % 2].tolist() for i in range(7)]
-    filled = budget._filled(shape, part, streamed=True)
-    assert filled.tolist() == [*part.tolist(), *[[0.0, 0.0]] * 5]
-
-
-@pytest.mark.long
-def test_a_run_with_a_budget_records_it_and_its_choice(tmp_path):
-    lines = []
-    out = tmp_path / "run"
-    spec = OPEN.but(learning_rate=0.1, budget_minutes=1.0)
-    run(Recommending(), spec, out, progress=lines.append)
-    record = json.loads((out / "config.json").read_text())
-    assert record["chosen"]["budget_minutes"] == 1
-    assert record["chosen"]["epoch_seconds"] > 0
-    assert record["sampler"]["epochs"] == record["chosen"]["settings"]["epochs"] == 50
-    assert any(line.startswith("chosen: ") and "for 1 minutes, in which" in line for line in lines)
 
 
 def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these(

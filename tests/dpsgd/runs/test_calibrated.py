@@ -18,7 +18,7 @@ from tiny_task import (
     short_blocks,
 )
 
-from dpsgd import Secure, Segment, cost, resume, run
+from dpsgd import Segment, cost, resume, run
 from dpsgd.audit import audit as coupled
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.noise import gaussian
@@ -97,14 +97,6 @@ def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_pat
     alone = cost([Segment(dataclasses.replace(mechanism, full_sums=None))], 1e-5)
     assert record["epsilon_upper"] > alone.epsilon.upper + 0.1
     assert any(str(SUMS) in note for note in record["notes"])
-
-
-@pytest.mark.long
-def test_exact_noise_is_that_of_the_sums_too(tmp_path):
-    record = run(calibrated, config(secure_noise=True), tmp_path / "run")
-    mechanism = read(tmp_path / "run" / "ledger.jsonl").attempts[0].terms.mechanism
-    assert mechanism.of_sums().noise == mechanism.noise == Secure()
-    assert record["epsilon_upper"] == cost([Segment(mechanism)], 1e-5).epsilon.upper
 
 
 # --- Stopped and killed --------------------------------------------------------------------------

@@ -53,22 +53,26 @@ def assert_is(checkpoint, step):
     assert dtypes == [leaf.dtype for leaf in jax.tree.leaves(LIKE)]
 
 
-def test_what_is_saved_comes_back_bit_for_bit(checkpoints):
-    save(checkpoints, 7)
-    assert_is(checkpoints.latest(LIKE), 7)
-    assert checkpoints.latest_head() == "head 7"
-
-
-def test_there_is_none_before_the_first(checkpoints):
-    assert checkpoints.latest(LIKE) is None
-    assert checkpoints.latest_head() is None
-
-
-def test_the_newest_two_are_kept(checkpoints):
+def test_the_newest_two_are_kept_and_come_back_bit_for_bit(checkpoints):
+    assert (checkpoints.latest(LIKE), checkpoints.latest_head()) == (None, None)
     for step in (9, 10, 100, 101):
         save(checkpoints, step)
+        assert_is(checkpoints.latest(LIKE), step)
+        assert checkpoints.latest_head() == f"head {step}"
     assert len(files(checkpoints)) == KEPT == 2
-    assert_is(checkpoints.latest(LIKE), 101)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1], ids=["empty", "byte", "part", "all but one"])
+def test_a_cut_file_gives_way_to_the_one_before_and_all_of_them_to_an_error(checkpoints, keep):
+    for step in (1, 2):
+        save(checkpoints, step)
+    older, newest = files(checkpoints)
+    newest.write_bytes(newest.read_bytes()[:keep])
+    assert_is(checkpoints.latest(LIKE), 1)
+    assert checkpoints.latest_head() == "head 1"
+    older.write_bytes(older.read_bytes()[:keep])
+    with pytest.raises(ValueError, match="every checkpoint is damaged"):
+        checkpoints.latest(LIKE)
 
 
 def pending(step, table=None):
@@ -145,25 +149,6 @@ def test_a_checkpoint_of_another_name_is_none(checkpoints, kind):
     assert int(checkpoints.latest(LIKE, pending(0)).state.step) == 2
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, -1], ids=["empty", "byte", "part", "all but one"])
-def test_a_cut_file_gives_way_to_the_one_before(checkpoints, keep):
-    save(checkpoints, 1)
-    save(checkpoints, 2)
-    newest = files(checkpoints)[-1]
-    newest.write_bytes(newest.read_bytes()[:keep])
-    assert_is(checkpoints.latest(LIKE), 1)
-    assert checkpoints.latest_head() == "head 1"
-
-
-def test_nothing_left_to_read_is_said(checkpoints):
-    for step in (1, 2):
-        save(checkpoints, step)
-    for file in files(checkpoints):
-        file.write_bytes(b"")
-    with pytest.raises(ValueError, match="every checkpoint is damaged"):
-        checkpoints.latest(LIKE)
-
-
 @pytest.mark.parametrize("kind", [{"size": 4}, {"dtype": jnp.float16}], ids=["shape", "dtype"])
 def test_another_model_is_refused(checkpoints, kind):
     save(checkpoints, 1, **kind)
@@ -201,14 +186,6 @@ def test_the_name_appears_after_the_content_is_on_the_disk(checkpoints, monkeypa
         monkeypatch.setattr(os, name, watched(name, getattr(os, name)))
     save(checkpoints, 1)
     assert happened == ["fsync", "replace", "fsync"]
-
-
-def test_no_temporary_file_is_taken_for_a_checkpoint(checkpoints):
-    save(checkpoints, 1)
-    (checkpoints.folder / ".000000000002.npz.unfinished").write_bytes(b"half")
-    assert_is(checkpoints.latest(LIKE), 1)
-    checkpoints.remove()
-    assert not checkpoints.folder.exists()
 
 
 class Dealt:
@@ -312,10 +289,13 @@ def test_rows_whose_noise_is_pending_lie_in_parts_that_go_with_their_checkpoint(
     found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
     placed = Placement(tuple(jax.devices()[:1])).put_state(found.state)
     np.testing.assert_array_equal(placed.raw_params["table"], whole + 4)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     Checkpoints(folder).destroy_after(3)
     assert {path.name.partition(".")[0] for path in folder.iterdir()} == {
         f"{step:012d}" for step in (1, 3)
     }
+    Checkpoints(folder).remove()
+    assert not folder.exists()
 
 
 def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dealt):
@@ -330,23 +310,3 @@ def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dea
 
     found = together(2, work)
     assert [one.ledger_head for one in found] == ["head 1", "head 1"]
-
-
-def test_a_checkpoint_without_the_file_that_names_its_parts_is_none(tmp_path, dealt):
-    save_parts(tmp_path / "c")
-    (tmp_path / "c/000000000002.npz").unlink()
-    assert_all_have(tmp_path / "c", 1)
-
-
-def test_parts_are_secret_and_go_with_their_checkpoint(tmp_path, dealt):
-    folder = tmp_path / "c"
-    save_parts(folder, steps=(1,))
-    (folder / "000000000000.part-1-of-2").write_bytes(b"of one that never came to be")
-    save_parts(folder, steps=(2, 3, 4))
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
-        f"{step:012d}.{kind}" for step in (3, 4) for kind in ("npz", "part-0-of-2", "part-1-of-2")
-    }
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    Checkpoints(folder).remove()
-    assert not folder.exists()

@@ -1,6 +1,5 @@
 """Runs of SGD and of correlated noise: recorded, resumed, calibrated and audited."""
 
-import dataclasses
 import json
 import shutil
 
@@ -8,9 +7,7 @@ import jax
 import numpy as np
 import pytest
 from tiny_task import (
-    calibrated,
     config_of,
-    few_rows_are_calibrated,
     line,
     run_and_stop,
     short_blocks,
@@ -23,10 +20,9 @@ from dpsgd.runs import checkpoint, plan
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.optimizer import SGD, hyperparameters
-from samplers import BallsAndBins, Population
+from samplers import BallsAndBins
 from samplers.settings import SETTINGS
 
-ROWS = Population(160)
 SIZES = {"batch_size": 16, "epochs": 3}
 
 
@@ -161,19 +157,6 @@ def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
 
 
 # --- What it costs, and with what it ends ------------------------------------------------------
-
-
-def test_a_calibration_ends_the_run_with_independent_noise_and_is_paid_for(tmp_path):
-    wanted = {"noise_multiplier": None, "target_epsilon": 6.0, "calibration": "platt"}
-    config = sgd(**wanted, sampler=ORDER(**SIZES), bands=2)
-    with few_rows_are_calibrated():
-        report = run(calibrated, config, tmp_path / "run")
-    mechanism = read(tmp_path / "run" / "ledger.jsonl").attempts[0].terms.mechanism
-    assert mechanism.noise.bands == 2
-    assert mechanism.of_sums().noise == Independent()
-    assert 5.9 < report["epsilon_upper"] <= 6.0
-    alone = dataclasses.replace(mechanism, full_sums=None).privacy()
-    assert epsilon(alone, 1e-5).upper < 0.99 * report["epsilon_upper"]
 
 
 # --- Noise that is not what a run claims -------------------------------------------------------

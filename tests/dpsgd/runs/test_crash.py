@@ -1,11 +1,9 @@
 """Killed at any moment, a run goes on to the same bits, and its ledger counts every step once."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from drivers import ended
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
 SAMPLERS = [
@@ -22,15 +20,7 @@ WORDS = '{"name": "tiny_task:words"}'
 
 
 def drive(folder, *arguments, task=LINE):
-    done = subprocess.run(
-        [sys.executable, DRIVER, task, *map(str, (folder, *arguments))],
-        cwd=DRIVER.parents[3],
-        env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3])),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    return ended(DRIVER, task, folder, *arguments).splitlines()
 
 
 def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits_with_its_kept_noise(tmp_path):

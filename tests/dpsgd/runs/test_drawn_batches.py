@@ -3,8 +3,7 @@
 import shutil
 
 import pytest
-from tiny_task import calibrated as calibrated_line
-from tiny_task import config_of, few_rows_are_calibrated, line, run_and_stop, short_blocks
+from tiny_task import config_of, line, run_and_stop, short_blocks
 
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
@@ -104,17 +103,6 @@ def test_a_new_attempt_needs_new_batches_and_counts_as_ever(tmp_path, monkeypatc
     assert not folder.exists()
 
 
-def test_a_run_goes_on_without_batches_once_nothing_names_them(whole, tmp_path):
-    out = run_and_stop(line, config_of(**HOST), tmp_path / "run")
-    Run.open(out).draw(tmp_path / "batches")
-    (tmp_path / "batches" / "00000000.batches").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"is damaged.*draw"):
-        resume(out)
-    (out / "batches.json").unlink()
-    resume(out)
-    assert_same(out, whole)
-
-
 def test_drawing_that_dies_leaves_no_secret_and_is_done_again(whole, tmp_path):
     out = run_and_stop(line, config_of(**HOST), tmp_path / "run")
     folder = tmp_path / "batches"
@@ -175,14 +163,3 @@ def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resu
     resume(out)
     assert not folder.exists()
     assert not (out / "root.key").exists()
-
-
-@pytest.mark.long
-def test_sums_over_all_rows_follow_batches_that_were_drawn_ahead(tmp_path):
-    config = config_of(**HOST, calibration="platt")
-    with few_rows_are_calibrated():
-        run(calibrated_line, config, tmp_path / "a")
-        Run.create(calibrated_line, config, tmp_path / "b")
-        Run.open(tmp_path / "b").draw(tmp_path / "batches")
-        resume(tmp_path / "b")
-    assert_same(tmp_path / "a", tmp_path / "b")

@@ -55,20 +55,6 @@ def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
     assert ledger["unit"] == "user"
 
 
-@pytest.mark.long
-def test_a_secure_run_says_what_its_guarantee_covers(tmp_path):
-    records = {}
-    for secure in (True, False):
-        out = tmp_path / str(secure)
-        config = config_of(secure_noise=secure)
-        records[secure] = run(line, config, out)
-        report = (out / "report.md").read_text()
-        assert ("| sums and noise | exact, cryptographic |" in report) == secure
-        assert ("floating point" in report) != secure
-    assert records[True]["guarantee"] == records[False]["guarantee"]
-    assert len(records[True]["not_covered"]) == len(records[False]["not_covered"]) - 1
-
-
 @pytest.mark.parametrize(
     ("task", "settings", "why"),
     [

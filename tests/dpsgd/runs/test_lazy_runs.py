@@ -19,8 +19,6 @@ from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.stop import Stopped
 
 RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
-BLOCKS = (4, 8, 12, 16, 20, 24, 28, 30)
-"""After which there is a checkpoint; after 12, 24 and 30 steps no noise is pending."""
 
 
 @pytest.fixture(autouse=True)
@@ -95,15 +93,6 @@ def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
     assert not (out / "checkpoints").exists()
 
 
-def test_the_newest_checkpoint_without_pending_noise_is_kept_beside_the_newest_two(tmp_path):
-    out = begun(tmp_path / "run", 20)
-    assert names(out) == ["12.npz", "16.pending.npz", "20.pending.npz"]
-    assert {path.stat().st_mode & 0o777 for path in (out / "checkpoints").iterdir()} == {0o600}
-    pending = np.load(out / "checkpoints" / f"{20:012d}.pending.npz")
-    assert not any(name.startswith("state.params") for name in pending)
-    assert (pending["state.tables[0].steps"] == 12).any()  # rows that nobody read since the flush
-
-
 def another_machine(patch, out):
     patch.setattr(fingerprint, "code_digest", lambda: "other code")
 
@@ -166,16 +155,6 @@ def test_noise_that_is_pending_is_left_to_those_who_declared_it_or_to_one_heir(
         else:
             upper = epsilon(mechanism.privacy_of(steps), 1e-5).upper
         assert report["epsilon_upper"] == upper
-
-
-@pytest.mark.short("1")
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_a_damaged_checkpoint_gives_way_to_one_before(tmp_path, whole, damaged):
-    out = begun(tmp_path / "run", 20, insecure_seed=3)
-    for path in sorted((out / "checkpoints").iterdir())[-damaged:]:
-        path.write_bytes(path.read_bytes()[:-100])
-    resume(out)
-    assert_same(out, whole)
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatch):

@@ -193,13 +193,3 @@ def test_the_play_finds_rules_that_let_it_be_drawn_twice(tmp_path, monkeypatch, 
     monkeypatch.setattr(History, "may_draw_anew", rule)
     with pytest.raises(DrawnTwice):
         play(tmp_path, monkeypatch)
-
-
-@pytest.mark.long
-def test_the_play_finds_copies_that_go_on_where_their_original_may_not(tmp_path, monkeypatch):
-    def how(job, *, alone):
-        return {"repeatable": True, "alone": alone}
-
-    monkeypatch.setattr("dpsgd.runs.resume.how_to_repeat", how)
-    with pytest.raises(DrawnTwice):
-        play(tmp_path, monkeypatch)

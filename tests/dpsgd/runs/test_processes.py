@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import several
+from drivers import passed
 from several import Store
 
 from dpsgd.runs.processes import Lost, Processes, launched_by_cluster, together
@@ -99,60 +100,23 @@ def test_one_that_does_not_come_is_named():
 DRIVER = Path(__file__).with_name("process_driver.py")
 
 
-def drive(folder, *arguments):
-    done = subprocess.run(
-        [sys.executable, DRIVER, *map(str, (folder, *arguments))],
-        cwd=DRIVER.parents[3],
-        env=dict(os.environ, PYTHONPATH=str(DRIVER.parents[3])),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.mark.processes
-def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices(tmp_path):
-    assert len(drive(tmp_path, "killed")) == 3
-
-
-@pytest.mark.processes
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        "asked_to_stop", "between_line_and_sum", "calibrated", "sharded", "mutants",
-        "other_number", "stands_still", "unlike",
-    ],
-)  # fmt: skip
-def test_what_becomes_of_two_processes(tmp_path, scenario):
-    assert len(drive(tmp_path, scenario)) > 2
-
-
-@pytest.mark.processes
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("devices", [1, 2])
-def test_noise_that_is_due_in_two_processes_comes_as_in_one_of_as_many_devices(tmp_path, devices):
-    assert len(drive(tmp_path, "lazy", devices)) == 6
-
-
-@pytest.mark.processes
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("count", [2, 4])
-def test_processes_of_shards_of_their_own_make_what_as_many_shards_of_one_make(tmp_path, count):
-    assert len(drive(tmp_path, "shards", count)) == 6
+def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices():
+    passed(f"{DRIVER}::test_killed")
 
 
 @pytest.mark.processes
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("count", "processes"), [(20, 2), (5, 4)])
-def test_killed_at_random_moments_they_go_on_to_the_same_bits(tmp_path, count, processes):
-    lines = drive(tmp_path, "random_kills", count, 0, processes)
-    assert sum("was killed: all ended" in line for line in lines) == count
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "asked_to_stop", "between_line_and_sum", "calibrated", "lazy", "mutants", "other_number",
+        "random_kills", "sharded", "shards", "stands_still", "what_differs",
+    ],
+)  # fmt: skip
+def test_what_becomes_of_several_processes(scenario):
+    passed(f"{DRIVER}::test_{scenario}")
 
 
 CLUSTERS = {

@@ -39,7 +39,7 @@ from dpsgd.runs.recommendation import generic, sentence, table_step_size
 from dpsgd.runs.resolve import ADAM, choose, differing, resolve, resolved, with_any_noise
 from dpsgd.runs.support import COLUMNS, SAMPLERS, check, example_data, support_matrix
 from samplers import BallsAndBins, Deterministic, Population
-from samplers.settings import SETTINGS, settings_of
+from samplers.settings import SETTINGS
 
 ROWS = Population(160)
 SIZES = {"batch_size": 16, "epochs": 3}
@@ -236,16 +236,6 @@ def test_noise_that_need_not_be_searched_for_leaves_the_rest():
     assert banded.noise.bands == banded.sampler.cycle_length == 4
 
 
-def test_samplers_that_nobody_chooses_for_have_the_constants_and_name_them():
-    built = SETTINGS["shuffle"]().build(Population(5000))
-    assert (built.batch_size, built.epochs) == (1024, 10)
-    words = r"epochs: .*; by default what the run chooses, see `dpsgd train`; elsewhere 10\."
-    assert re.search(words, SETTINGS["poisson"].__doc__)
-    with pytest.raises(ValueError, match="batch_size is 1024 by default, which is more than the 5"):
-        SETTINGS["shuffle"](epochs=3).build(Population(5))
-    assert settings_of(BallsAndBins)(batch_size=5).build(Population(50)).epochs == 10
-
-
 # --- Tables --------------------------------------------------------------------------------------
 
 
@@ -333,11 +323,6 @@ def test_an_order_that_is_fixed_needs_no_cycle(sampler):
     found, _ = chosen(sgd(sampler=sampler(**SIZES, **order), bands=10))
     assert found.sampler == sampler(**SIZES, **order)
     assert resolved(found, ROWS).mechanism.noise.bands == 10
-
-
-def test_a_sampler_that_was_made_before_takes_the_cycle_too():
-    found, _ = chosen(sgd(sampler=BallsAndBins(160, 16, 2), bands=5))
-    assert found.sampler == BallsAndBins(160, 16, 2, cycle_length=5)
 
 
 def test_adam_is_answered_by_independent_noise_and_told_why():
@@ -445,6 +430,8 @@ def test_a_target_is_met_by_training_and_calibration_together(noise, target):
         whole = found.mechanism.privacy()
         bound = epsilon(whole, 1e-5) if "target_epsilon" in target else attack_advantage(whole)
         assert 0.98 * most <= bound.upper <= most
+        if found.mechanism.full_sums:
+            assert found.mechanism.of_sums().noise == Independent()
         sigmas.append(found.mechanism.noise_multiplier)
     assert sigmas[1] > 1.01 * sigmas[0]
 

@@ -1,10 +1,8 @@
 """A run that stops goes on as if it had not, is counted exactly, and tells nobody its secrets."""
 
 import dataclasses
-import functools
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -23,7 +21,6 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compilation
 from dpsgd.models.model import export
 from dpsgd.runs import fingerprint, job, report, training
-from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
@@ -165,22 +162,10 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
     )
 
 
-def lose_checkpoints(run):
-    shutil.rmtree(run / "checkpoints")
-
-
-def tear_last_line(run):
-    with open(run / "ledger.jsonl", "ab") as file:
+def test_what_a_crash_may_leave_is_mended_without_a_trace(stopped, finished):
+    with open(stopped / "ledger.jsonl", "ab") as file:
         file.write(b'{"steps": [16, 2')
-
-
-def leave_half_a_checkpoint(run):
-    (run / "checkpoints" / ".000000000024.npz.unfinished").write_bytes(b"PK")
-
-
-@pytest.mark.parametrize("damage", [lose_checkpoints, tear_last_line, leave_half_a_checkpoint])
-def test_what_a_crash_may_leave_is_mended_without_a_trace(stopped, finished, damage):
-    damage(stopped)
+    (stopped / "checkpoints" / ".000000000024.npz.unfinished").write_bytes(b"PK")
     RunDirectory.open(stopped, finished=False).history()
     resume(stopped)
     assert_same(stopped, finished)
@@ -199,56 +184,34 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     assert resume(finished) == report
 
 
-def changed_code(monkeypatch, stopped):
-    monkeypatch.setattr(fingerprint, "code_digest", lambda: "other code")
-    return line
-
-
-def changed_task_code(monkeypatch, stopped):
-    monkeypatch.setattr(job, "task_code_digest", lambda *of, **more: "other code")
-    return line
-
-
-def changed_data(monkeypatch, stopped):
-    return dataclasses.replace(line, seed=1)
-
-
-def changed_class(monkeypatch, stopped):
-    return Scaled()
-
-
-def changed_description(monkeypatch, stopped):
-    monkeypatch.setattr(Line, "describe", lambda task: {"loss": "another"})
-    return line
-
-
-def changed_start(monkeypatch, stopped):
-    monkeypatch.setattr(Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)})
-    return line
-
-
-def changed_settings(monkeypatch, stopped):
+def change_settings(stopped):
     config = stopped / "config.json"
     text = config.read_text()
     config.write_text(text.replace('"learning_rate": 0.003', '"learning_rate": 0.004'))
-    return line
 
 
-@pytest.mark.short("changed_data", "changed_code", "changed_settings", "changed_start")
-@pytest.mark.parametrize(
-    "change",
-    [
-        changed_code,
-        changed_task_code,
-        changed_data,
-        changed_class,
-        changed_description,
-        changed_start,
-        changed_settings,
-    ],
-)
-def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(stopped, monkeypatch, change):
-    task, lines = change(monkeypatch, stopped), []
+CHANGES = {
+    "code": (fingerprint, "code_digest", lambda: "other code"),
+    "task code": (job, "task_code_digest", lambda *of, **more: "other code"),
+    "description": (Line, "describe", lambda task: {"loss": "another"}),
+    "start": (Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)}),
+    "data": dataclasses.replace(line, seed=1),
+    "class": Scaled(),
+    "settings": line,
+}
+
+
+@pytest.mark.short("data", "code", "settings", "start")
+@pytest.mark.parametrize("changed", CHANGES)
+def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(
+    stopped, monkeypatch, changed
+):
+    task, lines = CHANGES[changed], []
+    if isinstance(task, tuple):
+        monkeypatch.setattr(*task)
+        task = line
+    elif changed == "settings":
+        change_settings(stopped)
     report = resume(stopped, task, progress=lines.append)
     first, second = read(stopped / "ledger.jsonl").attempts
     assert (first.steps, second.steps) == (range(16), range(16, 30))
@@ -261,50 +224,10 @@ def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(stopped, m
     assert any(one.startswith("changed since: ") for one in lines)
 
 
-@pytest.fixture
-def correlated():
-    """A run with noise of two bands, over cyclic batches."""
-    return config_of(insecure_seed=3, bands=2, coefficients=(1.0, 0.5))
-
-
-@pytest.mark.long
-def test_a_run_of_correlated_noise_goes_on_with_its_history_which_is_private(correlated, tmp_path):
-    run(line, correlated, tmp_path / "whole")
-    cut = run_and_stop(line, correlated, tmp_path / "cut")
-    for path in (cut / "checkpoints").iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with np.load(path) as saved:
-            assert any(name.startswith("state.noise") and saved[name].any() for name in saved)
-    resume(cut)
-    assert_same(cut, tmp_path / "whole")
-    assert not (cut / "checkpoints").exists()
-    assert not any(b"noise[" in path.read_bytes() for path in cut.iterdir() if path.is_file())
-
-
-def test_a_checkpoint_whose_noise_is_not_that_of_its_steps_is_refused(
-    correlated, tmp_path, monkeypatch
-):
-    cut, latest = run_and_stop(line, correlated, tmp_path / "run"), Checkpoints.latest
-
-    def negated(*of):
-        found = latest(*of)
-        noise = jax.tree.map(lambda row: -row, found.state.noise)
-        return found._replace(state=found.state._replace(noise=noise))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "latest", negated)
-        with pytest.raises(ValueError, match="vector 0 of 1 that the noise keeps is, in array 0"):
-            resume(cut)
-    assert resume(cut)["attempts"] == 1
-
-
-@pytest.mark.short("True")
-@pytest.mark.parametrize("again", [False, True])
-def test_correlated_noise_that_is_begun_anew_begins_without_history(
-    correlated, tmp_path, monkeypatch, again
-):
-    out = run_and_stop(line, dataclasses.replace(correlated, insecure_seed=None), tmp_path / "run")
-    changed_settings(monkeypatch, out)
+def test_correlated_noise_that_is_begun_anew_begins_without_history(tmp_path, monkeypatch):
+    config = config_of(bands=2, coefficients=(1.0, 0.5))
+    out = run_and_stop(line, config, tmp_path / "run")
+    change_settings(out)
     begun, train_blocks = [], training.train_blocks
 
     def seen(algorithm, mechanism, state, *rest, **how):
@@ -312,11 +235,11 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(
         return train_blocks(algorithm, mechanism, state, *rest, **how)
 
     monkeypatch.setattr(training, "train_blocks", seen)
-    if again:  # a process that dies before anything is saved begins as the one before it
-        with monkeypatch.context() as patch:
-            patch.setattr(training.Training, "train", stop_there)
-            with pytest.raises(KeyboardInterrupt):
-                resume(out)
+    # A process that dies before anything is saved begins as the one before it.
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "train", stop_there)
+        with pytest.raises(KeyboardInterrupt):
+            resume(out)
     report = resume(out)
     first, second = read(out / "ledger.jsonl").attempts
     assert (first.steps, second.steps) == (range(16), range(16, 30))
@@ -400,53 +323,15 @@ def test_a_full_disk_loses_nothing(tmp_path):
 # --- Refusals ------------------------------------------------------------------------------------
 
 
-def edit(path):
-    path.write_text(path.read_text().replace('"noise_multiplier": 1.0', '"noise_multiplier": 9.0'))
-
-
-def roll_back(path, lines=-1):
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-
-
-def swap_lines(path):
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[::-1]))
-
-
-def of_another_run(path):
-    history = read(path)
-    (attempt,) = history.attempts
-    path.unlink()
-    other = dataclasses.replace(attempt.terms, fingerprint={"data": "other"})
-    with Ledger.create(path, other) as ledger:
-        ledger.declare(attempt.steps)
-
-
-DAMAGES = {
-    "edited": (edit, "line 1: its hash does not fit"),
-    "last line deleted": (roll_back, "rolled back or replaced"),
-    "rolled back": (functools.partial(roll_back, lines=1), "rolled back or replaced"),
-    "lines swapped": (swap_lines, "line 1: its hash does not fit"),
-    "of another run": (of_another_run, "rolled back or replaced"),
-    "deleted": (os.remove, "is missing: without it"),
-    "emptied": (lambda path: path.write_text(""), "is empty"),
-}
-
-
-@pytest.mark.parametrize(("damage", "why"), DAMAGES.values(), ids=DAMAGES)
-def test_a_ledger_that_cannot_be_believed_is_refused(stopped, damage, why):
-    damage(stopped / "ledger.jsonl")
-    for refuse in (resume, lambda out: RunDirectory.open(out, finished=False).history()):
-        with pytest.raises(LedgerError, match=re.escape(why)):
-            refuse(stopped)
-
-
-def test_a_rolled_back_ledger_of_a_finished_run_is_refused(finished, tmp_path):
-    out = shutil.copytree(finished, tmp_path / "run")
-    roll_back(out / "ledger.jsonl")
-    with pytest.raises(LedgerError, match="rolled back"):
-        RunDirectory.open(out).history()
-    with pytest.raises(LedgerError, match="rolled back"):
-        resume(out)
+@pytest.mark.parametrize("done", [False, True], ids=["stopped", "finished"])
+def test_a_ledger_that_was_rolled_back_is_refused(stopped, finished, tmp_path, done):
+    """What else a ledger is refused for, is refused where it is read."""
+    out = shutil.copytree(finished, tmp_path / "done") if done else stopped
+    lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (out / "ledger.jsonl").write_text("".join(lines[:-1]))
+    for refuse in (resume, lambda out: RunDirectory.open(out, finished=done).history()):
+        with pytest.raises(LedgerError, match="rolled back or replaced"):
+            refuse(out)
 
 
 LAZY = {"tables": "lazy", "tables_learning_rate": 1.0, "tables_momentum": 0.0, "flush_every": 100}
@@ -495,6 +380,11 @@ def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
         with pytest.raises(KeyboardInterrupt):
             resume(stopped)
     closed = (stopped / "ledger.jsonl").read_bytes()
+    copy = shutil.copytree(stopped, stopped.with_name("copy"))
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(ValueError, match="has released its model"):
+        resume(copy)  # which is not trained again
+    assert (copy / "ledger.jsonl").read_bytes() == closed
     assert closed == (finished / "ledger.jsonl").read_bytes()
     if changed:  # of which another attempt would be made, had it a step to take
         monkeypatch.setattr(fingerprint, "code_digest", lambda: "other")
@@ -504,26 +394,11 @@ def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
     assert_same(stopped, finished)
 
 
-def test_a_run_that_released_its_model_is_not_trained_again(stopped, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(report, "markdown", stop_there)
-        with pytest.raises(KeyboardInterrupt):
-            resume(stopped)
-    lose_checkpoints(stopped)
-    before = (stopped / "ledger.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="has released its model"):
-        resume(stopped)
-    assert (stopped / "ledger.jsonl").read_bytes() == before
-
-
-def test_a_second_process_is_refused(stopped):
+def test_a_second_process_and_a_missing_secret_or_run_are_refused(stopped, tmp_path):
     with Ledger.open(stopped / "ledger.jsonl"):
         with pytest.raises(LedgerError, match="another process is training"):
             resume(stopped)
         RunDirectory.open(stopped, finished=False).history()
-
-
-def test_a_missing_secret_or_run_is_refused(stopped, tmp_path):
     (stopped / "root.key").unlink()
     with pytest.raises(FileNotFoundError, match="no root key"):
         resume(stopped)
@@ -636,12 +511,6 @@ def test_a_root_of_another_run_is_refused(stopped, finished, tmp_path):
         resume(stopped)
 
 
-def test_the_root_of_a_run_serves_nothing_else(stopped):
-    root = RootKey.load(stopped / "root.key")
-    with pytest.raises(ValueError, match="a run was already begun under this root"):
-        root.begin_run()
-
-
 @pytest.mark.parametrize("name", ["root.key", "ledger.jsonl", "checkpoints", DIAGNOSTICS])
 def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
     (stopped / name).rename(tmp_path / "elsewhere")
@@ -728,24 +597,16 @@ def contents(run, name):
     return json.loads((run / name).read_text())
 
 
-def test_the_changed_row_took_part(neighbours):
+def test_what_is_public_of_a_run_does_not_depend_on_the_data(neighbours):
     a, b = (np.load(run / "params.npz") for run in neighbours)
-    assert any(not np.array_equal(a[name], b[name]) for name in a.files)
-    a, b = ((run / DIAGNOSTICS).read_text() for run in neighbours)
-    assert a != b
-
-
-def test_the_same_files_of_the_same_size_are_written(neighbours):
+    assert any(not np.array_equal(a[name], b[name]) for name in a.files)  # the row took part
     names = [{path.name for path in run.rglob("*")} for run in neighbours]
     assert names[0] == names[1]
     for name in ("params.npz", "ledger.jsonl", "guarantee.json", "environment.json"):
         assert len({(run / name).stat().st_size for run in neighbours}) == 1, name
-
-
-@pytest.mark.parametrize("name", ["guarantee.json", "environment.json", "config.json"])
-def test_what_is_public_of_a_run_does_not_depend_on_the_data(neighbours, name):
-    one, other = (contents(run, name) for run in neighbours)
-    assert one == other
+    for name in ("guarantee.json", "environment.json", "config.json"):
+        one, other = (contents(run, name) for run in neighbours)
+        assert one == other
 
 
 def test_the_ledger_depends_on_the_data_by_a_blinded_digest_alone(neighbours):

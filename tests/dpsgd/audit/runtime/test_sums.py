@@ -47,6 +47,7 @@ BUGS = {
     "the neighbour's norm, in microbatches above 64": PLACES,
     "2 C in batches above 16": PLACES,
     "the batch is clipped": ADD_UP,
+    "pairs are clipped": ADD_UP,
     "the mean is taken away": ADD_UP,
     "a member more is twice itself in a full batch": NEIGHBOURS,
     "padding counts": PADDING,
@@ -106,6 +107,11 @@ def with_every_bug():
         whole = jnp.where((real & jnp.isfinite(norm))[:, None], g, 0).sum(0)
         short = whole * jnp.minimum(1, scales.l2_clip_norm / jnp.linalg.norm(whole))
         total = jnp.where(is_("the batch is clipped"), short, total)
+        pairs = jnp.where((real & jnp.isfinite(norm))[:, None], g, 0)[: size // 2 * 2]
+        pairs = pairs.reshape(size // 2, 2, D + 1).sum(axis=1)
+        norms = jnp.maximum(jnp.linalg.norm(pairs, axis=1, keepdims=True), 1e-30)
+        of_pairs = (pairs * jnp.minimum(1, scales.l2_clip_norm / norms)).sum(0)
+        total = jnp.where(is_("pairs are clipped"), of_pairs, total)
         centred = total * (1 - 1 / jnp.maximum(count, 2))
         total = jnp.where(is_("the mean is taken away"), centred, total)
         return {"b": total[0], "w": total[1:]}, Diagnostics(*(jnp.float32(0),) * 4)

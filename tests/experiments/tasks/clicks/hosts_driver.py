@@ -2,7 +2,7 @@
 
     python hosts_driver.py STORE FOLDER
 
-Prints a line for each thing that was seen to hold; ends with status 1 at the first that does not.
+Ends in status 1 at the first thing that does not hold.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import process_driver
-from process_driver import Run, check, check_ended, go_on, outcome, slowly
+from process_driver import Run, check_ended, go_on, outcome, slowly
 
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
@@ -48,27 +48,27 @@ def main(whole, folder):
     how = {"sampler": SAMPLER, "calibration": "none"}
     expected = outcome(go_on(folder / "all", 2, all={**how, "task": clicks(whole.path)}))
     found = outcome(go_on(folder / "own", 2, of=own, all=how))
-    check(found == expected, "hosts with the shards of their shards make what hosts with all make")
+    assert found == expected  # hosts with the shards of their shards make what hosts with all make
 
     run = Run(folder / "killed", 2, of=own, all={**how, "before": slowly})
     run.await_steps(8)
     os.kill(run.trainer(1), signal.SIGKILL)
     check_ended(run, but=(1,))
     go_on(run.out, 2, of=own)
-    check(outcome(run.out) == expected, "and go on in the same bits when one was killed")
+    assert outcome(run.out) == expected  # and go on in the same bits when one was killed
 
     swapped = {0: {"task": clicks(whole.path)}, 1: own[0]}
     run = Run(folder / "swapped", 2, of=swapped, all=how)
-    check(run.end(60) == [2, 2], "a host that lacks a shard of its shard ends both")
+    assert run.end(60) == [2, 2]  # a host that lacks a shard of its shard ends both
     lacking = run.outputs()[1]
-    check("00002" in lacking and "trains on rows 80 to 159" in lacking, "and names it")
-    check(not run.out.exists(), "and nothing is begun")
+    assert "00002" in lacking
+    assert "trains on rows 80 to 159" in lacking
+    assert not run.out.exists()
 
     platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
     run = Run(folder / "calibrated", 2, of=own, all={"sampler": SAMPLER})
-    ended = run.end(60) == [2, 2]
-    said = "--calibration none" in run.outputs()[0]
-    check(ended and said, "sums over all rows are refused where hosts lack some")
+    assert run.end(60) == [2, 2]  # sums over all rows are refused where hosts lack some
+    assert "--calibration none" in run.outputs()[0]
 
 
 if __name__ == "__main__":
