@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 
-import hypothesis.extra.numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax_privacy.clipping import clipped_grad as jax_privacy_clipped_grad
 
@@ -19,22 +18,6 @@ from dpsgd.gradients.clipping import _METHODS, Diagnostics, clipped_grad
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
 
 METHODS = sorted(_METHODS)
-
-B, D = 4, 7
-FLOAT32 = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
-EDGES = st.sampled_from([0.0, 1e-45, 1e-38, 1e-30, 1e30, 3e38, -3e38, np.inf, -np.inf, np.nan])
-GRADIENTS = hnp.arrays(np.float32, (B, D), elements=FLOAT32 | EDGES)
-CLIP_NORMS = st.floats(min_value=2.0**-100, max_value=2.0**120, width=32) | st.sampled_from(
-    [1e-30, 1e-3, 1.0, 1e30]
-)
-
-
-def linear_loss(params, example):
-    """A loss whose gradient is the example itself, exactly, in both of its leaves."""
-    return jnp.dot(params["w"], example[: D - 2]) + jnp.dot(params["v"], example[D - 2 :])
-
-
-LINEAR_PARAMS = {"w": jnp.zeros(D - 2), "v": jnp.zeros(2)}
 
 
 def dense_loss(params, example):
@@ -83,50 +66,6 @@ def run_dense(method, batch, weights, clip_norm):
 
 def flatten(tree):
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
-
-
-@functools.cache
-def compiled_linear(method):
-    def run(batch, weights, clip_norm):
-        return clipped_grad(linear_loss, l2_clip_norm=clip_norm, method=method)(
-            LINEAR_PARAMS, batch, weights
-        )
-
-    return jax.jit(run)
-
-
-def contribution(method, batch, i, clip_norm):
-    """The contribution of example i alone, in a batch of the same shape."""
-    total, diagnostics = compiled_linear(method)(batch, np.eye(len(batch))[i], clip_norm)
-    return np.concatenate([total["w"], total["v"]]), diagnostics
-
-
-@pytest.mark.short("ghost")
-@pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=80)
-@given(gradients=GRADIENTS, clip_norm=CLIP_NORMS)
-@example(gradients=np.full((B, D), 1e30, np.float32), clip_norm=1.0)
-@example(gradients=np.full((B, D), 3.4e38, np.float32), clip_norm=1.0)
-@example(gradients=np.full((B, D), 1e-45, np.float32), clip_norm=1e-30)
-@example(gradients=np.zeros((B, D), np.float32), clip_norm=1.0)
-@example(gradients=np.full((B, D), np.nan, np.float32), clip_norm=1.0)
-def test_contribution_never_exceeds_clip_norm_for_any_gradient(method, gradients, clip_norm):
-    clip_norm = np.float32(clip_norm)
-    for i in range(B):
-        got, diagnostics = contribution(method, gradients, i, clip_norm)
-        exact = gradients[i].astype(np.float64)
-        if not np.isfinite(exact).all():
-            np.testing.assert_array_equal(got, 0)
-            assert diagnostics.nonfinite_count == 1
-            continue
-        assert diagnostics.nonfinite_count == 0
-        norm = np.linalg.norm(got.astype(np.float64))
-        assert norm <= clip_norm
-        exact_norm = np.linalg.norm(exact)
-        expected = exact * min(1.0, float(clip_norm) / max(exact_norm, 1e-300))
-        # Numbers below 2^-126 times the largest one, and subnormal ones, may flush to zero.
-        tolerance = 2e-6 * np.abs(expected).max() + 2.0**-125
-        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -229,20 +168,6 @@ def test_nonfinite_example_contributes_zero_and_leaves_the_others_bit_equal(meth
         assert np.isfinite(diagnostics.loss_sum)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_contribution_of_an_example_does_not_depend_on_the_others(method):
-    _, batch = dense_problem()
-    alone = np.eye(8)[2]
-    expected, _ = run_dense(method, batch, alone, 0.5)
-    perturbed = {name: x.copy() for name, x in batch.items()}
-    for x in perturbed.values():
-        x[0] *= -50
-        x[1] = 0
-        x[3] += 9
-    total, _ = run_dense(method, perturbed, alone, 0.5)
-    jax.tree.map(np.testing.assert_array_equal, total, expected)
-
-
 @pytest.mark.short("ghost-3")
 @pytest.mark.parametrize("microbatch_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("method", METHODS)
@@ -257,35 +182,6 @@ def test_microbatches_give_the_same_sum(method, microbatch_size):
     got = jax.jit(in_parts)(params, batch | {"dropout": keys}, weights)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), got, expected)
     assert got[1].batch_size == 7
-
-
-@functools.cache
-def compiled_half(method, dtype):
-    def loss_fn(params, example):
-        return jnp.dot(params["w"], example.astype(dtype))
-
-    def run(gradients, clip_norm):
-        return clipped_grad(loss_fn, l2_clip_norm=clip_norm, method=method)(
-            {"w": jnp.zeros(5, dtype)}, gradients, jnp.ones(64)
-        )
-
-    return jax.jit(run)
-
-
-@pytest.mark.short("*-bfloat16-ghost", "*-float16-vmap")
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("size", [1e-7, 1.0, 1e4])
-def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dtype, size):
-    # The norm of these gradients underflows, or overflows, in float16; the sum would be rounded.
-    gradients = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32) * size
-    exact = gradients.astype(dtype).astype(np.float64)
-    clip_norm = 0.5 * size
-    clipped = exact * np.minimum(1, clip_norm / np.linalg.norm(exact, axis=1))[:, None]
-    total, diagnostics = compiled_half(method, dtype)(gradients, clip_norm)
-    assert total["w"].dtype == jnp.float32
-    assert diagnostics.clipped_count == (np.linalg.norm(exact, axis=1) > clip_norm).sum() > 30
-    np.testing.assert_allclose(total["w"], clipped.sum(0), rtol=1e-5, atol=1e-5 * size)
 
 
 @pytest.mark.parametrize(
@@ -307,11 +203,11 @@ def test_half_precision_parameters_are_clipped_and_summed_in_float32(method, dty
 def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights, message):
     for clip_norm in (0.0, -1.0, np.nan):
         with pytest.raises(ValueError, match="l2_clip_norm must be positive"):
-            clipped_grad(linear_loss, l2_clip_norm=clip_norm)
+            clipped_grad(dense_loss, l2_clip_norm=clip_norm)
     with pytest.raises(ValueError, match="method must be one of"):
-        clipped_grad(linear_loss, l2_clip_norm=1.0, method="opacus")
+        clipped_grad(dense_loss, l2_clip_norm=1.0, method="opacus")
     with pytest.raises(ValueError, match="microbatch_size must be at least 1"):
-        clipped_grad(linear_loss, l2_clip_norm=1.0, microbatch_size=0)
+        clipped_grad(dense_loss, l2_clip_norm=1.0, microbatch_size=0)
 
     def loss_fn(params, example):
         return example @ params["w"]

@@ -1,7 +1,4 @@
-"""Clipping under arbitrary floats: 10,000 cases in the long suite.
-
-python -m pytest -m long tests/dpsgd/gradients/test_clipping_fuzz.py
-"""
+"""Clipping under floats of all kinds: 10,000 cases in the long suite, 80 in the short one."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ from hypothesis import strategies as st
 
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.noise.grid import secure_grid
+
+pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
 
 B, D, M = 3, 5, 2
 FLOATS = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
@@ -131,6 +130,7 @@ def check(case):
         tolerance = relative * np.abs(expected).max() + absolute + 2.0**-125 * factor
         np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
     total, _ = run(batch, weights, clip, grid)
+    assert {leaf.dtype for leaf in jax.tree.leaves(total)} <= {np.dtype("f4"), np.dtype("i4")}
     np.testing.assert_allclose(flat(total) * unit, together, rtol=0, atol=B * 2.0**-22 * clip)
 
 
@@ -144,6 +144,12 @@ def test_a_gradient_whose_norm_is_next_to_c_is_clipped_to_it_or_left(method, los
         check(
             (loss, "float32", method, batch, np.ones(B, np.float32), np.float32(norm / (1 + part)))
         )
+
+
+@settings(max_examples=80)
+@given(cases())
+def test_every_contribution_is_its_clipped_gradient_or_nothing(case):
+    check(case)
 
 
 @pytest.mark.long

@@ -1,13 +1,13 @@
 """Kills training runs, goes on with them, and compares what is left with an undisturbed run.
 
-    python crash_driver.py TASK FOLDER SAMPLER points [NAME ...]    at file operations
-    python crash_driver.py TASK FOLDER SAMPLER random COUNT SEED    at random moments
+    python crash_driver.py TASK FOLDER SAMPLER [NAME ...]
 
 TASK is what `config.json` says of a task: {"name": "module:object"}, and "settings" of a class.
 
-Every run is a forked process that is ended by SIGKILL. The imports are done once, before JAX starts
-any thread. A crash point is a file operation (its name and the file's, and which time it comes);
-the process dies just before it, or half way through it where it is the write of a ledger's line.
+Every run is a forked process that is ended by SIGKILL, at the crash points of those names or at
+all. The imports are done once, before JAX starts any thread. A crash point is a file operation (its
+name and the file's, and which time it comes): between two, nothing that is left changes. The
+process dies just before it, or half way through it where it is the write of a ledger's line.
 SIGKILL leaves the system's caches alone, so what is tested is the order of the operations; that
 each is waited for by fsync is tested where it is done.
 
@@ -16,10 +16,8 @@ Prints one line a crash, and ends with status 1 at the first difference.
 
 import json
 import os
-import random
 import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -73,7 +71,7 @@ def go_on(task, out, sampler):
     run.run(trained, config, out, name=record["name"])
 
 
-def fork(work, *, kill_after=None):
+def fork(work):
     """Runs `work` in a forked process; returns its status, or minus the signal that ended it."""
     child = os.fork()
     if not child:
@@ -84,8 +82,6 @@ def fork(work, *, kill_after=None):
         except BaseException as error:  # a forked process must not return into the parent's code
             print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(status)
-    if kill_after is not None:
-        kill_after(child)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
@@ -171,43 +167,12 @@ def at_points(task, folder, sampler, chosen):
         print(f"{point}: the same bits", flush=True)
 
 
-def at_random(task, folder, sampler, count, seed):
-    reference = folder / "reference"
-    begun = time.monotonic()
-    assert fork(lambda: go_on(task, reference, sampler)) == 0
-    duration = time.monotonic() - begun
-    moments = random.Random(seed)
-    out, deaths, runs = folder / "run-0", 0, 0
-    while deaths < count:
-        moment = moments.uniform(0, duration)
-
-        def kill(child, moment=moment):
-            time.sleep(moment)
-            os.kill(child, signal.SIGKILL)  # or what is left of it: it is not yet waited for
-
-        status = fork(lambda out=out: go_on(task, out, sampler), kill_after=kill)
-        if status == -signal.SIGKILL:
-            deaths += 1
-            print(f"run {runs}: killed after {moment:.2f} s", flush=True)
-            if deaths < count and moments.random() < 0.5:
-                continue  # kill it again before it comes to its end
-            status = fork(lambda out=out: go_on(task, out, sampler))
-        if status:
-            sys.exit(f"run {runs}: status {status}")
-        assert_same(out, reference, f"run {runs}")
-        runs += 1
-        out = folder / f"run-{runs}"
-
-
 if __name__ == "__main__":  # whoever collects tests imports this too, and is to keep what it has
     # Blocks so short that the run has several, and a checkpoint after each.
-    task, folder, (sampler, kind, *rest) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    task, folder, (sampler, *points) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     job.BLOCK_STEPS = 2 if sampler.endswith("lazy") else 4
     # A task that offers a calibration has one, on however few rows.
     platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
-    if kind == "points":
-        at_points(task, folder, sampler, rest)
-    else:
-        at_random(task, folder, sampler, int(rest[0]), int(rest[1]))
+    at_points(task, folder, sampler, points)

@@ -28,20 +28,20 @@ def test_killed_where_it_hurts_a_run_goes_on_to_the_same_bits_with_its_kept_nois
         "write ledger.jsonl 3",  # half of a declaration is written
         "replace .000000000008.npz.unfinished 1",  # steps were taken, and no checkpoint tells
     ]
-    assert len(drive(tmp_path, "balls-and-bins-bands", "points", *points)) == len(points)
+    assert len(drive(tmp_path, "balls-and-bins-bands", *points)) == len(points)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_killed_at_any_file_operation_a_run_goes_on_to_the_same_bits(tmp_path, sampler):
-    assert len(drive(tmp_path, sampler, "points")) >= 50
+    assert len(drive(tmp_path, sampler)) >= 50
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_at_any_file_operation_a_calibrated_run_goes_on_to_the_same_bits(tmp_path):
-    points = drive(tmp_path, "deterministic", "points", task=CALIBRATED)
+    points = drive(tmp_path, "deterministic", task=CALIBRATED)
     for file in ("calibration.json", ".000000000013.npz"):  # 10 steps and 3 sums
         assert any(file in point for point in points)
 
@@ -49,14 +49,6 @@ def test_killed_at_any_file_operation_a_calibrated_run_goes_on_to_the_same_bits(
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_at_any_file_operation_a_run_with_lazy_tables_goes_on_to_the_same_bits(tmp_path):
-    points = drive(tmp_path, "balls-and-bins-lazy", "points", task=WORDS)
+    points = drive(tmp_path, "balls-and-bins-lazy", task=WORDS)
     for file in (".000000000002.pending.npz", ".000000000006.npz"):  # between flushes, and at one
         assert any(file in point for point in points)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_killed_at_random_moments_a_run_goes_on_to_the_same_bits(tmp_path, sampler):
-    lines = drive(tmp_path, sampler, "random", 20, SAMPLERS.index(sampler))
-    assert len(lines) == 20

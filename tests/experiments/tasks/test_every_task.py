@@ -127,7 +127,7 @@ def crashed(case):
     task = json.dumps({"name": TASKS[case.name], "settings": settings})
     others = [module.rpartition(".")[0] for module in TASKS.values()]
     others.remove(TASKS[case.name].rpartition(".")[0])
-    words = [DRIVER, " ".join(others), task, case.runs, "balls-and-bins", "points"]
+    words = [DRIVER, " ".join(others), task, case.runs, "balls-and-bins"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ALONE, *map(str, words), "write ledger.jsonl 3"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
