@@ -149,9 +149,6 @@ def test_a_clipped_gradient_comes_close_to_the_clip_norm():
     assert sum(x * x for x in total) >= 0.999 * B**2 * max_square(CLIPS[1.0])
 
 
-# --- Resuming ------------------------------------------------------------------------------------
-
-
 # --- What is said of it --------------------------------------------------------------------------
 
 

@@ -263,8 +263,3 @@ def test_the_simulated_loss_of_correlated_noise_is_never_above_the_certified_upp
         assert max(mean - error for mean, error in found) <= bound.upper
         if what == "constant" and group == 0:  # whose last column is whole
             assert max(mean + error for mean, error in found) >= bound.lower
-
-
-# --------------------------------------------------------------------------- training and audits
-
-N, D = 48, 300

@@ -156,9 +156,6 @@ def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
     assert (out / "ledger.jsonl").read_bytes() == before
 
 
-# --- What it costs, and with what it ends ------------------------------------------------------
-
-
 # --- Noise that is not what a run claims -------------------------------------------------------
 
 

@@ -414,9 +414,8 @@ def times_leaked(after, total):
     return after._replace(raw_params=after.raw_params | {"w": w})
 
 
-RELEASED, COMPUTED = "but for releases", "computed"
 PLANTED = {
-    "parameters leaked": (update_of(leaked), f"parameters['w'] .*private rows {RELEASED}"),
+    "parameters leaked": (update_of(leaked), "parameters['w'] .*private rows but for releases"),
     "parameters leaked in the last step": (
         update_of(leaked_last),
         "parameters['w'] .*private rows",
