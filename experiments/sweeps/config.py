@@ -156,11 +156,11 @@ class Grid:
             raise ValueError(f"{where}: give {' or '.join(given)}, not both")
         if not (given or grid.non_private):
             raise ValueError(f"{where}: give {', '.join(PRIVACY)} or non_private = true")
-        for role, name in (("x", grid.x), ("tune", grid.tune)):
-            if name is not None and name not in {**DEFAULTS, **axes}:
+        for role, one in (("x", grid.x), ("tune", grid.tune)):
+            if one is not None and one not in {**DEFAULTS, **axes}:
                 there = ", ".join(map(repr, {**dict.fromkeys(AXES), **axes}))
-                problem = "has no value here" if name in AXES else f"is none of {there}"
-                raise ValueError(f"{where}, {role}: {name!a} {problem}")
+                problem = "has no value here" if one in AXES else f"is none of {there}"
+                raise ValueError(f"{where}, {role}: {one!a} {problem}")
         if grid.tune == grid.x:
             raise ValueError(f"{where}: x and tune are both {grid.x}: what is tuned is not seen")
         grid.cells(where)
