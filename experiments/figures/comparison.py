@@ -20,7 +20,7 @@ MONTE_CARLO = "Monte Carlo"
 TERMS = f"{ADJACENCY} adjacency, unit: one example"
 """What every guarantee here protects, and against what."""
 
-Prices = Callable[[float], PrivacyProfile]
+Profiles = Callable[[float], PrivacyProfile]
 """The profile of a run as a function of its noise multiplier; pickled, as a sampler's method is."""
 
 
@@ -47,12 +47,12 @@ def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, B
     }
 
 
-def prices(samplers: dict[str, BatchSampler]) -> dict[str, Prices]:
+def profiles(samplers: dict[str, BatchSampler]) -> dict[str, Profiles]:
     """Returns what each sampler states as its privacy profile, by its name."""
     return {name: sampler.privacy for name, sampler in samplers.items()}
 
 
-def monte_carlo_price(bins: int, num_samples: int) -> Prices:
+def monte_carlo(bins: int, num_samples: int) -> Profiles:
     """Returns the papers' estimator for one epoch of balls-and-bins: confidence, not proof.
 
     Importance sampling and order statistics together (Chua et al., arXiv:2412.16802, appendix B.3).
@@ -66,14 +66,14 @@ def monte_carlo_price(bins: int, num_samples: int) -> Prices:
     )
 
 
-def _epsilons(job: tuple[list[Prices], float, float]) -> list[Bound]:
+def _epsilons(job: tuple[list[Profiles], float, float]) -> list[Bound]:
     """Returns the epsilon of each sampler at one noise multiplier: some share their grids."""
-    prices, noise_multiplier, delta = job
-    return [epsilon(price(noise_multiplier), delta) for price in prices]
+    profiles, noise_multiplier, delta = job
+    return [epsilon(profile(noise_multiplier), delta) for profile in profiles]
 
 
 def curves(
-    prices: dict[str, Prices],
+    profiles: dict[str, Profiles],
     noise_multipliers: Sequence[float],
     delta: float,
     progress: Callable[[str], None] = lambda line: None,
@@ -81,12 +81,12 @@ def curves(
     """Returns the curve of each sampler, computed on all processors.
 
     Args:
-      prices: What is priced, by name.
+      profiles: What is compared, by name.
       noise_multipliers: Where to evaluate; each > 0.
       delta: In (0, 1).
       progress: Called with one line of text after each noise multiplier.
     """
-    jobs = [(list(prices.values()), sigma, delta) for sigma in noise_multipliers]
+    jobs = [(list(profiles.values()), sigma, delta) for sigma in noise_multipliers]
     found: list[list[Bound]] = []
     progress(f"0 of {len(jobs)} noise multipliers")
     for bounds in each(_epsilons, jobs):
@@ -94,7 +94,7 @@ def curves(
         progress(f"{len(found)} of {len(jobs)} noise multipliers")
     return [
         Curve(name, tuple(noise_multipliers), column)
-        for name, column in zip(prices, zip(*found, strict=True), strict=True)
+        for name, column in zip(profiles, zip(*found, strict=True), strict=True)
     ]
 
 

@@ -166,9 +166,12 @@ def _summary(
             f"{folder} holds runs on different data, or runs that do not say on which: they show "
             "nothing together"
         )
-    places = [place for found in finished.values() for place in found.environments]
+    places: list[dict[str, Any]] = []
+    for found in finished.values():
+        places += [place for place in found.environments if place not in places]
+    cells = {run.out.name: run.cell for run in runs}
     remarks = _remarks([*finished.values()])
-    return Summary.of(sweep, task, Table.of(finished), runs, places, remarks)
+    return Summary(sweep, task, Table.of(finished), cells, tuple(places), tuple(remarks))
 
 
 def _remarks(finished: Sequence[FinishedRun]) -> list[str]:

@@ -5,13 +5,12 @@ Trials differ in what is chosen, and one model is released: see `dpsgd.selection
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accounting import TrialCount
-from dpsgd.files import write_atomically
 from dpsgd.runs.records import build
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.support import checked_spec
@@ -121,43 +120,3 @@ class PrivateSweep(OfTask):
         if better not in ("higher", "lower"):
             raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {score}?')
         return score, better
-
-
-def select(
-    sweep: PrivateSweep,
-    task: Task,
-    out: Path,
-    asked: bytes,
-    *,
-    where: str = "sweep",
-    progress: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
-    """Carries out a private selection, or resumes it; returns the report of what is released.
-
-    Args:
-      sweep: What is asked for.
-      task: What is trained.
-      out: Folder of the selection; in the end that of the released model.
-      asked: The selection's own file, kept beside the model.
-      where: What the file is called in errors.
-      progress: Called with one line of text whenever there is something to tell.
-
-    Raises:
-      ValueError, OSError, Stopped: as `dpsgd.select`.
-    """
-    import dpsgd
-    from experiments.sweeps.engine import ASKED
-
-    score, better = sweep.scored(task, where)
-    record = dpsgd.select(
-        task,
-        sweep.candidates(where),
-        out,
-        score=score,
-        better=better,
-        count=sweep.count,
-        name=sweep.task_name,
-        progress=progress,
-    )
-    write_atomically(out / ASKED, lambda file: file.write(asked))
-    return record

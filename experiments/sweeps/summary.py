@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,6 @@ from experiments.results.render import render
 from experiments.results.table import Table
 from experiments.results.views import View
 from experiments.sweeps.config import Sweep
-from experiments.sweeps.plan import PlannedRun
 
 TABLE = "runs.parquet"
 """The table of a sweep's runs, in its folder."""
@@ -48,21 +47,6 @@ class Summary:
     """Versions and hardware that runs were at, each once."""
     remarks: tuple[str, ...] = ()
     """In what runs differ that should differ in the axes of their grids alone."""
-
-    @classmethod
-    def of(
-        cls,
-        sweep: Sweep,
-        task: Mapping[str, Any],
-        table: Table,
-        runs: Sequence[PlannedRun],
-        environments: Sequence[dict[str, Any]] = (),
-        remarks: Sequence[str] = (),
-    ) -> Summary:
-        """Returns the summary of a sweep whose planned runs are those of a table."""
-        places = [p for i, p in enumerate(environments) if p not in environments[:i]]
-        named = {run.out.name: run.cell for run in runs}
-        return cls(sweep, task, table, named, tuple(places), tuple(remarks))
 
     def showing(self, headline: str | None, better: Better | None) -> Summary:
         """Returns the same runs with another metric first."""

@@ -6,8 +6,8 @@ takes 5.2 ms of CPU time in a process with one core, 6.3 ms with two cores for t
 too small to be split. So each process has its share of the cores, one as a rule; and since it knows
 of no others, a run's numbers do not depend on what else is running.
 
-A process goes through many runs and keeps its compiled programs. It ends with its parent, whatever
-becomes of that: a run that is cut off goes on from its checkpoint when the sweep is started again.
+A process goes through many runs and keeps its compiled programs. It ends with its parent; a run
+that is cut off resumes from its checkpoint when the sweep is started again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from experiments.tasks import TASKS
 
 @dataclass(frozen=True)
 class Assignment:
-    """A run to be carried out: begun, or gone on with."""
+    """A run to be carried out, from its beginning or its last checkpoint."""
 
     task: Mapping[str, Any]
     """What is trained, as `task_record` wrote it: a process makes its own of it."""
@@ -54,7 +54,7 @@ class Message:
 
 def most_useful() -> int:
     """Returns how many runs at once are fastest: one a core, or one on an accelerator."""
-    # Asked in a process of its own: whoever asks JAX for its devices may take all their memory.
+    # In a process of its own: one that asks JAX for its devices may take all their memory.
     (backend,) = each(_backend, [None], 1)
     return (len(_cores()) or os.cpu_count() or 1) if backend == "cpu" else 1
 
@@ -164,7 +164,7 @@ class _Worker:
         self.asked_to_stop = True
 
     def close(self) -> None:
-        """Lets the process end, or ends it where it is at a run that nobody waits for."""
+        """Lets the process end, or ends it where it is at a run that is no longer wanted."""
         self.connection.close()
         if self.task is not None:
             self.ask_to_stop()
@@ -220,7 +220,7 @@ def _serve(connection: Connection, cores: set[int]) -> None:
 
 
 def _outcome(one: Assignment, say: Callable[[str], None]) -> Message:
-    """Carries out one run, begun or gone on with; returns how it ended."""
+    """Carries out or resumes one run; returns how it ended."""
     from dpsgd.runs.run import resume, run
     from dpsgd.runs.task import load
 

@@ -91,6 +91,6 @@ def summary_of():
         rows = [row_of(run, auc, metrics, unit, excess, task) for run in runs]
         table = Table.of_rows(rows, [*metrics, "test_num_examples"])
         record = {"name": "clicks", "settings": {"data": "store"}, "description": task}
-        return Summary.of(sweep, record, table, runs)
+        return Summary(sweep, record, table, {run.out.name: run.cell for run in runs})
 
     return make

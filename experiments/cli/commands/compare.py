@@ -85,7 +85,7 @@ def _compare_epsilons(config: Compare, delta: float) -> None:
     samplers = comparison.all_samplers(config.num_examples, config.batch_size, config.epochs)
     with Console() as console:
         found = comparison.curves(
-            comparison.prices(samplers), config.noise_multiplier, delta, console.progress
+            comparison.profiles(samplers), config.noise_multiplier, delta, console.progress
         )
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
         console.table(*comparison.table(found))

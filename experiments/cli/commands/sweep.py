@@ -53,7 +53,7 @@ class SweepConfig:
     do, mean_trials (10), trials_shape (0), and score (by default the headline on the validation
     rows); a [[grid]] has any settings of a run, each with one value or a list; and there are no
     repetitions. How many trials there are is a secret, and so
-    is how long they take: let nobody time them, or look into the folder before it is finished.
+    is how long they take: do not show the times, nor the folder before it is finished.
     """
 
     config: tyro.conf.Positional[Path]
@@ -130,9 +130,22 @@ def _select(config: SweepConfig) -> None:
     sweep = private.PrivateSweep.parse(asked, where)
     with Console() as console:
         console.progress("starting")
+        import dpsgd
+        from dpsgd.files import write_atomically
         from experiments.cli.commands.train import show
-        from experiments.sweeps.engine import task_of
+        from experiments.sweeps.engine import ASKED, task_of
 
-        task, progress = task_of(sweep, config.data, where), console.progress
-        record = private.select(sweep, task, config.out, asked, where=where, progress=progress)
+        task = task_of(sweep, config.data, where)
+        score, better = sweep.scored(task, where)
+        record = dpsgd.select(
+            task,
+            sweep.candidates(where),
+            config.out,
+            score=score,
+            better=better,
+            count=sweep.count,
+            name=sweep.task_name,
+            progress=console.progress,
+        )
+        write_atomically(config.out / ASKED, lambda file: file.write(asked))
         show(console, config.out, record)

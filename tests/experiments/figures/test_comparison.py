@@ -14,11 +14,11 @@ NOISE = (0.5, 1.0)
 def found():
     """Curves that were computed in this process; the command's test spawns others."""
     samplers = comparison.all_samplers(num_examples=1000, batch_size=100, epochs=1)
-    prices = {"balls-and-bins": samplers["balls-and-bins"].privacy}
-    prices[comparison.MONTE_CARLO] = comparison.monte_carlo_price(bins=10, num_samples=20_000)
+    profiles = {"balls-and-bins": samplers["balls-and-bins"].privacy}
+    profiles[comparison.MONTE_CARLO] = comparison.monte_carlo(bins=10, num_samples=20_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "each", map)
-        return comparison.curves(prices, NOISE, 1e-3)
+        return comparison.curves(profiles, NOISE, 1e-3)
 
 
 def test_monte_carlo_stands_beside_the_certified_interval_and_above_its_lower_end(found):

@@ -1,4 +1,4 @@
-"""A sweep that is killed goes on without repeating a run, and equal seeds give equal numbers."""
+"""A killed sweep resumes without repeating a run, and equal seeds give equal numbers."""
 
 import dataclasses
 import logging
@@ -91,7 +91,7 @@ run_sweep(Sweep.read(config), None, out, workers=2, progress=progress)
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(900)  # four sweeps of two processes each, which all start JAX
-def test_killed_and_stopped_a_sweep_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
+def test_killed_and_stopped_a_sweep_resumes_to_the_numbers_of_an_undisturbed_one(tmp_path):
     sweep, out = sweep_of(tmp_path), tmp_path / "disturbed"
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, tmp_path / "sweep.toml", out],
