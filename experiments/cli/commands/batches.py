@@ -8,12 +8,12 @@ from typing import Any
 
 import tyro
 
-from experiments.cli.commands.prepare import OnBeam
+from experiments.cli.commands.prepare import Pipeline
 from experiments.cli.devices import Devices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batches(OnBeam):
+class Batches:
     """Draw the batches of all steps that a run has left, and write them in step order.
 
     For rows on storage without random access: `dpsgd resume` then reads the files one after the
@@ -31,13 +31,14 @@ class Batches(OnBeam):
     data: Path | None = None
     """Where the data of the task lie now; by default where they lay."""
     devices: Devices = field(default_factory=Devices)
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
 
 def run(config: Batches) -> None:
     """Runs `dpsgd batches`."""
     from experiments.cli.console import Console, counted
 
-    runner = config.chosen()
+    runner = config.pipeline.chosen()
     with Console() as console:
         console.progress("starting")
         from dpsgd.engine.batch_files import draw_here

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from experiments.beam.pieces import Source
     from experiments.beam.pipelines import Runner
     from experiments.cli.console import Console
-    from experiments.tasks.clicks.raw.format import RawFormat
 
 Paths = Annotated[
     tuple[Path, ...],
@@ -23,7 +21,7 @@ Paths = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnBeam:
+class Pipeline:
     """Where work is done that many machines can share."""
 
     beam: bool = False
@@ -47,26 +45,53 @@ class OnBeam:
 
 
 @dataclass(frozen=True)
-class FromFiles(OnBeam):
+class FromFiles:
     """Files, and the store that they become."""
 
     paths: Paths
     """Files, one after the other, and the store to create."""
+    hash_seed: int = field(default=0, kw_only=True)
+    """Public seed of the hash that maps categorical values to buckets."""
+    pipeline: Pipeline = field(default_factory=Pipeline, kw_only=True)
 
     @property
     def out(self) -> Path:
         """The store to create."""
         return self.paths[-1]
 
-    def files(self) -> tuple[Path, ...]:
-        """Returns the files, or raises ValueError where there is none or no store."""
-        if len(self.paths) < 2:
+    def format(self) -> Any:
+        """Returns the format of the files: a `RawFormat` or a `TableFormat`."""
+        raise NotImplementedError
+
+    def splits(self) -> dict[str, Any]:
+        """Returns how rows are split, where the format does not say it."""
+        return {}
+
+    def prepare(self, console: Console) -> None:
+        """Makes the store, here or by a pipeline.
+
+        Raises:
+          ValueError: where there is no file or no store.
+        """
+        files, runner = self.paths[:-1], self.pipeline.chosen()
+        if not files:
             raise ValueError(
                 "give a FILE or several, and then the STORE to create, before all options"
             )
         if self.out.is_file():
             raise ValueError(f"{self.out} is a file; the last path is the STORE to create")
-        return self.paths[:-1]
+        format, how = self.format(), {"hash_seed": self.hash_seed, **self.splits()}
+        if runner is None:
+            format.prepare(files, self.out, progress=shown(console), **how)
+            return
+        from experiments.beam.pieces import RawSource, TableSource
+        from experiments.beam.prepare import prepare
+        from experiments.tasks.splits import FRACTIONS, check_fractions
+
+        check_fractions(how.setdefault("fractions", FRACTIONS))
+        made = TableSource if "order" in how else RawSource
+        console.progress(f"a pipeline on {runner.name}")
+        prepare(files, self.out, made(format, **how), format.source(files), runner.write_store)
 
 
 @dataclass(frozen=True)
@@ -77,8 +102,11 @@ class PrepareCriteoDisplay(FromFiles):
     their order: the first 80 % train, the next 10 % validate, the last 10 % test.
     """
 
-    hash_seed: int = 0
-    """Public seed of the hash that maps categorical values to buckets."""
+    def format(self) -> Any:
+        """Returns the format of the files."""
+        from experiments.tasks.clicks.criteo import display
+
+        return display.FORMAT
 
 
 @dataclass(frozen=True)
@@ -91,12 +119,17 @@ class PrepareCriteoSearch(FromFiles):
     that sees them reads the answer.
     """
 
-    hash_seed: int = 0
-    """Public seed of the hash that maps categorical values to buckets."""
     include: tuple[
         Literal["SalesAmountInEuro", "time_delay_for_conversion", "product_price"], ...
     ] = ()
     """Outcome columns to add to the features all the same."""
+
+    def format(self) -> Any:
+        """Returns the format of the files, with the columns that are read of them."""
+        from experiments.tasks.clicks import schema
+        from experiments.tasks.clicks.criteo import search
+
+        return replace(search.FORMAT, schema=schema.sponsored_search(self.include))
 
 
 @dataclass(frozen=True)
@@ -131,8 +164,27 @@ class PrepareCsv(FromFiles):
     last ones."""
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Fractions of the rows that train, validate and test."""
-    hash_seed: int = 0
-    """Public seed of the hash that maps categorical values to buckets."""
+
+    def format(self) -> Any:
+        """Returns the format of the files, by the columns that are named."""
+        from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+
+        names = "categories", "numbers", "buckets", "transform", "missing"
+        how = {name: getattr(self, name) for name in names}
+        return TableFormat(table_schema(self.label, classes=_classes(self), **how))
+
+    def splits(self) -> dict[str, Any]:
+        """Returns how rows are split."""
+        return {"order": self.order, "fractions": self.split}
+
+    def prepare(self, console: Console) -> None:
+        """Makes the store, and says which columns are left out."""
+        super().prepare(console)
+        from experiments.tasks.clicks.tabular.files import listed
+
+        format = self.format()
+        if left_out := format.left_out([format.open(path) for path in self.paths[:-1]]):
+            console.line(f"left out: {listed(left_out)}")
 
 
 @dataclass(frozen=True)
@@ -149,6 +201,18 @@ class PrepareSynthetic:
     """Seed of the generator."""
     raw: bool = False
     """Write the raw file, as the publishers would, in place of a store."""
+
+    def prepare(self, console: Console) -> int:
+        """Writes the rows, says what can be reached on them, and returns how many there are."""
+        from experiments.tasks.clicks.synthetic import rows as synthetic
+
+        write = synthetic.write_raw if self.raw else synthetic.write_store
+        log, progress = synthetic.LOGS[self.like], shown(console)
+        made = write(self.out, self.num_rows, self.seed, log=log, progress=progress)
+        summary = made.summary if isinstance(made, synthetic.SyntheticStore) else made
+        console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
+        console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
+        return summary.rows
 
 
 @dataclass(frozen=True)
@@ -180,6 +244,14 @@ class PrepareTfds:
     hash_seed: int = 0
     """Public seed of the hash that maps categorical values to buckets."""
 
+    def prepare(self, console: Console) -> None:
+        """Makes the store."""
+        from experiments.tasks.clicks.tfds import source
+
+        names = "data_dir", "label", "leave_out", "text_buckets", "hash_seed"
+        how = {name: getattr(self, name) for name in names}
+        source.prepare(self.name, self.out, progress=shown(console), classes=_classes(self), **how)
+
 
 @dataclass(frozen=True)
 class Prepare:
@@ -198,48 +270,22 @@ class Prepare:
 def run(config: Prepare) -> None:
     """Runs `dpsgd prepare`."""
     from experiments.cli.console import Console, counted
-    from experiments.tasks.clicks import schema
-    from experiments.tasks.clicks.criteo import display, search
-    from experiments.tasks.clicks.synthetic import rows as synthetic
-
-    with Console() as console:
-
-        def progress(rows: int) -> None:
-            console.progress(f"{rows:,} rows")
-
-        match config.format:
-            case PrepareCriteoDisplay() as asked:
-                rows = _prepare_raw(display.FORMAT, asked, console, progress)
-            case PrepareCriteoSearch() as asked:
-                format = replace(search.FORMAT, schema=schema.sponsored_search(asked.include))
-                rows = _prepare_raw(format, asked, console, progress)
-            case PrepareCsv() as asked:
-                rows = _prepare_csv(asked, console, progress)
-            case PrepareTfds(name, out):
-                from experiments.tasks.clicks.tfds import source as tfds_source
-
-                options = dict(vars(config.format), classes=_classes(config.format))
-                for option in ("name", "out", "positive", "negative"):
-                    del options[option]
-                rows = tfds_source.prepare(name, out, progress=progress, **options).num_rows
-            case PrepareSynthetic(out, like, num_rows, seed, raw):
-                write = synthetic.write_raw if raw else synthetic.write_store
-                made = write(out, num_rows, seed, log=synthetic.LOGS[like], progress=progress)
-                summary = made.summary if isinstance(made, synthetic.SyntheticStore) else made
-                rows = summary.rows
-                console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
-                console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
-        console.line(f"{counted(rows, 'row')} in {config.format.out}{_parts(config.format.out)}")
-
-
-def _parts(out: Path) -> str:
-    """Returns how many rows each split of a store has; nothing of a raw file."""
     from experiments.tasks.clicks.store import Store
 
-    if not out.is_dir():
-        return ""
-    store = Store.open(out)
-    return ": " + ", ".join(f"{store.rows(split):,} {split}" for split in store.splits)
+    out = config.format.out
+    with Console() as console:
+        rows, parts = config.format.prepare(console), ""
+        if out.is_dir():
+            store = Store.open(out)
+            rows = store.num_rows
+            parts = ": " + ", ".join(f"{store.rows(split):,} {split}" for split in store.splits)
+        assert rows is not None, "a raw file has rows that were generated"
+        console.line(f"{counted(rows, 'row')} in {out}{parts}")
+
+
+def shown(console: Console) -> Callable[[int], None]:
+    """Returns what shows the number of rows that are done."""
+    return lambda rows: console.progress(f"{rows:,} rows")
 
 
 def _classes(asked: PrepareCsv | PrepareTfds) -> tuple[str, ...]:
@@ -249,76 +295,3 @@ def _classes(asked: PrepareCsv | PrepareTfds) -> tuple[str, ...]:
             raise ValueError("--positive and --negative are given together")
         return ()
     return asked.negative, asked.positive
-
-
-def _prepare_raw(
-    format: RawFormat,
-    asked: PrepareCriteoDisplay | PrepareCriteoSearch,
-    console: Console,
-    progress: Callable[[int], None],
-) -> int:
-    """Prepares raw files, and returns the number of rows."""
-    files, runner = asked.files(), asked.chosen()
-    if runner is None:
-        store = format.prepare(files, asked.out, hash_seed=asked.hash_seed, progress=progress)
-        return store.num_rows
-    from experiments.beam.pieces import RawSource
-    from experiments.tasks.splits import FRACTIONS
-
-    source = RawSource(format, asked.hash_seed, FRACTIONS)
-    return _prepare_on(runner, files, asked.out, source, format.source(files), console)
-
-
-def _prepare_csv(asked: PrepareCsv, console: Console, progress: Callable[[int], None]) -> int:
-    """Prepares tables, says which columns are left out, and returns the number of rows."""
-    from experiments.tasks.clicks.tabular.files import listed
-    from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
-
-    files, runner = asked.files(), asked.chosen()
-    format = TableFormat(
-        table_schema(
-            asked.label,
-            categories=asked.categories,
-            numbers=asked.numbers,
-            buckets=asked.buckets,
-            transform=asked.transform,
-            missing=asked.missing,
-            classes=_classes(asked),
-        )
-    )
-    if runner is None:
-        prepared = format.prepare(
-            files,
-            asked.out,
-            order=asked.order,
-            fractions=asked.split,
-            hash_seed=asked.hash_seed,
-            progress=progress,
-        )
-        rows, left_out = prepared.store.num_rows, prepared.left_out
-    else:
-        from experiments.beam.pieces import TableSource
-        from experiments.tasks.splits import check_fractions
-
-        check_fractions(asked.split)
-        left_out = format.left_out([format.open(path) for path in files])
-        source = TableSource(format, asked.hash_seed, asked.order, asked.split)
-        rows = _prepare_on(runner, files, asked.out, source, format.source(files), console)
-    if left_out:
-        console.line(f"left out: {listed(left_out)}")
-    return rows
-
-
-def _prepare_on(
-    runner: Runner,
-    files: Sequence[Path],
-    out: Path,
-    source: Source,
-    manifest: dict[str, Any],
-    console: Console,
-) -> int:
-    """Prepares files by a pipeline, and returns the number of rows."""
-    from experiments.beam.prepare import prepare
-
-    console.progress(f"a pipeline on {runner.name}")
-    return prepare(files, out, source, manifest, runner.write_store).num_rows
