@@ -98,7 +98,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
     if hasattr(module, "command"):  # what can be asked depends on what is asked
         kind = module.command(rest)
     else:
-        (kind,) = (hint for name, hint in get_type_hints(module.run).items() if name != "return")
+        hints = get_type_hints(module.run)
+        kind = options.command(next(hint for name, hint in hints.items() if name != "return"))
     topic = [word for word in rest[:1] if word in getattr(module, "TOPICS", ())]
     command = " ".join(["dpsgd", name, *topic])
     return module.run, options.parse(kind, rest, command)

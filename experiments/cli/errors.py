@@ -14,6 +14,7 @@ from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
 EXTRAS = {
     "apache_beam": "beam",
     "array_record": "tfds",
+    "docstring_parser": "cli",
     "dp_accounting": "peers",
     "importlib_resources": "tfds",
     "jinja2": "figures",

@@ -1,6 +1,7 @@
 """Options as projections: of what a command asks, of `RunSpec`, of samplers and of tasks.
 
 tyro parses them. Each value refuses what is wrong with it, and the command says that in one line.
+Runs and samplers are imported for commands about them: the help of others waits for no NumPy.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dpsgd.runs.records import field_types
-from dpsgd.runs.spec import PARTS, RunSpec, known_options
-from dpsgd.runs.support import check
 from experiments.cli.errors import naming_options
-from samplers.settings import SETTINGS, kind_of, settings_of, words_on_fields
+
+if TYPE_CHECKING:
+    from dpsgd.runs.spec import RunSpec
 
 ORDER = [
     *("privacy", "optimizer", "settings", "run", "average", "noise", "tables"),
@@ -93,29 +94,35 @@ def command(
     Raises:
       ValueError: if there is no such sampler.
     """
-    parts: dict[str, list[Any]] = {}
-    for name, default in (options or {}).items():
-        option = known_options()[name]
-        kinds = (part for part, kinds in PARTS.items() if option.owner in kinds.values())
-        part = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
-        below = words_on_fields(option.owner).get(option.field, option.owner.__doc__ or "")
-        parts.setdefault(part, []).append(_field(name, option.type, default, below))
-    about = {} if options is None else words_on_fields(RunSpec)
-    made = {
-        name: _dataclass(name, fields, "" if name in (options or ()) else about.get(name, ""))
-        for name, fields in parts.items()
-    }
-    for name, kind in (groups or {}).items():
-        made[name] = _dataclass(name, fields_of(kind), kind.__doc__, kind)
+    made = _parts(options) if options else {}
+    made |= {name: _parsed(kind) for name, kind in (groups or {}).items()}
     if settings is not None:
         about_task = inspect.getdoc(settings) or ""
         if about_task.startswith(f"{settings.__name__}("):  # made of its fields, for want of any
             about_task = ""
         made["settings"] = _dataclass("settings", fields_of(settings, place), about_task)
-    fields = fields_of(base, types={"sampler": _samplers(words)})
+    asks = any(one.name == "sampler" for one in dataclasses.fields(base))
+    fields = fields_of(base, types={"sampler": _samplers(words)} if asks else None)
     for name in sorted(made, key=lambda name: ORDER.index(name if name in ORDER else "run")):
         fields.append(_field(name, made[name], MISSING, made[name].__doc__ or ""))
     return _dataclass(base.__name__, fields, base.__doc__, base)
+
+
+def _parts(options: Mapping[str, Any]) -> dict[str, type]:
+    """Returns a dataclass of options for each part of `RunSpec` that has some, with its words."""
+    from dpsgd.runs.spec import PARTS, RunSpec, known_options
+    from samplers.settings import words_on_fields
+
+    parts: dict[str, list[Any]] = {}
+    for name, default in options.items():
+        option = known_options()[name]
+        kinds = (part for part, kinds in PARTS.items() if option.owner in kinds.values())
+        part = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
+        below = words_on_fields(option.owner).get(option.field, option.owner.__doc__ or "")
+        below = re.sub(r"\b[a-z0-9]+(_[a-z0-9]+)+\b", lambda found: _option(found[0]), below)
+        parts.setdefault(part, []).append(_field(name, option.type, default, below))
+    about = {**words_on_fields(RunSpec), **dict.fromkeys(options, "")}
+    return {name: _dataclass(name, fields, about.get(name)) for name, fields in parts.items()}
 
 
 def run_options(*names: str, **defaults: Any) -> dict[str, Any]:
@@ -124,42 +131,71 @@ def run_options(*names: str, **defaults: Any) -> dict[str, Any]:
     >>> run_options("target_delta", calibration="none")
     {'target_delta': None, 'calibration': 'none'}
     """
+    from dpsgd.runs.spec import known_options
+
     return {**{name: known_options()[name].default for name in names}, **defaults}
 
 
-def fields_of(kind: type, place: bool = True, types: Mapping[str, Any] | None = None) -> list[Any]:
+def fields_of(
+    kind: type, place: bool | None = None, types: Mapping[str, Any] | None = None
+) -> list[Any]:
     """Returns the fields of a dataclass as tyro parses them.
 
     Args:
       kind: The dataclass.
-      place: Whether a field `data` is given by its place; or by its option, and not at all.
+      place: Whether a field `data` is given by its place; or by its option, or not at all. By
+        default as it says itself.
       types: Of fields that have others here.
     """
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except NameError:  # annotations for type checkers alone, of what is no field
         hints = field_types(kind)
-    below, found = words_on_fields(kind), []
+    below, found = _words(kind), []
     for one in dataclasses.fields(kind):
         if one.init:
             made = one.default_factory
             default = one.default if made is MISSING else made()
-            hint = (types or {}).get(one.name, hints[one.name])
-            if one.name == "data" and not place and default is MISSING:
+            hint = (types or {}).get(one.name) or _parsed(hints[one.name])
+            if one.name == "data" and place is False and default is MISSING:
                 default, hint = None, hint | None
+            default = MISSING if is_dataclass(default) else default
             found.append(_field(one.name, hint, default, below.get(one.name, "")))
             if one.name == "data" and place:
                 found[-1] = ("data", Annotated[found[-1][1], tyro.conf.Positional], found[-1][2])
     return found
 
 
+def _words(kind: type) -> dict[str, str]:
+    """Returns what stands below the fields of a dataclass and of its bases."""
+    if settings := sys.modules.get("samplers.settings"):  # which reads each module once
+        return settings.words_on_fields(kind)
+    import docstring_parser
+
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        params = docstring_parser.parse_from_object(one).params
+        found |= {param.arg_name: param.description or "" for param in params}
+    return found
+
+
+def _parsed(hint: Any) -> Any:
+    """Returns a type in which dataclasses are as tyro parses them."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _dataclass(hint.__name__, fields_of(hint), hint.__doc__, hint)
+    if typing.get_origin(hint) is Annotated:
+        return Annotated[(_parsed(hint.__origin__), *hint.__metadata__)]
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is Union:
+        return Union[tuple(map(_parsed, typing.get_args(hint)))]  # noqa: UP007
+    return hint
+
+
 def _field(name: str, hint: Any, default: Any, words: str) -> Any:
     """Returns a field with its help: the first paragraph of `words`."""
-    if isinstance(hint, UnionType):  # tyro is slow for these, and for None at the end
+    if type(None) in typing.get_args(hint):  # tyro is slow for None at the end
         kinds = [one for one in typing.get_args(hint) if one is not type(None)]
         hint = Union[tuple([*([None] if default is None else []), *kinds])]  # noqa: UP007
     words = " ".join(words.partition("\n\n")[0].split())
-    words = re.sub(r"\b[a-z0-9]+(_[a-z0-9]+)+\b", lambda found: _option(found[0]), words)
     hint = Annotated[hint, tyro.conf.arg(help=words)]
     if default is False:
         hint = Annotated[hint, tyro.conf.FlagCreatePairsOff]
@@ -168,6 +204,9 @@ def _field(name: str, hint: Any, default: Any, words: str) -> Any:
 
 def _option(name: str) -> str:
     """Returns an option of a run or of a sampler as it is given; any other name as it is."""
+    from dpsgd.runs.spec import known_options
+    from samplers.settings import SETTINGS
+
     of_samplers = (one.name for kind in SETTINGS.values() for one in dataclasses.fields(kind))
     known = name in known_options() or name in of_samplers
     return f"--{name.replace('_', '-')}" if known else name
@@ -185,6 +224,8 @@ def _samplers(words: Sequence[str]) -> Any:
     Raises:
       ValueError: if words name another one, and there is none.
     """
+    from samplers.settings import SETTINGS, kind_of, settings_of
+
     kinds = dict(SETTINGS)
     for word in words:
         prefix, colon, name = word.partition(":")
@@ -233,6 +274,8 @@ def parse(kind: type, words: Sequence[str], command: str) -> Any:
             raise ValueError(f"{command} has no option --{name}{_hint(name, names, command)}")
     asks = any(one.name == "sampler" for one in dataclasses.fields(kind))
     if asks and not any(word.startswith("sampler:") for word in words):
+        from samplers.settings import SETTINGS
+
         raise ValueError(f"name a sampler, one of sampler:{', sampler:'.join(SETTINGS)}")
     raise ValueError(_one_line(refused.getvalue()))
 
@@ -287,6 +330,9 @@ def spec_of(config: Any, **others: Any) -> RunSpec:
     Raises:
       ValueError: for options that no run has, or that have no proof together.
     """
+    from dpsgd.runs.spec import PARTS, RunSpec, known_options
+    from dpsgd.runs.support import check
+
     given = {name: value for name, value in flat(config) if name in known_options()} | others
     goals = [name for name in PARTS["privacy"] if name in given]
     if sum(given[name] is not None and given[name] is not False for name in goals) != 1:
@@ -362,7 +408,7 @@ def _help(text: str) -> str:
         entry.lstrip(" ") for entry in re.split(r"\n(?=  -|\n)", rest) if "(required)" in entry
     ]
     given = " ".join(" ".join(one.split()[:2]) for one in required if one.startswith("--"))
-    usage = re.sub(r"\[(\S* )?OPTIONS\]", lambda _: f"{given} [OPTIONS]", usage)
+    usage = re.sub(r"\[(\S* )?OPTIONS\]", lambda _: f"{given} [OPTIONS]".lstrip(), usage)
     usage = re.sub(r"\{sampler:.*\}", "sampler:NAME", usage)
     rest = re.sub(r"\s+\(default:\s+(None|False)?\)", "", re.sub(r"\n{3,}", "\n\n", rest))
     width, indent = shutil.get_terminal_size().columns, " " * len("usage: ")
