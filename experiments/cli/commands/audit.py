@@ -100,7 +100,10 @@ def run(asked: Audit) -> int:
                 console.line(line)
             return 0 if report.passed else 1
         bound = audit.black_box(found, claimed, trials=asked.trials, progress=console.progress)
-        audit.plot(bound, asked.plot)
+        from experiments.figures import black_box
+        from experiments.figures.drawing import save
+
+        save(black_box.draw(bound), asked.plot)
         for line in (*bound.lines(), f"plot: {asked.plot}"):
             console.line(line)
         return 1 if bound.violation else 0

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from accounting import Bound
-from dpsgd.audit.black_box import bound_epsilon
-from experiments.cli import audit, main
+from experiments.cli import main
 
 pytestmark = pytest.mark.audit
 
@@ -83,15 +80,3 @@ def test_a_claim_of_infinity_is_refused(capsys):
         "--epochs", "1", "--noise-multiplier", "0.001", "--max-batch-size", "101", "--black-box",
     ]) == 2  # fmt: skip
     assert "no finite epsilon is claimed" in capsys.readouterr().err
-
-
-def test_a_violation_can_be_drawn(tmp_path):
-    rng = np.random.default_rng(0)
-
-    def play(others, trials):
-        return {"sum": rng.standard_normal(trials) + 1}, {"sum": rng.standard_normal(trials)}
-
-    report = bound_epsilon(play, Bound(0.0, 0.1), delta=0.01, trials=600)
-    assert report.violation
-    audit.plot(report, tmp_path / "audit.svg")
-    assert (tmp_path / "audit.svg").read_text().startswith("<?xml")
