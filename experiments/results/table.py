@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +54,7 @@ IN_SAMPLER = ("batch_size", "epochs")
 GUARANTEE = (
     *("guarantee", "epsilon_lower", "epsilon_upper", "delta", "attack_advantage_lower"),
     *("attack_advantage_upper", "adjacency", "unit", "num_examples", "num_steps", "num_params"),
-    *("signal_to_noise", "attempts", "audit", "notes", "not_covered"),
+    *("noise", "signal_to_noise", "attempts", "audit", "notes", "not_covered"),
 )
 """Columns of what a run guarantees, and on which sizes."""
 TIMES = ("seconds", "training_seconds", "examples_per_second")
@@ -61,7 +62,7 @@ TIMES = ("seconds", "training_seconds", "examples_per_second")
 DIGESTS = ("params_sha256", "config_sha256", "code_sha256", "data")
 """Columns by which runs are told to be of the same model, settings, code and rows."""
 COLUMNS = (
-    *("run", "task", "headline", "better", "sampler", "sampler_settings", *AXES, "noise"),
+    *("run", "task", "headline", "better", "sampler", "sampler_settings", *AXES),
     *("init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
 )
 """Columns of every table; further settings and metrics are those of its runs."""
@@ -95,7 +96,8 @@ class Table:
             if None not in known:
                 row["data"] = data.setdefault(known, len(data))
             rows.append(row)
-        return cls.of_rows(rows, (name for run in runs.values() for name in run.record["metrics"]))
+        metrics = [name for run in runs.values() for name in run.record["metrics"]]
+        return cls.of_rows(rows, [name for name in metrics if name not in COLUMNS])
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> Table:
@@ -213,8 +215,9 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
     private = record["noise_multiplier"] > 0
     fingerprint = run.history.attempts[-1].terms.fingerprint
     stages = record["stage_seconds"]
-    undefined = {name: float("nan") for name, x in record["metrics"].items() if x is None}
+    metrics = {k: math.nan if x is None else x for k, x in record["metrics"].items()}
     return {
+        **metrics,  # first, so that no name of a task's takes the place of a guarantee
         "run": name,
         "task": run.task["name"],
         "headline": description.get("headline"),
@@ -224,12 +227,10 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
         **{axis: getattr(sampler, axis, None) for axis in IN_SAMPLER},
         **{name: _cell(value) for name, value in {**own, **options}.items()},
         "noise_multiplier": record["noise_multiplier"],
-        "noise": words_on(record["noise"]),
         "l2_clip_norm": record["l2_clip_norm"] if private else None,
         "bands": options.get("bands") or 1 if private else None,
         **{name: record[name] for name in GUARANTEE},
-        **record["metrics"],
-        **undefined,
+        "noise": words_on(record["noise"]),
         "seconds": None if stages is None else sum(stages.values()),
         "training_seconds": record["training_seconds"],
         "examples_per_second": record["examples_per_second"],

@@ -1,5 +1,6 @@
 """The table of runs holds what their ledgers prove, and can be printed, kept, drawn and read."""
 
+import dataclasses
 import math
 import shutil
 
@@ -101,3 +102,15 @@ def test_equal_data_have_equal_numbers_and_unknown_ones_none(runs, tmp_path):
         (copy / DATA).write_text(content)
     table, _ = read([runs[2], tmp_path / "other", tmp_path / "unknown"])
     assert [row["data"] for row in table.rows] == [0, 1, None]
+
+
+def test_no_metric_or_setting_of_a_task_takes_the_place_of_a_guarantee(runs):
+    run = FinishedRun.read(runs[0])
+    named = {"epsilon_upper": 0.01, "delta": 0.0, "guarantee": 1.0}
+    record = {**run.record, "metrics": {**run.record["metrics"], **named}}
+    task = {**run.task, "settings": {**run.task["settings"], **named}}
+    claimed = dataclasses.replace(run, record=record, task=task)
+    table, proved = Table.of({"run": claimed}), Table.of({"run": run})
+    assert table.metrics == proved.metrics
+    for name in named:
+        assert table.rows[0][name] == proved.rows[0][name]
