@@ -4,10 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.results.table import Table, sampler_settings
-from experiments.sweeps.config import Grid, Sweep
-from experiments.sweeps.plan import plan
-from experiments.sweeps.summary import Summary
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 
@@ -37,6 +33,11 @@ def summary_of():
 
     A run costs the epsilon that it was to cost, and `excess`; or 1.25, where none was asked for.
     """
+    # Not where Beam is installed, which comes without what draws tables.
+    from experiments.results.table import Table, sampler_settings
+    from experiments.sweeps.config import Grid, Sweep
+    from experiments.sweeps.plan import plan
+    from experiments.sweeps.summary import Summary
 
     def row_of(run, auc, metrics, unit, excess, task):
         options, sampler = run.spec.options(), run.spec.sampler

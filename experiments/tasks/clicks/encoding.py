@@ -160,13 +160,18 @@ def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
 
     Two texts have the same hash with a probability of about 2^-64.
     """
-    import pyarrow.compute as pc
-
     starts, lengths = extents(texts)
     words = words_of(characters(texts) + b"\0" * 8)
-    absent = lengths == 0
+    return Decoded(hash_text(words, starts - starts[:1], lengths), absent(texts, missing))
+
+
+def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
+    """Return which texts say that there is no value: bool[rows]; see `hashed`."""
+    import pyarrow.compute as pc
+
+    found = extents(texts)[1] == 0
     if texts.null_count:
-        absent |= np.asarray(texts.is_null())
+        found |= np.asarray(texts.is_null())
     for text in missing:
-        absent |= np.asarray(pc.equal(texts, text).fill_null(False))
-    return Decoded(hash_text(words, starts - starts[:1], lengths), absent)
+        found |= np.asarray(pc.equal(texts, text).fill_null(False))
+    return found

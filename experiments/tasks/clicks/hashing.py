@@ -25,16 +25,13 @@ def hash_text(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.
     ``h = length * golden ratio``. Every step is a bijection of h and of the word, so two texts of
     one length that differ in one word never collide, and others hardly ever.
     """
-    hashes, active = np.empty(len(lengths), np.uint64), np.arange(len(lengths))
-    state = lengths.astype(np.uint64) * np.uint64(GOLDEN)
-    while True:
-        going = lengths > 0
-        if not going.all():
-            hashes[active[~going]] = state[~going]
-            active, state = active[going], state[going]
-            starts, lengths = starts[going], lengths[going]
-        if not len(active):
-            return hashes
-        word = words[starts]
-        state = mix(state ^ (word if lengths.min() >= 8 else first_characters(word, lengths)))
-        starts, lengths = starts + 8, lengths - 8
+    hashes = lengths.astype(np.uint64) * np.uint64(GOLDEN)
+    active, at = np.flatnonzero(lengths > 0), 0
+    while len(active):
+        left, word = lengths[active] - at, words[starts[active] + at]
+        if left.min() < 8:
+            word = first_characters(word, left)
+        hashes[active] = mix(hashes[active] ^ word)
+        at += 8
+        active = active[left > 8]
+    return hashes

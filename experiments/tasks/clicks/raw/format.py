@@ -25,7 +25,6 @@ from experiments.tasks.clicks.raw.ranges import (
     MAX_LINE_BYTES,
     ByteRange,
     lines_of,
-    num_lines,
 )
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
@@ -138,7 +137,7 @@ class RawFormat:
         path, format, rows = Path(source), self, 0
         span = ByteRange(0, 0, str(path))
         if not labelled:
-            text, _ = next(lines_of(span, self.file_name, block_bytes), (b"", 1))
+            text, *_ = next(lines_of(span, self.file_name, block_bytes), (b"",))
             format = self._without_label(1 + (text or b"").partition(b"\n")[0].count(b"\t"))
         for block in RawReader(format, span, hash_seed, block_bytes):
             if isinstance(block, DataError):
@@ -198,6 +197,7 @@ class RawFormat:
                 convert_options=pyarrow.csv.ConvertOptions(
                     include_columns=[*wanted],
                     column_types=wanted,
+                    check_utf8=False,  # it is ASCII, or refused below
                     strings_can_be_null=True,
                     null_values=[""],
                 ),
@@ -313,7 +313,8 @@ class RawReader:
             DataError: the file cannot be read.
         """
         path = Path(self.span.path)
-        for text, first in lines_of(self.span, self.format.file_name, self.block_bytes):
+        blocks = lines_of(self.span, self.format.file_name, self.block_bytes)
+        for text, first, lines in blocks:
             if text is None:
                 yield from self._blank_lines(path)
                 yield DataError(path, LONG, line=first)
@@ -331,7 +332,7 @@ class RawReader:
                 else:
                     yield from self.format.faults(path, text[:end], first)
             self.blank += text.count(b"\n", end)
-            self.lines += num_lines(text)
+            self.lines += lines
 
     def _blank_lines(self, path: Path) -> Iterator[DataError]:
         for line in range(self.lines - self.blank, self.lines):

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from experiments.tasks.clicks.raw.files import open_raw, read_raw
 
 BLOCK_BYTES = 1 << 22
@@ -68,8 +66,8 @@ def whole_files(paths: Sequence[Path]) -> list[ByteRange]:
 
 def lines_of(
     span: ByteRange, file_name: str, block_bytes: int = BLOCK_BYTES
-) -> Iterator[tuple[bytes | None, int]]:
-    r"""Yield the lines of a range as blocks of whole lines, each with the number of its first line.
+) -> Iterator[tuple[bytes | None, int, int]]:
+    r"""Yield a range as (whole lines, number of the first of them, how many they are).
 
     Numbers count from 1 in the range. Of a line that is longer than any row there is None. The last
     line of a file is given its line end if it lacks one.
@@ -103,13 +101,13 @@ def lines_of(
                 cut, last = own or cut, last or own > 0
             if cut:
                 whole, text = text[:cut], text[cut:]
-                yield whole, line
-                line += num_lines(whole)
-                position += cut
+                lines = whole.count(b"\n")
+                yield whole, line, lines
+                position, line = position + cut, line + lines
             if last:
                 return
             if len(text) > MAX_LINE_BYTES:
-                yield None, line
+                yield None, line, 1
                 line += 1
                 position = _after_line_end(file, path, position + len(text), block_bytes, end)
                 if end is not None and position >= end:
@@ -117,11 +115,6 @@ def lines_of(
                 if file.seekable():
                     file.seek(position)
                 text = b""
-
-
-def num_lines(text: bytes) -> int:
-    """Return how many lines end in `text`, in a fifth of the time of `bytes.count`."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")))
 
 
 def _after_line_end(

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from experiments.tasks.clicks.encoding import ColumnError, Decoded, Kind, hashed
+from experiments.tasks.clicks.encoding import ColumnError, Decoded, Kind, absent, hashed
 from experiments.tasks.clicks.schema import Schema
 
 LABELS = {
@@ -90,11 +90,9 @@ class Number:
         """Return the numbers, NaN where they are missing."""
         given = array = _plain(array)
         if pa.types.is_string(array.type):
-            absent = pc.or_(
-                pc.equal(array, ""), pc.is_in(array, value_set=pa.array(self.missing, pa.string()))
-            )
-            if absent.true_count:
-                array = pc.if_else(absent, pa.scalar(None, pa.string()), array)
+            missing = absent(array, self.missing)
+            if missing.any():
+                array = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), array)
             array = _parsed(array, given, column)
         elif pa.types.is_null(array.type) or _is_number(array.type):
             array = array.cast(pa.float64(), safe=False)

@@ -461,9 +461,9 @@ def texts(path, range_bytes, block_bytes):
     for span in byte_ranges([path], range_bytes):
         number = 1
         found.append([])
-        for text, first in lines_of(span, "raw file", block_bytes):
-            assert first == number
-            number += 1 if text is None else text.count(b"\n")
+        for text, first, count in lines_of(span, "raw file", block_bytes):
+            assert (first, count) == (number, 1 if text is None else text.count(b"\n"))
+            number += count
             found[-1].append(text)
     return found
 
