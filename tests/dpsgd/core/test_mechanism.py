@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Independent, Mechanism, Secure, dpsgd, train
+from dpsgd import BandedToeplitz, FullSums, Independent, Mechanism, Secure, dpsgd, train
 from dpsgd.core.mechanism import SCALES
 from samplers import BallsAndBins, Deterministic
 
@@ -80,3 +80,16 @@ def test_what_is_equal_and_costs_otherwise_is_refused():
     assert Hidden(100, 10) == Hidden(100, 10, repeats=9)  # one would be told the other's price
     with pytest.raises(ValueError, match="Hidden is compared without its repeats, so that a cost"):
         Mechanism(Hidden(100, 10), 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "of_sums"),
+    [
+        (Independent(), Independent()),
+        (Secure(), Secure()),
+        (BandedToeplitz((1.0, 0.5)), Independent()),
+    ],
+)
+def test_sums_over_all_rows_have_noise_as_exact_as_the_steps_and_independent(noise, of_sums):
+    full_sums = FullSums(2, 3.0, 4.0)
+    assert Mechanism(Deterministic(64, 8), 1.0, 1.0, noise, full_sums).of_sums().noise == of_sums
