@@ -106,7 +106,12 @@ def page(
             }
             for number, (folder, summary) in enumerate(sweeps.items(), 1)
         ],
-        not_covered=dict.fromkeys(item for row in rows_of_runs for item in row["not_covered"]),
+        not_covered=dict.fromkeys(
+            item
+            for row in rows_of_runs
+            if row[CERTIFIED] is not None
+            for item in row["not_covered"]
+        ),
         commands=[_command(name, run) for name, run in runs.items()],
         changed=_changed(runs),
         places=_places(runs, sweeps),
