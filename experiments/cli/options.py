@@ -403,17 +403,15 @@ def _help(text: str) -> str:
     """Returns the help of tyro with what must be given in its usage, as wide as the terminal."""
     if not text.startswith("usage: "):  # but a script for a shell
         return text
-    usage, _, rest = text.partition("\n")
-    required = [
-        entry.lstrip(" ") for entry in re.split(r"\n(?=  -|\n)", rest) if "(required)" in entry
-    ]
-    given = " ".join(" ".join(one.split()[:2]) for one in required if one.startswith("--"))
+    usage, _, rest = re.sub(" +$", "", text, flags=re.MULTILINE).partition("\n")
+    entries = [one.strip() for one in re.split(r"\n(?=  -|\n)", rest) if "(required)" in one]
+    given = " ".join(re.split(r"\s{2,}", one)[0] for one in entries if one.startswith("--"))
     usage = re.sub(r"\[(\S* )?OPTIONS\]", lambda _: f"{given} [OPTIONS]".lstrip(), usage)
     usage = re.sub(r"\{sampler:.*\}", "sampler:NAME", usage)
     rest = re.sub(r"\s+\(default:\s+(None|False)?\)", "", re.sub(r"\n{3,}", "\n\n", rest))
     width, indent = shutil.get_terminal_size().columns, " " * len("usage: ")
     lines = [textwrap.fill(usage, width, subsequent_indent=indent, break_on_hyphens=False)]
-    lines += [
-        textwrap.fill(line, width) if len(line) > width else line for line in rest.split("\n")
-    ]
-    return "\n".join(line.rstrip() for line in lines).rstrip()
+    for line in rest.split("\n"):
+        margin = " " * (len(line) - len(line.lstrip()))
+        lines += textwrap.wrap(line, width, subsequent_indent=margin) or [""]
+    return "\n".join(lines).rstrip()

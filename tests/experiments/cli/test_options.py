@@ -95,7 +95,7 @@ def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, exam
             assert option in said(capsys, *words, option, value), (option, value)
         if not kind.startswith(("[", "{[")):  # which may be empty
             assert option in said(capsys, *words, option)
-        misspelt = option[:-1] + ("y" if option[-1] == "x" else "x")
+        misspelt = f"{option}q"
         line = said(capsys, *words, misspelt, "1")
         assert f"has no option {misspelt}" in line
         assert re.search(r"did you mean --|--help` lists them$", line)
@@ -113,9 +113,11 @@ def test_help_is_as_wide_as_the_terminal_and_its_usage_has_what_must_be_given(
     assert max(map(len, shown.splitlines())) <= width + 2
     assert "typing." not in shown
     assert "(default: None)" not in shown
-    for entry in re.split(r"\n  (?=-)", rest):
-        if "(required)" in entry and entry.startswith("--"):
-            assert entry.split()[0] in usage
+    entries = [one.strip() for one in re.split(r"\n(?=  -|\n)", rest)]
+    required = {one.split()[0] for one in entries if "(required)" in one}
+    given = set(re.findall(r"--[a-z-]+", usage))
+    assert given >= {one for one in required if one.startswith("--")}
+    assert given <= required or "[OPTIONS]" not in usage
     others = {"--epsilon", "--delta", "--sigma", "--noise-multipliers", "--memory", "--lr"}
     assert not others & set(options_of(rest)), "the name of an option in another command"
     undescribed = re.findall(r"^  (--\S+) [^ ]+\n(?=  --|\n)", rest, re.MULTILINE)
