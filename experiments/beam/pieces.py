@@ -12,10 +12,11 @@ import contextlib
 import json
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, runtime_checkable
+from typing import IO
 
 import numpy as np
 
@@ -51,37 +52,33 @@ class Piece:
     faults: int
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source(ABC):
     """Files that are read by ranges; pickled, and sent to every worker."""
+
+    format: RawFormat | TableFormat
+    hash_seed: int
+    """Public seed of the hash of categorical values."""
+    order: Order
+    """How rows are split."""
+    fractions: tuple[float, float, float]
+    """Of the rows that train, validate and test."""
 
     @property
     def schema(self) -> Schema:
         """The columns that rows become."""
+        return self.format.schema
 
-    @property
-    def hash_seed(self) -> int:
-        """Public seed of the hash of categorical values."""
-
-    @property
-    def order(self) -> Order:
-        """How rows are split."""
-
-    @property
-    def fractions(self) -> tuple[float, float, float]:
-        """Of the rows that train, validate and test."""
-
+    @abstractmethod
     def ranges(self, paths: Sequence[Path], range_bytes: int) -> list[ByteRange]:
         """Return the tasks into which files are cut."""
 
+    @abstractmethod
     def read(self, span: ByteRange, piece: PieceWriter) -> None:
-        """Read a range into a piece."""
+        """Read a range into a piece, with the faults of its rows."""
 
+    @abstractmethod
     def empty(self, path: Path, rows: int, all_rows: int) -> DataError | None:
         """Return what is wrong with a file of so many rows, of so many in all files."""
-
-    def blank(self, path: Path, line: int) -> DataError:
-        """Return what is wrong with a blank line that a row follows."""
 
 
 class PieceWriter:
@@ -175,7 +172,7 @@ def faults_of(piece: Piece, folder: Path, lines_before: int) -> Iterator[DataErr
 
 
 @dataclass(frozen=True)
-class RawSource:
+class RawSource(Source):
     """Raw files of tab-separated lines, cut wherever a line may begin."""
 
     format: RawFormat
@@ -183,12 +180,7 @@ class RawSource:
     fractions: tuple[float, float, float]
 
     @property
-    def schema(self) -> Schema:
-        """The columns that rows become."""
-        return self.format.schema
-
-    @property
-    def order(self) -> Order:
+    def order(self) -> Order:  # type: ignore[override]
         """As this data set is split."""
         return self.format.split
 
@@ -212,24 +204,15 @@ class RawSource:
         """Each file has rows."""
         return None if rows else DataError(path, self.format.empty)
 
-    def blank(self, path: Path, line: int) -> DataError:
-        """Return the same line as the reader of whole files."""
-        return DataError(path, self.format.blank, line=line)
-
 
 @dataclass(frozen=True)
-class TableSource:
+class TableSource(Source):
     """Tables in files, each of which is read as a whole: a line end may stand within a field."""
 
     format: TableFormat
     hash_seed: int
     order: Order
     fractions: tuple[float, float, float]
-
-    @property
-    def schema(self) -> Schema:
-        """The columns that rows become."""
-        return self.format.schema
 
     def ranges(self, paths: Sequence[Path], range_bytes: int) -> list[ByteRange]:
         """Return one range a file."""
@@ -243,10 +226,6 @@ class TableSource:
     def empty(self, path: Path, rows: int, all_rows: int) -> DataError | None:
         """Some file has rows."""
         return None if all_rows else DataError(path, EMPTY)
-
-    def blank(self, path: Path, line: int) -> DataError:
-        """Its rows are no lines."""
-        raise AssertionError("the rows of tables are not read by lines")
 
 
 def all_faults(pieces: Sequence[Piece], source: Source, folder: Path) -> Iterator[DataError]:
@@ -267,8 +246,9 @@ def all_faults(pieces: Sequence[Piece], source: Source, folder: Path) -> Iterato
         yield from faults_of(piece, folder, lines)
         lines += piece.lines
         if piece.blank and span.index < last_rows.get(span.file, 0):
+            assert isinstance(source, RawSource)  # the rows of tables are no lines
             for line in range(lines - piece.blank, lines):
-                yield source.blank(path, line + 1)
+                yield DataError(path, source.format.blank, line=line + 1)
 
 
 def _has_rows(piece: Piece) -> bool:
