@@ -25,6 +25,7 @@ nitpick_ignore_regex = [("py:.*", r"(?s).*")]  # types that are not public, and 
 
 # Pages are Markdown; notebooks are shown with the outputs that they are stored with.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_dmath_double_inline = True
 myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # of which the default is fetched from elsewhere
@@ -34,6 +35,7 @@ default_role = "py:obj"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+toc_object_entries = False  # a third of the time; tables at the top of a page lead to its entries
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
@@ -41,7 +43,7 @@ html_title = "dpsgd"
 html_theme = "sphinx_book_theme"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False}
 html_context = {"default_mode": "auto"}
-html_logo = html_favicon = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 
@@ -50,10 +52,11 @@ COMMAND = "reference/command"
 
 
 def as_rst(app, what, name, obj, options, lines):
-    """Makes fields and links of a docstring's sections and proofs; a star stays a star."""
+    """Makes fields, links and formulas of a docstring; a star stays a star."""
     text = re.sub(r"docs/explanation/([\w-]+)\.md", r":doc:`/explanation/\1`", "\n".join(lines))
     text = re.sub(r"(?<![*\w])\*(?=\w[\w.]*[^\w.*])", r"\\*", text)
-    lines[:] = GoogleDocstring(text, Config(napoleon_use_ivar=True), app, "function").lines()
+    text = str(GoogleDocstring(text, Config(napoleon_use_ivar=True), app, "function"))
+    lines[:] = re.sub(r"\$+([^$]+)\$+", r":math:`\1`", text).splitlines()
 
 
 def help_of(*words):

@@ -20,6 +20,9 @@ STATE = """(async () => {
         "wrong formulas": [...document.querySelectorAll("mjx-merror")].map(e => e.textContent),
         "pixels beyond the window": Math.max(0, page.scrollWidth - page.clientWidth),
         "text": document.body.innerText,
+        "formulas as text": [...document.querySelectorAll("p, li, td")].filter(
+            e => [...e.childNodes].some(n => n.nodeType == 3 && n.data.includes("$"))
+        ).map(e => e.innerText),
     };
 })()"""
 
