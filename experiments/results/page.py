@@ -17,12 +17,12 @@ from dpsgd.runs.result import FinishedRun, environment_mismatch
 from experiments.cli.command_line import train_command
 from experiments.cli.console import counted
 from experiments.figures.drawing import content
-from experiments.results import clicks, views
+from experiments.results import clicks, listings
 from experiments.results.draw import curves, draw
 from experiments.results.metrics import Better, Headline
 from experiments.results.render import Page, render
 from experiments.results.table import Table, finished_runs
-from experiments.results.views import CERTIFIED, View
+from experiments.results.views import CERTIFIED, Cells, View
 from experiments.sweeps import engine
 from experiments.sweeps.summary import Summary
 from experiments.tasks import TASKS
@@ -124,7 +124,7 @@ def _groups(
 ) -> list[dict[str, Any]]:
     """Returns what is shown of the runs of each task, whose metrics alone compare."""
     groups = []
-    tables = views.by_task(table)
+    tables = listings.by_task(table)
     for number, some in enumerate(tables, 1):
         chosen = Headline.of(some, headline, better)
         view = View(some, CERTIFIED, chosen, by=("run",))
@@ -154,15 +154,15 @@ def _groups(
     return groups
 
 
-def _terms(table: Table) -> views.Cells:
+def _terms(table: Table) -> Cells:
     """Returns the table of what the guarantees are about."""
-    return views.listed(
+    return listings.listed(
         table,
         {
             "run": lambda row: row["run"],
             "attack advantage [lower, upper]": report.advantage,
             "noise": lambda row: row["noise"] if row["noise_multiplier"] else "none",
-            "clipping norm": lambda row: views.measured(row, "l2_clip_norm", "none"),
+            "clipping norm": lambda row: listings.measured(row, "l2_clip_norm", "none"),
             "steps": lambda row: f"{row['num_steps']:,}",
             "training examples": lambda row: f"{row['num_examples']:,}",
             "unit": lambda row: f"one {row['unit']}",

@@ -17,7 +17,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from dpsgd.runs import report
-from experiments.results import views
+from experiments.results import listings, views
 
 VOID = "NO GUARANTEE"
 """How the sentence of a run begins that has none (`dpsgd.Guarantee.sentence`)."""
@@ -47,7 +47,7 @@ def templates() -> jinja2.Environment:
     )
     found.filters |= {"escape": report.escape, "sentence": lambda text: text[:1].upper() + text[1:]}
     found.globals |= {"table": report.table, "bullets": report.bullets}
-    found.globals |= {"views": views}
+    found.globals |= {"views": views, "listings": listings}
     return found
 
 

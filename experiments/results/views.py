@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import scipy.stats
@@ -288,7 +288,7 @@ class View:
         cells = {(point.line, point.x): show(point) for point in self.points}
         rows = []
         for x in self.xs:
-            name = "no privacy" if x is None else _cell(x)
+            name = "no privacy" if x is None else written(x)
             rows.append([name, *(cells.get((line, x), "") for line in self.lines)])
         return [axis(self.x).symbol, *self.lines], rows
 
@@ -325,110 +325,6 @@ class View:
         return found
 
 
-Row = dict[str, Any]
-
-
-def listed(table: Table, columns: Mapping[str, Callable[[Row], str] | None]) -> Cells:
-    """Returns runs as rows, with columns by their headings; one that is None is left out."""
-    shown = {name: show for name, show in columns.items() if show is not None}
-    return list(shown), [[show(row) for show in shown.values()] for row in table.rows]
-
-
-def glance(table: Table, headline: Headline) -> Cells:
-    """Returns runs as rows, with what a reader looks for first: epsilon, and the headline."""
-
-    def epsilon(row: Row) -> str:
-        return "no guarantee" if row[CERTIFIED] is None else f"≤ {report.guaranteed(row)}"
-
-    columns: dict[str, Callable[[Row], str] | None] = {
-        "run": lambda row: row["run"],
-        "ε": epsilon,
-        headline.label: lambda row: measured(row, headline.name),
-        "unit": (lambda row: f"one {row['unit']}") if len(table.values("unit")) > 1 else None,
-        "sampler": lambda row: row["sampler"],
-    }
-    return listed(table, columns)
-
-
-def details(table: Table, metrics: Sequence[str]) -> Cells:
-    """Returns runs as rows, with their noise, certified intervals, these metrics and times."""
-    return listed(
-        table,
-        {
-            "run": lambda row: row["run"],
-            "σ": lambda row: f"{s:.4g}" if (s := row["noise_multiplier"]) else "none",
-            "ε [lower, upper]": report.interval,
-            "δ": lambda row: format_delta(row["delta"]),
-            **{report.label(name): partial(measured, metric=name) for name in metrics},
-            "time": lambda row: f"{_seconds(row)}{'' if row['seconds'] is None else ' s'}",
-            "examples/s": lambda row: measured(row, "examples_per_second", "secret", ",.0f"),
-        },
-    )
-
-
-def overview(table: Table, columns: Sequence[str]) -> Cells:
-    """Returns runs as rows for a terminal: settings in which they differ, epsilon, these columns.
-
-    Raises:
-      ValueError: if there is no such column.
-    """
-    table.check_columns(columns)
-    deltas = len(table.values("delta")) > 1
-    return listed(
-        table,
-        {
-            "run": lambda row: row["run"],
-            "sampler": lambda row: row["sampler"],
-            **_settings(table),
-            "sigma": lambda row: f"{row['noise_multiplier']:.4g}",
-            "epsilon <=": report.guaranteed,
-            "delta": (lambda row: format_delta(row["delta"])) if deltas else None,
-            **{report.label(name): partial(measured, metric=name) for name in columns},
-            "seconds": _seconds,
-        },
-    )
-
-
-def settings(table: Table) -> Cells:
-    """Returns runs as rows, with the settings in which they differ; no row if in none."""
-    varied = _settings(table)
-    header, rows = listed(table, {"run": lambda row: row["run"], **varied})
-    return header, rows if varied else []
-
-
-def _settings(table: Table) -> dict[str, Callable[[Row], str]]:
-    varied = [name for name in table.varied() if name not in ("task", "sampler", *PRIVACY)]
-    return {axis(name).symbol: partial(measured, metric=name) for name in varied}
-
-
-def caption(table: Table) -> str:
-    """Returns what the numbers of `overview` mean, in a line."""
-    terms = {
-        f"{row['adjacency']} adjacency, unit: one {row['unit']}, delta {format_delta(row['delta'])}"
-        for row in table.rows
-    }
-    return f"epsilon: proved upper bounds for single runs ({'; '.join(sorted(terms))})"
-
-
-def by_task(table: Table) -> list[Table]:
-    """Returns the runs of each task, whose metrics alone compare."""
-    tasks = dict.fromkeys(row["task"] for row in table.rows)
-    return [table.where(task=task).measured() for task in tasks]
-
-
-def measured(row: Row, metric: str, secret: str = "", form: str = "") -> str:
-    """Returns a metric, or another column, of a run as people read it; `secret` for null."""
-    value = row.get(metric)
-    if isinstance(value, float) and metric not in AXES:
-        undefined = math.isnan(value)
-        return f"{value:{form}}" if form else report.metric(None if undefined else value)
-    return secret if value is None else _cell(value)
-
-
-def _seconds(row: Row) -> str:
-    return measured(row, "seconds", "secret", ".1f")
-
-
 def mean_points(table: Table, columns: Sequence[str]) -> list[Point]:
     """Returns the runs that are alike in `columns`, in the order of the table."""
     groups: dict[Any, list[dict[str, Any]]] = {}
@@ -447,10 +343,11 @@ def _privacy(row: dict[str, Any]) -> str:
 
 
 def _written(name: str, value: Any) -> str:
-    return f"{axis(name).symbol} {_cell(value)}" if name not in ("run", "sampler") else str(value)
+    return f"{axis(name).symbol} {written(value)}" if name not in ("run", "sampler") else str(value)
 
 
-def _cell(value: Any) -> str:
+def written(value: Any) -> str:
+    """Returns the value of a setting as people read it; nothing for null."""
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else digits(value)

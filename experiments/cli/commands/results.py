@@ -57,7 +57,7 @@ def run(config: ResultsConfig) -> None:
         raise ValueError(f"{'--plot' if given is config.plot else '--by'} needs --x, its axis")
     with Console() as console:
         console.progress("reading the runs and their guarantees")
-        from experiments.results import views
+        from experiments.results import listings, views
         from experiments.results.metrics import Headline
         from experiments.results.table import read
 
@@ -65,10 +65,10 @@ def run(config: ResultsConfig) -> None:
         for path in unfinished:
             console.line(f"note: {path} is not finished, and left out")
         if config.x is None:
-            for part in views.by_task(table):
+            for part in listings.by_task(table):
                 headline = Headline.of(part, config.y, config.better)
-                console.table(*views.overview(part, [headline.name, *config.columns]))
-                console.line(views.caption(part))
+                console.table(*listings.overview(part, [headline.name, *config.columns]))
+                console.line(listings.caption(part))
         else:
             from experiments.cli.commands.sweep import show_view
 
