@@ -32,10 +32,9 @@ from experiments.tasks.clicks.schema import (
 from experiments.tasks.clicks.store import StoreError
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import random_split
+from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, split_mix, text_hash
 
 ROOT = Path(__file__).resolve().parents[4]
-WORD = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
 FORMATS = {"display": display.FORMAT, "search": search.FORMAT}
 OUTCOMES = ["Sale", "SalesAmountInEuro", "time_delay_for_conversion", "product_price"]
 HASH = "4C90FD52FC53D2C1C205844CB69575AB"
@@ -60,20 +59,6 @@ each_format = pytest.mark.parametrize("name", FORMATS)
 
 class Refused(Exception):
     """Raised by the slow reader: the line, and the column if one is at fault."""
-
-
-def split_mix(x: int) -> int:
-    """Finalise as SplitMix64 does, in Python integers."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
-    return x ^ (x >> 31)
-
-
-def text_hash(text: bytes) -> int:
-    state = len(text) * GOLDEN & WORD
-    for at in range(0, len(text), 8):
-        state = split_mix(state ^ int.from_bytes(text[at : at + 8], "little"))
-    return state
 
 
 def pattern(column: str) -> str:

@@ -30,27 +30,13 @@ from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular import files
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.splits import random_split
+from tests.experiments.tasks.clicks.slow import text_hash
 
 SCHEMA = table_schema("y", categories=("city", "n"), numbers=("age", "visits"), buckets=(64, 256))
 FORMAT = TableFormat(SCHEMA)
-WORD = (1 << 64) - 1
 
 
 # --- A slow reader, which shares no line with the fast one ---------------------------------------
-
-
-def split_mix(x: int) -> int:
-    """Finalise as SplitMix64 does, in Python integers."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
-    return x ^ (x >> 31)
-
-
-def hash_of(text: bytes) -> int:
-    state = len(text) * 0x9E3779B97F4A7C15 & WORD
-    for at in range(0, len(text), 8):
-        state = split_mix(state ^ int.from_bytes(text[at : at + 8], "little"))
-    return state
 
 
 def slow_columns(rows, hash_seed=0, schema=SCHEMA):
@@ -67,7 +53,7 @@ def slow_columns(rows, hash_seed=0, schema=SCHEMA):
     for j, name in enumerate(schema.categories):
         for i, row in enumerate(rows):
             if row[name] not in (None, ""):
-                value = np.array([hash_of(str(row[name]).encode())], np.uint64)
+                value = np.array([text_hash(str(row[name]).encode())], np.uint64)
                 columns["categories"][i, j] = schema.hash(value, j, hash_seed)[0]
     return columns
 
