@@ -25,7 +25,7 @@ class ColumnError(ValueError):
     """
 
     def __init__(self, problem: str, *, column: str, row: int | None = None) -> None:
-        super().__init__(problem)
+        super().__init__(f"column {column}: {problem}")
         self.problem, self.column, self.row = problem, column, row
 
     @classmethod

@@ -9,9 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv, parquet
+import pyarrow.compute as pc
 
 from accounting.releases.contribution import bias_bounds, sum_error, sum_sweet_spot
+from experiments.tasks.clicks.encoding import ColumnError
+from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.tabular.files import open_table
+from experiments.tasks.clicks.tabular.format import EMPTY, texts
+from experiments.tasks.clicks.tabular.kinds import Number
 
 STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do not publish"
 
@@ -26,54 +31,42 @@ class Usage(NamedTuple):
 
 
 def read(path: Path, user: str, loss: str | None = None) -> Usage:
-    """Reads a table of which each row is one example: Parquet, or CSV or TSV with a header.
+    """Reads a table of which each row is one example: a file that `dpsgd prepare csv` reads.
 
     Args:
-      path: The file; by its name it may be gzipped.
+      path: CSV, TSV or Parquet; text may be gzipped.
       user: Column that names the user.
       loss: Column with a model's loss on the example.
 
     Raises:
-      ValueError: If the file is no such table, lacks a column, or a user or a loss is missing.
-      OSError: If the file can not be read.
+      DataError: If the file is no such table, lacks a column, or a user or a loss is missing.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file")
     wanted = [user] if loss is None else [user, loss]
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    try:
-        if suffixes[-1:] == [".parquet"]:
-            table = parquet.read_table(path)
-        else:
-            delimiter = "\t" if suffixes[-1:] == [".tsv"] else ","
-            table = csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter))
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
-    if not table.num_rows:
-        raise ValueError(f"{path} has no rows")
-    for name in wanted:
-        if (found := table.column_names.count(name)) != 1:
-            count = "no column" if not found else f"{found} columns"
-            raise ValueError(f"{path} has {count} {name!r}: {', '.join(table.column_names)}")
-        column = table.column(name)
-        if pa.types.is_nested(column.type):
-            raise ValueError(f"{path}, column {name}: {column.type}, expected single values")
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True)
-            raise ValueError(f"{path}, row {row + 1}, column {name}: empty")
-    _, who, counts = np.unique(
-        table.column(user).to_numpy(), return_inverse=True, return_counts=True
+    file, rows = open_table(path, wanted), 0
+    users, losses = [pa.array([], pa.string())], [np.zeros(0)]
+    for batch in file.batches(wanted):
+        try:
+            users.append(texts(batch[user], user))
+            _refuse_missing(np.asarray(pc.equal(users[-1].fill_null(""), "")), user, "a user")
+            if loss is not None:
+                found = Number((), logarithmic=True).decode(batch[loss], loss)
+                _refuse_missing(found.missing, loss, "a finite number")
+                losses.append(found.values)
+        except ColumnError as error:
+            raise file.located(error, rows) from None
+        rows += len(users[-1])
+    if not rows:
+        raise DataError(path, EMPTY)
+    who = np.asarray(pa.concat_arrays(users).dictionary_encode().indices)
+    counts = np.bincount(who)
+    return Usage(
+        counts, None if loss is None else np.bincount(who, np.concatenate(losses)) / counts
     )
-    if loss is None:
-        return Usage(counts, None)
-    try:
-        values = table.column(loss).to_numpy().astype(float)
-    except ValueError as error:
-        raise ValueError(f"{path}, column {loss}: {error}") from None
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"{path}, row {row + 1}, column {loss}: {values[row]} is no finite loss")
-    return Usage(counts, np.bincount(who, values) / counts)
+
+
+def _refuse_missing(missing: np.ndarray, column: str, wanted: str) -> None:
+    for row in np.flatnonzero(missing)[:1]:
+        raise ColumnError.found(None, wanted, column=column, row=int(row))
 
 
 def lines(usage: Usage, epsilon: float) -> list[str]:

@@ -169,7 +169,7 @@ class TableFormat:
         return (
             "" if value is None else value
             for batch in file.batches(wanted)
-            for value in _texts(batch[column], column).to_pylist()
+            for value in texts(batch[column], column).to_pylist()
         )
 
     def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
@@ -220,12 +220,12 @@ class TableFormat:
         return open_table(path, self._wanted(labelled=True))
 
 
-def _texts(array: pa.Array, column: str) -> pa.Array:
-    """Return a column as texts."""
+def texts(array: pa.Array, column: str) -> pa.Array:
+    """Return a column as texts; a ColumnError if it holds none."""
     try:
         return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise ValueError(f"column {column} holds {array.type}, which is no text") from None
+        raise ColumnError(f"holds {array.type}, which is no text", column=column) from None
 
 
 def _array(values: Any, column: str) -> pa.Array:
