@@ -56,7 +56,7 @@ def as_rst(app, what, name, obj, options, lines):
     text = re.sub(r"docs/explanation/([\w-]+)\.md", r":doc:`/explanation/\1`", "\n".join(lines))
     text = re.sub(r"(?<![*\w])\*(?=\w[\w.]*[^\w.*])", r"\\*", text)
     text = str(GoogleDocstring(text, Config(napoleon_use_ivar=True), app, "function"))
-    lines[:] = re.sub(r"\$+([^$]+)\$+", r":math:`\1`", text).splitlines()
+    lines[:] = re.sub(r"\$+\s*([^$]+?)\s*\$+", r":math:`\1`", text).splitlines()
 
 
 def help_of(*words):

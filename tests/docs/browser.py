@@ -21,7 +21,7 @@ STATE = """(async () => {
         "pixels beyond the window": Math.max(0, page.scrollWidth - page.clientWidth),
         "text": document.body.innerText,
         "formulas as text": [...document.querySelectorAll("p, li, td")].filter(
-            e => [...e.childNodes].some(n => n.nodeType == 3 && n.data.includes("$"))
+            e => [...e.childNodes].some(n => n.nodeType == 3 && /[$]|:math:/.test(n.data))
         ).map(e => e.innerText),
     };
 })()"""
