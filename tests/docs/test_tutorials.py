@@ -45,10 +45,9 @@ def executed(path, folder):
     )
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     bins = [str(Path(sys.executable).parent), os.environ["PATH"]]
-    client.execute(
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(bins), "COLUMNS": "80"}
-    )
+    with tempfile.TemporaryDirectory() as scratch:  # in which notebooks make folders of their own
+        ours = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(bins)}
+        client.execute(env=os.environ | ours | {"COLUMNS": "80", "TMPDIR": scratch})
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
