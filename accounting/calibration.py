@@ -172,7 +172,8 @@ def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> flo
         guess = bracket.guess(_COARSE)
         bracket.narrow(guess, coarse(guess))
     start, slope = bracket.guess(0.0), bracket.slope
-    return math.exp(_edge(lambda at: excess(at, False), start, slope, width))
+    ends = bracket.low, bracket.high
+    return math.exp(_edge(lambda at: excess(at, False), start, slope, width, ends))
 
 
 @dataclass
@@ -213,12 +214,20 @@ class _Bracket:
         self.halved = self.width <= 0.5 * before
 
 
-def _edge(excess: Callable[[float], float], guess: float, slope: float, width: float) -> float:
+def _edge(
+    excess: Callable[[float], float],
+    guess: float,
+    slope: float,
+    width: float,
+    ends: tuple[float, float],
+) -> float:
     """Returns a point with excess <= 0, about at most `width` above one with excess > 0.
 
     The function falls, up to errors that may be larger than `width` allows for. `slope` is about
-    its slope at its root, near `guess`.
+    its slope at its root, near `guess` and probably between `ends`; it may also fall from infinity
+    at once.
     """
+    low, high = ends
     fails, meets, stride = -math.inf, math.inf, 0.3 * width
     at, before = guess, math.inf
     while meets - fails > width:
@@ -233,10 +242,13 @@ def _edge(excess: Callable[[float], float], guess: float, slope: float, width: f
         else:
             fails = guess
         root = guess - (value / slope if value < math.inf else 0.0)
-        if meets == math.inf:
+        if meets == math.inf and value == math.inf and fails + width < high:
+            guess = max(fails + stride, 0.5 * (fails + high))
+        elif meets == math.inf:
             guess = max(root + stride, fails + stride)
         elif fails == -math.inf:
             guess = min(root + stride, meets - stride)
+            guess = max(guess, low) if low + width < meets else guess
         elif fails + stride < root + stride < meets - stride:
             guess = root + stride
         else:

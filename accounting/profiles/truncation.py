@@ -83,7 +83,7 @@ class TruncatedProfile:
             return inner
         guess = inner.upper
         upper = math.inf
-        for _ in range(20):
+        for number in range(20):
             left = delta - self._cost(guess)
             if left <= 0.0:
                 break
@@ -91,7 +91,9 @@ class TruncatedProfile:
             if wanted <= guess:
                 upper = guess
                 break
-            guess = wanted + 1e-6 * tolerance
+            guess = wanted + min(1e-6 * 4.0**number, 0.2) * tolerance  # it may climb ever slower
+            if number == 2:
+                guess = self._climbed(delta, guess, tolerance)
         # cost() rises, so that below inner.lower the true delta is > `delta` wherever the
         # profile's is > delta + cost(inner.lower).
         spent = delta + self._cost(inner.lower)
@@ -105,6 +107,21 @@ class TruncatedProfile:
                 "raise the maximum batch size"
             )
         return Bound.resting_on(inner, lower, upper, note)
+
+    def _climbed(self, delta: float, guess: float, tolerance: float) -> float:
+        """Returns an epsilon below which none holds with `delta`; infinity if none does at all.
+
+        Coarse lower ends climb as the search does, and never above what it looks for.
+        """
+        for _ in range(100):
+            left = delta - self._cost(guess)
+            if left <= 0.0:
+                return math.inf
+            least = self.profile.epsilon(left, max(tolerance, 0.02 * guess)).lower
+            if least <= guess:
+                break
+            guess = least
+        return guess
 
     def _cost(self, epsilon: float) -> float:
         """(1 + e^epsilon) T Psi, rounded up."""

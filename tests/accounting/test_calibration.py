@@ -10,6 +10,7 @@ from scipy import special
 
 from accounting import (
     BallsAndBinsProfile,
+    Bound,
     GaussianProfile,
     PoissonProfile,
     ShuffleProfile,
@@ -124,3 +125,19 @@ def test_the_smallest_number_of_bins_suffices_and_one_less_does_not():
     assert privacy(least).epsilon(1e-6).upper <= 3.0 < privacy(least - 1).epsilon(1e-6).upper
     with pytest.raises(ValueError, match="no count up to 3"):
         smallest_count(privacy, epsilon=0.01, delta=1e-6, limit=3)
+
+
+@pytest.mark.parametrize("cliff", [0.01, 0.4343, 1.0, 37.0])
+def test_a_cost_that_is_infinite_below_some_noise_is_calibrated_in_few_evaluations(cliff):
+    """As where the maximum batch size leaves nothing of delta."""
+    asked = []
+
+    class Falling(GaussianProfile):
+        def epsilon(self, delta, tolerance=1e-3):
+            asked.append(self.noise_multiplier)
+            finite = self.noise_multiplier >= cliff
+            return super().epsilon(delta, tolerance) if finite else Bound(0.0, math.inf)
+
+    found = calibrate(Falling, epsilon=100.0 / min(cliff, 1.0) ** 2, delta=1e-5)
+    assert cliff <= found <= cliff * (1 + 2e-4)
+    assert len(asked) <= 24
