@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -250,7 +251,10 @@ def load(
             "resume() once more"
         )
     settings = dict(checked(record.get("settings"), dict[str, Any], f"{where}: task, settings"))
-    found = find((kinds or {}).get(name, name))
+    name_of_kind = (kinds or {}).get(name, name)
+    if not re.fullmatch(r"[^:]+:[^:]+", name_of_kind):
+        raise ValueError(f"{where}: task, name: {name!a:.40} is no module:object")
+    found = find(name_of_kind)
     if not isinstance(found, type):
         if data is not None:
             raise ValueError(f"the task {name} brings its own rows: it takes no other data")

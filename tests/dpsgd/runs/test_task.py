@@ -196,3 +196,9 @@ def test_tasks_are_alike_only_in_class_and_settings(monkeypatch):
     assert identity(opaque, None) != identity(opaque, None)
     assert identity(opaque, "tiny_task:line") != identity(opaque, "tiny_task:line")
     assert identity(line, "tiny_task:line") == identity(line, "tiny_task:line")
+
+
+@pytest.mark.parametrize("name", ["", "tiny_task", ":line", "tiny_task:", "a:b:c"])
+def test_a_record_that_names_no_object_is_refused_where_it_stands(name):
+    with pytest.raises(ValueError, match=r"^HERE: task, name: "):
+        load({"name": name, "settings": {}, "description": {}}, "HERE")
