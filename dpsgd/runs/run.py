@@ -246,7 +246,10 @@ class Run:
         with joined(self.folder.ledger_path, processes) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
             root = self.folder.root()
-            root.begin_run(ledger.history.name)
+            try:
+                root.begin_run(ledger.history.name)
+            except ValueError as error:
+                raise ValueError(f"{self.folder.root_path}: {error}") from None
             # Others' noise would be another.
             processes.check_alike({"root secret": root.blind("processes")})
             if job is not None and ledger.history.untouched:

@@ -17,11 +17,10 @@ class ModelConfig:
     """Units of each hidden layer."""
 
     def __post_init__(self) -> None:
-        if self.embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be at least 1, got {self.embedding_dim}")
+        for name, sizes in (("embedding_dim", (self.embedding_dim,)), ("hidden", self.hidden)):
+            if not all(1 <= size <= 1 << 30 for size in sizes):
+                raise ValueError(f"{name}: each size lies in [1, 2^30], got {list(sizes)}")
         check_power_of_two("max_buckets", self.max_buckets)
-        if any(units < 1 for units in self.hidden):
-            raise ValueError(f"hidden: each layer has at least 1 unit, got {list(self.hidden)}")
 
 
 def check_power_of_two(what: str, value: int) -> None:
@@ -33,6 +32,6 @@ def check_power_of_two(what: str, value: int) -> None:
 PRESETS = {
     # Sized for some 100,000 rows and a CPU.
     "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(64,)),
-    # About 85 million parameters: three layers of 598 units, as in Chua et al. (2024), section 5.
+    # About 85 million parameters: three layers of 598 units, as in Chua et al. (2024), appendix C.
     "paper": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
 }

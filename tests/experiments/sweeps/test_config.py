@@ -195,8 +195,9 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
     [
         ('task = "click"', "did you mean clicks?"),
         ('task = "clicks"', "data are missing"),
-        ('[task]\nname = "clicks"\nembedding_dim = 0', "embedding_dim must be at least 1"),
-        ('[task]\nname = "clicks"\nhidden = [4, -1]', "hidden: each layer has at least 1"),
+        ('[task]\nname = "clicks"\nembedding_dim = 0', "embedding_dim: each size lies in"),
+        ('[task]\nname = "clicks"\nhidden = [4, -1]', "hidden: each size lies in"),
+        ('[task]\nname = "clicks"\nhidden = [9223372036854775807]', "hidden: each size lies in"),
         ('[task]\nname = "clicks"\nmax_buckets = 12', "max_buckets must be a power"),
         ('[task]\nname = "clicks"\nhidden = "64"', "task, hidden: "),
         ('[task]\nname = "clicks"\nhiden = [4]', "did you mean hidden?"),
