@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpsgd.core.algorithm import Algorithm
-    from dpsgd.core.cost import Segment, Trials, cost
+    from dpsgd.core.cost import cost
     from dpsgd.core.guarantee import Guarantee
     from dpsgd.core.mechanism import Mechanism
     from dpsgd.core.queries import FullSums
+    from dpsgd.core.segments import Segment, Trials
     from dpsgd.core.state import TrainState
     from dpsgd.engine.algorithm import dpsgd
+    from dpsgd.engine.averages import averaged
     from dpsgd.engine.lazy.group import LazyTables
     from dpsgd.engine.loop import Block, train_blocks
     from dpsgd.engine.modules import split_module
@@ -38,10 +40,13 @@ if TYPE_CHECKING:
         Banded,
         Buffered,
         Dense,
+        LastStep,
         Lazy,
+        MovingAverage,
         NoiseMultiplier,
         NonPrivate,
         RunSpec,
+        TailAverage,
         TargetAdvantage,
         TargetEpsilon,
     )
@@ -143,7 +148,8 @@ _MODULES = {
     "selection.engine": ("select",),
     "core.queries": ("FullSums",),
     "engine.lazy.group": ("LazyTables",),
-    "core.cost": ("Segment", "Trials", "cost"),
+    "core.cost": ("cost",),
+    "core.segments": ("Segment", "Trials"),
     "core.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise", "Secure"),
     "noise.buffered": ("BufferedToeplitz",),

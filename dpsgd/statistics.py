@@ -18,9 +18,10 @@ import numpy as np
 from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.synthetic import generated_rows
-from dpsgd.core.cost import Segment, cost
+from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.segments import Segment
 from dpsgd.engine.loop import columns_of
 from dpsgd.engine.queries import Refinement, release, sums_run
 from dpsgd.noise.base import Independent, Noise

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpsgd.core.cost import Part, cost
+from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
+from dpsgd.core.segments import Part
 from dpsgd.files import parse_json
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from accounting import TrialCount
-from dpsgd.core.cost import Trials
+from dpsgd.core.segments import Trials
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Terms
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from accounting import check_guarantee_delta
-from dpsgd.core.cost import Segment
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
+from dpsgd.core.segments import Segment
 from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.runs.records import build, checked, to_json
 from samplers.settings import kind_of, name_of

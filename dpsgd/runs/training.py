@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from dpsgd.core.algorithm import Algorithm
-from dpsgd.core.cost import Segment, cost
+from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.segments import Segment
 from dpsgd.core.state import TrainState, opened
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout

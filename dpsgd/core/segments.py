@@ -1,0 +1,144 @@
+"""What a run released, as it is accounted for: segments of its steps, or a private selection."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from accounting import EnvelopeProfile, SelectionProfile, TrialCount
+from dpsgd.core.mechanism import Mechanism
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive steps of one run under one set of keys, with all that their cost depends on.
+
+    >>> from samplers import Poisson
+    >>> Segment(Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)).steps
+    range(0, 100)
+
+    Attributes:
+      mechanism: Sampler, sigma, C, noise and full-batch queries of the whole run, as planned.
+      steps: Those that are taken: first the sampler's steps, then one for each full-batch query. By
+        default all.
+      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
+        the data is an example.
+      reproducible_noise: Whether the noise comes from a seed that can be guessed.
+      lazy_tables: Whether noise of tables is deferred: the cost is the same.
+      earlier: What is guaranteed to the rows of models that the run started from, see `Guarantee`.
+
+    Raises:
+      ValueError: if the run has not these steps.
+    """
+
+    mechanism: Mechanism
+    steps: range = None  # type: ignore[assignment]
+    unit: str = ""
+    reproducible_noise: bool = False
+    lazy_tables: bool = False
+    earlier: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole = self.mechanism.num_steps
+        steps = range(whole) if self.steps is None else self.steps
+        if steps.step != 1 or not 0 <= steps.start <= steps.stop <= whole:
+            raise ValueError(f"steps must be in [0, {whole}], the run's number, got {steps}")
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all steps of the run."""
+        return self.steps == range(self.mechanism.num_steps)
+
+    @property
+    def mechanisms(self) -> list[Mechanism]:
+        """What may have run."""
+        return [self.mechanism]
+
+    def planned(self) -> Segment:
+        """Returns the segment that goes on to the last step of the run."""
+        return dataclasses.replace(self, steps=range(self.steps.start, self.mechanism.num_steps))
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A private selection: the best of a random number of whole runs, and nothing else.
+
+    Attributes:
+      count: The law of the number of trials, which stays secret.
+      candidates: What a trial may be, each equally likely; at least one.
+      score: What the best is chosen by.
+      released: The candidate that was released; by default the first stands for it.
+    """
+
+    count: TrialCount
+    candidates: tuple[Segment, ...]
+    score: str
+    released: Segment | None = None
+
+    complete = True
+    steps = range(1)
+
+    def __post_init__(self) -> None:
+        if not self.candidates or not all(one.complete for one in self.candidates):
+            raise ValueError("a selection needs at least one candidate, and whole runs alone")
+        if len({one.unit for one in self.candidates}) > 1:
+            raise ValueError("candidates must protect one unit")
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """That of the run which was released."""
+        return self._shown.mechanism
+
+    @property
+    def unit(self) -> str:
+        """What is protected."""
+        return self._shown.unit
+
+    @property
+    def lazy_tables(self) -> bool:
+        """Whether noise of tables was deferred in the run that was released."""
+        return self._shown.lazy_tables
+
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """What is guaranteed to the rows of models that any candidate starts from."""
+        return tuple(dict.fromkeys(text for one in self.candidates for text in one.earlier))
+
+    @property
+    def reproducible_noise(self) -> bool:
+        """Whether the noise of a trial may come from a seed that can be guessed."""
+        return any(one.reproducible_noise for one in self.candidates)
+
+    @property
+    def mechanisms(self) -> list[Mechanism]:
+        """Those of the candidates that differ in more than the clipping norm."""
+        found = (dataclasses.replace(one.mechanism, l2_clip_norm=1.0) for one in self.candidates)
+        return list(dict.fromkeys(found))
+
+    @property
+    def profile(self) -> SelectionProfile:
+        """The privacy profile of the whole: each candidate's lies below the envelope of all."""
+        envelope = EnvelopeProfile(tuple(one.privacy() for one in self.mechanisms))
+        return SelectionProfile(envelope, self.count)
+
+    def planned(self) -> Trials:
+        """Returns this selection."""
+        return self
+
+    def __str__(self) -> str:
+        """Returns what is done, in words."""
+        few = len(self.candidates)
+        return (
+            f"the best by {self.score} of a random number of trials (mean {self.count.mean:g}, "
+            f"negative binomial of shape {self.count.shape:g}), each one of {few} "
+            f"{'candidates' if few > 1 else 'candidate'} drawn at random"
+        )
+
+    @property
+    def _shown(self) -> Segment:
+        return self.released or self.candidates[0]
+
+
+Part = Segment | Trials
