@@ -11,7 +11,8 @@ from samplers import Shuffle
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [file for folder in ("docs", "experiments") for file in (ROOT / folder).rglob("*.md")]
-PAGES = [file.read_text() for file in (ROOT / "README.md", *FILES)]
+WRITTEN = [file for file in FILES if "_build" not in file.parts]
+PAGES = [file.read_text() for file in (ROOT / "README.md", *WRITTEN)]
 PROSE = " ".join(
     " ".join(line for page in PAGES for line in page.splitlines() if line[:1] != "|").split()
 )

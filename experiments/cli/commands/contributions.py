@@ -37,13 +37,13 @@ def run(config: ContributionsConfig) -> None:
     """Runs `dpsgd contributions`."""
     from accounting import Bound, attack_accuracy, implied_advantage
     from accounting.releases.contribution import private_quantile
+    from experiments import contributions
     from experiments.cli.console import Console, going_on
-    from experiments.tasks.ratings import diagnostics
 
     if not config.caps or min(config.caps) < 1:
         raise ValueError(f"--caps needs numbers >= 1, got {config.caps}")
     with going_on("reading the table"):
-        usage = diagnostics.read(config.table, config.user, config.loss)
+        usage = contributions.read(config.table, config.user, config.loss)
     with Console() as console:
         if config.private_quantile is not None:
             cap = private_quantile(
@@ -62,8 +62,8 @@ def run(config: ContributionsConfig) -> None:
                 f"at most {accuracy.format_upper('.4f')}"
             )
             return
-        console.line(diagnostics.STAMP)
-        for line in diagnostics.lines(usage, config.target_epsilon):
+        console.line(contributions.STAMP)
+        for line in contributions.lines(usage, config.target_epsilon):
             console.line(line)
         console.line("how far a cap may move the mean loss of a model, at most:")
-        console.table(*diagnostics.table(usage, config.caps))
+        console.table(*contributions.table(usage, config.caps))

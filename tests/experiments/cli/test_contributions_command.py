@@ -5,8 +5,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from accounting.releases.contribution import bias_bounds
+from experiments import contributions
 from experiments.cli.commands.contributions import ContributionsConfig, run
-from experiments.tasks.ratings import diagnostics
 
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
 USERS = np.repeat(np.arange(COUNTS.size), COUNTS)
@@ -19,7 +19,7 @@ def test_diagnostics_are_stamped_and_are_the_published_bounds(tmp_path, capsys):
     run(ContributionsConfig(path, "who", "loss", caps=(2, 50)))
     out = capsys.readouterr().out
     assert out.startswith("NOT PRIVATE")
-    usage = diagnostics.read(path, "who", "loss")
+    usage = contributions.read(path, "who", "loss")
     for bound in bias_bounds(COUNTS, 2, usage.losses):
         assert f"{bound:.4f}" in out
     assert "least bound on its error at a cap of 40" in out

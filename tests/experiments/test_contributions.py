@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from experiments.tasks.ratings import diagnostics
+from experiments import contributions
 
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
 USERS = np.repeat(np.arange(COUNTS.size), COUNTS)
@@ -30,7 +30,7 @@ def table(request, tmp_path):
 
 
 def test_every_kind_of_table_gives_the_same_usage(table):
-    usage = diagnostics.read(table, "who", "loss")
+    usage = contributions.read(table, "who", "loss")
     np.testing.assert_array_equal(usage.counts, COUNTS)
     starts = np.cumsum(COUNTS) - COUNTS
     expected = [LOSSES[s : s + c].mean() for s, c in zip(starts, COUNTS, strict=True)]
@@ -53,7 +53,7 @@ def test_every_kind_of_table_gives_the_same_usage(table):
 def test_a_bad_table_is_refused_by_file_row_and_column(tmp_path, text, message):
     (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(ValueError, match=message) as refusal:
-        diagnostics.read(tmp_path / "rows.csv", "who", "loss")
+        contributions.read(tmp_path / "rows.csv", "who", "loss")
     assert "\n" not in str(refusal.value)
     assert "rows.csv" in str(refusal.value)
 
@@ -61,4 +61,4 @@ def test_a_bad_table_is_refused_by_file_row_and_column(tmp_path, text, message):
 def test_a_column_of_lists_names_no_users(tmp_path):
     parquet.write_table(pa.table({"who": [[1], [2, 3]]}), tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match=r"column who: holds list<.*>, which is no text"):
-        diagnostics.read(tmp_path / "rows.parquet", "who")
+        contributions.read(tmp_path / "rows.parquet", "who")
