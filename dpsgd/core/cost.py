@@ -27,9 +27,9 @@ LAZY_TABLES = (
 
 EARLIER = (
     "training started from an earlier model: this guarantee is for the rows of this run. A unit "
-    "with rows in both pays for both together (dpsgd ledger RUN --together-with EARLIER); rows "
-    "that differ may still be of one user. To choose among earlier models by private rows is not "
-    "covered"
+    "with rows in several runs pays for all of them together (dpsgd ledger RUN --together-with and "
+    "each earlier one); rows that differ may still be of one user. To choose among earlier models "
+    "by private rows is not covered"
 )
 """What a reader should know of a run from an earlier model (`dpsgd.runs.initial`)."""
 
@@ -84,7 +84,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         scope=_scope(taken, planned),
         void=_void(taken, last),
         left_out=_left_out(told),
-        earlier=tuple(dict.fromkeys(text for part in told for text in part.earlier)),
+        earlier=tuple(text for one in dict.fromkeys(p.earlier for p in told) for text in one),
     )
     if whole.void:
         return whole

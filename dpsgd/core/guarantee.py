@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +153,9 @@ class Guarantee:
     def _of_earlier(self) -> str:
         if not self.earlier:
             return ""
-        return f". For the rows of the model that it started from: {'; '.join(self.earlier)}"
+        counted = Counter(self.earlier).items()
+        kept = [text if n == 1 else f"each of {n} models {text}" for text, n in counted]
+        return f". For the rows of the models before it: {'; '.join(kept)}"
 
     def _of_noise(self) -> str:
         words = words_on(noise_record(self.mechanism.noise))

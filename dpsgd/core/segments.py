@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from accounting import EnvelopeProfile, SelectionProfile, TrialCount
 from dpsgd.core.mechanism import Mechanism
@@ -79,6 +80,7 @@ class Trials:
 
     complete = True
     steps = range(1)
+    earlier: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if not self.candidates or not all(one.complete for one in self.candidates):
@@ -100,11 +102,6 @@ class Trials:
     def lazy_tables(self) -> bool:
         """Whether noise of tables was deferred in the run that was released."""
         return self._shown.lazy_tables
-
-    @property
-    def earlier(self) -> tuple[str, ...]:
-        """What is guaranteed to the rows of models that any candidate starts from."""
-        return tuple(dict.fromkeys(text for one in self.candidates for text in one.earlier))
 
     @property
     def reproducible_noise(self) -> bool:

@@ -46,9 +46,10 @@ def averaged(
     Args:
       optimizer: Makes the steps.
       num_steps: N, of the sampler.
-      tail: s in (0, 1]: the mean of the last s N parameters, w_t = 1 / (t - floor((1 - s) N)).
-      decay: beta in [0, 1), in place of `tail`: the exponential moving average, corrected for its
-        start, w_t = (1 - beta) / (1 - beta^t).
+      tail: s in (0, 1]: the mean of the last s N parameters, w_t = 1 / (t - (1 - s) N), with
+        (1 - s) N rounded.
+      decay: beta in [0, 0.999999], in place of `tail`: the exponential moving average, corrected
+        for its start, w_t = (1 - beta) / (1 - beta^t).
 
     Raises:
       ValueError: unless one of `tail` and `decay` is given, and is in its range.
@@ -60,8 +61,8 @@ def averaged(
         raise ValueError("give one of tail and decay")
     if isinstance(tail, int | float) and not 0 < tail <= 1:
         raise ValueError(f"tail must be in (0, 1], got {tail}")
-    if isinstance(decay, int | float) and not 0 <= decay < 1:
-        raise ValueError(f"decay must be in [0, 1), got {decay}")
+    if isinstance(decay, int | float) and not 0 <= decay <= 0.999999:
+        raise ValueError(f"decay must be in [0, 0.999999], got {decay}")
 
     def init(params: PyTree) -> AverageState:
         start = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
@@ -73,7 +74,7 @@ def averaged(
         if tail is None:
             weight = (1 - decay) / (1 - jnp.power(jnp.float32(decay), step))
         else:
-            weight = 1 / jnp.maximum(step - jnp.floor((1 - tail) * num_steps), 1)
+            weight = 1 / jnp.maximum(step - jnp.round((1 - tail) * num_steps), 1)
         after = optax.apply_updates(params, updates)
         average = jax.tree.map(lambda a, p: a + weight * (p - a), state.average, after)
         updates = jax.tree.map(

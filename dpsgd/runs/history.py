@@ -20,6 +20,7 @@ from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.selection import Selection
 from dpsgd.runs.terms import Terms
+from samplers import Multistage, UnitsThenPoisson
 from samplers.settings import UnknownSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
@@ -200,7 +201,20 @@ class History:
         Args:
           *earlier: Other runs, in their order, whose cost is added: what all of them together
             keep for a unit with rows in each.
+
+        Raises:
+          ValueError: if one of several runs is not finished, is a selection, protects other units
+            than the last, or draws units from a tree: they may lie elsewhere in each run, and no
+            cost is proved of that.
         """
+        for history in (*earlier, self) if earlier else ():
+            terms = history.attempts[-1].terms if history.attempts else None
+            if terms is None or not history.released or history.selection is not None:
+                raise ValueError("runs are counted together when finished, and no selection is")
+            if terms.unit != self.attempts[-1].terms.unit:
+                raise ValueError(f"one run protects each {terms.unit}, and another one does not")
+            if isinstance(terms.mechanism.sampler, Multistage | UnitsThenPoisson):
+                raise ValueError("runs that draw units from a tree are not counted together")
         before = [part for history in earlier for part in history.parts]
         last = self.selection or self.attempts[-1].terms
         return cost([*before, *self.parts], last.delta)

@@ -54,7 +54,7 @@ def initial_params(fresh: PyTree, init_from: str | None) -> PyTree:
 
 
 def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
-    """Returns what the models before a run keep for their rows, the nearest first, each once.
+    """Returns what the models before a run keep for their rows, the nearest first.
 
     Raises:
       FileNotFoundError: if there is no such model.
@@ -71,20 +71,27 @@ def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
 
 
 def check_other_rows(init_from: str | None, digest: str) -> None:
-    """Raises ValueError if a model before a run, in its run directory, had these very rows.
+    """Raises ValueError if a model before a run had these very rows.
+
+    It is known of run directories that lie where they lay, up to the first model that is none.
 
     Args:
       init_from: The nearest.
       digest: What names the rows of the run.
     """
-    while init_from is not None and (Path(init_from) / "ledger.jsonl").is_file():
+    seen = set[str]()  # another run may have taken the place of one
+    while isinstance(init_from, str) and (Path(init_from) / "ledger.jsonl").is_file():
         folder = RunDirectory(Path(init_from))
+        history = folder.history()
+        if history.name in seen:
+            return
+        seen.add(history.name)
         if digest in folder.data():
             raise ValueError(
                 f"init_from: {init_from} was trained on these very rows, and the guarantee of this "
                 "run would leave out what they cost there: train for more epochs in one run"
             )
-        init_from = folder.config(folder.history()).get("init_from")
+        init_from = folder.config(history).get("init_from")
 
 
 def absolute(init_from: str | None) -> str | None:
@@ -114,4 +121,4 @@ def _stated(record: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     for text in (own, *before):
         if not text.isprintable() or len(text) > _LONGEST:
             raise ValueError(f"{where} is damaged: {text!a:.60}")
-    return tuple(dict.fromkeys((own, *before)))
+    return own, *before

@@ -18,6 +18,7 @@ from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.environment import environment
 from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.history import NO_HEAD, Attempt, History, check_same_noise
+from dpsgd.runs.initial import check_other_rows
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger, SharedLedger
 from dpsgd.runs.plan import Execution, check_alike, check_data
@@ -96,6 +97,7 @@ def resumed(
     job.check_rows()
     check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
     digest = job.digest()
+    check_other_rows(asked.spec.init_from, digest)
     stages.begin("compile")
     terms = job.terms(record, digest, root)
     how = how_to_repeat(job, alone=processes.share(not root.is_copy))

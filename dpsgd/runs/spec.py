@@ -260,7 +260,9 @@ class TailAverage(_Checked):
 class MovingAverage(_Checked):
     """The exponential moving average of the parameters."""
 
-    decay: float = _setting(name="average_decay", must=_DECAYING)
+    decay: float = _setting(
+        name="average_decay", must=(lambda x: 0 <= x <= 0.999999, "be in [0, 0.999999]")
+    )
     """Release the exponential moving average of the parameters with this decay, such as 0.99."""
 
 

@@ -15,7 +15,6 @@ from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs.initial import check_other_rows, earlier_guarantees
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import build_sampler, choose, full_sums, noise_of, resolved
@@ -73,6 +72,8 @@ class Candidates:
                 raise ValueError("a candidate without privacy voids the guarantee of a selection")
             if spec.insecure_seed is not None:
                 raise ValueError("insecure_seed voids the guarantee of a selection")
+            if spec.init_from is not None:
+                raise ValueError("init_from: a selection trains from fresh parameters alone")
         if len({type(spec.privacy) for spec in self.specs}) > 1:
             raise ValueError(
                 "give noise_multiplier, target_epsilon or target_advantage: the same one to all "
@@ -126,7 +127,7 @@ class Candidates:
           ValueError: if the noise cannot be had, or does not suffice.
         """
         population = self.rows[1]
-        terms, earlier = [], dict[str | None, tuple[str, ...]]()
+        terms = []
         for spec in self._with_noise():
             run = resolved(spec, population)
             unit = run.mechanism.sampler.protected_unit(population)
@@ -134,11 +135,7 @@ class Candidates:
             stated = {"config": digest, "settings": to_json(spec.record())}
             if isinstance(spec.tables, Lazy):
                 stated["tables"] = "lazy"
-            if spec.init_from not in earlier:
-                check_other_rows(spec.init_from, self.data)
-                earlier[spec.init_from] = earlier_guarantees(spec.init_from)
-            before = earlier[spec.init_from]
-            terms.append(Terms(run.mechanism, run.delta, False, stated, unit, before))
+            terms.append(Terms(run.mechanism, run.delta, False, stated, unit))
         fingerprint = self.fingerprint(root)
         selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)
         epsilon = cost([selection.trials()], terms[0].delta).epsilon

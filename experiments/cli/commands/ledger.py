@@ -49,6 +49,8 @@ def run(config: LedgerConfig) -> None:
     if earlier:
         with going_on("accounting"):
             whole = history.guarantee(*earlier)
+        for note in filter(None, whole.notes):
+            print(f"note on all {len(earlier) + 1} runs: {note}")
         print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
 
 
