@@ -172,7 +172,7 @@ BAD_TRAINING = {
         "--noise-multiplier * --l2-clip-norm = 1e-38 must be in",
     ),
     "buckets not a power of two": (["--max-buckets", "10"], "power"),
-    "layer without units": (["--hidden", "0"], "at least 1 unit"),
+    "layer without units": (["--hidden", "0"], "hidden: each size lies in"),
     "seed beyond 32 bits": (["--init-seed", str(2**70)], "--init-seed must lie in"),
 }
 
