@@ -208,13 +208,13 @@ class History:
             cost is proved of that.
         """
         for history in (*earlier, self) if earlier else ():
-            terms = history.attempts[-1].terms if history.attempts else None
-            if terms is None or not history.released or history.selection is not None:
+            if not history.released or history.selection is not None:
                 raise ValueError("runs are counted together when finished, and no selection is")
-            if terms.unit != self.attempts[-1].terms.unit:
-                raise ValueError(f"one run protects each {terms.unit}, and another one does not")
-            if isinstance(terms.mechanism.sampler, Multistage | UnitsThenPoisson):
-                raise ValueError("runs that draw units from a tree are not counted together")
+            for terms in (attempt.terms for attempt in history.attempts):
+                if terms.unit != self.attempts[-1].terms.unit:
+                    raise ValueError(f"one run protects each {terms.unit}, and another does not")
+                if isinstance(terms.mechanism.sampler, Multistage | UnitsThenPoisson):
+                    raise ValueError("runs that draw units from a tree are not counted together")
         before = [part for history in earlier for part in history.parts]
         last = self.selection or self.attempts[-1].terms
         return cost([*before, *self.parts], last.delta)

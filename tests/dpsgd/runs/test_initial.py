@@ -193,9 +193,10 @@ def test_runs_of_which_no_common_cost_is_proved_are_not_counted_together(models,
     attempt = dataclasses.replace(
         chain[0].attempts[0], terms=Terms(Mechanism(sampler, 1.0, 1.0), 1e-5, False, {})
     )
-    drawn = dataclasses.replace(chain[0], attempts=[attempt])
-    with pytest.raises(ValueError, match="from a tree"):
-        drawn.guarantee(drawn)
+    for attempts in ([attempt], [attempt, *chain[0].attempts]):  # also before a change of course
+        drawn = dataclasses.replace(chain[0], attempts=attempts)
+        with pytest.raises(ValueError, match="from a tree"):
+            chain[0].guarantee(drawn)
 
 
 def test_a_selection_starts_from_fresh_parameters(models, tmp_path):
