@@ -1,4 +1,7 @@
-"""The papers' figures, each from one command: `scripts/figures NAME OUT`."""
+"""The papers' figures, each from one command: `scripts/figures NAME OUT`.
+
+What was found is in docs/explanation/papers.md.
+"""
 
 FIGURES = {
     "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
