@@ -1,7 +1,9 @@
-"""The papers' figures, each from one command: `scripts/figures NAME OUT`.
+"""The papers' figures, each from one command: `scripts/figures NAME OUT`, or `all OUT`."""
 
-What was found is in docs/explanation/papers.md.
-"""
+from __future__ import annotations
+
+import importlib
+from typing import Any, get_type_hints
 
 FIGURES = {
     "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
@@ -13,5 +15,12 @@ FIGURES = {
 """What `scripts/figures --help` says of each module of this package that draws a figure.
 
 Such a module has a function `draw(config, console)`, which computes, prints a table, and returns
-the figure: the type of its first argument, a `Picture`, is what can be asked.
+the figure: the type of its first argument, a `Picture`, is what can be asked. Its `SMALL` are the
+values of a small version.
 """
+
+
+def figure_of(name: str) -> tuple[Any, Any]:
+    """Returns the type of what a figure can be asked for, a `Picture`, and what draws it."""
+    draw = importlib.import_module(f"experiments.figures.{name}").draw
+    return get_type_hints(draw)["config"], draw

@@ -1,17 +1,17 @@
-"""Draws one figure: `python -m experiments.figures NAME OUT`."""
+"""Draws one figure, or all of them: `python -m experiments.figures NAME OUT`."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
-from typing import get_type_hints
+from pathlib import Path
 
 from experiments.cli import outputs
-from experiments.cli.errors import in_one_line
-from experiments.figures import FIGURES
+from experiments.cli.errors import in_one_line, require
+from experiments.figures import FIGURES, figure_of
 
 PROGRAM = "scripts/figures"
+ALL = "all"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,22 +28,35 @@ def run(words: Sequence[str]) -> int:
     """
     name, *rest = words or ["--help"]
     if name in ("--help", "-h"):
-        print(f"usage: {PROGRAM} NAME OUT ...\n")
-        print("\n".join(f"  {name:13}  {what}" for name, what in FIGURES.items()))
+        print(f"usage: {PROGRAM} NAME [--small] OUT ...\n")
+        listed = {**FIGURES, ALL: "Every figure, into the folder OUT, with a page of them."}
+        print("\n".join(f"  {name:13}  {what}" for name, what in listed.items()))
         return 0
-    if name not in FIGURES:
+    if name not in (*FIGURES, ALL):
         raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    require("matplotlib")
     import tyro
 
-    module = importlib.import_module(f"experiments.figures.{name}")
-    kind = get_type_hints(module.draw)["config"]
-    config = tyro.cli(kind, prog=f"{PROGRAM} {name}", description=FIGURES[name], args=rest)
+    if name == ALL:
+        from experiments.figures.gallery import Gallery, draw_all
+
+        draw_all(tyro.cli(Gallery, prog=f"{PROGRAM} {ALL}", args=rest))
+        return 0
+    kind, draw = figure_of(name)
+    small = {"default": kind(Path(), **kind.SMALL)} if "--small" in rest else {}
+    config = tyro.cli(
+        kind,
+        prog=f"{PROGRAM} {name}",
+        description=f"{FIGURES[name]} With --small, a small version.",
+        args=[word for word in rest if word != "--small"],
+        **small,
+    )
     outputs.check(config.out, outputs.PICTURES, "OUT", overwrite=True)
     from experiments.cli.console import Console
     from experiments.figures.drawing import save
 
     with Console() as console:
-        save(module.draw(config, console), config.out)
+        save(draw(config, console), config.out)
         console.line(f"drawn: {config.out}")
     return 0
 

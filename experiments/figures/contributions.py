@@ -19,36 +19,35 @@ from experiments.figures.drawing import RatingsPicture, blank, legend, panels
 from experiments.tasks.ratings import ratings
 
 EPSILONS = (0.02, 0.1, 0.5)
-SEEDS = 5
 DRAWS = 400
 """Noisy sums, of which each seed's mean error is taken."""
 
 TERMS = f"{ADJACENCY} adjacency, unit: one user"
 
 
-def measured(counts: np.ndarray, cap: float, epsilon: float) -> np.ndarray:
-    """Returns mean |error| of simulated private sums, one for each seed: [SEEDS]."""
+def measured(counts: np.ndarray, cap: float, epsilon: float, seeds: int) -> np.ndarray:
+    """Returns mean |error| of simulated private sums, one for each seed: [seeds]."""
     capped, total = float(np.minimum(counts, cap).sum()), float(counts.sum())
     errors = [
         np.abs(capped + np.random.default_rng(seed).laplace(0.0, cap / epsilon, DRAWS) - total)
-        for seed in range(SEEDS)
+        for seed in range(seeds)
     ]
     return np.mean(errors, axis=1)
 
 
-def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
+def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float, seeds: int) -> list[str]:
     """Draws one epsilon; returns its row of the table."""
     caps = np.geomspace(10.0, 1.3 * counts.max(), 25)
     fine = np.geomspace(10.0, 1.3 * counts.max(), 400)
     bound = [sum_error_bound(counts, cap, epsilon) for cap in fine]
     exact = np.array([sum_error(counts, cap, epsilon) for cap in fine])
-    found = np.array([measured(counts, cap, epsilon) for cap in caps])
+    found = np.array([measured(counts, cap, epsilon, seeds) for cap in caps])
     best = sum_sweet_spot(counts, epsilon)
     axes.plot(fine, bound, color="#D55E00", label="bound, equation (2)")
     axes.plot(fine, exact, color="#0072B2", label="expected error, exactly")
     axes.errorbar(
         caps, found.mean(axis=1), 2 * found.std(axis=1, ddof=1), color="black", fmt="o", ms=3,
-        capsize=2, lw=1, label=f"measured: mean of {SEEDS} seeds ± 2 s.d.",
+        capsize=2, lw=1, label=f"measured: mean of {seeds} seeds ± 2 s.d.",
     )  # fmt: skip
     axes.axvline(best, color="#D55E00", ls=":", lw=1.5)
     rank = int(np.sum(counts >= best))
@@ -58,7 +57,9 @@ def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float) -> list[str]:
     )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="cap τ on a user's ratings (ratings)")
     axes.set_title(f"ε = {epsilon:g}: predicted τ = {best:.0f}")
-    error = [np.mean(measured(counts, cap, epsilon)) for cap in (10.0, best, float(counts.max()))]
+    error = [
+        np.mean(measured(counts, cap, epsilon, seeds)) for cap in (10.0, best, float(counts.max()))
+    ]
     return [f"{epsilon:g}", f"{best:.0f}", f"{rank}", f"{fine[exact.argmin()]:.0f}",
             *(f"{e:,.0f}" for e in error)]  # fmt: skip
 
@@ -69,7 +70,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     figure = blank(13, 4.8, f"Laplace noise, δ = 0 ({TERMS})")
     first, *others = panels(figure, 1, len(EPSILONS), sharey=True)
     shown = zip((first, *others), EPSILONS, strict=True)
-    rows = [draw_epsilon(axes, counts, epsilon) for axes, epsilon in shown]
+    rows = [draw_epsilon(axes, counts, epsilon, config.seeds) for axes, epsilon in shown]
     console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
     console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
     header = ["epsilon", "sweet spot", "rank", "best cap"]

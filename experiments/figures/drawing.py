@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 import numpy as np
@@ -58,6 +59,9 @@ class Picture:
     out: tyro.conf.Positional[Path]
     """Picture to write, .png, .pdf or .svg."""
 
+    SMALL: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of other fields where a small version is asked for, which takes a minute or two."""
+
 
 @dataclass(frozen=True)
 class RatingsPicture(Picture):
@@ -65,6 +69,15 @@ class RatingsPicture(Picture):
 
     ratings: Path | None = None
     """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
+
+    seeds: int = 5
+    """Number of runs, or of series of draws, of each setting: by seeds 0, 1, ..."""
+
+    SMALL: ClassVar[Mapping[str, Any]] = {"seeds": 2}
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise ValueError(f"--seeds must be at least 2, for a deviation; got {self.seeds}")
 
 
 def blank(width: float, height: float, title: str = "") -> Figure:

@@ -35,7 +35,6 @@ STEPS = 200
 RANK = 2
 LEARNING_RATE = 0.03
 DELTA = 1e-5
-SEEDS = 5
 TEST_SHARE = 0.2
 SUPPORT = 10
 """Ratings of a test user that its own part is fitted to."""
@@ -63,8 +62,8 @@ class Population:
         errors = factorization.squared_errors(params, self._known, self._asked)
         return math.sqrt(float(errors.sum()) / float(self._asked["weight"].sum()))
 
-    def errors(self, scheme: Scheme) -> np.ndarray:
-        """Returns the error of a run of each seed, which all share one program: [SEEDS]."""
+    def errors(self, scheme: Scheme, seeds: int) -> np.ndarray:
+        """Returns the error of a run of each seed, which all share one program: [seeds]."""
         mechanism = Mechanism(scheme.sampler, NOISE_MULTIPLIER, scheme.l2_clip_norm)
         algorithm = dpsgd(scheme.loss_fn, optax.adam(LEARNING_RATE))
         return np.array(
@@ -79,7 +78,7 @@ class Population:
                         audit=False,
                     ).params
                 )
-                for seed in range(SEEDS)
+                for seed in range(seeds)
             ]
         )
 
@@ -99,7 +98,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
         bound = scheme.price(NOISE_MULTIPLIER, DELTA)
         published = scheme.published(NOISE_MULTIPLIER, DELTA)
         console.progress(f"{scheme.name}: training")
-        errors = population.errors(scheme)
+        errors = population.errors(scheme, config.seeds)
         left.plot([bound.lower, bound.upper], [place, place], color="#0072B2", lw=3, alpha=0.4)
         left.plot(bound.upper, place, **proved, marker="o", ms=9)
         left.plot(bound.lower, place, **attained)
@@ -108,7 +107,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
         right.errorbar(
             errors.mean(), place, xerr=errors.std(ddof=1), fmt="o", color="black", capsize=4
         )
-        right.plot(errors, np.full(SEEDS, place + 0.15), ".", color="gray", ms=4)
+        right.plot(errors, np.full(config.seeds, place + 0.15), ".", color="gray", ms=4)
         labels.append(f"{scheme.name}\n(protects one {scheme.unit})")
         rows.append(
             [
@@ -133,7 +132,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     right.axvline(untrained, color="gray", ls=":", lw=1)
     right.text(untrained, 3.5, "untrained ", color="gray", fontsize="small", ha="right")
     right.set_xlabel(f"test RMSE (stars of 5) after {SUPPORT} ratings of a new user")
-    right.set_title(f"quality: mean ± s.d. of {SEEDS} seeds")
+    right.set_title(f"quality: mean ± s.d. of {config.seeds} seeds")
     console.line(
         f"noise multiplier {NOISE_MULTIPLIER:g}, delta {format_delta(DELTA)}, zero-out; "
         f"untrained: {untrained:.4f}"

@@ -23,7 +23,6 @@ CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
 """Those up to the size of the catalogue are tried: a public list."""
 EPSILONS = {1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
 DELTA = 1e-5
-SEEDS = 5
 
 
 def draw(config: RatingsPicture, console: Console) -> Figure:
@@ -43,7 +42,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
 
     def curve(name: str, sigma: float, color: str, style: str = "-") -> list[str]:
         """Draws one curve; returns its column of the table."""
-        found = np.array([errors(name, sigma, [cap] * SEEDS) for cap in caps])
+        found = np.array([errors(name, sigma, [cap] * config.seeds) for cap in caps])
         mean, spread = found.mean(axis=1), found.std(axis=1, ddof=1)
         axes.errorbar(caps, mean, spread, color=color, ls=style, capsize=3, label=name)
         if sigma:
@@ -59,7 +58,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
         lines.append(f"sigma {sigma:.4g}: epsilon in {study.price(sigma):.4f}")
         # The choice of tau costs privacy too: more noise for the rest.
         sigma = study.noise_multiplier(target, QUANTILE_EPSILON)
-        chosen = [study.choose_cap() for _ in range(SEEDS)]
+        chosen = [study.choose_cap() for _ in range(config.seeds)]
         found = errors(f"ε = {target:g}, cap chosen privately", sigma, chosen)
         axes.errorbar(
             np.median(chosen), found.mean(), found.std(ddof=1), color=color, fmt="*", ms=15,
@@ -83,7 +82,7 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     axes.minorticks_off()
     axes.set_title(
         f"{study.sampler.num_examples:,} users; each whole user is protected, "
-        f"δ = {format_delta(DELTA)}; mean ± s.d. of {SEEDS} seeds"
+        f"δ = {format_delta(DELTA)}; mean ± s.d. of {config.seeds} seeds"
     )  # fmt: skip
     legend(axes)
     console.line(f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one user")

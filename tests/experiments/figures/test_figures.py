@@ -1,25 +1,88 @@
 """Every figure is drawn by one command, which refuses what it cannot do before it computes."""
 
-import importlib
-import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from experiments.figures import FIGURES, amplification, contributions, episodes, rating_model
+from experiments.figures import (
+    FIGURES,
+    amplification,
+    contributions,
+    episodes,
+    figure_of,
+    gallery,
+    rating_model,
+)
 from experiments.figures.__main__ import main
-from experiments.figures.drawing import Picture
+from experiments.figures.drawing import Picture, blank, panels
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_says_what_it_can_be_asked_for(name):
-    draw = importlib.import_module(f"experiments.figures.{name}").draw
-    assert issubclass(typing.get_type_hints(draw)["config"], Picture)
+def test_a_figure_says_what_it_can_be_asked_for_and_has_a_small_version(name, tmp_path):
+    kind, _ = figure_of(name)
+    assert isinstance(kind(tmp_path / "a.png", **kind.SMALL), Picture)
 
 
 def test_what_there_is_to_draw_is_listed(capsys):
     assert main(["--help"]) == main([]) == 0
     listed = capsys.readouterr().out
-    assert all(listed.count(f"  {name} ") == 2 for name in FIGURES)
+    assert all(listed.count(f"  {name} ") == 2 for name in (*FIGURES, "all"))
+
+
+@dataclass(frozen=True)
+class Squares(Picture):
+    most: int = 9
+    ratings: Path | None = None
+    SMALL: ClassVar = {"most": 3}
+
+
+def draw_squares(config, console):
+    if config.out.name == "episodes.svg" and config.ratings and config.ratings.name == "torn":
+        raise KeyboardInterrupt
+    figure = blank(2, 2)
+    panels(figure)[0].plot([n * n for n in range(config.most)])
+    console.line(f"up to {config.most}, of {config.ratings}")
+    console.table(["n", "square"], [[str(config.most), str(config.most**2)]])
+    return figure
+
+
+@pytest.fixture
+def squares(monkeypatch):
+    monkeypatch.setattr(gallery, "figure_of", lambda name: (Squares, draw_squares))
+
+
+def test_the_page_of_all_figures_has_each_with_its_table_and_its_command(squares, tmp_path, capsys):
+    assert main(["all", "--small", str(tmp_path / "out"), "--ratings", "u.data"]) == 0
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert page.count("<svg") + page.count("data:image/svg+xml") == len(FIGURES)
+    assert page.count("up to 3, of u.data") == page.count(">square</th>") == len(FIGURES)
+    for name, what in FIGURES.items():
+        assert what in page.replace("&#x27;", "'")
+        assert f"<code>scripts/figures {name} --small --ratings u.data</code>" in page
+        assert (tmp_path / "out" / f"{name}.svg").exists()
+
+
+def test_figures_of_the_same_command_can_be_kept(squares, tmp_path, capsys):
+    first = tmp_path / f"{next(iter(FIGURES))}.svg"
+
+    def drawn(*words):
+        first.write_text("kept")
+        assert main(["all", str(tmp_path), *words]) == 0
+        return first.read_text() != "kept"
+
+    assert drawn()
+    assert not drawn("--keep")
+    assert drawn("--keep", "--small")
+    assert drawn("--small")
+
+
+def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp_path, capsys):
+    assert main(["all", str(tmp_path), "--ratings", "torn"]) == 130
+    page, before = (tmp_path / "index.html").read_text(), list(FIGURES).index("episodes")
+    assert page.count("data:image/svg+xml") == before
+    assert not (tmp_path / "episodes.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -28,6 +91,7 @@ def test_what_there_is_to_draw_is_listed(capsys):
         (["samplers", "a.png"], "there is no figure 'samplers'; there are epsilon, "),
         (["epsilon", "a.jpeg"], "OUT must end in .png, .pdf or .svg, got a.jpeg"),
         (["episodes", "a.png", "--ratings", "nowhere"], "nowhere"),
+        (["all", __file__], "File exists"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(words, problem, capsys):
@@ -52,7 +116,7 @@ def test_an_interrupted_figure_ends_in_one_line_and_leaves_no_file(tmp_path, mon
 @pytest.mark.long
 def test_the_figure_of_contributions_says_that_it_is_not_private(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(contributions, "DRAWS", 20)
-    assert main(["contributions", str(tmp_path / "a.png")]) == 0
+    assert main(["contributions", "--small", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "NOT PRIVATE" in printed
@@ -64,9 +128,7 @@ def test_the_figure_of_contributions_says_that_it_is_not_private(tmp_path, monke
 def test_a_figure_that_trains_or_calibrates_is_drawn(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rating_model, "CAPS", (5, 20))
     monkeypatch.setattr(rating_model, "EPSILONS", {3.0: "black"})
-    monkeypatch.setattr(rating_model, "SEEDS", 2)
-    monkeypatch.setattr(episodes, "SEEDS", 2)
     monkeypatch.setattr(episodes, "STEPS", 20)
-    assert main([name, str(tmp_path / "a.svg")]) == 0
+    assert main([name, "--small", str(tmp_path / "a.svg")]) == 0
     assert (tmp_path / "a.svg").stat().st_size > 10_000
     assert "zero-out" in capsys.readouterr().out
