@@ -39,8 +39,9 @@ class Multistage(EpisodeSampler):
     cost. By default each example's gradient is clipped, and examples are protected. An episodic
     loss couples the examples of a drawn unit of some level c: with `clipped_level` = c the training
     clips one gradient for each such unit, of a loss that sees the unit's drawn examples together,
-    with leading axes [n_{c+1}, ..., n_L]. It may then protect whole units of level c
-    (`protected_level` = c) in place of examples.
+    with leading axes [n_{c+1}, ..., n_L]. At c = 0 the whole episode is one clipped gradient: its
+    loss may compare examples of several units. Whole units may then be protected in place of
+    examples, of a level from c on (`protected_level`).
 
     Guarantees:
       * The n_j children drawn of a unit are a uniform subset, in uniform order, independently for
@@ -60,22 +61,23 @@ class Multistage(EpisodeSampler):
     """
 
     clipped_level: int | None = field(default=None, kw_only=True)
-    """Level c of the units whose gradient the training clips as one; by default L, the examples."""
+    """Level c of the units whose gradient the training clips as one: 0 for the whole episode; by
+    default L, the examples."""
     protected_level: int | None = field(default=None, kw_only=True)
-    """Level of what is protected: L, the examples, by default, or c."""
+    """Level of what is protected: at least c, and 1; by default L, the examples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         levels = self.tree.num_levels
         object.__setattr__(self, "draws", check_draws(self.tree, self.draws, levels))
-        for name in ("clipped_level", "protected_level"):
+        for name, least in (("clipped_level", 0), ("protected_level", 1)):
             level = getattr(self, name)
-            if level is not None and not 1 <= level <= levels:
-                raise ValueError(f"{name} must be in [1, {levels}], got {level}")
-        if self._protected not in (levels, self._clipped):
+            if level is not None and not least <= level <= levels:
+                raise ValueError(f"{name} must be in [{least}, {levels}], got {level}")
+        if self._protected < self._clipped:
             raise ValueError(
-                f"protected_level must be clipped_level = {self._clipped} or that of the examples, "
-                f"{levels}, got {self.protected_level}"
+                f"protected_level must be at least clipped_level = {self._clipped}, got "
+                f"{self.protected_level}"
             )
 
     @property
@@ -105,7 +107,7 @@ class Multistage(EpisodeSampler):
 
     @property
     def _clipped(self) -> int:
-        return self.clipped_level or self.tree.num_levels
+        return self.tree.num_levels if self.clipped_level is None else self.clipped_level
 
     @property
     def _protected(self) -> int:
@@ -117,8 +119,8 @@ class Multistage(EpisodeSampler):
         Not the published Theorem 3, which is not sound for sums. The first stages amplify little
         unless sigma is large against the number of examples drawn of a unit: the sum shows which
         units were drawn. If that matters, clip units together, or see `UnitsThenPoisson`. To
-        protect a whole unit of the clipped level is to have it as the leaf: the later levels only
-        decide what its one gradient is.
+        protect a whole unit is to have it as the leaf: the later levels only decide what gradient
+        is clipped.
 
         Source: the proof is in `accounting.profiles.multistage`.
         """

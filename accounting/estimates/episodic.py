@@ -17,7 +17,12 @@ from accounting.profile import (
     epsilon_from_delta,
 )
 from accounting.profiles.gaussian import GaussianProfile
-from accounting.profiles.multistage import MultistageProfile, check_stages, outcomes
+from accounting.profiles.multistage import (
+    MultistageProfile,
+    add_remove_profile,
+    check_stages,
+    outcomes,
+)
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
 
@@ -114,10 +119,15 @@ def compare(
     """
     draws, sizes = tuple(draws), tuple(sizes)
     found: dict[str, Bound | Estimate] = {}
-    for level in range(len(draws), 0, -1):
-        name = "examples clipped" if level == len(draws) else f"units of level {level} clipped"
+    for level in range(len(draws), -1, -1):
+        name = f"units of level {level} clipped" if level else "whole episodes clipped"
+        name = "examples clipped" if level == len(draws) else name
         profile = MultistageProfile(noise_multiplier, steps, draws, sizes, level)
         found[name] = profile.epsilon(delta)
+    if len(draws) == 1:
+        found["examples clipped, by adding or removing one (not zero-out)"] = add_remove_profile(
+            noise_multiplier, steps, draws, sizes
+        ).epsilon(delta)
     units = outcomes(draws[:-1], sizes[:-1]).succeeds
     rate = draws[-1] / sizes[-1]
     found["Poisson within units"] = UnitsThenPoissonProfile(

@@ -73,8 +73,8 @@ def check_stages(draws: Sequence[int], sizes: Sequence[int], clipped_level: int 
         check_count(f"sizes of level {level}", size)
         if drawn > size:
             raise ValueError(f"level {level} draws {drawn} of only {size} without replacement")
-    if clipped_level is not None and not 1 <= clipped_level <= len(draws):
-        raise ValueError(f"clipped_level must be in [1, {len(draws)}], got {clipped_level}")
+    if clipped_level is not None and not 0 <= clipped_level <= len(draws):
+        raise ValueError(f"clipped_level must be in [0, {len(draws)}], got {clipped_level}")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class MultistageProfile(RepeatedProfile):
       steps: T, number of releases.
       draws: n_j, children drawn of each drawn unit, level 1 first.
       sizes: N_j, children of the leaf's own unit of level j - 1 (level 0 is the root).
-      clipped_level: Level c of the units whose gradients are clipped, each as one; by default the
-        leaves.
+      clipped_level: Level c of the units whose gradients are clipped, each as one: 0 for the whole
+        episode, by default the leaves.
 
     Raises:
       ValueError: If a number is out of range, or more are drawn than there are.
@@ -120,7 +120,7 @@ class MultistageProfile(RepeatedProfile):
 
     def contributions(self) -> list[int]:
         """Returns K_j, the clipped gradients below a drawn unit of level j, for j = 1, ..., c."""
-        level = self.clipped_level or len(self.draws)
+        level = len(self.draws) if self.clipped_level is None else self.clipped_level
         return [math.prod(self.draws[j:level]) for j in range(1, level + 1)]
 
     def simpler(self) -> ComposesWithGaussian | None:

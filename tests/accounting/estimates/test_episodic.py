@@ -16,7 +16,7 @@ from accounting import (
     UnitsThenPoissonProfile,
     WorstLeafProfile,
 )
-from accounting.estimates.episodic import Estimate, PublishedTheorem3
+from accounting.estimates.episodic import Estimate, PublishedTheorem3, compare
 from accounting.profiles.multistage import add_remove_profile
 
 DELTA = 1e-5
@@ -39,6 +39,17 @@ def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
     assert add_remove_profile(1.0, 1, (10,), (100,)).delta(1.85).upper == pytest.approx(
         8.5e-3, rel=0.01
     )
+
+
+def test_what_is_said_beside_a_scheme_names_its_units_and_adjacency():
+    one, two = (compare(4.0, 2, (1,) * n, (10,) * n, DELTA) for n in (1, 2))
+    assert next(iter(one)) == next(iter(two)) == "examples clipped"
+    assert "units of level 1 clipped" in two
+    whole = MultistageProfile(4.0, 2, (1, 1), (10, 10), clipped_level=0).epsilon(DELTA)
+    assert two["whole episodes clipped"] == whole
+    added = one["examples clipped, by adding or removing one (not zero-out)"]
+    assert added == add_remove_profile(4.0, 2, (1,), (10,)).epsilon(DELTA)
+    assert not any("adding" in name for name in two)  # a unit may run empty: there is none
 
 
 @pytest.mark.long

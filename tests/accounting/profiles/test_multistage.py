@@ -12,7 +12,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import special
 
-from accounting import GaussianProfile, MultistageProfile
+from accounting import GaussianProfile, MultistageProfile, PoissonProfile
 from accounting.estimates.episodic import PublishedTheorem3
 from accounting.profiles.multistage import add_remove_profile
 
@@ -175,8 +175,10 @@ def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
     assert max(share for _, share, stages in found if stages == 2) > 0.9
 
 
-def test_clipping_units_together_bounds_every_function_of_their_examples():
-    # A unit's gradient may be any function of its drawn leaves: +-1 by a random table.
+@pytest.mark.parametrize("level", [0, 1])
+def test_clipping_units_together_bounds_every_function_of_their_examples(level):
+    # A unit's gradient may be any function of its drawn leaves: +-1 by a random table. At level 0
+    # the whole episode is the unit.
     rng = np.random.default_rng(3)
     share = 0.0
     for _ in range(30):
@@ -188,10 +190,10 @@ def test_clipping_units_together_bounds_every_function_of_their_examples():
         def total(outcome, present, table=table):
             by_unit = {}
             for u, leaf in outcome:
-                by_unit.setdefault(u, []).append(leaf)
+                by_unit.setdefault(u if level else 0, []).append((u, leaf))
             return [
                 sum(
-                    table(u, tuple(some), present or u != 0 or 0 not in some)
+                    table(u, tuple(some), present or (0, 0) not in some)
                     for u, some in by_unit.items()
                 )
             ]
@@ -200,7 +202,7 @@ def test_clipping_units_together_bounds_every_function_of_their_examples():
             np.array([total(outcome, present) for outcome in outcomes]) for present in (True, False)
         )
         attained = lower_bounds(with_x, zeroed, probabilities, sigma, 100)
-        profile = MultistageProfile(sigma, 1, draws, (units, leaves), clipped_level=1)
+        profile = MultistageProfile(sigma, 1, draws, (units, leaves), clipped_level=level)
         bound = np.array([profile.divergence(a) for a in RATIOS])
         assert np.all(attained <= bound + 1e-9)
         trivial = np.maximum(0.0, 1.0 - RATIOS)
@@ -210,6 +212,18 @@ def test_clipping_units_together_bounds_every_function_of_their_examples():
 
 
 # ------------------------------------------------------------------------- limits and orders
+
+
+def test_whole_episodes_cost_in_either_order_what_poisson_does_at_half_the_noise():
+    # Of a step x is in the episode with probability 5/7 * 10/5000, and moves its gradient by 2.
+    sigma, steps, draws, sizes = 1.0, 1000, (5, 10), (7, 5000)
+    episodes = MultistageProfile(sigma, steps, draws, sizes, clipped_level=0).epsilon(DELTA)
+    poisson = PoissonProfile(sigma / 2, 5 / 7 * 10 / 5000, steps).epsilon(DELTA)
+    assert episodes.lower == pytest.approx(poisson.lower, abs=2e-3)
+    assert poisson.upper <= episodes.upper <= 1.05 * poisson.upper
+    # A whole class is in most episodes.
+    classes = MultistageProfile(sigma, steps, draws[:1], sizes[:1], clipped_level=0)
+    assert classes.epsilon(DELTA).lower > 100 * episodes.upper
 
 
 @pytest.mark.parametrize("sigma", [0.7, 2.0])
