@@ -59,10 +59,13 @@ class CsvWriter:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        """Opens the file of a run that resumes at `step`; rows of later steps are left out."""
+        """Opens the file of a run that resumes at `step`; rows of later steps are left out.
+
+        So are damaged ones: the log repeats the ledger and decides nothing.
+        """
         self._path = path
-        lines = path.read_text().splitlines()[1:] if path.exists() else []
-        found = [line.split(",") for line in lines]
+        lines = path.read_text(errors="replace").splitlines()[1:] if path.exists() else []
+        found = [line.split(",") for line in lines if line.isascii()]
         self._rows = {int(row[0]): row[1:] for row in found if row[0].isdecimal()}
         self._cut(step)
 

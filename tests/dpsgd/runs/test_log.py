@@ -35,9 +35,12 @@ def test_a_run_ends_in_the_row_of_its_report_in_every_writer(tmp_path, noise):
     assert row == {"step": str(step), "epsilon": "", **{k: str(v) for k, v in scalars.items()}}
 
 
-def test_a_run_that_resumes_writes_no_step_twice_and_forgets_what_it_repeats(tmp_path):
+@pytest.mark.parametrize("damage", [b"", b"\n5\xff,0.5,1.0\n7,\xc3", b"\n\x00\n\n"])
+def test_a_run_that_resumes_writes_no_step_twice_and_forgets_what_it_repeats(tmp_path, damage):
     for first, steps in ((0, (10, 20, 30)), (20, (25, 40)), (40, (40,))):
         writer = CsvWriter(tmp_path / LOG, first)
+        with (tmp_path / LOG).open("ab") as file:
+            file.write(damage)
         for step in steps:
             writer.write_scalars(step, {"epsilon": 0.5, "examples_per_second": 1.0 * step})
     with (tmp_path / LOG).open() as file:
