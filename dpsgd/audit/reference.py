@@ -53,12 +53,15 @@ def _mapped(made_of, key, step, leaf, index, purpose) -> np.ndarray:
         part = slice(start, start + _CHUNK)
         low, high = indices[part] & _LOW, indices[part] >> _WORD
         name = np.full(low.size, (leaf + (purpose << 24)) ^ k2, np.uint64)
-        flat[part] = made_of(_philox([low, high, name, steps[part] ^ np.uint64(k3)], k0, k1))
+        flat[part] = made_of(philox([low, high, name, steps[part] ^ np.uint64(k3)], k0, k1))
     return found
 
 
-def _philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
-    """Returns the blocks of counters (Salmon, Moraes, Dror, Shaw, 2011, section 3.3)."""
+def philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
+    """Returns the Philox4x32-10 blocks of counters under the key (k0, k1): four uint64[n] each.
+
+    Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, 3.3.
+    """
     c0, c1, c2, c3 = counter
     for _ in range(10):
         one, two = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]

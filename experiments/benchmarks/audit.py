@@ -13,7 +13,6 @@ import resource
 import sys
 from collections.abc import Iterator
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -26,8 +25,8 @@ from dpsgd.engine.feed import Layout
 from dpsgd.noise.base import Independent
 from dpsgd.runs.audit import audit_synthetic
 from dpsgd.runs.optimizer import ADAM, Cosine
-from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.programs import num_params
+from experiments.benchmarks.case import Row, at, cases, figure
+from experiments.benchmarks.programs import num_params, rows_like
 from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -136,9 +135,7 @@ def audit(preset: str, num_examples: int = 88_000, batch_size: int = 1_024) -> I
     tables = LazyTables(Cosine(1.0, mechanism.num_steps)) if "lazy" in preset else None
     algorithm = dpsgd(loss, ADAM, tables=tables)
     state = algorithm.init(params, mechanism, *([generated(2)] if tables else []))
-    data = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype), generated(2)
-    )
+    data = rows_like(generated(2), num_examples)
     layout = Layout.of(mechanism.sampler, data)
     compiling = Spent.on(lambda: layout.program(algorithm, mechanism, state, data))
     found: list[AuditReport] = []
@@ -146,12 +143,13 @@ def audit(preset: str, num_examples: int = 88_000, batch_size: int = 1_024) -> I
         lambda: found.append(audit_synthetic(algorithm, mechanism, state, layout, generated))
     )
     size, peak = num_params(params), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    at = f"{preset} ({size / 1e6:.3g}M parameters), n = {num_examples:,}, batch {batch_size:,}"
-    yield figure(f"compiling the training program, {at}", compiling.cpu_seconds, "s")
-    yield figure(f"audit, {at}", auditing.cpu_seconds, "s", at_most=TIME_BARS[preset])
-    yield figure(f"memory at most so far, {at}", peak, "GiB")
+    sizes = f"n = {num_examples:,}, batch {batch_size:,}"
+    row = at(f"{preset} ({size / 1e6:.3g}M parameters), {sizes}")
+    yield row("compiling the training program", compiling.cpu_seconds, "s")
+    yield row("audit", auditing.cpu_seconds, "s", at_most=TIME_BARS[preset])
+    yield row("memory at most so far", peak, "GiB")
     failed = sum(not check.passed for check in found[0].checks)
-    yield figure(f"checks that failed, {at}", failed, at_most=0)
+    yield row("checks that failed", failed, at_most=0)
 
 
 CASES = [

@@ -86,6 +86,11 @@ def figure(
     return Row(name, float(value), unit, bar, None if holds is None else bool(holds), error)
 
 
+def at(place: str) -> Callable[..., Row]:
+    """Returns `figure` of what is measured at one place, which ends the names."""
+    return lambda name, *value, **bar: figure(f"{name}, {place}", *value, **bar)
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing to measure, by itself.

@@ -19,17 +19,20 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dpsgd import Mechanism, RootKey, clipped_grad, dpsgd, train_blocks
+from dpsgd import RootKey, clipped_grad, dpsgd, train_blocks
 from dpsgd.engine.modules import split_module
 from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.programs import SIZES, random_batch, single_step
+from experiments.benchmarks.programs import (
+    SIZES,
+    Problem,
+    PyTree,
+    one_step,
+    problem,
+    total_loss,
+    whole_batch,
+)
 from experiments.benchmarks.timing import Series, alone
-from experiments.tasks.clicks.model import functional
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from samplers import Deterministic
 
-PyTree = Any
-Problem = tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], PyTree]
 BATCH = 64
 BAR = 2.0
 
@@ -57,22 +60,18 @@ def transformer() -> Problem:
         logits = jax.nn.log_softmax(apply(params, tokens[:-1]))
         return -jnp.mean(jnp.take_along_axis(logits, tokens[1:, None], axis=1))
 
-    return params, loss_fn, np.random.default_rng(0).integers(40, size=(BATCH, 13), dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(40, size=(BATCH, 13), dtype=np.int32)
+    return Problem(params, loss_fn, tokens)
 
 
-def click() -> Problem:
-    params, _, loss_fn = functional(SIZES["1M"], DISPLAY_ADS, 0)
-    return params, loss_fn, random_batch(BATCH, SIZES["1M"])
-
-
-MODELS = {"click": click, "transformer": transformer}
+MODELS: dict[str, Callable[[], Problem]] = {
+    "click": lambda: problem(SIZES["1M"], BATCH),
+    "transformer": transformer,
+}
 
 
 def ordinary_gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    def total(params: PyTree, batch: PyTree) -> jax.Array:
-        return jnp.sum(jax.vmap(loss_fn, (None, 0))(params, batch))
-
-    jax.jit(jax.grad(total)).lower(params, batch).compile()
+    jax.jit(jax.grad(total_loss(loss_fn))).lower(params, batch).compile()
 
 
 def gradient(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
@@ -106,18 +105,15 @@ def their_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
 
 
 def step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
-    algorithm, key = dpsgd(loss_fn, optax.adam(1e-3)), jnp.zeros(4, jnp.uint32)
-    inputs = algorithm.init(params), batch, jnp.ones(BATCH), key, mechanism.scales()
-    jax.jit(single_step(algorithm)).lower(*inputs).compile()
+    run, inputs = one_step(loss_fn, optax.adam(1e-3), whole_batch(BATCH), params, batch)
+    jax.jit(run).lower(*inputs).compile()
 
 
 def first_step(params: PyTree, loss_fn: Callable, batch: PyTree) -> None:
-    mechanism = Mechanism(Deterministic(BATCH, BATCH), 1.0, 1.0)
     algorithm = dpsgd(loss_fn, optax.adam(1e-3))
     state = algorithm.init(jax.tree.map(jnp.array, params))
     root = RootKey.from_insecure_seed(0)
-    for block in train_blocks(algorithm, mechanism, state, batch, root=root):
+    for block in train_blocks(algorithm, whole_batch(BATCH), state, batch, root=root):
         jax.block_until_ready(block.state)
 
 

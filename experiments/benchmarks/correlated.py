@@ -19,19 +19,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from scipy import special
 
 from accounting import BallsAndBinsProfile, GaussianProfile
 from accounting import epsilon as epsilon_of
-from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, RootKey, dpsgd
+from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.noise.planning import history_bytes, plan
 from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized
-from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.case import Estimate, Row, at, cases, figure
 from experiments.benchmarks.models import (
     Models,
     Setting,
@@ -46,12 +44,11 @@ from experiments.benchmarks.programs import (
     Program,
     copies_of,
     num_params,
-    random_batch,
-    single_step,
+    one_step,
+    problem,
+    rows_like,
 )
 from experiments.benchmarks.timing import in_turns
-from experiments.tasks.clicks.model import functional
-from experiments.tasks.clicks.schema import DISPLAY_ADS
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 STEPS, DELTA = 36_000, 2.7e-8
@@ -336,43 +333,35 @@ def band_mf(bands: int = BANDS) -> Iterator[Row]:
 
 def step(batch_size: int, size: str = "8M", *, rounds: int = 9) -> Iterator[Row]:
     """Measures time and memory of a step of SGD with momentum, with bands over without."""
-    params, _, loss_fn = functional(SIZES[size], DISPLAY_ADS, 0)
-    batch, weights = jax.device_put(random_batch(batch_size, SIZES[size])), jnp.ones(batch_size)
-    algorithm = dpsgd(loss_fn, optax.sgd(1e-3, momentum=0.9))
-    private, noise_key = single_step(algorithm), RootKey.from_insecure_seed(0).noise_key(0)
-
-    def private_step(state, batch, *rest):
-        return (private(state, batch, weights, *rest),)
-
-    at = f"{size} parameters, batch {batch_size}"
+    made, sgd = problem(SIZES[size], batch_size), optax.sgd(1e-3, momentum=0.9)
+    algorithm, count = dpsgd(made.loss_fn, sgd), num_params(made.params)
     programs, temporary, kept = {}, {}, {}
     for b in (1, BANDS):
         noise: Noise = banded_square_root(b) if b > 1 else Independent()
         mechanism = Mechanism(Deterministic(batch_size * BANDS, batch_size), 1.0, 1.0, noise)
+        private, (state, *inputs) = one_step(made.loss_fn, sgd, mechanism, made.params, made.batch)
         # The memory is that of the program that trains.
-        rows = BANDS * batch_size
-        data = {k: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for k, x in batch.items()}
-        state = algorithm.init(params, mechanism)
+        data = rows_like(made.batch, BANDS * batch_size)
         layout = Layout.of(mechanism.sampler, data, data_on="device")
         memory = layout.program(algorithm, mechanism, state, data).memory_analysis()
         temporary[b], kept[b] = memory.temp_size_in_bytes, memory.argument_size_in_bytes
-        inputs = batch, jnp.asarray(noise_key), mechanism.scales()
-        programs[f"b {b}"] = Program(private_step, copies_of(state), *inputs)
+        programs[f"b {b}"] = Program(private, copies_of(state), *inputs)
         del state
     seconds = in_turns(programs, rounds)
-    yield figure(f"step of SGD, b 1, {at}", seconds.median("b 1"), "s")
-    yield figure(f"step of SGD, b {BANDS}, {at}", seconds.median(f"b {BANDS}"), "s")
+    row = at(f"{size} parameters, batch {batch_size}")
+    yield row("step of SGD, b 1", seconds.median("b 1"), "s")
+    yield row(f"step of SGD, b {BANDS}", seconds.median(f"b {BANDS}"), "s")
     bar = MOST_SLOWER if batch_size == BARRED else None
     ratio = seconds.ratio(f"b {BANDS}", "b 1")
-    yield figure(f"step of SGD, b {BANDS} / b 1, {at}", ratio, "x", at_most=bar)
-    history = history_bytes(BANDS - 1, num_params(params))
-    yield figure(f"history of b {BANDS}, {at}", history / 1e6, "MB")
+    yield row(f"step of SGD, b {BANDS} / b 1", ratio, "x", at_most=bar)
+    history = history_bytes(BANDS - 1, count)
+    yield row(f"history of b {BANDS}", history / 1e6, "MB")
     more = (kept[BANDS] - kept[1]) / history
-    yield figure(f"state of b {BANDS} beyond b 1 / its history, {at}", more, "x", at_most=1.001)
+    yield row(f"state of b {BANDS} beyond b 1 / its history", more, "x", at_most=1.001)
     extra = (temporary[BANDS] - temporary[1]) / history
-    name = f"temporary memory of b {BANDS} beyond b 1 / its history, {at}"
     # The noise of this step is one more vector.
-    yield figure(name, extra, "x", at_most=0.1)
+    name = f"temporary memory of b {BANDS} beyond b 1 / its history"
+    yield row(name, extra, "x", at_most=0.1)
 
 
 # ---------------------------------------------------------------------------------- real rows
@@ -389,11 +378,11 @@ def models(
     *, store: str | None = None, seeds: int = 5, written: str | None = None
 ) -> Iterator[Row]:
     made = Models.of(store, seeds, written)
-    for at, setting, bands, bar in MANY_STEPS:
+    for what, setting, bands, bar in MANY_STEPS:
         banded = replace(setting, bands=bands)
         for each in (setting, banded):
             yield from auc(made, each)
-        name = f"AUC of b {bands} minus b 1, test rows, epsilon {setting.epsilon:g}, {at}"
+        name = f"AUC of b {bands} minus b 1, test rows, epsilon {setting.epsilon:g}, {what}"
         yield gain(made, banded, setting, name, bar)
     rows = len(made.task.columns()["label"])
     for epsilon in EPSILONS_OF_MODELS:

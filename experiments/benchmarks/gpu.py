@@ -18,25 +18,24 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 
 import samplers
-from dpsgd import Mechanism, RootKey, Run, RunSpec, dpsgd, train_blocks
+from dpsgd import Mechanism, RootKey, Run, dpsgd, train_blocks
 from dpsgd.engine.programs import compiler_options
 from dpsgd.runs.optimizer import ADAM as OPTIMIZER
 from dpsgd.runs.optimizer import hyperparameters
 from dpsgd.runs.result import FinishedRun
 from experiments.benchmarks import gpu_equality as equality
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.case import Row, at, cases, figure
 from experiments.benchmarks.gpu_program import traffic
+from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import (
     ADAM,
     BYTES_PER_PARAMETER,
@@ -57,8 +56,6 @@ from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.task import Clicks
-from samplers.settings import SETTINGS
 
 PyTree = Any
 
@@ -107,40 +104,37 @@ def steps(
 ) -> Iterator[Row]:
     """Times a DP step beside an ordinary one, what both move and hold, and `variants` of it."""
     model = clicks(buckets, hidden)._replace(columns=synthetic.in_memory(rows, seed=0).columns)
-    setting, optimizer = Steps(model, batch_size, block_steps), optax.adam(1e-3)
-    count = model.num_params
+    setting, count = Steps(model, batch_size, block_steps), model.num_params
     largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
-    at = f"{count / 1e6:.3g}M parameters, batch {batch_size}"
-    dp = setting.private(optimizer)
-    yield figure(f"seconds to compile the DP step, {at}", dp.compiling.seconds, "s")
-    work = {"DP": dp, "ordinary": setting.plain(optimizer)}
+    place = f"{count / 1e6:.3g}M parameters, batch {batch_size}"
+    row, dp = at(place), setting.private(ADAM)
+    yield row("seconds to compile the DP step", dp.compiling.seconds, "s")
+    work = {"DP": dp, "ordinary": setting.plain(ADAM)}
     series = in_turns(work, rounds, clock)
     milliseconds = 1e3 / block_steps
-    yield figure(f"ordinary step, {at}", series.median("ordinary", milliseconds), "ms")
-    yield figure(f"DP step, {at}", series.median("DP", milliseconds), "ms")
+    yield row("ordinary step", series.median("ordinary", milliseconds), "ms")
+    yield row("DP step", series.median("DP", milliseconds), "ms")
     ratio, bar = series.ratio("DP", "ordinary"), STEP_BARS.get(batch_size)
-    yield figure(f"DP / ordinary step, {at}", ratio, "x", at_most=bar)
-    rate = batch_size * block_steps / series.median("DP")
-    yield figure(f"examples a second, DP, {at}", rate, "ex/s")
+    yield row("DP / ordinary step", ratio, "x", at_most=bar)
+    yield row("examples a second, DP", batch_size * block_steps / series.median("DP"), "ex/s")
     floor = 1e3 * BYTES_PER_PARAMETER * count / copy_rate(copied, clock)
-    yield figure(f"parameters and moments moved once, at the rate of a copy, {at}", floor, "ms")
+    yield row("parameters and moments moved once, at the rate of a copy", floor, "ms")
     for name, program in work.items():
         moved = traffic(program.compiled.as_text(), largest)
-        memory: Any = program.compiled.memory_analysis()
-        yield figure(f"kernels of a block's program, {name}, {at}", moved.kernels)
-        yield figure(f"bytes over the largest table's, {name}, {at}", moved.bytes_per_entry, "B")
-        yield figure(f"temporary memory, {name}, {at}", memory.temp_size_in_bytes / 1e6, "MB")
-    yield from _repeats(dp, at)
-    yield from _profile(dp, block_steps, at)
+        yield row(f"kernels of a block's program, {name}", moved.kernels)
+        yield row(f"bytes over the largest table's, {name}", moved.bytes_per_entry, "B")
+        yield row(f"temporary memory, {name}", program.temporary_bytes / 1e6, "MB")
+    yield from _repeats(dp, place)
+    yield from _profile(dp, block_steps, place)
     if variants:
         del work, program
-        yield from _variants(setting, dp, rounds, at)
-    yield _peak(at)
+        yield from _variants(setting, dp, rounds, place)
+    yield _peak(place)
 
 
-def _variants(setting: Steps, dp: Program, rounds: int, at: str) -> Iterator[Row]:
+def _variants(setting: Steps, dp: Program, rounds: int, place: str) -> Iterator[Row]:
     """Times the DP step compiled otherwise: in loops of known length, and with repeatable sums."""
-    algorithm = dpsgd(setting.model.loss_fn, optax.adam(1e-3))
+    algorithm, row = dpsgd(setting.model.loss_fn, ADAM), at(place)
 
     def counted(block: Callable) -> Callable:
         return lambda state, data, plan, *rest: block(
@@ -155,13 +149,13 @@ def _variants(setting: Steps, dp: Program, rounds: int, at: str) -> Iterator[Row
     }
     series = in_turns(work, rounds, clock)
     ratio = series.ratio("known", "as it is")
-    yield figure(f"DP step in a block whose length the compiler knows / as it is, {at}", ratio, "x")
+    yield row("DP step in a block whose length the compiler knows / as it is", ratio, "x")
     ratio = series.ratio("same", "as it is")
-    yield figure(f"DP step by deterministic operations / as it is, {at}", ratio, "x")
-    yield from _repeats(work["same"], f"{at}, deterministic operations")
+    yield row("DP step by deterministic operations / as it is", ratio, "x")
+    yield from _repeats(work["same"], f"{place}, deterministic operations")
 
 
-def _repeats(dp: Program, at: str) -> Iterator[Row]:
+def _repeats(dp: Program, place: str) -> Iterator[Row]:
     """Says how far two equal steps differ: on a GPU atomic additions come in any order."""
     data, plan, *rest = dp.inputs
     one = plan._replace(num_steps=jnp.ones_like(plan.num_steps))
@@ -171,13 +165,14 @@ def _repeats(dp: Program, at: str) -> Iterator[Row]:
         return jax.tree.leaves(jax.block_until_ready(found[0].params))
 
     first, second = after_a_step(), after_a_step()
-    differing = sum(int(jnp.sum(a != b)) for a, b in zip(first, second, strict=True))
-    yield figure(f"parameters that differ after two equal steps, {at}", differing)
-    difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(first, second, strict=True))
-    yield figure(f"largest difference after two equal steps, {at}", difference)
+    row, pairs = at(place), list(zip(first, second, strict=True))
+    differing = sum(int(jnp.sum(a != b)) for a, b in pairs)
+    yield row("parameters that differ after two equal steps", differing)
+    difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+    yield row("largest difference after two equal steps", difference)
 
 
-def _profile(dp: Program, block_steps: int, at: str, most: int = 12) -> Iterator[Row]:
+def _profile(dp: Program, block_steps: int, place: str, most: int = 12) -> Iterator[Row]:
     """Says which kernels of a DP step take how long, by the device's own clock."""
     spent: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -189,11 +184,10 @@ def _profile(dp: Program, block_steps: int, at: str, most: int = 12) -> Iterator
                     for event in line.events if line.name.startswith("Stream") else ():
                         spent[event.name] = spent.get(event.name, 0.0) + event.duration_ns
     a_step = {name: duration / 1e6 / block_steps for name, duration in spent.items()}
-    yield figure(
-        f"kernels of a DP step, one after another, {at}", sum(a_step.values()) or None, "ms"
-    )
+    row, whole = at(place), sum(a_step.values()) or None
+    yield row("kernels of a DP step, one after another", whole, "ms")
     for name, duration in sorted(a_step.items(), key=lambda item: -item[1])[:most]:
-        yield figure(f"kernel {name:.60}, {at}", duration, "ms")
+        yield row(f"kernel {name:.60}", duration, "ms")
 
 
 def click_steps(
@@ -222,8 +216,8 @@ def dlrm_steps(
 def _table_steps(
     model: Model, batch_size: int, block_steps: int, rounds: int, dense: dict[str, Any]
 ) -> Iterator[Row]:
-    at = f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}"
-    setting = Steps(model, batch_size, block_steps)
+    place = f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}"
+    setting, row = Steps(model, batch_size, block_steps), at(place)
     # One state at a time: the large ones fill the device. So they take no turns.
     kinds: dict[str, Callable[[], Program]] = {
         "DP step, tables lazy": lambda: setting.private(ADAM, lazy()),
@@ -236,22 +230,19 @@ def _table_steps(
     for name, made in kinds.items():
         program = made()
         found[name] = in_turns({name: program}, rounds, clock).median(name, 1e3 / block_steps)
-        yield figure(f"{name}, {at}", found[name], "ms")
+        yield row(name, found[name], "ms")
         if program.state.tables:
             flush = in_turns({"flush": program.flush}, rounds, clock).median("flush", 1e3)
-            yield figure(f"flush, {name}, {at}", flush, "ms")
-        memory: Any = program.compiled.memory_analysis()
-        yield figure(f"temporary memory, {name}, {at}", memory.temp_size_in_bytes / 1e6, "MB")
+            yield row(f"flush, {name}", flush, "ms")
+        yield row(f"temporary memory, {name}", program.temporary_bytes / 1e6, "MB")
         del program
     lazily, _, ordinary, *others = found.values()
-    name = f"DP step, tables lazy / without privacy, {at}"
-    yield figure(name, lazily / ordinary, "x", at_most=2.0)
-    for optimizer, milliseconds in zip(dense, others, strict=True):
-        name, bar = f"DP step, all by {optimizer} / tables lazy, {at}", 5.0
-        yield figure(
-            name, milliseconds / lazily, "x", at_least=bar if optimizer == "Adam" else None
-        )
-    yield _peak(f"tables, {at}")
+    yield row("DP step, tables lazy / without privacy", lazily / ordinary, "x", at_most=2.0)
+    for name, milliseconds in zip(dense, others, strict=True):
+        bar = 5.0 if name == "Adam" else None
+        name = f"DP step, all by {name} / tables lazy"
+        yield row(name, milliseconds / lazily, "x", at_least=bar)
+    yield _peak(f"tables, {place}")
 
 
 # ---------------------------------------------------------------------------------- epochs and runs
@@ -267,8 +258,9 @@ def epoch(
     begin = time.perf_counter()
     data = synthetic.in_memory(rows, seed=0)
     test = synthetic.in_memory(test_rows, seed=0, first_chunk=-(-rows // synthetic.CHUNK))
-    at = f"{rows / 1e6:.3g}M rows, batch {batch_size}"
-    yield figure(f"seconds to generate {at}", time.perf_counter() - begin, "s")
+    place = f"{rows / 1e6:.3g}M rows, batch {batch_size}"
+    row = at(place)
+    yield figure(f"seconds to generate {place}", time.perf_counter() - begin, "s")
 
     sampler = samplers.BallsAndBins(rows, batch_size, epochs=2)
     mechanism = Mechanism(sampler, 1.0, 4.0)
@@ -287,9 +279,7 @@ def epoch(
     warm = blocks(0)
     jax.block_until_ready(next(warm).log)
     warm.close()
-    yield figure(
-        f"first block, drawing and compiling included, {at}", time.perf_counter() - begin, "s"
-    )
+    yield row("first block, drawing and compiling included", time.perf_counter() - begin, "s")
 
     begin = time.perf_counter()
     marks: list[tuple[float, int]] = []  # when, and how many steps were done
@@ -299,48 +289,40 @@ def epoch(
         if block.steps.stop >= sampler.steps_per_epoch * len(marks):
             jax.block_until_ready(block.log)
             marks.append((time.perf_counter(), block.steps.stop))
-    yield figure(f"drawing the first epoch, {at}", marks[0][0] - begin, "s")
+    yield row("drawing the first epoch", marks[0][0] - begin, "s")
     # The second was drawn while the first was under way: it takes what each further one does.
     first, second = (
         (after[0] - before[0]) / (after[1] - before[1]) * sampler.steps_per_epoch
         for before, after in itertools.pairwise(marks)
     )
-    yield figure(f"first epoch, once drawn, {at}", first, "s")
-    yield figure(f"an epoch, {at}", second, "s", at_most=EPOCH_BAR)
+    yield row("first epoch, once drawn", first, "s")
+    yield row("an epoch", second, "s", at_most=EPOCH_BAR)
 
     blocks_of_rows = (
         {name: column[i : i + 2**16] for name, column in test.columns.items()}
         for i in range(0, test_rows, 2**16)
     )
     found = evaluate(logit_fn, block.state.params, blocks_of_rows).auc
-    yield figure(f"test AUC after two epochs, sigma 1, {at}", found)
+    yield row("test AUC after two epochs, sigma 1", found)
     yield figure("best reachable AUC of these rows", test.bayes_auc)
     yield figure("test AUC short of the best by", test.bayes_auc - found)
-    yield _peak(at)
+    yield _peak(place)
 
 
 def whole_run(
     model: ModelConfig = PAPER, rows: int = 1_000_000, batch_size: int = 8192, audit: bool = True
 ) -> Iterator[Row]:
     """Trains as `dpsgd train` does: a store, the audit, the ledger, checkpoints and the report."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        made = synthetic.write_store(store, rows, seed=0)
-        config = RunSpec.of(
-            SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=1),
-            target_epsilon=3.0,
-            audit=audit,
-        )
-        out = Path(folder) / "run"
-        task = Clicks(store, **asdict(model))
-        seconds = Spent.on(lambda: Run.create(task, config, out).train()).seconds
-        run = FinishedRun.read(out)  # held against its ledger
-        at = f"{run.record['num_params'] / 1e6:.3g}M parameters, {rows / 1e6:.3g}M rows"
-        yield figure(f"whole run, {at}", seconds, "s")
-        yield figure(f"of it training, {at}", run.record["training_seconds"], "s")
-        yield figure(f"its epsilon, {at}", run.record["epsilon_upper"], at_most=3.0)
-        yield figure(f"its test AUC, {at}", run.record["metrics"]["test_auc"])
-        yield figure("best reachable AUC of its test rows", made.summary.test_bayes_auc)
+    spec = run_of("balls-and-bins", batch_size, 1, target_epsilon=3.0, audit=audit)
+    with generated(rows, model) as (task, folder, made):
+        seconds = Spent.on(lambda: Run.create(task, spec, folder / "run").train()).seconds
+        run = FinishedRun.read(folder / "run")  # held against its ledger
+    row = at(f"{run.record['num_params'] / 1e6:.3g}M parameters, {rows / 1e6:.3g}M rows")
+    yield row("whole run", seconds, "s")
+    yield row("of it training", run.record["training_seconds"], "s")
+    yield row("its epsilon", run.record["epsilon_upper"], at_most=3.0)
+    yield row("its test AUC", run.record["metrics"]["test_auc"])
+    yield figure("best reachable AUC of its test rows", made.summary.test_bayes_auc)
 
 
 def precisions(
@@ -359,21 +341,21 @@ def precisions(
         "3 x TF32": lax.DotAlgorithmPreset.TF32_TF32_F32_X3,
         "6 x bfloat16": lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
     }
-    at = f"[{batch_size}, {widths[0]}] x [{batch_size}, {widths[1]}]"
+    what = f"weight gradient [{batch_size}, {widths[0]}] x [{batch_size}, {widths[1]}]"
     work = {}
     for name, precision in offered.items():
         program = jax.jit(lambda a, b, p=precision: jnp.einsum("bi,bj->ij", a, b, precision=p))
         try:
             found = np.asarray(program(left, right), np.float64)
         except Exception as error:  # no device has all of them
-            yield figure(f"weight gradient {at}, {name}: {type(error).__name__}", None, "ms")
+            yield figure(f"{what}, {name}: {type(error).__name__}", None, "ms")
             continue
         off = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
-        yield figure(f"weight gradient {at}, {name}, off by, relative", off)
+        yield figure(f"{what}, {name}, off by, relative", off)
         work[name] = lambda program=program: jax.block_until_ready(program(left, right))
     series = in_turns(work, rounds, clock)
     for name in work:
-        yield figure(f"weight gradient {at}, {name}", series.median(name, 1e3), "ms")
+        yield figure(f"{what}, {name}", series.median(name, 1e3), "ms")
 
 
 TINY, ONE_LAYER = ModelConfig(2, 2**4, ()), ModelConfig(2, 2**4, (4,))

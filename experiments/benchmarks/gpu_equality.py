@@ -6,12 +6,9 @@ holds the device to is computed by NumPy on the host, in float64 or in integers.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import tempfile
 from collections.abc import Callable, Collection, Iterator
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import jax
@@ -20,18 +17,8 @@ import numpy as np
 import optax
 
 import samplers
-from dpsgd import (
-    Mechanism,
-    RootKey,
-    RunSpec,
-    Secure,
-    clipped_grad,
-    cost,
-    dpsgd,
-    resume,
-    run,
-    train_blocks,
-)
+from dpsgd import Mechanism, RootKey, Secure, clipped_grad, cost, dpsgd, resume, run, train_blocks
+from dpsgd.audit import reference
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.gaussian import add_gaussian_noise, grid, standard_normal
@@ -40,15 +27,13 @@ from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
 from dpsgd.runs.resolve import resolved
 from experiments.benchmarks.case import Row, figure
-from experiments.benchmarks.programs import random_batch
+from experiments.benchmarks.models import generated, run_of
+from experiments.benchmarks.programs import problem
 from experiments.cli.audit import coupled
-from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from experiments.tasks.clicks.task import DescribedClicks
 from samplers import Population
-from samplers.settings import SETTINGS
 
 PyTree = Any
 
@@ -65,15 +50,13 @@ def clipping(
     precisions: Collection[str] = tuple(PRECISIONS),
 ) -> Iterator[Row]:
     """Holds the clipped sum to one gradient per example, and each example's share of it to C."""
-    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
-    batch = jax.device_put(random_batch(batch_size, config))
+    params, loss_fn, batch = problem(config, batch_size)
     ones = jnp.ones(batch_size)
 
     def clipped(method: str) -> Callable[..., PyTree]:
         def program(params: PyTree, weights: jax.Array, clip: float) -> PyTree:
-            return clipped_grad(loss_fn, l2_clip_norm=clip, method=method)(params, batch, weights)[
-                0
-            ]
+            gradient = clipped_grad(loss_fn, l2_clip_norm=clip, method=method)
+            return gradient(params, batch, weights)[0]
 
         return jax.jit(program)
 
@@ -104,53 +87,22 @@ def clipping(
         yield figure(f"largest share of one example / C, {where}", max(shares), at_most=1.0)
 
 
-def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Returns the Philox4x32-10 blocks of counters, uint32 [4, n], in NumPy's integers.
-
-    Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011.
-    """
-    c = [word.astype(np.uint64) for word in counter]
-    k = [int(word) for word in key]
-    low = np.uint64(2**32 - 1)
-    for _ in range(10):
-        first, second = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
-        c = [
-            (second >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]),
-            second & low,
-            (first >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]),
-            first & low,
-        ]
-        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
-    return np.stack(c).astype(np.uint32)
-
-
 def noise(shape: tuple[int, int] = (4096, 301)) -> Iterator[Row]:
     """Holds the noise's integers to their definition exactly, and its floats within rounding."""
     key, step, leaf, stddev = RootKey.from_insecure_seed(0).noise_key(0), 7, 3, 1.3
-    size = math.prod(shape)
-    index = np.arange(size, dtype=np.uint64)
-    counter = np.stack(
-        [
-            index & np.uint64(2**32 - 1),
-            index >> np.uint64(32),
-            np.full(size, leaf ^ int(key[2]), np.uint64),
-            np.full(size, step ^ int(key[3]), np.uint64),
-        ]
-    )
-    wanted = philox(counter, key[:2])
+    index = np.arange(math.prod(shape), dtype=np.uint64)
+    counter = [index, np.zeros_like(index)]  # that is below 2^32
+    counter += [np.full_like(index, n) for n in (leaf ^ int(key[2]), step ^ int(key[3]))]
+    wanted = reference.philox(counter, *map(int, key[:2]))
     words = jax.jit(lambda key, step: words_at(key, step, leaf, shape))(key, np.uint32(step))
-    found = np.stack([np.asarray(word).ravel() for word in words])
-    differing = int(np.sum(found != wanted))
-    yield figure("words of the noise that differ from NumPy's", differing, at_most=0)
+    differing = sum(np.sum(np.ravel(a) != b) for a, b in zip(words, wanted, strict=True))
+    yield figure("words of the noise that differ from NumPy's", int(differing), at_most=0)
 
-    u = (wanted[0].astype(np.longdouble) * 2.0**32 + wanted[1] + 0.5) * 2.0**-64
-    angle = np.pi * (wanted[2].view(np.int32).astype(np.float64) + 0.5) / 2.0**32
-    z = (np.sqrt(-2 * np.log(u)) * np.sin(angle)).astype(np.float64)
+    z = reference.normals(key, step, leaf, index)
     normal = jax.jit(lambda key, step: standard_normal(key, step, leaf, shape))
     ours = np.asarray(normal(key, np.uint32(step)), np.float64).ravel()
-    yield figure(
-        "normal deviates, off from those in float64, relative", _relative(ours, z), at_most=1e-6
-    )
+    off = float(np.max(np.abs(ours - z) / np.abs(z)))
+    yield figure("normal deviates, off from those in float64, relative", off, at_most=1e-6)
 
     sums = np.random.default_rng(0).normal(size=(leaf + 1, *shape)).astype(np.float32)
     program = jax.jit(
@@ -162,18 +114,17 @@ def noise(shape: tuple[int, int] = (4096, 301)) -> Iterator[Row]:
     cells = noised / spacing
     off_grid = int(np.sum(cells != np.rint(cells)))
     yield figure("noised sums that lie off the public grid", off_grid, at_most=0)
-    threshold = ((wanted[3] >> 9).astype(np.float64) + 0.5) * 2.0**-23
+    threshold = reference.uniforms(key, step, leaf, index)
     total = sums[leaf].ravel().astype(np.float64) + float(inputs[3]) * z
     exact = np.ceil(total / spacing - threshold)
     # 1e-6 of the largest deviate that was drawn, in cells, and one for the rounding.
     most = 1 + 1e-6 * float(np.abs(z).max()) * stddev / spacing
-    yield figure(
-        "noised sums, off from the definition",
-        float(np.abs(cells - exact).max()),
-        "cells",
-        at_most=most,
-    )
-    if (cpu := _cpu()) is not None:
+    off = float(np.abs(cells - exact).max())
+    yield figure("noised sums, off from the definition", off, "cells", at_most=most)
+    cpu = None
+    with suppress(RuntimeError):  # JAX_PLATFORMS names GPUs alone
+        cpu = jax.devices("cpu")[0]
+    if cpu is not None:
         with jax.default_device(cpu):
             theirs = np.asarray(program(*jax.device_put(inputs, cpu)), np.float64).ravel()
         yield figure("noised sums that differ from the CPU's", float(np.mean(noised != theirs)))
@@ -230,8 +181,7 @@ def draws(rows: int = 100_000, batch_size: int = 1024) -> Iterator[Row]:
 
 def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
     """Holds the sums of the secure mode to exact integers, and its noise to the host's."""
-    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
-    batch = jax.device_put(random_batch(batch_size, config))
+    params, loss_fn, batch = problem(config, batch_size)
     mechanism = Mechanism(samplers.Deterministic(batch_size, batch_size), 1.0, 0.5, Secure())
     chosen = mechanism.scales().grid
     assert chosen is not None
@@ -251,9 +201,8 @@ def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
     yield figure("integer sums that are not those of their examples", wrong, at_most=0)
     most = int(chosen.max_square[0]) + int(chosen.max_square[1]) * 2**32
     longest = max(sum(int(np.sum(x * x)) for x in one) for one in alone)
-    yield figure(
-        "norm of one example's integers / the largest allowed", math.sqrt(longest / most), at_most=1
-    )
+    share = math.sqrt(longest / most)
+    yield figure("norm of one example's integers / the largest allowed", share, at_most=1)
 
     key = RootKey.from_insecure_seed(0).secure_noise_key(0)
     noised = jax.jit(lambda sums, key, step: add_secure_noise(sums, key, step, chosen))
@@ -265,7 +214,7 @@ def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
 
 def audit() -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
-    spec = RunSpec.of(SETTINGS["poisson"](batch_size=64), noise_multiplier=1.0, l2_clip_norm=1.0)
+    spec = run_of("poisson", batch_size=64, noise_multiplier=1.0, l2_clip_norm=1.0)
     clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
     for check in coupled(clicks, resolved(spec, Population(1000))).checks:
         yield figure(f"audit: {check.name} ({check.detail})", check.passed, at_least=1)
@@ -283,20 +232,13 @@ def interrupted(
         if line.startswith("step "):
             raise Enough
 
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        synthetic.write_store(store, rows, seed=0)
-        out = Path(folder) / "run"
-        task = Clicks(store, **dataclasses.asdict(model))
-        config = RunSpec.of(
-            SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=2),
-            noise_multiplier=1.0,
-            audit=False,
-            checkpoint_seconds=0.0,
-        )
+    with generated(rows, model) as (task, folder, _):
+        out = folder / "run"
+        chosen = {"noise_multiplier": 1.0, "audit": False, "checkpoint_seconds": 0.0}
+        spec = run_of("balls-and-bins", batch_size=batch_size, epochs=2, **chosen)
         planned = epsilon = None
         try:
-            run(task, config, out, progress=until_a_step_is_done)
+            run(task, spec, out, progress=until_a_step_is_done)
         except Enough:
             terms = read(out / "ledger.jsonl").attempts[0].terms
             planned = cost([terms.segment()], terms.delta).epsilon
@@ -308,13 +250,6 @@ def interrupted(
     yield figure(name, epsilon / planned.upper, "x", at_least=1 - 1e-9)
 
 
-def _cpu() -> Any:
-    try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names GPUs alone
-        return None
-
-
 def _minus(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y, np.float64), a, b)
 
@@ -322,7 +257,3 @@ def _minus(a: PyTree, b: PyTree) -> PyTree:
 def _norm(tree: PyTree) -> float:
     leaves = (np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree))
     return math.sqrt(sum(float(np.sum(leaf**2)) for leaf in leaves))
-
-
-def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.max(np.abs(found - wanted) / np.abs(wanted)))

@@ -19,16 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.experimental import topologies
 
-from dpsgd import Mechanism, dpsgd
-from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.programs import SIZES, random_batch, single_step
-from experiments.tasks.clicks.model import functional
-from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.benchmarks.case import Row, at, cases
+from experiments.benchmarks.programs import ADAM, SIZES, one_step, problem, whole_batch
 from experiments.tasks.clicks.sizes import ModelConfig
-from samplers import Deterministic
 
 H200 = """
 gpu_device_info {
@@ -133,21 +128,12 @@ def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
         platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
     )
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
-    mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
-    algorithm = dpsgd(loss_fn, optax.adam(1e-3))
-
+    params, loss_fn, batch = problem(config, batch_size)
+    step, inputs = one_step(loss_fn, ADAM, whole_batch(batch_size), params, batch)
     arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device),
-        (
-            jax.eval_shape(algorithm.init, params),
-            random_batch(batch_size, config),
-            jnp.ones(batch_size),
-            jnp.zeros(4, jnp.uint32),
-            mechanism.scales(),
-        ),
+        lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device), inputs
     )
-    program = jax.jit(single_step(algorithm), donate_argnums=0).lower(*arguments)
+    program = jax.jit(step, donate_argnums=0).lower(*arguments)
     options: dict[str, Any] = {"xla_gpu_autotune_level": 0}
     return params, program.compile(options)
 
@@ -163,14 +149,13 @@ def program(*, size: str = "85M", batch_size: int = 1024, keep: str | None = Non
     if keep is not None:
         Path(keep).write_text(text)
     moved = traffic(text, max(leaf.size for leaf in jax.tree.leaves(params)))
-    at = f"{size}, batch {batch_size}"
-    yield figure(f"kernels of a step, {at}", moved.kernels, at_most=60)
-    name = f"kernels that read a whole table (noise and update), {at}"
-    yield figure(name, moved.updates, at_most=1)
-    name = f"bytes a parameter of the largest table, {at}"
-    yield figure(name, moved.bytes_per_entry, "B", at_most=36)
+    row = at(f"{size}, batch {batch_size}")
+    yield row("kernels of a step", moved.kernels, at_most=60)
+    name = "kernels that read a whole table (noise and update)"
+    yield row(name, moved.updates, at_most=1)
+    yield row("bytes a parameter of the largest table", moved.bytes_per_entry, "B", at_most=36)
     temporary = compiled.memory_analysis().temp_size_in_bytes / 1e6
-    yield figure(f"temporary memory, {at}", temporary, "MB")
+    yield row("temporary memory", temporary, "MB")
 
 
 CASES = cases(program, needs=("jax_plugins.xla_cuda13 or jax_plugins.xla_cuda12",))

@@ -7,7 +7,8 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -16,6 +17,8 @@ import dpsgd
 from dpsgd import RunSpec
 from experiments.benchmarks.case import Estimate, Row, figure
 from experiments.benchmarks.timing import Spent
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.synthetic.rows import SyntheticStore, write_store
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
 
@@ -55,26 +58,29 @@ class FewerRows(Clicks):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is trained by; SGD unless `momentum` is None, which is Adam."""
+    """What a model is trained by; SGD unless `momentum` is None, which is Adam.
+
+    Attributes:
+      epsilon: To be certified of a run at delta = 1 / n.
+      batch_size: Expected number of rows in a batch.
+      epochs: Passes over the rows.
+      learning_rate: Peak of the cosine schedule.
+      bands: Steps over which noise is correlated, by the best coefficients for the run's steps.
+      order: By which rows are drawn: in cycles of `bands`, or in theirs, without amplification.
+      momentum: Of SGD; None for Adam.
+      l2_clip_norm: C.
+      buffers: In place of bands, of a known order: decaying sums of earlier noise (BLT).
+    """
 
     epsilon: float
-    """To be certified of a run at delta = 1 / n."""
     batch_size: int
-    """Expected number of rows in a batch."""
     epochs: int
-    """Passes over the rows."""
     learning_rate: float
-    """Peak of the cosine schedule."""
     bands: int = 1
-    """Steps over which noise is correlated, by coefficients that are best for the run's steps."""
     order: Literal["balls-and-bins", "deterministic"] = "balls-and-bins"
-    """By which rows are drawn: in cycles of `bands`, or in their order, without amplification."""
     momentum: float | None = 0.9
-    """Of SGD; None for Adam."""
     l2_clip_norm: float = 4.0
-    """C."""
     buffers: int = 0
-    """In place of bands, of a known order: decaying sums of earlier noise (BLT)."""
 
     def __str__(self) -> str:
         by = "Adam" if self.momentum is None else f"SGD, momentum {self.momentum:g}"
@@ -87,17 +93,19 @@ class Setting:
     @property
     def spec(self) -> RunSpec:
         """The run that is asked for."""
-        by = {"optimizer": "adam"} if self.momentum is None else {"momentum": self.momentum}
-        noise = {"buffers": self.buffers} if self.buffers else {"bands": self.bands}
-        return RunSpec.of(
-            SETTINGS[self.order](batch_size=self.batch_size, epochs=self.epochs),
+        sgd = {"optimizer": "sgd", "momentum": self.momentum}
+        return run_of(
+            self.order,
+            self.batch_size,
+            self.epochs,
             target_epsilon=self.epsilon,
             target_delta="1/n",
             learning_rate=self.learning_rate,
             l2_clip_norm=self.l2_clip_norm,
             calibration="none",
             audit=False,
-            **{"optimizer": "sgd", **by, **noise},
+            **({"optimizer": "adam"} if self.momentum is None else sgd),
+            **({"buffers": self.buffers} if self.buffers else {"bands": self.bands}),
         )
 
 
@@ -147,9 +155,26 @@ class Models:
         return found
 
 
+def run_of(sampler: str, batch_size: int | None, epochs: int | None = None, **rest: Any) -> RunSpec:
+    """Returns the run that is asked for; None for what is chosen by default."""
+    return RunSpec.of(SETTINGS[sampler](batch_size=batch_size, epochs=epochs), **rest)
+
+
 def defaults(**target: Any) -> RunSpec:
     """Returns the run of which `target` alone is given, at delta = 1 / n."""
-    return RunSpec.of(SETTINGS["balls-and-bins"](), target_delta="1/n", **target)
+    return run_of("balls-and-bins", None, target_delta="1/n", **target)
+
+
+@contextmanager
+def generated(rows: int, model: ModelConfig) -> Iterator[tuple[Clicks, Path, SyntheticStore]]:
+    """Yields clicks on a store of so many generated rows, a folder for runs, and what was planted.
+
+    Both are gone in the end.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = write_store(folder / "store", rows, seed=0)
+        yield Clicks(folder / "store", **asdict(model)), folder, made
 
 
 def mean(runs: Sequence[Figures], key: str) -> Estimate:
@@ -252,9 +277,8 @@ SEEDS = 20
 
 def asked_for(epsilon: float, tables: str, batch_size: int | None, epochs: int | None) -> RunSpec:
     """Returns a run with these tables; None for what is chosen by default."""
-    config = defaults(target_epsilon=epsilon, tables=tables, audit=False)
-    sampler = replace(config.sampler, batch_size=batch_size, epochs=epochs)
-    return replace(config, sampler=sampler)
+    chosen = {"target_epsilon": epsilon, "target_delta": "1/n", "tables": tables, "audit": False}
+    return run_of("balls-and-bins", batch_size, epochs, **chosen)
 
 
 def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -> Iterator[Row]:

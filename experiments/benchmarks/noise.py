@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from dpsgd import RootKey
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.secure import rounded_gaussian
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.case import Row, at, cases, figure
 from experiments.benchmarks.programs import Program
 from experiments.benchmarks.timing import in_turns
 
@@ -53,12 +53,12 @@ def noise(
     secure = in_turns(
         {"secure": lambda: rounded_gaussian(secure_key, 0, 0, (secure_size,), 2**20)}, rounds
     )
-    at = f"{size / 1e6:g}M coordinates"
-    yield figure(f"noise, {at}", series.median("ours"), "s")
-    yield figure(f"noise / {threefry}, {at}", series.ratio("ours", threefry), "x", at_most=1.0)
-    yield figure(f"noise / {rbg}, {at}", series.ratio("ours", rbg), "x")
+    row = at(f"{size / 1e6:g}M coordinates")
+    yield row("noise", series.median("ours"), "s")
+    yield row(f"noise / {threefry}", series.ratio("ours", threefry), "x", at_most=1.0)
+    yield row(f"noise / {rbg}", series.ratio("ours", rbg), "x")
     scaled = secure.median("secure", size / secure_size)
-    yield figure(f"secure noise, {at} (scaled)", scaled, "s")
+    yield figure(f"secure noise, {size / 1e6:g}M coordinates (scaled)", scaled, "s")
 
 
 SMALL = {"size": 2**20, "secure_size": 2**16, "rounds": 1}

@@ -28,6 +28,7 @@ from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from samplers import Deterministic, IndexBlock
 
 PyTree = Any
+LossFn = Callable[[PyTree, PyTree], jax.Array]
 
 SIZES = {
     "1M": ModelConfig(embedding_dim=14, max_buckets=2**11, hidden=(256, 256)),
@@ -97,6 +98,12 @@ class Program:
         self.compiled = made[0]
         self.state = start()
 
+    @property
+    def temporary_bytes(self) -> int:
+        """What a call needs beside state and inputs."""
+        memory: Any = self.compiled.memory_analysis()
+        return memory.temp_size_in_bytes
+
     def known(self) -> tuple[Any, ...]:
         """Returns what the next block is given of its algorithm's schedules."""
         if self._schedules is None:
@@ -137,18 +144,38 @@ def copy_rate(size: int, clock: Callable[[], float] = time.process_time) -> floa
     return 10 * 8 * size / in_turns({"copy": ten_times}, 5, clock).median("copy")
 
 
-def single_step(algorithm: Algorithm) -> Callable[..., PyTree]:
-    """Returns (state, batch, weights, noise_key, scales) -> state.
+def one_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    mechanism: Mechanism,
+    params: PyTree,
+    batch: PyTree,
+) -> tuple[Callable[..., tuple[TrainState]], tuple[Any, ...]]:
+    """Returns (state, batch, weights, noise_key, scales) -> (state,), a DP step, and its arguments.
 
     As in the training loop, scales and key are arguments: of a constant stddev XLA would know that
     the noise's loop has one round, unroll it, and make the noise once for each moment.
     """
+    algorithm = dpsgd(loss_fn, optimizer)
 
     def step(state: Any, batch: PyTree, weights: Any, noise_key: Any, scales: Any) -> Any:
         total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
-        return algorithm.update(state, total, noise_key, scales)[0]
+        return (algorithm.update(state, total, noise_key, scales)[0],)
 
-    return step
+    noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
+    weights = jnp.ones(len(jax.tree.leaves(batch)[0]))
+    state = algorithm.init(params, mechanism)
+    return step, (state, batch, weights, noise_key, mechanism.scales())
+
+
+def whole_batch(batch_size: int) -> Mechanism:
+    """Returns steps of all of so many examples, with noise and clipping norm 1."""
+    return Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
+
+
+def total_loss(loss_fn: LossFn) -> LossFn:
+    """Returns the sum of the losses of a batch."""
+    return lambda params, batch: jnp.sum(jax.vmap(loss_fn, (None, 0))(params, batch))
 
 
 # ------------------------------------------------------------------------------------------ models
@@ -163,7 +190,7 @@ class Model(NamedTuple):
       columns: The rows.
     """
 
-    loss_fn: Callable[[PyTree, PyTree], jax.Array]
+    loss_fn: LossFn
     params: Callable[[], PyTree]
     columns: dict[str, np.ndarray]
 
@@ -185,6 +212,25 @@ def random_batch(
         "integers_missing": rng.random((size, integers)) < 0.1,
         "categories": rng.integers(0, rows, (size, len(rows))).astype(np.int32),
     }
+
+
+def rows_like(batch: PyTree, count: int) -> PyTree:
+    """Returns so many rows by their shapes and types alone."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), batch)
+
+
+class Problem(NamedTuple):
+    """An initial model, the loss of an example, and a batch of random rows on the device."""
+
+    params: PyTree
+    loss_fn: LossFn
+    batch: PyTree
+
+
+def problem(config: ModelConfig, batch_size: int) -> Problem:
+    """Returns the click model of this size, initialised by seed 0."""
+    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
+    return Problem(params, loss_fn, jax.device_put(random_batch(batch_size, config)))
 
 
 def clicks(max_buckets: int, hidden: tuple[int, ...] = PRESETS["paper"].hidden) -> Model:

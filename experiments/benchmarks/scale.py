@@ -31,8 +31,8 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.planning import Collective, collectives
 from dpsgd.noise.gaussian import add_gaussian_noise
-from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.programs import SIZES, num_params, random_batch
+from experiments.benchmarks.case import Row, at, cases, figure
+from experiments.benchmarks.programs import SIZES, num_params, random_batch, rows_like
 from experiments.benchmarks.scale_beam import BEAM
 from experiments.benchmarks.timing import alone
 from experiments.tasks.clicks.criteo import display
@@ -81,10 +81,7 @@ class Step:
         algorithm = dpsgd(pure_functions(config, DISPLAY_ADS).loss, optax.adam(1e-3))
         mechanism = Mechanism(Poisson(NUM_EXAMPLES, batch_size), 1.0, 1.0)
         self.state = jax.eval_shape(algorithm.init, self.params)
-        rows = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((NUM_EXAMPLES, *x.shape[1:]), x.dtype),
-            random_batch(1, config),
-        )
+        rows = rows_like(random_batch(1, config), NUM_EXAMPLES)
         layout = Layout.of(mechanism.sampler, rows, placement=placement)
         program = layout.program(algorithm, mechanism, self.state, rows)
         self.exchanged = collectives(program)
@@ -101,33 +98,30 @@ def programs(model: str = "85M", batch_size: int = BATCH_SIZE) -> Iterator[Row]:
     """Reads programs for eight devices."""
     devices = tuple(jax.devices()[:DEVICES])
     num = sum(math.prod(x.shape) for x in jax.tree.leaves(shaped(SIZES[model], DISPLAY_ADS)[0]))
-    at = f"{num / 1e6:.3g}M parameters, batch {batch_size:,}"
-    step = functools.partial(Step, SIZES[model])
+    size = f"{num / 1e6:.3g}M parameters, batch {batch_size:,}"
+    row, step = at(size), functools.partial(Step, SIZES[model])
     whole = step(batch_size, Placement(devices))
     each = [one for one in whole.exchanged if one.depth]
-    yield figure(f"exchanges of a step, replicated, {at}", len(each), at_most=1)
+    yield row("exchanges of a step, replicated", len(each), at_most=1)
     beyond = sum(one.size for one in each) - 4 * num - DIAGNOSTICS_BYTES
-    name = f"its bytes beyond 4 a parameter and the diagnostics, {at}"
-    yield figure(name, beyond, "B", at_most=0)
-    yield figure(f"exchanges inside of a step's loops, {at}", _inner(each), at_most=0)
+    yield row("its bytes beyond 4 a parameter and the diagnostics", beyond, "B", at_most=0)
+    yield row("exchanges inside of a step's loops", _inner(each), at_most=0)
     # What more examples add to the arithmetic of a device, over what they add on one alone.
     halved = [step(batch_size // 2, Placement(some)).flops for some in (devices, devices[:1])]
     alone = step(batch_size, Placement(devices[:1])).flops
     share = (whole.flops - halved[0]) / (alone - halved[1])
-    name = f"a device's part of the batch x {DEVICES}, {at}"
-    yield figure(name, DEVICES * share, at_most=1.02)
+    yield row(f"a device's part of the batch x {DEVICES}", DEVICES * share, at_most=1.02)
     split = step(batch_size, Placement(devices, TABLES))
     table = 4 * max(math.prod(leaf.shape) for leaf in jax.tree.leaves(split.params))
     dense = 3 * (4 * num - table)  # with two moments
     largest = max(one.size for one in split.exchanged)
-    at = f"table sharded, {at}"
-    yield figure(f"largest exchange / the table, {at}", largest / table, "x", at_most=0.25)
-    name = f"bytes exchanged in a step / replicated, {at}"
-    yield figure(name, _bytes(split) / _bytes(whole), "x")
-    yield figure(f"exchanges inside of a step's loops, {at}", _inner(split.exchanged), at_most=0)
+    row = at(f"table sharded, {size}")
+    yield row("largest exchange / the table", largest / table, "x", at_most=0.25)
+    yield row("bytes exchanged in a step / replicated", _bytes(split) / _bytes(whole), "x")
+    yield row("exchanges inside of a step's loops", _inner(split.exchanged), at_most=0)
     share = split.state_bytes() / (3 * table / DEVICES + dense + 64)
-    name = f"state on a device / (1/{DEVICES} of the table's and all other), {at}"
-    yield figure(name, share, "x", at_most=1.0)
+    name = f"state on a device / (1/{DEVICES} of the table's and all other)"
+    yield row(name, share, "x", at_most=1.0)
 
 
 def _inner(exchanged: list[Collective]) -> int:
@@ -201,9 +195,10 @@ def runs() -> Iterator[Row]:
                 for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True)
             )
     count = num_params(alone)
-    at = f"{STEPS} steps of {count / 1e6:.2g}M parameters, replicated and sharded, 1 to 8 devices"
-    yield figure(f"distance from one device's, {at}", furthest, "x", at_most=1e-6)
-    yield figure(f"numbers that a repetition changes, {at}", unequal, at_most=0)
+    layouts = "replicated and sharded, 1 to 8 devices"
+    row = at(f"{STEPS} steps of {count / 1e6:.2g}M parameters, {layouts}")
+    yield row("distance from one device's", furthest, "x", at_most=1e-6)
+    yield row("numbers that a repetition changes", unequal, at_most=0)
 
 
 def _distance(found: PyTree, wanted: PyTree) -> float:

@@ -27,27 +27,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd import Mechanism, RootKey, TrainState, clipped_grad, dpsgd
+from dpsgd import TrainState, clipped_grad
 from dpsgd.core.algorithm import privatize
 from dpsgd.engine.programs import compiler_options
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.case import Row, at, cases, figure
 from experiments.benchmarks.programs import (
     BYTES_PER_PARAMETER,
     SIZES,
+    Problem,
     Program,
     copies_of,
     copy_rate,
     num_params,
-    random_batch,
-    single_step,
+    one_step,
+    problem,
+    total_loss,
+    whole_batch,
 )
 from experiments.benchmarks.timing import Peer, in_turns
-from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
-from samplers import Deterministic
-
-PyTree = Any
 
 BATCHES = 256, 1024, 8192
 STEP_BARS = {("85M", 1024): 2.5, ("85M", 8192): 1.3}
@@ -118,22 +117,11 @@ def step(
     rounds: int = 5,
     peer_python: str | None = None,
 ) -> Iterator[Row]:
-    config = SIZES[size]
-    params, _, loss_fn = functional(config, DISPLAY_ADS, 0)
-    count = num_params(params)
-    batch = jax.device_put(random_batch(batch_size, config))
-    weights = jnp.ones(batch_size)
-    optimizer = optax.adam(1e-3)
-    mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
-    algorithm = dpsgd(loss_fn, optimizer)
-    private, scales = single_step(algorithm), mechanism.scales()
-    noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
-
-    def plain_grad(params, batch):
-        def total(params):
-            return jnp.sum(jax.vmap(loss_fn, (None, 0))(params, batch))
-
-        return jax.grad(total)(params)
+    config, optimizer = SIZES[size], optax.adam(1e-3)
+    made = params, loss_fn, batch = problem(config, batch_size)
+    plain_grad = jax.grad(total_loss(loss_fn))
+    dp_step, (state, *inputs) = one_step(loss_fn, optimizer, whole_batch(batch_size), params, batch)
+    weights, *of_noise = inputs[1:]
 
     def ghost_grad(params, batch):
         return clipped_grad(loss_fn, l2_clip_norm=1.0)(params, batch, weights)[0]
@@ -156,65 +144,58 @@ def step(
     )
     read: dict[str, Any] = {k: f.memory_analysis() for k, f in grads.items()}
     memory = {k: found.temp_size_in_bytes for k, found in read.items()}
-    others = _peers(loss_fn, params, batch, size, batch_size) if peers else {}
+    others = _peers(made, size, batch_size) if peers else {}
     theirs = in_turns({k: f for k, (f, _) in others.items()}, 1 if others else 0)
 
     # Each program owns its state, which it gives away and gets back.
-    state = algorithm.init(params)
-    del params
+    count = num_params(params)
+    del made, params
     zeros = jax.tree.map(jnp.zeros_like, state.params)
-    programs: dict[str, Callable[[], Any]] = {
+
+    def noise_alone(total, key, scales):
+        return (privatize(total, (), key, 0, scales)[0],)
+
+    programs = {
         "plain": Program(plain_step, copies_of(state), batch),
-        "ours": Program(
-            lambda s, batch, *rest: (private(s, batch, weights, *rest),),
-            copies_of(state), batch, noise_key, scales,
-        ),
-        "noise": Program(
-            lambda total, key, scales: (privatize(total, (), key, 0, scales)[0],),
-            copies_of(state.params), noise_key, scales,
-        ),
+        "ours": Program(dp_step, copies_of(state), *inputs),
+        "noise": Program(noise_alone, copies_of(state.params), *of_noise),
         "update": Program(lambda s: ((adam(*s), s[1]),), copies_of((state, zeros))),
-    }  # fmt: skip
+    }
     del state, zeros
     steps = in_turns(programs, rounds)
     del programs
     gc.collect()
 
-    at = f"{size}, batch {batch_size}"
-    bar = STEP_BARS.get((size, batch_size))
+    row, bar = at(f"{size}, batch {batch_size}"), STEP_BARS.get((size, batch_size))
     exact = f"{count / 1e6:.3g}M parameters, batch {batch_size}"
-    ours, plain = steps.median("ours"), gradients.median("plain")
+    ours, noise, update = (steps.median(part) for part in ("ours", "noise", "update"))
+    plain, clipped = (gradients.median(part) for part in ("plain", "ours"))
     yield figure(f"non-private step, {exact}", steps.median("plain"), "s")
-    yield figure(f"DP step, {at}", ours, "s")
-    seconds = floor_of_step(count, config, batch_size, rates(*measured))
-    yield figure(f"floor of a step, {at}", seconds, "s")
-    ratio = steps.ratio("ours", "plain")
-    yield figure(f"DP / non-private step, {at}", ratio, "x", at_most=bar)
-    name, ratio = f"clipped / non-private gradient, {at}", gradients.ratio("ours", "plain")
-    yield figure(name, ratio, "x", at_most=bar and 1.15)
-    name = f"temporary memory, clipped / non-private, {at}"
-    yield figure(name, memory["ours"] / memory["plain"], "x", at_most=bar and 1.3)
-    yield figure(f"temporary memory, clipped gradient, {at}", memory["ours"] / 1e6, "MB")
-    yield figure(f"forward, backward, norms and sum, {at}", gradients.median("ours"), "s")
-    yield figure(f"noise alone, {at}", steps.median("noise"), "s")
-    yield figure(f"Adam alone, {at}", steps.median("update"), "s")
+    yield row("DP step", ours, "s")
+    yield row("floor of a step", floor_of_step(count, config, batch_size, rates(*measured)), "s")
+    yield row("DP / non-private step", steps.ratio("ours", "plain"), "x", at_most=bar)
+    ratio = gradients.ratio("ours", "plain")
+    yield row("clipped / non-private gradient", ratio, "x", at_most=bar and 1.15)
+    ratio = memory["ours"] / memory["plain"]
+    yield row("temporary memory, clipped / non-private", ratio, "x", at_most=bar and 1.3)
+    yield row("temporary memory, clipped gradient", memory["ours"] / 1e6, "MB")
+    yield row("forward, backward, norms and sum", clipped, "s")
+    yield row("noise alone", noise, "s")
+    yield row("Adam alone", update, "s")
     parts = {  # of their sum, each run by itself
         "forward and backward": plain,
-        "norms and clipping": gradients.median("ours") - plain,
-        "noise": steps.median("noise"),
-        "update": steps.median("update"),
+        "norms and clipping": clipped - plain,
+        "noise": noise,
+        "update": update,
     }
     for part, seconds in parts.items():
-        yield figure(f"share of a step: {part}, {at}", 100 * seconds / sum(parts.values()), "%")
+        yield row(f"share of a step: {part}", 100 * seconds / sum(parts.values()), "%")
     for peer, (_, scale) in others.items():
         seconds = theirs.median(peer, scale)
-        yield figure(
-            f"{peer} / our clipped gradient, {at}", seconds / gradients.median("ours"), "x"
-        )
+        yield row(f"{peer} / our clipped gradient", seconds / clipped, "x")
         if peer.startswith("jax_privacy") and (size, batch_size) == ("85M", 1024):
-            whole = (seconds + steps.median("noise") + steps.median("update")) / ours
-            name = f"{peer}, plus our noise and update / our step, {at}"
-            yield figure(name, whole, "x", at_least=100.0)
+            whole = (seconds + noise + update) / ours
+            yield row(f"{peer}, plus our noise and update / our step", whole, "x", at_least=100.0)
     if peer_python is None:
         yield figure("Opacus with ghost clipping / our step (see --peer-python)", None, "x")
         return
@@ -227,14 +208,13 @@ def step(
     with Peer(peer_python, OPACUS) as opacus:
         its_own, its = (opacus.ask(private=private, **question) for private in (False, True))
         label = f"Opacus {opacus.description} with ghost clipping"
-    yield figure(f"{label} / our step, {at}", its / ours, "x")
-    yield figure(f"{label} / its non-private step, {at}", its / its_own, "x")
+    yield row(f"{label} / our step", its / ours, "x")
+    yield row(f"{label} / its non-private step", its / its_own, "x")
 
 
-def _peers(
-    loss_fn: Callable, params: PyTree, batch: PyTree, size: str, batch_size: int
-) -> dict[str, tuple[Callable[[], Any], float]]:
+def _peers(made: Problem, size: str, batch_size: int) -> dict[str, tuple[Callable[[], Any], float]]:
     """Returns each peer's clipped gradient, and by what its time is to be multiplied."""
+    params, loss_fn, batch = made
     peers: dict[str, tuple[Callable[[], Any], float]] = {}
     if importlib.util.find_spec("jax_privacy") is not None:
         from jax_privacy import clipping

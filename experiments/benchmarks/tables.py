@@ -16,17 +16,13 @@ default. `--written FOLDER` keeps the runs that are done.
 from __future__ import annotations
 
 import itertools
-import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 
-from dpsgd import RunSpec
-from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.models import SEEDS, Models, lazy_and_dense
+from experiments.benchmarks.case import Row, at, cases, figure
+from experiments.benchmarks.models import SEEDS, Models, generated, lazy_and_dense, run_of
 from experiments.benchmarks.programs import (
     ADAM,
     BLOCK_STEPS,
@@ -44,9 +40,6 @@ from experiments.benchmarks.timing import Series, alone, in_turns
 from experiments.benchmarks.train import steps_of_run
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.task import Clicks
-from samplers.settings import SETTINGS
 
 STEP = 1 / BLOCK_STEPS
 BATCH, HIDDEN = 1024, PRESETS["paper"].hidden
@@ -58,21 +51,15 @@ THEIRS = 119
 """Times the throughput of DP-SGD, as LazyDP's paper says of a CPU with a GPU, on average."""
 
 
-def _at(model: Model, batch_size: int) -> str:
-    return f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}"
+def _at(num_params: int, batch_size: int) -> str:
+    return f"{num_params / 1e6:.3g}M parameters, batch {batch_size:,}"
 
 
-def _programs(model: Model, batch_size: int) -> tuple[dict[str, Program], dict[str, Program]]:
+def _programs(model: Model, batch_size: int) -> dict[str, Program]:
     """Returns DP steps by dense noise and with lazy tables."""
     steps = Steps(model, batch_size)
-    deferred = {name: steps.private(ADAM, lazy(momentum)) for name, momentum in LAZIES.items()}
-    return {"Adam": steps.private(ADAM), "SGD": steps.private(SGD)}, deferred
-
-
-def _named(dense: Mapping[str, Program], deferred: Mapping[str, Program]) -> dict[str, Program]:
-    return {f"dense {k}": x for k, x in dense.items()} | {
-        f"lazy {k}": x for k, x in deferred.items()
-    }
+    dense = {f"dense {name}": steps.private(x) for name, x in (("Adam", ADAM), ("SGD", SGD))}
+    return dense | {f"lazy {k}": steps.private(ADAM, lazy(x)) for k, x in LAZIES.items()}
 
 
 def steps(
@@ -83,29 +70,25 @@ def steps(
     rounds: int = 5,
 ) -> Iterator[Row]:
     model = clicks(buckets, hidden)
-    at, (dense, deferred) = _at(model, batch_size), _programs(model, batch_size)
+    row, work = at(_at(model.num_params, batch_size)), _programs(model, batch_size)
     ordinary = {"ordinary": Steps(model, batch_size).ordinary(ADAM, lazy())}
-    spent = in_turns(ordinary | _named(dense, deferred), rounds)
-    flushes = in_turns({name: program.flush for name, program in deferred.items()}, rounds)
-    name = f"step without privacy, tables by sparse SGD, {at}"
-    yield figure(name, spent.median("ordinary", STEP), "s")
-    for name in dense:
-        yield figure(f"DP step, all by {name}, {at}", spent.median(f"dense {name}", STEP), "s")
-    for name in deferred:
+    spent = in_turns(ordinary | work, rounds)
+    flushes = in_turns({name: work[f"lazy {name}"].flush for name in LAZIES}, rounds)
+    name = "step without privacy, tables by sparse SGD"
+    yield row(name, spent.median("ordinary", STEP), "s")
+    for name in ("Adam", "SGD"):
+        yield row(f"DP step, all by {name}", spent.median(f"dense {name}", STEP), "s")
+    for name in LAZIES:
         what, this = f"tables lazy by {name}", f"lazy {name}"
-        yield figure(f"DP step, {what}, {at}", spent.median(this, STEP), "s")
+        yield row(f"DP step, {what}", spent.median(this, STEP), "s")
         ratio = spent.ratio("dense Adam", this)
-        yield figure(f"DP step, all by Adam / {what}, {at}", ratio, "x", at_least=5.0)
-        ratio = spent.ratio("dense SGD", this)
-        yield figure(f"DP step, all by SGD / {what}, {at}", ratio, "x")
+        yield row(f"DP step, all by Adam / {what}", ratio, "x", at_least=5.0)
+        yield row(f"DP step, all by SGD / {what}", spent.ratio("dense SGD", this), "x")
         ratio = spent.ratio(this, "ordinary")
-        yield figure(f"DP step, {what} / without privacy, {at}", ratio, "x", at_most=2.0)
-        yield from _flush(flushes.median(name), spent.median(this, STEP), what, at)
-
-
-def _flush(flush: float, step: float, what: str, at: str) -> Iterator[Row]:
-    yield figure(f"flush, {what}, {at}", flush, "s")
-    yield figure(f"flush / step, {what}, {at}", flush / step, "x")
+        yield row(f"DP step, {what} / without privacy", ratio, "x", at_most=2.0)
+        flush = flushes.median(name)
+        yield row(f"flush, {what}", flush, "s")
+        yield row(f"flush / step, {what}", flush / spent.median(this, STEP), "x")
 
 
 def sizes(
@@ -115,36 +98,35 @@ def sizes(
     *,
     rounds: int = 5,
 ) -> Iterator[Row]:
+    models = [clicks(buckets, hidden) for buckets in sizes]
+    smallest, *_, largest = (model.num_params / 1e6 for model in models)
     for what, momentum in LAZIES.items():
-        models = [clicks(buckets, hidden) for buckets in sizes]
         work = {
-            _at(model, batch_size): Steps(model, batch_size).private(ADAM, lazy(momentum))
+            _at(model.num_params, batch_size): Steps(model, batch_size).private(
+                ADAM, lazy(momentum)
+            )
             for model in models
         }
         spent = in_turns(work, rounds)
-        for at in work:
-            name = f"DP step, other sizes, tables lazy by {what}, {at}"
-            yield figure(name, spent.median(at, STEP), "s")
+        for size in work:
+            name = f"DP step, other sizes, tables lazy by {what}, {size}"
+            yield figure(name, spent.median(size, STEP), "s")
         least = min(work, key=spent.median)
-        most = max(spent.ratio(at, least) for at in work)
-        smallest, *_, largest = (model.num_params / 1e6 for model in models)
-        name = (
-            f"DP step, tables lazy by {what}, dearest / cheapest of {len(models)} sizes, "
-            f"{smallest:.3g}M to {largest:.3g}M parameters"
-        )
+        most = max(spent.ratio(size, least) for size in work)
+        of = f"{len(models)} sizes, {smallest:.3g}M to {largest:.3g}M parameters"
+        name = f"DP step, tables lazy by {what}, dearest / cheapest of {of}"
         yield figure(name, most, "x", at_most=1.25)
 
 
 def crossover(buckets: int, batch_size: int = BATCH, *, rounds: int = 5) -> Iterator[Row]:
     """Measures few rows, and dense layers that are next to nothing."""
     model = clicks(buckets, (8,))
-    dense, deferred = _programs(model, batch_size)
-    spent = in_turns(_named(dense, deferred), rounds)
+    spent = in_turns(_programs(model, batch_size), rounds)
     rows = max(leaf.shape[0] for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
-    at = f"{rows / (batch_size * len(DISPLAY_ADS.categories)):.2g} rows a look-up"
-    for one, other in itertools.product(dense, deferred):
+    row = at(f"{rows / (batch_size * len(DISPLAY_ADS.categories)):.2g} rows a look-up")
+    for one, other in itertools.product(("Adam", "SGD"), LAZIES):
         ratio = spent.ratio(f"dense {one}", f"lazy {other}")
-        yield figure(f"DP step, all by {one} / tables lazy by {other}, {at}", ratio, "x")
+        yield row(f"DP step, all by {one} / tables lazy by {other}", ratio, "x")
 
 
 class Large(NamedTuple):
@@ -184,19 +166,20 @@ def large(
     for what, momentum in LAZIES.items():
         process = alone(_large, many, few[0], hidden, momentum, batch_size, rounds)
         found: Large = process.value
-        at = f"{found.num_params / 1e6:.3g}M parameters, batch {batch_size:,}"
-        step = found.spent.median("large", STEP)
-        yield figure(f"DP step, tables lazy by {what}, {at}", step, "s")
+        this = f"tables lazy by {what}"
+        place = _at(found.num_params, batch_size)
+        row, step = at(place), found.spent.median("large", STEP)
+        yield row(f"DP step, {this}", step, "s")
         scaled = y + (y2 - y) / (x2 - x) * (found.num_params - x)
-        name = f"scaled from {x / 1e6:.3g}M and {x2 / 1e6:.3g}M"
-        yield figure(f"DP step, all by Adam, {name}, {at}", scaled, "s")
-        name = f"DP step, all by Adam, {name} / tables lazy by {what}, {at}"
-        yield figure(name, scaled / step, "x", at_least=50.0)
-        name = f"DP step, tables lazy by {what}, {at} / {x / 1e6:.3g}M"
-        yield figure(name, found.spent.ratio("large", "small"), "x", at_most=1.25)
-        yield from _flush(found.flush, step, f"tables lazy by {what}", at)
-        name = f"most memory of the process, tables lazy by {what}, {at}"
-        yield figure(name, process.gigabytes, "GB", at_most=LARGE_GIGABYTES)
+        name = f"DP step, all by Adam, scaled from {x / 1e6:.3g}M and {x2 / 1e6:.3g}M"
+        yield row(name, scaled, "s")
+        yield row(f"{name} / {this}", scaled / step, "x", at_least=50.0)
+        ratio = found.spent.ratio("large", "small")
+        yield figure(f"DP step, {this}, {place} / {x / 1e6:.3g}M", ratio, "x", at_most=1.25)
+        yield row(f"flush, {this}", found.flush, "s")
+        yield row(f"flush / step, {this}", found.flush / step, "x")
+        most, bar = process.gigabytes, LARGE_GIGABYTES
+        yield row(f"most memory of the process, {this}", most, "GB", at_most=bar)
 
 
 def lazydp(
@@ -213,25 +196,23 @@ def lazydp(
         work = {"all": one.private(SGD), "tables lazy": one.private(SGD, lazy())}
         spent = in_turns(work, rounds)
         held = 4 * tables * DLRM_WIDTH * rows
-        at = f"{tables} tables of {DLRM_WIDTH} columns, {held / 1e9:.3g} GB, batch {batch_size:,}"
-        seconds.append((held, *(spent.median(name, STEP) for name in work)))
-        yield figure(f"DP step, SGD, {at}", seconds[-1][1], "s")
-        yield figure(f"DP step, SGD, tables lazy, {at}", seconds[-1][2], "s")
-        ratio = spent.ratio("all", "tables lazy")
-        yield figure(f"DP step, SGD, all / tables lazy, {at}", ratio, "x")
+        size = f"{held / 1e9:.3g} GB, batch {batch_size:,}"
+        row = at(f"{tables} tables of {DLRM_WIDTH} columns, {size}")
+        dense, deferred = (spent.median(name, STEP) for name in work)
+        seconds.append((held, dense))
+        yield row("DP step, SGD", dense, "s")
+        yield row("DP step, SGD, tables lazy", deferred, "s")
+        yield row("DP step, SGD, all / tables lazy", spent.ratio("all", "tables lazy"), "x")
         for what, program in work.items():
-            yield figure(
-                f"compiling that step, SGD, {what}, {at}", program.compiling.cpu_seconds, "s"
-            )
+            yield row(f"compiling that step, SGD, {what}", program.compiling.cpu_seconds, "s")
         del work
-    (x, y, _), (x2, y2, deferred) = seconds
+    (x, y), (x2, y2) = seconds
     scaled = y + (y2 - y) / (x2 - x) * (LAZYDP_BYTES - x)
     to = f"{LAZYDP_BYTES / 1e9:g} GB"
     name = f"DP step, SGD, all (scaled from {x / 1e9:.3g} and {x2 / 1e9:.3g} GB to {to})"
     yield figure(name, scaled, "s")
-    yield figure(
-        f"{name} / tables lazy ({x2 / 1e9:.3g} GB); LazyDP: {THEIRS}", scaled / deferred, "x"
-    )
+    name = f"{name} / tables lazy ({x2 / 1e9:.3g} GB); LazyDP: {THEIRS}"
+    yield figure(name, scaled / deferred, "x")
 
 
 def epoch(
@@ -241,21 +222,14 @@ def epoch(
     *,
     rows: int = 4_600_000,
 ) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        made = synthetic.write_store(store, round(rows / 0.8), seed=0)  # of which so many train
-        config = RunSpec.of(
-            SETTINGS["balls-and-bins"](batch_size=batch_size, epochs=1),
-            target_epsilon=epsilon,
-            tables="lazy",
-            audit=False,  # made before a run, and no part of what is timed
-        )
-        task = Clicks(store, **asdict(model))
-        record, (seconds, spent) = steps_of_run(task, config, Path(folder) / "run")
-    at = f"{record['num_params'] / 1e6:.3g}M parameters, batch {batch_size:,}"
-    yield figure(f"an epoch of {rows:,} rows, tables lazy, {at}", spent, "s")
-    yield figure(f"the same by the clock, {at}", seconds, "s")
-    yield figure(f"an epoch of 46M rows, scaled, {at}", spent * 46e6 / rows, "s")
+    chosen = {"target_epsilon": epsilon, "tables": "lazy", "audit": False}
+    spec = run_of("balls-and-bins", batch_size, 1, **chosen)
+    with generated(round(rows / 0.8), model) as (task, folder, made):  # of which so many train
+        record, (seconds, spent) = steps_of_run(task, spec, folder / "run")
+    size = _at(record["num_params"], batch_size)
+    yield figure(f"an epoch of {rows:,} rows, tables lazy, {size}", spent, "s")
+    yield figure(f"the same by the clock, {size}", seconds, "s")
+    yield figure(f"an epoch of 46M rows, scaled, {size}", spent * 46e6 / rows, "s")
     yield figure(f"its epsilon, {rows:,} rows", record["epsilon_upper"], at_most=epsilon)
     found, best = record["metrics"]["test_auc"], made.summary.test_bayes_auc
     yield figure(f"test AUC after the epoch, epsilon {epsilon:g}, {rows:,} rows", found)

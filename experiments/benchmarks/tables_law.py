@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train
+from dpsgd.audit.runtime.deferred_law import DeferredLaw
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import caught_up
@@ -41,17 +42,12 @@ def schedules(steps: int) -> dict[str, np.ndarray]:
     }
 
 
-def brute_force(run: LinearSgd, start: int, stop: int) -> GapLaw:
-    """Returns A and V, one product of the update rule's matrices behind the other, backwards."""
-    product, covariance = np.eye(2), np.zeros((2, 2))
-    for k in range(stop - 1, start - 1, -1):
-        a = run.step_sizes[k]
-        noise = product @ [1.0, -a]
-        covariance += np.outer(noise, noise)
-        rule = [[run.momentum, run.weight_decay], [-a * run.momentum, 1 - a * run.weight_decay]]
-        product = product @ rule
-    kept = np.s_[:, :] if run.momentum else np.s_[1:, 1:]
-    return GapLaw(product[kept], covariance[kept])
+def step_by_step(run: LinearSgd) -> Callable[[int, int], GapLaw]:
+    """Returns (start, stop) -> the law of a gap as the audit knows it, by the update rule alone."""
+    sizes = np.array(run.step_sizes)
+    audited = DeferredLaw(sizes, run.momentum, run.weight_decay, 1.0, lambda attempt: sizes)
+    kept = slice(-run.order, None)
+    return lambda start, stop: GapLaw(*(x[kept, kept] for x in audited.gap(start, stop)))
 
 
 def closed_form(run: LinearSgd, start: int, stop: int) -> np.ndarray:
@@ -68,7 +64,7 @@ def closed_form(run: LinearSgd, start: int, stop: int) -> np.ndarray:
     return np.array([[squares / mu**2, both], [both, variance]])
 
 
-def _looked_up(gaps: Gaps, start: int, stop: int) -> GapLaw:
+def looked_up(gaps: Gaps, start: int, stop: int) -> GapLaw:
     """Returns the law of a gap as a step finds it."""
     at, multiple = gaps.at(stop), -(-start // gaps.spacing)
     if multiple * gaps.spacing <= stop:
@@ -89,7 +85,7 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
         OPTIMIZERS.items(), list(schedules(steps).items())[:kinds]
     ):
         run = LinearSgd(tuple(sizes), momentum, decay)
-        gaps, laws = Gaps(run), RunLaws(run)
+        gaps, laws, truth = Gaps(run), RunLaws(run), step_by_step(run)
         off, moved, errors, off_closed = 0.0, 0.0, 0.0, 0.0
         places = {
             (max(0, stop - length), stop)
@@ -97,8 +93,8 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
             for stop in (length, steps // 2, steps)
         }
         for start, stop in sorted(places, key=lambda place: place[1]):
-            expected = brute_force(run, start, stop)
-            found = _looked_up(gaps, start, stop)
+            expected = truth(start, stop)
+            found = looked_up(gaps, start, stop)
             off = max(off, _off(found.covariance, expected.covariance))
             if stop - start >= 1_000 and momentum and not decay:
                 closed = closed_form(run, start, stop)

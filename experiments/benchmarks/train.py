@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,26 +28,24 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.resolve import resolve
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.case import Row, at, cases
+from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import SIZES, copies_of, num_params
 from experiments.benchmarks.timing import Series, Spent, turns
 from experiments.tasks.clicks.sizes import PRESETS
-from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSource
-from samplers.settings import SETTINGS
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
 
 
-def steps_of_run(task: Any, config: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:
+def steps_of_run(task: Any, spec: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:
     """Returns the record of a run, and what its steps took."""
     marks: dict[str, float] = {}
 
     def mark(line: str) -> None:  # the first word of a line of progress, when it first came
         marks.setdefault(line.split()[0], time.process_time())
 
-    record = dpsgd.run(task, config, out, progress=mark)
+    record = dpsgd.run(task, spec, out, progress=mark)
     return record, Spent(record["training_seconds"], marks["evaluating"] - marks["steps"])
 
 
@@ -59,22 +56,16 @@ def train(
     rows: int = 125_000,  # of which 4 in 5 train
     rounds: int = 3,
 ) -> Iterator[Row]:
-    config = RunSpec.of(
-        SETTINGS["balls-and-bins"](batch_size=1024, epochs=epochs),
-        noise_multiplier=1.0,
-        l2_clip_norm=4.0,
-        learning_rate=3e-3,
-        audit=False,  # made before a run, and no part of what is timed
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        store, numbers = Path(folder) / "store", itertools.count()
-        synthetic.write_store(store, rows, seed=0)
-        task = Clicks(store, **dataclasses.asdict(MODELS[model]))
-        job = Job.of(task, resolve(config, task, rows_of(task)))
+    sizes = {"l2_clip_norm": 4.0, "learning_rate": 3e-3, "noise_multiplier": 1.0}
+    # The audit is made before a run, and no part of what is timed.
+    spec = run_of("balls-and-bins", 1024, epochs, audit=False, **sizes)
+    with generated(rows, MODELS[model]) as (task, folder, _):
+        numbers = itertools.count()
+        job = Job.of(task, resolve(spec, task, rows_of(task)))
 
         def run(data_on: Literal["device", "host"]) -> Spent:
-            out = Path(folder) / f"{data_on} {next(numbers)}"
-            return steps_of_run(task, dataclasses.replace(config, data_on=data_on), out)[1]
+            out = folder / f"{data_on} {next(numbers)}"
+            return steps_of_run(task, dataclasses.replace(spec, data_on=data_on), out)[1]
 
         def score() -> Spent:
             blocks = [block for split in task.store.splits for block in task.store.blocks(split)]
@@ -95,16 +86,13 @@ def train(
         num_rows = task.store.num_rows
     sampler = job.mechanism.sampler
     examples = sampler.num_steps * sampler.expected_batch_size
-    at = f"{model}, {num_params(job.params) / 1e6:.3g}M parameters, batch 1024"
-    yield figure(f"dpsgd train, {at}", examples / seconds.median("device"), "ex/s")
-    yield figure(f"bare loop of its steps, {at}", examples / seconds.median("bare"), "ex/s")
-    ratio = seconds.ratio("bare", "device")
-    yield figure(f"dpsgd train / bare loop, {at}", ratio, "x", at_least=0.9)
-    ratio = cpu_seconds.ratio("bare", "device")
-    yield figure(f"the same, in CPU seconds, {at}", ratio, "x", at_least=0.9)
-    ratio = seconds.ratio("device", "host")
-    yield figure(f"data on the host / on the device, {at}", ratio, "x")
-    yield figure(f"rows scored, {at}", num_rows / seconds.median("score"), "rows/s")
+    row = at(f"{model}, {num_params(job.params) / 1e6:.3g}M parameters, batch 1024")
+    yield row("dpsgd train", examples / seconds.median("device"), "ex/s")
+    yield row("bare loop of its steps", examples / seconds.median("bare"), "ex/s")
+    yield row("dpsgd train / bare loop", seconds.ratio("bare", "device"), "x", at_least=0.9)
+    yield row("the same, in CPU seconds", cpu_seconds.ratio("bare", "device"), "x", at_least=0.9)
+    yield row("data on the host / on the device", seconds.ratio("device", "host"), "x")
+    yield row("rows scored", num_rows / seconds.median("score"), "rows/s")
 
 
 def _bare_loop(job: Job) -> Callable[[], Spent]:

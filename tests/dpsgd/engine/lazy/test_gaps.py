@@ -5,6 +5,7 @@ import pytest
 
 from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import packed
+from experiments.benchmarks.tables_law import looked_up, step_by_step
 
 STEPS = 1_000
 PROGRESS = np.arange(STEPS) / STEPS
@@ -16,29 +17,9 @@ SCHEDULES = {
 OPTIMIZERS = [(0.0, 0.0), (0.9, 0.0), (0.99, 0.0), (0.0, 0.1), (0.9, 0.01)]
 
 
-def simulated(sizes, momentum, decay, start, stop):
-    """Returns A and V by the update rule itself: of both unit states, and of each step's noise."""
-    states = np.zeros((2, 2 + stop - start))
-    states[0, 0] = states[1, 1] = 1.0
-    for k in range(start, stop):
-        states[0] = momentum * states[0] + decay * states[1]
-        states[0, 2 + k - start] += 1.0
-        states[1] = states[1] - sizes[k] * states[0]
-    noise = states[:, 2:]
-    kept = slice(None) if momentum else slice(1, 2)
-    return states[kept, :2][:, kept], (noise @ noise.T)[kept, kept]
-
-
-def gap(gaps: Gaps, start: int, stop: int):
-    """Returns the law of a gap as a step looks it up."""
-    at, multiple = gaps.at(stop), -(-start // gaps.spacing)
-    if multiple * gaps.spacing <= stop:
-        return gaps.to_next_multiple.of(start).then(at.from_multiples.of(multiple))
-    return at.from_recent.of(start % gaps.spacing)
-
-
-def assert_same(law, transition, covariance):
+def assert_same(law, expected):
     """Within 1e-9 of the standard deviations."""
+    transition, covariance = expected
     scale = np.sqrt(np.outer(*[np.diag(covariance)] * 2))
     assert np.all(np.abs(law.covariance - covariance) <= 1e-9 * scale)
     assert np.allclose(law.transition, transition, rtol=1e-9, atol=1e-12)
@@ -49,16 +30,16 @@ def assert_same(law, transition, covariance):
 def test_a_gap_is_what_the_update_rule_does_to_noise(schedule, momentum, decay):
     sizes = SCHEDULES[schedule]
     run = LinearSgd(tuple(sizes), momentum, decay)
-    gaps, rng = Gaps(run), np.random.default_rng(0)
+    gaps, truth, rng = Gaps(run), step_by_step(run), np.random.default_rng(0)
     for stop in (1, 2, 31, 32, 500, STEPS - 1, STEPS):  # and of these all kinds of beginnings
         for start in {0, stop - 1, max(0, stop - 2), *rng.integers(0, stop, 2).tolist()}:
-            assert_same(gap(gaps, start, stop), *simulated(sizes, momentum, decay, start, stop))
+            assert_same(looked_up(gaps, start, stop), truth(start, stop))
 
 
 def test_no_gap_changes_nothing():
     gaps = Gaps(LinearSgd(tuple(SCHEDULES["cosine"]), 0.9))
     for stop in (0, 31, 62, 500, STEPS):
-        law = gap(gaps, stop, stop)
+        law = looked_up(gaps, stop, stop)
         assert np.array_equal(law.transition, np.eye(2))
         assert not law.covariance.any()
 
@@ -74,20 +55,6 @@ def test_a_run_that_goes_on_has_the_same_laws():
                 assert all(map(np.array_equal, one, other))
 
 
-def closed_form(sizes, mu, start, stop):
-    """Returns A and V by sums over the schedule, for momentum without decay."""
-    p = np.zeros(len(sizes) + 1)
-    for k in range(len(sizes) - 1, -1, -1):
-        p[k] = sizes[k] + mu * p[k + 1]
-    g = stop - start
-    powers = mu ** np.arange(g, 0, -1.0)
-    q, squares = powers @ p[start:stop], mu**2 * (1 - mu ** (2 * g)) / (1 - mu**2)
-    variance = p[start:stop] @ p[start:stop] - 2 * p[stop] * q + p[stop] ** 2 * squares
-    both = -(q - p[stop] * squares) / mu
-    transition = [[mu**g, 0], [-mu * (p[start] - mu**g * p[stop]), 1]]
-    return np.array(transition), np.array([[squares / mu**2, both], [both, variance]])
-
-
 @pytest.fixture(scope="module", params=[10_000, pytest.param(100_000, marks=pytest.mark.long)])
 def long_gaps(request):
     progress = np.arange(request.param) / request.param
@@ -97,15 +64,11 @@ def long_gaps(request):
 @pytest.mark.parametrize("where", ["first", "last"])
 @pytest.mark.parametrize("length", [1, 10, 1_000, None])
 def test_long_runs_keep_all_digits_at_both_ends_of_the_schedule(long_gaps, length, where):
-    sizes = np.array(long_gaps.optimizer.step_sizes)
-    length = length or sizes.size
-    start = 0 if where == "first" else sizes.size - length
-    stop = start + length
-    law = gap(long_gaps, start, stop)
-    if length <= 1_000:  # there the closed form cancels
-        assert_same(law, *simulated(sizes, 0.9, 0.0, start, stop))
-    else:
-        assert_same(law, *closed_form(sizes, 0.9, start, stop))
+    steps = long_gaps.optimizer.num_steps
+    length = length or steps
+    start = 0 if where == "first" else steps - length
+    expected = step_by_step(long_gaps.optimizer)(start, start + length)
+    assert_same(looked_up(long_gaps, start, start + length), expected)
 
 
 def test_without_momentum_variances_add_up():
