@@ -18,7 +18,6 @@ from experiments.benchmarks import accounting, record, scale, scale_beam
 from experiments.benchmarks.case import Estimate, Row, cases, figure
 from experiments.benchmarks.record import Record, read, table
 from experiments.benchmarks.timing import alone, in_turns
-from samplers import Poisson
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -362,14 +361,6 @@ def test_padding_by_shards_is_what_was_predicted():
     assert len(rows) == 8
     assert all(row.holds for row in rows)
     assert {row.bar for row in rows} >= {"<= 32.5", "<= 98.5", "<= 338.5", "<= 35.5"}
-
-
-def test_a_draw_is_measured_from_the_first_line_of_its_process():
-    time, memory = scale.took("draw", scale.draw, Poisson(200_000, 1000, num_shards=4))
-    assert 0.01 < time.value < 60
-    assert 0.02 < memory.value < 2
-    assert time.holds
-    assert memory.holds
 
 
 @pytest.mark.parametrize("change", ["a byte", "a file"])

@@ -100,22 +100,6 @@ def test_every_module_of_the_commands_is_a_command_and_says_what_it_does(capsys)
     assert max(map(len, said.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "name a command; there are prepare, train"),
-        (["trian"], "there is no command 'trian': did you mean train?"),
-        (["frobnicate"], "there is no command 'frobnicate'; there are prepare, train"),
-        (["--out", "run"], "there is no command '--out'; there are"),
-    ],
-)
-def test_what_is_no_command_is_refused_in_one_line(words, said, capsys):
-    assert cli.main(words) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
-
-
 def test_the_version_is_told(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"dpsgd {dpsgd.__version__}\n"

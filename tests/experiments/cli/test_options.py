@@ -177,6 +177,8 @@ REFUSED = {
     "a file": (["train", "--task", "ratings", "no.data", *RUN[3:], "--non-private"],
                "no.data: No such file or directory"),
     "no command": (["trian"], "there is no command 'trian': did you mean train?"),
+    "no word": ([], "name a command; there are prepare, train"),
+    "like no command": (["frobnicate"], "there is no command 'frobnicate'; there are prepare"),
     "no topic": (["plan", "device"], "plan: name what is planned first, noise or devices"),
     "too many words": (["ledger", "a", "b"], "Unrecognized options: b"),
 }  # fmt: skip

@@ -15,6 +15,14 @@ BALLS += ["--epochs", "1"]  # batches that are never cut cost many times less ti
 BALLS += ["--target-epsilon", "8"]
 
 
+def mechanism_of(out):
+    """The mechanism that the printed lines for Python make."""
+    lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:4]
+    names = {"l2_clip_norm": 1.0}
+    exec("\n".join(line.strip() for line in lines), names)
+    return names["mechanism"]
+
+
 def answer(words, capsys):
     assert cli.main(words) == 0
     return capsys.readouterr().out
@@ -33,10 +41,7 @@ def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_
     assert best > 1
     assert f"b = {best} is best: its noise leaves {rows[best]:.3g}" in out
     assert f"With `dpsgd train`: --optimizer sgd --momentum 0.9 --bands {best}\n" in out
-    lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:4]
-    names = {"l2_clip_norm": 1.0}
-    exec("\n".join(line.strip() for line in lines), names)
-    mechanism = names["mechanism"]
+    mechanism = mechanism_of(out)
     assert mechanism.noise.bands == mechanism.sampler.cycle_length == best
     assert 7.95 < epsilon(mechanism.privacy(), 1e-4).upper <= 8
 
@@ -66,11 +71,9 @@ def test_a_fixed_order_is_offered_buffers_and_the_lines_for_python_make_them(cap
     out = answer([*words[:-2], "--bands", "8"], capsys)
     assert "BLT of 2 buffers is best" in out
     assert "With `dpsgd train`: --optimizer sgd --buffers 2\n" in out
-    lines = out.partition("With dpsgd.train")[2].partition("\n")[2].splitlines()[:4]
-    names = {"l2_clip_norm": 1.0}
-    exec("\n".join(line.strip() for line in lines), names)
-    assert names["mechanism"].noise.kept == 2
-    assert 7.95 < epsilon(names["mechanism"].privacy(), 1e-4).upper <= 8
+    mechanism = mechanism_of(out)
+    assert mechanism.noise.kept == 2
+    assert 7.95 < epsilon(mechanism.privacy(), 1e-4).upper <= 8
 
 
 def test_adam_is_answered_by_1_and_the_reason(capsys):

@@ -2,19 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from experiments import cli
-from experiments.tasks.clicks.metrics import auc
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4", "--batch-size", "200"]
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.long) for name in ("shuffle", "poisson", "balls-and-bins")
-]
-SAMPLERS = ["deterministic", *OTHERS]
 
 
 def run(*argv) -> int:
@@ -27,11 +21,6 @@ def made(name, folder):
     assert run("prepare", "synthetic", folder / "raw", "--raw", *words) == 0
     assert run("prepare", name, folder / "raw", folder / "store") == 0
     return name, folder / "raw", folder / "store"
-
-
-@pytest.fixture(scope="module")
-def search_log(tmp_path_factory):
-    return made("criteo-search", tmp_path_factory.mktemp("search"))
 
 
 @pytest.fixture(scope="module", params=synthetic.LOGS)
@@ -49,52 +38,6 @@ def test_a_store_can_be_generated_at_once_and_says_the_best_auc(data_set, tmp_pa
     printed = capsys.readouterr().out
     assert f"best reachable AUC: {direct.source['bayes_auc']:.4f}" in printed
     assert f"on the test rows: {direct.source['test_bayes_auc']:.4f}" in printed
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_trains_on_the_search_log_and_a_raw_file_of_it_is_evaluated(
-    search_log, sampler, tmp_path, capsys
-):
-    _, raw, store = search_log
-    out = tmp_path / "run"
-    words = ["--out", out, "--epochs", 1, "--noise-multiplier", 1.0, *TINY]
-    if sampler in ("poisson", "balls-and-bins"):
-        words += ["--max-batch-size", 300]  # one width, and so one program
-    if sampler != "balls-and-bins":  # the audit of one will do
-        words += ["--no-audit"]
-    assert run("train", store, f"sampler:{sampler}", *words) == 0
-    record = json.loads((out / "report.json").read_text())
-    first, last = Store.open(store).splits["train"]
-    assert record["num_examples"] == last - first
-    assert 0 < record["epsilon_lower"] <= record["epsilon_upper"] < 100
-    assert np.isfinite(record["metrics"]["test_log_loss"])
-    capsys.readouterr()
-    printed = []
-    for data in (raw, store):  # the same rows, in other orders
-        assert run("evaluate", out, data) == 0
-        lines = capsys.readouterr().out.splitlines()
-        printed.append({k: float(v) for k, v in (line.split(": ") for line in lines)})
-    assert printed[0] == pytest.approx(printed[1], rel=1e-4)
-
-
-@pytest.mark.long
-def test_who_sees_the_price_reads_the_sale(tmp_path):
-    """Why outcomes are left out: how often each price was sold at, learned on the training rows."""
-    raw = tmp_path / "raw"
-    assert (
-        run("prepare", "synthetic", raw, "--raw", "--like", "criteo-search", "--num-rows", 6_000)
-        == 0
-    )
-    assert run("prepare", "criteo-search", raw, tmp_path / "s", "--include", "product_price") == 0
-    store = Store.open(tmp_path / "s")
-    assert store.schema.categories[-1] == "product_price"
-    train, test = store.load("train"), store.load("test")
-    prices = {name: rows["categories"][:, -1] for name, rows in (("train", train), ("test", test))}
-    most = 1 + store.schema.buckets[-1]
-    shown = np.bincount(prices["train"], minlength=most)
-    sold = np.bincount(prices["train"], train["label"], minlength=most)
-    assert auc(((sold + 0.5) / (shown + 1))[prices["test"]], test["label"]) > 0.97
 
 
 @pytest.mark.long

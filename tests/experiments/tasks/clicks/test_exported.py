@@ -136,14 +136,6 @@ def test_a_loaded_model_says_what_its_sizes_are(home):
     assert model.description["model_sizes"]["embedding_dim"] == 2
 
 
-def test_rows_that_are_not_of_the_model_are_refused_in_one_line(home, table):
-    model = load_exported(home / "model")
-    with pytest.raises(ValueError, match=r"^the rows have no column I3$"):
-        model.predict({name: values for name, values in table.items() if name != "I3"})
-    with pytest.raises(ValueError, match=r"^row 2, column C1: found 'no', expected eight hexa"):
-        model.predict({**table, "C1": [*table["C1"][:2], "no", *table["C1"][3:]]})
-
-
 def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):
     model = load_exported(home / "model")
     one = {name: values[0] for name, values in table.items()}
@@ -323,19 +315,6 @@ def test_a_bad_line_is_an_error_with_its_place_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [rows]
 
 
-def test_scores_are_absent_until_they_are_whole_and_an_interrupted_file_leaves_nothing(
-    home, tmp_path
-):
-    def interrupt(rows):
-        assert rows == ROWS
-        assert not (tmp_path / "s.csv").exists()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        score(home, tmp_path / "s.csv", interrupt)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_path, capsys):
     words = ["score", home / "model", home / "train.txt"]
     line = in_one_line(capsys, *words, "--out", tmp_path / "no" / "scores.csv")
@@ -405,16 +384,3 @@ def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(ho
         buckets: "was prepared with other buckets",
     }.items():
         assert store.schema_mismatch(other, 6) == says
-
-
-def test_a_store_that_the_model_does_not_fit_is_told_from_it_by_the_difference(
-    home, tmp_path, capsys
-):
-    synthetic.write_store(tmp_path / "search", 200, seed=0, log=synthetic.LOGS["criteo-search"])
-    words = ["evaluate", home / "model"]
-    line = in_one_line(capsys, *words, tmp_path / "search")
-    assert "search holds rows of criteo-search, not of criteo-display: the model does not" in line
-    assert "hash seed" not in line
-    display.prepare(home / "train.txt", tmp_path / "seed", hash_seed=6)
-    line = in_one_line(capsys, *words, tmp_path / "seed")
-    assert "seed was prepared with another hash seed than 5 (see --hash-seed)" in line

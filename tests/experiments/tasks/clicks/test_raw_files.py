@@ -4,7 +4,6 @@ import gzip
 import itertools
 import math
 import re
-import signal
 import subprocess
 import sys
 import zlib
@@ -599,18 +598,6 @@ except ValueError as error:
 """)
     assert re.fullmatch(r".*/s cannot be written: the disk is full \(.*\).*\n", done.stderr)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_killed_amid_its_blocks_leaves_no_store(large, tmp_path):
-    done = in_a_process(f"""
-def progress(rows):
-    os.kill(os.getpid(), signal.SIGKILL)
-prepare({str(large)!r}, {str(tmp_path / "s")!r}, progress=progress)
-""")
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not (tmp_path / "s").exists()
-    display.prepare(large, tmp_path / "s").verify()
-    assert [p.name for p in tmp_path.iterdir()] == ["s"]
 
 
 def test_memory_does_not_grow_with_the_file(large, tmp_path):

@@ -9,20 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.tasks.clicks.schema import DISPLAY_ADS, DISPLAY_CARDINALITIES, MISSING, Schema
-
-WORD = (1 << 64) - 1
-
-
-def split_mix(x: int) -> int:
-    """Finalise as SplitMix64 does, in Python integers."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
-    return x ^ (x >> 31)
+from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, split_mix
 
 
 def oracle_id(value: int, feature: int, seed: int, buckets: int) -> int:
-    golden = 0x9E3779B97F4A7C15
-    key = split_mix((split_mix((seed + golden) & WORD) + (feature + 2) * golden) & WORD)
+    key = split_mix((split_mix((seed + GOLDEN) & WORD) + (feature + 2) * GOLDEN) & WORD)
     return 1 + split_mix(value ^ key) % buckets
 
 

@@ -30,18 +30,6 @@ def neighbours(tmp_path_factory):
     return [display.prepare(folder / f"{name}.txt", folder / name) for name in "ab"]
 
 
-def test_a_new_row_moves_no_other_row_into_another_bucket(neighbours):
-    a, b = (store.load("train") for store in neighbours)
-    for name in a:
-        assert a[name].shape == b[name].shape
-        same = np.arange(len(a[name])) != CHANGED
-        np.testing.assert_array_equal(a[name][same], b[name][same])
-    assert any(not np.array_equal(a[name][CHANGED], b[name][CHANGED]) for name in a)
-    one, other = neighbours
-    for public in ("schema", "splits", "num_rows", "hash_seed"):
-        assert getattr(one, public) == getattr(other, public)
-
-
 def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours):
     programs, shapes = [], []
     for store in neighbours:

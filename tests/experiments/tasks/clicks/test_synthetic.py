@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -78,23 +77,6 @@ def test_preparing_the_raw_file_equals_writing_the_store(log, tmp_path):
     assert prepared.shards == direct.shards
     assert prepared.splits == direct.splits
     assert direct.source["bayes_auc"] == summary.bayes_auc
-
-
-@pytest.mark.long
-def test_preparing_rows_costs_about_what_python_takes_to_split_their_fields(log, tmp_path):
-    """CPU time, best of three. Near 0.9; the slow reader of the tests is near 10."""
-    source = tmp_path / "raw.txt"
-    write_raw(source, 20_000, 1, log=log)
-    text = source.read_bytes()
-    prepare, split = [], []
-    for out in "abc":
-        begin = time.process_time()
-        log.format.prepare(source, tmp_path / out)
-        prepared = time.process_time()
-        _ = [line.split(b"\t") for line in text.split(b"\n")]
-        prepare.append(prepared - begin)
-        split.append(time.process_time() - prepared)
-    assert min(prepare) < 4 * min(split)
 
 
 def test_missing_rates_are_the_published_ones_and_groups_are_missing_together(population, chunk):

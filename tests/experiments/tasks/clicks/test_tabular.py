@@ -261,12 +261,6 @@ def test_a_label_is_of_two_classes_that_were_declared(tmp_path, classes, labels,
         read(path, schema)
 
 
-@pytest.mark.parametrize("classes", [("a",), ("a", "a"), ("a", ""), ("a", "b", "c")])
-def test_classes_are_two_different_texts(classes):
-    with pytest.raises(ValueError, match="two different texts of the label are declared"):
-        table_schema("y", categories=("c",), classes=classes)
-
-
 @pytest.mark.long
 def test_a_table_of_declared_classes_is_prepared_trained_on_evaluated_and_scored(tmp_path, capsys):
     rng = np.random.default_rng(0)
@@ -525,6 +519,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         ({"numbers": ("a", "a")}, "a: a column is the label"),
         ({"categories": ("a", "b", "c"), "buckets": (8, 8)}, "one for each of the 3 categories"),
         ({"categories": ("a",), "buckets": (12,)}, "bucket count of a must be a power of two"),
+        *(
+            ({"categories": ("c",), "classes": classes}, "two different texts of the label are")
+            for classes in (("a",), ("a", "a"), ("a", ""), ("a", "b", "c"))
+        ),
     ],
 )
 def test_columns_and_buckets_that_do_not_fit_are_refused(asked, says):
@@ -660,17 +658,6 @@ def test_a_store_of_another_label_or_transform_is_not_evaluated(trained, tmp_pat
         assert run("prepare", "csv", folder / "may.csv", tmp_path / what, *other, *asked) == 0
         assert run("evaluate", folder / "run", tmp_path / what) == 2
         assert f"was prepared with other {what}: " in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_table_of_numbers_alone_is_trained_on(trained, tmp_path, capsys):
-    folder, _ = trained
-    asked = ["--label", "clicked", "--numbers", "age", "device"]
-    assert run("prepare", "csv", folder / "may.csv", tmp_path / "store", *asked) == 0
-    words = ["sampler:deterministic", "--noise-multiplier", 1, "--epochs", 1, *TINY]
-    words += ["--out", tmp_path / "run"]
-    assert run("train", tmp_path / "store", *words) == 0
-    assert math.isfinite(metrics(capsys, tmp_path / "run", folder / "may.csv")["log_loss"])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from dpsgd.runs.task import Task, check_task
-from experiments.tasks.clicks.store import Store
-from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
@@ -85,43 +83,6 @@ def test_what_is_described_is_enough_to_predict_without_the_store(task):
     assert json.loads(json.dumps(again.describe())) == record
     with pytest.raises(ValueError, match="config: model_sizes, hidden"):
         Clicks.described({**record, "model_sizes": {"hidden": "x"}}, "config")
-
-
-def test_parameters_are_described_without_being_made(task):
-    shapes = jax.eval_shape(lambda: task.init(0))
-    made = task.init(0)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), made
-    )
-
-
-def test_a_store_of_other_columns_or_another_hash_is_named(task, tmp_path):
-    synthetic.write_store(tmp_path / "search", 200, seed=0, log=synthetic.LOGS["criteo-search"])
-    synthetic.write_store(tmp_path / "seeded", 200, seed=0, hash_seed=1)
-    begun = task.describe()
-    task.check(begun)
-    with pytest.raises(ValueError, match="search holds rows of criteo-search"):
-        Clicks(tmp_path / "search").check(begun)
-    with pytest.raises(ValueError, match="seeded was prepared with another hash seed than 0"):
-        Clicks(tmp_path / "seeded").check(begun)
-    with pytest.raises(ValueError, match="seeded was prepared with another hash seed"):
-        task.read(tmp_path / "seeded")
-
-
-def test_a_store_is_checked_against_its_checksums_and_for_both_classes(tmp_path):
-    path = tmp_path / "store"
-    synthetic.write_store(path, 200, seed=0)
-    task = Clicks(path)
-    task.check()
-    assert task.digest() == Store.open(path).digest
-    label = next(path.glob("*label*"))
-    whole = label.read_bytes()
-    label.write_bytes(whole[:-1] + bytes([1 - whole[-1]]))
-    with pytest.raises(ValueError, match="is damaged: its checksum"):
-        Clicks(path).check()
-    synthetic.write_store(tmp_path / "few", 10, seed=0)
-    with pytest.raises(ValueError, match="rows are not of both classes"):
-        Clicks(tmp_path / "few").check()
 
 
 def test_predictions_are_those_of_the_network_written_out_in_numpy(task):

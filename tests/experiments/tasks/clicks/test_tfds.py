@@ -97,10 +97,11 @@ def test_a_gzip_file_will_do_and_a_folder_without_or_with_two_files_is_named(tmp
         display()
     (manual / "train.txt").unlink()
     display()
-    store = tfds_source.prepare(
-        str(tmp_path / "data" / "criteo_display_blocks" / "1.0.0"), tmp_path / "store"
-    )
-    assert store.num_rows == 500
+    ready = str(tmp_path / "data" / "criteo_display_blocks" / "1.0.0")
+    assert tfds_source.prepare(ready, tmp_path / "store").num_rows == 500
+    for options in ({"hash_seed": 1}, {"label": "label"}, {"leave_out": ("label",)}):
+        with pytest.raises(SourceError, match="hashed with seed 0"):
+            tfds_source.prepare(ready, tmp_path / "other", **options)
 
 
 def test_faulty_rows_are_named_as_they_are_by_prepare(tmp_path):
@@ -114,14 +115,6 @@ def test_faulty_rows_are_named_as_they_are_by_prepare(tmp_path):
 def test_ours_are_built_as_array_record_alone(tmp_path, file_format):
     with pytest.raises(ValueError, match="file_format must be array_record"):
         tfds_builders.CriteoDisplayBlocks(data_dir=tmp_path, file_format=file_format)
-
-
-@pytest.mark.short("criteo-display")
-def test_columns_that_are_ready_cannot_be_hashed_anew(built, tmp_path):
-    _, _, data_dir, name = built
-    for options in ({"hash_seed": 1}, {"label": "label"}, {"leave_out": ("label",)}):
-        with pytest.raises(SourceError, match="hashed with seed 0"):
-            tfds_source.prepare(name, tmp_path / "s", data_dir=data_dir, **options)
 
 
 # --- Others, one row a record --------------------------------------------------------------------
