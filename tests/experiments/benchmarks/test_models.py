@@ -97,20 +97,6 @@ def test_a_setting_is_a_mechanism_of_the_guarantee_that_it_names(store):
         assert mechanism.privacy().epsilon(1 / n).upper <= 8.0
 
 
-@pytest.mark.long
-def test_a_model_is_trained_by_its_optimizer_and_what_it_gave_is_written_down(
-    store, tmp_path, monkeypatch
-):
-    trained = Models(FewerRows(store), 1, tmp_path / "written")
-    one = replace(SETTING, bands=2, epochs=1)
-    settings = one, replace(one, bands=1, momentum=None)
-    found = [trained.trained(str(setting), setting.spec) for setting in settings]
-    assert found[0][0]["test_auc"] != found[1][0]["test_auc"]
-    monkeypatch.delattr("dpsgd.run")
-    assert [trained.trained(str(setting), setting.spec) for setting in settings] == found
-    assert len(list((tmp_path / "written").iterdir())) == 2
-
-
 def test_a_gain_is_the_mean_of_the_differences_seed_by_seed(store, monkeypatch):
     given = {1: [0.7, 0.8, 0.9], 2: [0.72, 0.84, 0.93]}
     monkeypatch.setattr(

@@ -60,18 +60,6 @@ def stopped(stopped_once, tmp_path):
     return shutil.copytree(stopped_once, tmp_path / "run")
 
 
-@pytest.mark.long
-def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(store, stopped, tmp_path, capsys):
-    whole = tmp_path / "whole"
-    assert main(["resume", str(stopped)]) == 0
-    assert main(arguments(store, whole, "--insecure-seed", "3")) == 0
-    assert "of the test rows" in capsys.readouterr().out
-    for name in ("params.npz", "guarantee.json"):
-        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), name
-    metrics = json.loads((stopped / "report.json").read_text())["metrics"]
-    assert {"test_auc", "validation_log_loss", "test_num_examples"} <= set(metrics)
-
-
 def test_the_ledger_holds_the_digest_of_the_store_blinded_alone(store, stopped):
     digest = Store.open(store).digest
     assert RunDirectory(stopped).data() == [digest]
