@@ -1,21 +1,12 @@
 """Certified accounting against its bars and its peers, in CPU time with empty caches.
 
-`peer` and the rest but for `hard`: balls-and-bins, and PLD_accounting (V. Feldman, M. Shenfeld,
-arXiv:2602.17284), its geometric method. It is no dependency of this project; where it is not
-importable here, name an interpreter that has it:
+`peer`: balls-and-bins and PLD_accounting (V. Feldman, M. Shenfeld, arXiv:2602.17284), its geometric
+method: both ends of an interval, ratios within a round, without compilation and imports. Where it
+is not importable, `--peer-python` names an interpreter that has PLD_accounting==2.0 and numba.
 
-    python -m venv peer && peer/bin/pip install PLD_accounting==2.0 numba
-    scripts/bench accounting --peer-python peer/bin/python --json accounting.json
-
-Both sides compute both ends of an interval for epsilon. Each ratio is the median over the rounds of
-the ratios within one; compilation and imports are left out on both sides.
-
-`hard` (scripts/bench accounting -k hard): what accountants break at: hardly any noise, tiny rates
-or deltas, many steps. Each question is asked in a process of its own, which gives its CPU time and
-its peak memory; every bar is for one of these, or for what the answer must hold: a truth within it,
-a width, a noise multiplier. `hard, dp_accounting` compares Poisson's upper end and CPU time with
-dp_accounting's, at its defaults; where our lower end, too, is above its upper one, that is none: it
-computes without a bound on its floating-point error.
+`hard`, asked for by -k: what accountants break at: hardly any noise, tiny rates or deltas, many
+steps; a process a question, each bar for its CPU time, its memory or what the answer must hold.
+`hard, dp_accounting` counts where our lower end disproves its upper one, computed without a bound.
 """
 
 from __future__ import annotations

@@ -12,11 +12,7 @@ from typing import Any
 
 
 class Estimate(float):
-    """A number that knows its standard error: None of a single value.
-
-    Attributes:
-      error: The standard error.
-    """
+    """A number that knows its standard error: None of a single value."""
 
     error: float | None
 
@@ -42,16 +38,7 @@ class Estimate(float):
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure.
-
-    Attributes:
-      name: What was measured.
-      value: The figure, or None where it could not be measured.
-      unit: Its unit: "s" of CPU time, "x" for a ratio, "epsilon", ...
-      bar: The bar, as ">= 8" or "<= 1.5"; empty for information only.
-      holds: Whether the bar holds; None without a bar or a value.
-      error: The standard error of the value, if it is known.
-    """
+    """One figure: a value of None could not be measured, and a bar (">= 8") is none if empty."""
 
     name: str
     value: float | None

@@ -1,14 +1,11 @@
 """What correlated noise costs and buys, beside its reference, simulations, peers and real rows.
 
-The reference is one epoch of 36,000 steps, of which the noise multiplier and the root mean square
-error of prefix sums are known (`REFERENCE`). The simulation is of the whole mechanism: who takes
-part, the noise, and gradients that are chosen in view of what was released; its delta may not be
-above the certified one, and is attained by constant gradients. The counterexamples are samplers
-under which correlated noise costs more than under cyclic ones, and which are refused. The time of
-a step is that of SGD with momentum on the click model, in CPU time; the memory is what the
-compiled program says. The peer is jax_privacy 2.0, whose noise is accounted for by cyclic Poisson
-sampling: BandMF of as many bands, calibrated by its own accountant to the same epsilon. `models`:
-AUC of models by SGD and Adam on the rows of a store; `--written FOLDER` keeps what each run gave.
+`reference`: an epoch of 36,000 steps, whose noise multiplier and error of prefix sums are known.
+`simulation`: who takes part, noise, and gradients chosen in view of what was released: its delta is
+never above the certified one, and attained by constant gradients; `counterexamples`: samplers under
+which correlated noise costs more, which are refused. `step`: SGD with momentum on the click model,
+in CPU time and by the memory of the compiled program. `peers`: jax_privacy 2.0 at the same epsilon,
+by its own accountant. `models`: AUC on a store's rows; `--written FOLDER` keeps what runs gave.
 """
 
 from __future__ import annotations
@@ -141,17 +138,8 @@ def whole_mechanism(
     """Simulates cyclic balls-and-bins of 8 steps and 2 groups under noise of 2 bands.
 
     The loss of a run is a product over the possible steps of the example, by the chain rule; the
-    bin of each epoch is averaged out.
-
-    Args:
-      gradient: Of the example, given all rows of M S + sigma z before the step: [draws, steps].
-      group: Of the example.
-      epochs: E.
-      draws: Runs.
-      seed: Of them.
-
-    Returns:
-      delta(epsilon), by epsilon and direction.
+    bin of each epoch is averaged out. The gradient of an example of this group is made of all rows
+    of M S + sigma z before the step, [draws, steps].
     """
     rng, steps = np.random.default_rng(seed), 8 * epochs
     matrix = SIMULATED.whiten(np.eye(steps))

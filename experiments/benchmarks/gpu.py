@@ -1,14 +1,12 @@
 """All that only a GPU can tell, in one command and one record: is it right there, how fast is it.
 
-    scripts/bench gpu --minutes 8 --json gpu.json
-    python -m experiments.benchmarks gpu          (the same, in a bare checkout)
-    scripts/bench gpu --quick                     (a rehearsal on a CPU: figures mean nothing)
+    scripts/bench gpu --minutes 8 --json gpu.json     (`--quick` rehearses it on a CPU)
 
 It needs JAX, flax, optax, NumPy and SciPy, and nothing installed of this project. The cases come in
 the order of their worth: first that clipping, noise, draws and sums are on this device what they
 are by definition; then steps at 85 million parameters, an epoch of 37 million rows, a whole run.
-Everything is timed by the clock, from the dispatch to `block_until_ready`. A step is one of a block
-of steps in one program, as in training. The bars of speed are for an H200.
+All is timed by the clock, from dispatch to `block_until_ready`; a step is one of a block in one
+program, as in training. The bars of speed are for an H200.
 """
 
 from __future__ import annotations

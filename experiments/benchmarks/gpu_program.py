@@ -45,14 +45,9 @@ NO_KERNEL = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple"}
 
 
 class Kernel(NamedTuple):
-    """One kernel of a compiled program.
+    """One kernel: the shapes of results and operands, and the computation that it calls, as text.
 
-    Attributes:
-      name: Of its instruction.
-      written: Shapes of its results, as text.
-      read: Shapes of its operands.
-      body: The computation that it calls, as text; empty if none.
-      times: How often it runs: rounds of the loops around it, each of unknown length counted once.
+    It runs `times` times: the rounds of the loops around it, each of unknown length counted once.
     """
 
     name: str
@@ -97,12 +92,9 @@ def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list
 
 
 class Traffic(NamedTuple):
-    """What a program moves, by the shapes of its kernels' arguments.
+    """How many kernels run, how many of them read all of the largest table, and bytes per entry.
 
-    Attributes:
-      kernels: How many run.
-      updates: Those among them that read all of the largest table.
-      bytes_per_entry: Of arrays about as large as that table, read or written, over its entries.
+    Bytes are those of arrays about as large as that table, read or written, over its entries.
     """
 
     kernels: int

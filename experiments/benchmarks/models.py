@@ -111,13 +111,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Models:
-    """Models of one task; what each gave is written down as it comes.
-
-    Attributes:
-      task: What is trained.
-      seeds: How many models of each kind.
-      written: Folder of the figures of runs, which are not made again; None to keep none.
-    """
+    """Models of one task, `seeds` of a kind; what runs gave is kept in the folder `written`."""
 
     task: FewerRows
     seeds: int

@@ -182,13 +182,7 @@ def total_loss(loss_fn: LossFn) -> LossFn:
 
 
 class Model(NamedTuple):
-    """What is trained, and rows to train it on.
-
-    Attributes:
-      loss_fn: Of the parameters and one example.
-      params: Makes the parameters.
-      columns: The rows.
-    """
+    """The loss of an example, what makes the parameters, and rows to train on."""
 
     loss_fn: LossFn
     params: Callable[[], PyTree]
@@ -234,13 +228,7 @@ def problem(config: ModelConfig, batch_size: int) -> Problem:
 
 
 def clicks(max_buckets: int, hidden: tuple[int, ...] = PRESETS["paper"].hidden) -> Model:
-    """Returns the papers' click model.
-
-    Args:
-      max_buckets: Of a column, at most. Beyond 2^20, all that the papers have, the columns with
-        most values have so many.
-      hidden: Units of each dense layer.
-    """
+    """Returns the papers' click model; beyond 2^20 buckets, the largest columns have so many."""
     schema = DISPLAY_ADS
     if max_buckets > 2**20:
         wide = [max_buckets if count == 2**20 else count for count in schema.buckets]
@@ -268,14 +256,10 @@ DLRM_TOP = 1024, 1024, 512, 256, 1
 
 
 def dlrm(rows: int, tables: int) -> Model:
-    """Returns the model of LazyDP (arXiv 2404.08847), MLPerf's DLRM, with so many tables.
+    """Returns the model of LazyDP (arXiv 2404.08847), MLPerf's DLRM, with `tables` of `rows` each.
 
     An example looks up one row of 128 numbers of each table; its 13 numbers go through 512, 256 and
     128 units, the products of all pairs of the vectors through 1024, 1024, 512 and 256.
-
-    Args:
-      rows: Of a table.
-      tables: How many.
     """
     top = tables * (tables + 1) // 2 + DLRM_WIDTH, *DLRM_TOP
 
@@ -326,13 +310,7 @@ def dlrm(rows: int, tables: int) -> Model:
 
 
 class Steps:
-    """Blocks of steps of one model and batch size, on rows that are looked up all alike.
-
-    Args:
-      model: That is trained.
-      batch_size: Examples of a step.
-      block_steps: Steps of a block.
-    """
+    """Blocks of steps of one model and batch size, on rows that are looked up all alike."""
 
     def __init__(self, model: Model, batch_size: int, block_steps: int = BLOCK_STEPS) -> None:
         self.model, self.batch_size, self.block_steps = model, batch_size, block_steps
@@ -379,13 +357,9 @@ class Steps:
         changed: Callable[[Callable], Callable] = lambda block: block,
         options: Any = None,
     ) -> Program:
-        """Returns the steps of an algorithm, as they are trained.
+        """Returns the steps of an algorithm as they are trained, but for what is `changed`.
 
-        Args:
-          algorithm: What a step does.
-          mechanism: Of which its scales are; by default with noise of 1.
-          changed: What becomes of the block before it is compiled.
-          options: Of the compiler; by default those of training.
+        By default with noise of 1, and the compiler's options of training.
         """
         model = self.model
         mechanism = self.mechanism if mechanism is None else mechanism

@@ -1,17 +1,12 @@
 """CPU time of a DP step beside an ordinary one, its peers and the machine's floor.
 
-The model is the click model of the papers, at three sizes; data are random. Every figure is the
-median over rounds in which all programs of one size and batch take turns. The floor of a step is
-the time to move what an ordinary dense-Adam step must move, at the measured rate of a copy, plus
-the time of its matrix products at the measured rate of one: no program reaches it.
-
-Peers: `clipped_grad` of jax_privacy 2.0.0 on a few examples, one at a time, scaled to the batch
-(its microbatched form is a loop whose every round costs the same); `differentially_private_
-aggregate` of optax, which needs all gradients of a batch at once, at the smallest size alone; and
-Opacus with ghost clipping, measured by an interpreter that has it, after the others:
-
-    python -m venv peer && peer/bin/pip install torch opacus
-    scripts/bench step --peer-python peer/bin/python
+The model is the click model of the papers, at three sizes; data are random. All programs of a size
+and batch take turns. No program reaches the floor: the time to move what a dense-Adam step must, at
+the rate of a copy, and that of its matrix products at the rate of one. Peers: `clipped_grad` of
+jax_privacy 2.0.0 on a few examples, one at a time, scaled (its microbatched form is a loop of equal
+rounds); `differentially_private_aggregate` of optax, at the smallest size alone, as it needs all
+gradients at once; and Opacus with ghost clipping, by an interpreter that has torch and opacus:
+`--peer-python peer/bin/python`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Lazy tables: their law, and what a step costs beside dense noise and beside none at all.
 
-`law`: the law of gaps beside the update rule taken step by step in float64 (brute force), beside
-sums in closed form where these do not cancel, and beside a million draws, as a step makes them.
-`steps`: blocks of steps in turns, of the papers' click model at 85 million parameters, batch 1,024,
-on random rows, all alike, so that most look-ups are of different rows. `sizes`: the same step with
-other numbers of rows. `large`: with a billion parameters, in a process of its own, which says how
-much memory it took; the dense step at that size is on the line through those at 8 and 85 million.
-`crossover`: how few rows are too few. `lazydp`: the tables of LazyDP (arXiv 2404.08847), 96 GB of
-them. `epoch`: one epoch of generated rows, by `dpsgd train` with lazy tables, and the AUC beside
-the best that their planted model has. `models`: AUC on the real rows of a store, with lazy tables
-and by Adam alone, in 10 epochs of batches of 1,024; `defaults`: the same in batches and epochs by
-default. `--written FOLDER` keeps the runs that are done.
+`law`: gaps beside the update rule in float64, sums in closed form and a million draws. `steps`:
+blocks of steps in turns, of the papers' click model at 85M parameters, batch 1,024, on rows whose
+look-ups mostly differ; `sizes`: other numbers of rows; `crossover`: how few are too few; `large`:
+a billion parameters, in a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the
+tables of LazyDP (arXiv 2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd
+train`, and the AUC beside the best of their planted model; `models`: AUC on a store's rows beside
+Adam alone, 10 epochs of batches of 1,024, and `defaults`: in those by default.
 """
 
 from __future__ import annotations

@@ -82,14 +82,7 @@ def rate(amount: float, work: Callable[[], Any], rounds: int) -> Estimate:
 
 
 class Alone(NamedTuple):
-    """What a process of its own gave and took.
-
-    Attributes:
-      value: That the function returned.
-      failure: Why it returned nothing; empty if it did.
-      cpu_seconds: Of the whole process, from its first line on.
-      gigabytes: The largest memory that it had.
-    """
+    """What a function in a process of its own gave, or why nothing, and what the process took."""
 
     value: Any
     failure: str
@@ -155,12 +148,7 @@ def _peak() -> float:
 class Peer:
     """Another library in an interpreter of its own, warm, that answers one JSON line after another.
 
-    Args:
-      python: The interpreter, which must have it.
-      program: Prints a line that describes it, and then one for each line that it reads.
-
-    Attributes:
-      description: The first line.
+    The first line of its program describes it.
     """
 
     def __init__(self, python: str, program: str) -> None:
@@ -174,11 +162,7 @@ class Peer:
         self.description = self._read()
 
     def ask(self, **question: Any) -> Any:
-        """Returns the answer.
-
-        Raises:
-          RuntimeError: If the process ends without one.
-        """
+        """Returns the answer, or raises a RuntimeError if the process ends without one."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()

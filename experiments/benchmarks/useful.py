@@ -1,17 +1,12 @@
 """What makes a private model useful to others than its makers, beside its bars.
 
-`models` (20 minutes of CPU time): click models at the defaults of `dpsgd train`, trained on the
-rows of a store to a certified epsilon, calibration included: a seed of the initial parameters each,
-mean and standard error on test rows, beside models without privacy of the same code, and beside a
-private one that is not calibrated. With `--kept-aside 10000` all but so many training rows are
-trained on, and these alone are shown. `--written FOLDER` keeps what each run gave, to go on later.
-
-`choosing`: the privacy cost of the best of a random number of runs, 10 on average, of which nothing
-else is released, at the noise of the defaults for epsilon 3.
-
-`advantage`: the noise at which no membership attack has an advantage above 0.1 against random
-allocation (balls-and-bins), T batches in each of E epochs, in CPU time with empty caches, and how
-near to the target both certified ends of the advantage are at the noise that was found.
+`models` (20 minutes of CPU time): click models at the defaults of `dpsgd train` on the rows of a
+store, to a certified epsilon, calibration included, mean and standard error over seeds, beside ones
+without privacy and one that is not calibrated; `--kept-aside 10000` shows rows that are not trained
+on alone; `--written FOLDER` keeps what runs gave. `choosing`: the privacy cost of the best of a
+random number of runs, 10 on average, at the noise of the defaults for epsilon 3. `advantage`: the
+noise at which no membership attack on random allocation has an advantage above 0.1, T batches in
+each of E epochs, and how near to the target its certified ends are; CPU time with empty caches.
 """
 
 from __future__ import annotations
