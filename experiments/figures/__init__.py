@@ -7,6 +7,8 @@ from typing import Any, get_type_hints
 
 FIGURES = {
     "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
+    "delta": "Delta over epsilon of every sampler (balls-and-bins paper, figure 2).",
+    "estimators": "Monte Carlo bounds at equal time (balls-and-bins paper, figures 3 and 4).",
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",
     "rating_model": "The test error of a model private for whole users, over the cap.",

@@ -4,7 +4,12 @@ They hold with a confidence below one and are never a guarantee. Claims, proofs 
 docs/explanation/monte-carlo-estimates.md.
 """
 
-from accounting.estimates.monte_carlo.confidence import hockey_stick_upper_bound, kl_upper_bound
+from accounting.estimates.monte_carlo.confidence import (
+    bennett_upper_bound,
+    empirical_bennett_upper_bound,
+    hockey_stick_upper_bound,
+    kl_upper_bound,
+)
 from accounting.estimates.monte_carlo.losses import (
     event_probability,
     geometric_ranks,
@@ -15,6 +20,8 @@ from accounting.estimates.monte_carlo.profile import MonteCarloProfile
 
 __all__ = [
     "MonteCarloProfile",
+    "bennett_upper_bound",
+    "empirical_bennett_upper_bound",
     "event_probability",
     "geometric_ranks",
     "hockey_stick_upper_bound",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
 from accounting.algebra.cells import Array
 from accounting.profile import check_count
+
+Inequality = Literal["chernoff-hoeffding", "bennett"]
 
 
 def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
@@ -39,17 +42,70 @@ def kl_upper_bound(mean: float, num_samples: int, beta: float) -> float:
     low, high = mean, min(1.0, mean + math.sqrt(budget / 2))
     while low < (middle := 0.5 * (low + high)) < high:
         excess = middle - mean
-        divergence = mean * math.log1p(-excess / middle) + (1 - mean) * math.log1p(
-            excess / (1 - middle)
-        )
+        # log(q/p), to all digits where they are near each other and where q is almost 0.
+        ratio = math.log1p(-excess / middle) if excess < 0.5 * middle else math.log(mean / middle)
+        divergence = mean * ratio + (1 - mean) * math.log1p(excess / (1 - middle))
         low, high = (low, middle) if divergence >= budget else (middle, high)
     return high
 
 
+def bennett_upper_bound(mean: float, second_moment: float, num_samples: int, beta: float) -> float:
+    """Returns an upper confidence bound on the expectation of a variable with values in [0, 1].
+
+    The smallest p >= q with v h((p - q)/v) >= log(1/β)/m, v = s - p² > 0, or √s, for h(u) = (1 + u)
+    log(1 + u) - u. It grows with q and with s.
+
+    Args:
+      mean: q, the sample mean, in [0, 1].
+      second_moment: s, an upper bound on the expectation of the variable's square: known before, or
+        one that fails with a probability which is counted beside β.
+      num_samples: m, the number of independent samples.
+      beta: β, the probability in (0, 1) with which the bound may fail.
+
+    Source: G. Bennett, "Probability Inequalities for the Sum of Independent Random Variables", JASA
+    57 (1962); docs/explanation/monte-carlo-estimates.md.
+    """
+    if not (mean >= 0.0 and mean * mean <= second_moment <= 1.0):
+        raise ValueError(
+            f"0 <= mean² <= second_moment <= 1 must hold, got {mean} and {second_moment}"
+        )
+    check_count("num_samples", num_samples)
+    if not 0.0 < beta < 1.0:
+        raise ValueError(f"beta must be in (0, 1), got {beta}")
+    budget = -math.log(beta) / num_samples
+    low, high = mean, math.sqrt(second_moment)
+    while low < (middle := 0.5 * (low + high)) < high:
+        variance = second_moment - middle * middle
+        u = (middle - mean) / variance if variance > 0.0 else math.inf
+        # (1 + u) log(1 + u) - u, whose terms cancel at a small u.
+        h = 0.5 * u * u * (1.0 - u / 3.0) if u < 1e-4 else (1.0 + u) * math.log1p(u) - u
+        low, high = (low, middle) if u == math.inf or variance * h >= budget else (middle, high)
+    return high
+
+
+def empirical_bennett_upper_bound(samples: Array, beta: float) -> float:
+    """Returns `bennett_upper_bound` from samples [m] in [0, 1] alone.
+
+    Half of β is spent on an upper bound on the second moment, by relative entropy.
+
+    >>> empirical_bennett_upper_bound(np.full(10_000, 0.5), 1e-3)  # kl_upper_bound: 0.519
+    0.5144...
+    """
+    moment = kl_upper_bound(min(float(np.mean(samples**2)), 1.0), samples.size, beta / 2.0)
+    return bennett_upper_bound(min(float(np.mean(samples)), 1.0), moment, samples.size, beta / 2.0)
+
+
 def hockey_stick_upper_bound(
-    losses: Array, epsilon: float, *, beta: float, event_probability: float = 1.0
+    losses: Array,
+    epsilon: float,
+    *,
+    beta: float,
+    event_probability: float = 1.0,
+    inequality: Inequality = "chernoff-hoeffding",
 ) -> float:
     """Returns an upper confidence bound on H_ε from sampled losses (or upper bounds on losses).
+
+    It falls in ε, by either inequality: with the samples fall their mean and second moment.
 
     Args:
       losses: Independent samples [m], drawn given an event outside which the loss is at most
@@ -57,10 +113,19 @@ def hockey_stick_upper_bound(
       epsilon: ε.
       beta: Probability with which the bound may fail.
       event_probability: Probability of that event; 1 where samples were drawn without condition.
+      inequality: By which samples bound their expectation; to be chosen before they are seen.
 
     Source: Chua et al., arXiv:2412.16802, Algorithms 4 and 5.
     """
-    mean = float(np.mean(-np.expm1(np.minimum(epsilon - losses, 0.0))))
-    bound = event_probability * kl_upper_bound(min(mean, 1.0), losses.size, beta)
+    values = hockey_stick_values(losses, epsilon)
+    if inequality == "bennett":
+        bound = empirical_bennett_upper_bound(values, beta)
+    else:
+        bound = kl_upper_bound(min(float(np.mean(values)), 1.0), losses.size, beta)
     # A probability that underflows is still not zero.
-    return max(bound, float(np.finfo(np.float64).tiny))
+    return max(event_probability * bound, float(np.finfo(np.float64).tiny))
+
+
+def hockey_stick_values(losses: Array, epsilon: float) -> Array:
+    """Returns (1 - e^(ε - L))_+ of each loss, whose mean estimates H_ε: float64 [m]."""
+    return -np.expm1(np.minimum(epsilon - losses, 0.0))

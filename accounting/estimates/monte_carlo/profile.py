@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from accounting.algebra.cells import Array
-from accounting.estimates.monte_carlo.confidence import hockey_stick_upper_bound, kl_upper_bound
+from accounting.estimates.episodic import Estimate
+from accounting.estimates.monte_carlo.confidence import (
+    Inequality,
+    hockey_stick_upper_bound,
+    hockey_stick_values,
+    kl_upper_bound,
+)
 from accounting.estimates.monte_carlo.losses import event_probability, sample_losses
 from accounting.profile import (
     EPSILON_TOLERANCE,
@@ -43,6 +50,10 @@ class MonteCarloProfile:
       num_samples: m, samples for each direction.
       beta: β, the probability with which an upper end may fail.
       ranks: Ranks of the order statistics, or None to sample every coordinate.
+      importance: Whether samples of one epoch are drawn given the event that importance sampling
+        takes; several epochs are always sampled without condition.
+      inequality: By which samples bound their expectation: "chernoff-hoeffding", as published, or
+        "bennett", which is tighter where the samples' variance is small.
       seed: Seed of the samples; a query is a pure function of the attributes.
     """
 
@@ -53,6 +64,8 @@ class MonteCarloProfile:
     num_samples: int = 100_000
     beta: float = 1e-3
     ranks: tuple[int, ...] | None = None
+    importance: bool = True
+    inequality: Inequality = "chernoff-hoeffding"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +75,10 @@ class MonteCarloProfile:
         check_count("num_samples", self.num_samples)
         if self.assignment not in ("redrawn", "fixed"):
             raise ValueError(f'assignment must be "redrawn" or "fixed", got {self.assignment!r}')
+        if self.inequality not in get_args(Inequality):
+            raise ValueError(
+                f"inequality must be one of {get_args(Inequality)}, got {self.inequality!r}"
+            )
         # A smaller β would round the confidence to 1, which means proved.
         if not 1e-12 <= self.beta < 1.0:
             raise ValueError(f"beta must be in [1e-12, 1), got {self.beta}")
@@ -69,6 +86,10 @@ class MonteCarloProfile:
     @property
     def _one_epoch(self) -> tuple[float, int]:
         return as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+
+    @property
+    def _conditional(self) -> bool:
+        return self.importance and self._one_epoch[1] == 1
 
     def _lower(self, epsilon: float) -> float:
         # One of several redrawn epochs already costs this much.
@@ -88,15 +109,15 @@ class MonteCarloProfile:
                 direction=direction,
                 epochs=epochs,
                 ranks=self.ranks,
-                event_epsilon=event_epsilon if epochs == 1 else None,
+                event_epsilon=event_epsilon if self._conditional else None,
             )
             samples.append((losses, self._event_probability(event_epsilon, direction)))
         return samples
 
     def _event_probability(self, event_epsilon: float, direction: Direction) -> float:
-        noise_multiplier, epochs = self._one_epoch
-        if epochs > 1:
+        if not self._conditional:
             return 1.0
+        noise_multiplier, _ = self._one_epoch
         return event_probability(
             event_epsilon, noise_multiplier=noise_multiplier, bins=self.bins, direction=direction
         )
@@ -108,15 +129,36 @@ class MonteCarloProfile:
 
     def _upper(self, samples: list[tuple[Array, float]], epsilon: float) -> float:
         return max(
-            hockey_stick_upper_bound(losses, epsilon, beta=self.beta, event_probability=probability)
+            hockey_stick_upper_bound(
+                losses,
+                epsilon,
+                beta=self.beta,
+                event_probability=probability,
+                inequality=self.inequality,
+            )
             for losses, probability in samples
         )
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds δ at `epsilon` >= 0; `tolerance` is not used."""
-        lower = self._lower(epsilon)
-        upper = self._upper(self._samples(epsilon), epsilon)
-        return Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)
+        [(_, bound)] = self.estimates([epsilon])
+        return bound
+
+    def estimates(self, epsilons: Sequence[float]) -> Iterator[tuple[Estimate, Bound]]:
+        """Yields, at each of `epsilons` >= 0, the samples' mean and the bounds on δ.
+
+        The mean is of the direction of which it is larger. The confidence is that of each answer by
+        itself. Without importance sampling one set of samples serves all.
+        """
+        samples: list[tuple[Array, float]] = []
+        for epsilon in epsilons:
+            if self._conditional or not samples:
+                samples = self._samples(epsilon)
+            values = (share * hockey_stick_values(losses, epsilon) for losses, share in samples)
+            mean = max(float(np.mean(found)) for found in values)
+            lower, upper = self._lower(epsilon), self._upper(samples, epsilon)
+            bound = Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)
+            yield Estimate(mean, "the mean of samples"), bound
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest ε >= 0 at `delta` in (0, 1); `tolerance` is not used."""

@@ -65,23 +65,24 @@ def test_the_page_of_all_figures_has_each_with_its_table_and_its_command(squares
 
 
 def test_figures_of_the_same_command_can_be_kept(squares, tmp_path, capsys):
-    first = tmp_path / f"{next(iter(FIGURES))}.svg"
+    picture = tmp_path / "delta.svg"
 
-    def drawn(*words):
-        first.write_text("kept")
-        assert main(["all", str(tmp_path), *words]) == 0
-        return first.read_text() != "kept"
+    def drawn(**how):
+        picture.write_text("kept")
+        gallery.draw_all(gallery.Gallery(tmp_path, **how), ["delta"])
+        return picture.read_text() != "kept"
 
     assert drawn()
-    assert not drawn("--keep")
-    assert drawn("--keep", "--small")
-    assert drawn("--small")
+    assert not drawn(keep=True)
+    assert drawn(keep=True, small=True)
+    assert drawn(small=True)
 
 
 def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp_path, capsys):
-    assert main(["all", str(tmp_path), "--ratings", "torn"]) == 130
-    page, before = (tmp_path / "index.html").read_text(), list(FIGURES).index("episodes")
-    assert page.count("data:image/svg+xml") == before
+    torn = gallery.Gallery(tmp_path, ratings=Path("torn"))
+    with pytest.raises(KeyboardInterrupt):
+        gallery.draw_all(torn, ["delta", "episodes"])
+    assert (tmp_path / "index.html").read_text().count("data:image/svg+xml") == 1
     assert not (tmp_path / "episodes.md").exists()
 
 

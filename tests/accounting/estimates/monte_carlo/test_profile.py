@@ -16,13 +16,24 @@ DIRECTIONS = ["remove", "add"]
 def test_profile_brackets_quadrature_in_delta_and_in_epsilon(quadrature, sigma, bins):
     profile = MonteCarloProfile(sigma, bins, num_samples=50_000, beta=1e-9)
     assert profile.delta(1.0).confidence == 1 - 1e-9
+    estimated = dict(zip((0.3, 1.0, 2.0), profile.estimates([0.3, 1.0, 2.0]), strict=True))
     for epsilon in (0.3, 1.0, 2.0):
         truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
         bound = profile.delta(epsilon)
         assert bound.lower <= truth <= bound.upper < 1.3 * truth
+        assert estimated[epsilon][1] == bound
+        assert estimated[epsilon][0].value == pytest.approx(truth, rel=0.05)
         inverse = profile.epsilon(truth)
         assert inverse.lower <= epsilon + 1e-6
         assert epsilon <= inverse.upper < epsilon + 0.2
+
+
+@pytest.mark.parametrize("changed", [{"importance": False}, {"inequality": "bennett"}])
+def test_every_estimator_of_one_delta_holds(quadrature, changed):
+    profile = MonteCarloProfile(0.5, 2, num_samples=20_000, beta=1e-9, **changed)
+    truth = max(quadrature(1.0, 0.5, 2, direction) for direction in DIRECTIONS)
+    assert truth <= profile.delta(1.0).upper < 1.3 * truth
+    assert 1.0 <= profile.epsilon(truth).upper < 1.2
 
 
 def test_profile_of_fixed_bins_is_one_epoch_at_the_averaged_noise():
