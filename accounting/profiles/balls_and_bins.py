@@ -11,8 +11,10 @@ from typing import Literal, NamedTuple
 import scipy
 
 from accounting.algebra.composition import compose_both
+from accounting.algebra.laplace import average_delta
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import release_ratio, with_release
+from accounting.algebra.moments import NotInvertibleError
 from accounting.algebra.refinement import (
     Curve,
     GridBounds,
@@ -44,6 +46,8 @@ _SMALLEST_LOG_TAIL = -296.0
 _SMALLEST_DELTA = 1e-286
 _MOST_WORK = 1.8e9
 """Most pairs of atoms that are visited for one grid: a few seconds."""
+_INVERTED = 1e-10
+"""Inverting a transform leaves no digits of a smaller delta."""
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
 _WORK_PER_DISTANCE = 1e4
@@ -99,8 +103,13 @@ class BallsAndBinsProfile(WithRelease):
         known_order, closed, grids = self._bounds()
         if self.bins == 1:
             return known_order.delta(epsilon)
+        lower = closed.lower_delta(epsilon)
         upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
-        within = Bound(closed.lower_delta(epsilon), upper)
+        if grids.epochs == 1 and self.release == math.inf and upper > _INVERTED:
+            with contextlib.suppress(NotInvertibleError):
+                low, high = average_delta(grids.sigma, self.bins, epsilon)
+                lower, upper = max(lower, low), min(upper, high)
+        within = Bound(lower, upper)
         return refine_delta(grids, epsilon, within, tolerance)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
