@@ -12,7 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import scipy
+from numpy.typing import ArrayLike
 
 from accounting.calibration import calibrate
 from accounting.profile import check_count, check_epsilon, check_probability
@@ -107,6 +109,30 @@ def laplace_noise_ratio(epsilon: float, sampling_prob: float) -> float:
     """
     _check_positive("epsilon", epsilon)
     return min(1.0, sampling_prob * deamplify(epsilon, 0.0, sampling_prob)[0] / epsilon)
+
+
+def mean_squared_error(values: ArrayLike, epsilon: float, sampling_probs: ArrayLike = 1.0) -> float:
+    r"""Returns the mean squared error of the ε-DP mean of a sample, with Laplace noise.
+
+    .. math:: \frac{1}{n^2} \sum_i \frac{1 - p_i}{p_i} x_i^2
+        + 2 \max_i \left(\frac{1}{ε_{p_i} p_i n}\right)^2
+
+    of (1/n) Σ x_i/p_i over the rows i of the sample, without bias. p ε_p rises in p: the row that
+    is drawn least often needs the most noise, and pays ε; the others pay less.
+
+    Args:
+      values: x_i in [-1, 1]; float[n].
+      epsilon: ε > 0, the guarantee of every row.
+      sampling_probs: p_i in (0, 1], of each row or of all; 1 is the full mean.
+
+    Source: Steinke, Limits of Privacy Amplification by Subsampling, equations 1 and 2 (equal p_i).
+    """
+    x = np.asarray(values, np.float64)
+    if not (x.ndim == 1 and x.size and np.abs(x).max() <= 1.0):
+        raise ValueError("values must be a row of numbers in [-1, 1], and at least one")
+    probs = np.broadcast_to(np.asarray(sampling_probs, np.float64), x.shape)
+    scale = laplace_noise_scale(epsilon, x.size, float(probs.min()))
+    return float(np.sum((1.0 - probs) / probs * x * x)) / x.size**2 + 2.0 * scale**2
 
 
 def laplace_noise_penalty(epsilon_over_prob: float) -> float:

@@ -3,8 +3,9 @@
 Left, p eps_p / eps over the epsilon of one release, for several sampling rates p: the Laplace noise
 of the mean of all examples over that of a Poisson sample. Right, its inverse, the penalty of
 sampling, over c = eps / p: all rates fall below one bound, c / log(1 + c). Gaussian noise over many
-releases follows a milder law, here by the certified accountant at a final (1, 1e-6). Subsampling is
-nearly free as long as one release costs less than p.
+releases follows a milder law, here by the certified accountant at a final (1, 1e-6). Below, the
+ratio over p at eps = c p, and mean squared errors of both means, simulated (dots) and in closed
+form. Subsampling is nearly free as long as one release costs less than p.
 
 T. Steinke, "Limits of Privacy Amplification by Subsampling", DifferentialPrivacy.org, 2023.
 """
@@ -21,6 +22,8 @@ from accounting.estimates.amplification import (
     gaussian_noise_penalty_many_steps,
     laplace_noise_penalty,
     laplace_noise_ratio,
+    laplace_noise_scale,
+    mean_squared_error,
 )
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
@@ -34,6 +37,8 @@ RATIOS = np.geomspace(1e-2, 1e3, 200)
 STEPS = 1_000
 EPSILON, DELTA = 1.0, 1e-6
 """Final guarantee of the Gaussian releases."""
+
+NUM_VALUES, DRAWS = 1_000, 2_000
 
 
 def draw_ratio(axes: Axes) -> None:
@@ -81,11 +86,40 @@ def draw_penalty(axes: Axes, gaussian: list[tuple[float, float]]) -> None:
     legend(axes)
 
 
+def draw_ratio_at(axes: Axes) -> None:
+    """Draws p eps_p / eps over p at eps = c p, and what it tends to, log(1 + c) / c."""
+    probs = np.geomspace(1e-3, 1.0, 100)
+    for c, color in zip((0.1, 1.0, 10.0, 100.0), COLORS, strict=True):
+        axes.plot(probs, [laplace_noise_ratio(c * p, p) for p in probs], color=color)
+        limit = axes.axhline(1.0 / laplace_noise_penalty(c), color=color, ls=":")
+        limit.set_label(f"c = {c:g}; dotted: log(1 + c) / c")
+    axes.set(xscale="log", ylim=(0, 1.05), xlabel="sampling rate p", ylabel=r"$p\,ε_p / ε$")
+    axes.set_title("Laplace: the same ratio at ε = c p")
+    legend(axes)
+
+
+def draw_errors(axes: Axes) -> None:
+    """Draws mean squared errors over p: of the sampled mean, and the full mean's."""
+    rng, probs = np.random.default_rng(0), np.geomspace(0.01, 1.0, 13)
+    values = rng.random(NUM_VALUES)
+    for epsilon, color in zip((1.0, 0.1, 0.01), COLORS, strict=False):
+        errors = [mean_squared_error(values, epsilon, p) for p in probs]
+        axes.plot(probs, errors, color=color, label=f"ε = {epsilon:g}; dotted: full mean")
+        axes.axhline(mean_squared_error(values, epsilon), color=color, ls=":")
+        for p in probs:
+            sampled = (rng.random((DRAWS, NUM_VALUES)) < p) @ values / (p * NUM_VALUES)
+            noise = rng.laplace(0, laplace_noise_scale(epsilon, NUM_VALUES, float(p)), DRAWS)
+            axes.plot(p, np.mean((sampled + noise - values.mean()) ** 2), ".", color=color)
+    axes.set(xscale="log", yscale="log", xlabel="sampling rate p", ylabel="mean squared error")
+    axes.set_title(f"Mean of {NUM_VALUES:,} values in [0, 1]")
+    legend(axes)
+
+
 def draw(config: Picture, console: Console) -> Figure:
     """Returns the figure; prints the points that are certified."""
     title = f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}"
-    figure = blank(11, 4.8, title)
-    left, right = panels(figure, 1, 2)
+    figure = blank(11, 9, title)
+    left, right, below, errors = panels(figure, 2, 2)
     console.progress("calibrating Gaussian noise")
     gaussian = gaussian_points(np.geomspace(3e-4, 1.0, 9))
     console.line(
@@ -99,4 +133,6 @@ def draw(config: Picture, console: Console) -> Figure:
     )  # fmt: skip
     draw_ratio(left)
     draw_penalty(right, gaussian)
+    draw_ratio_at(below)
+    draw_errors(errors)
     return figure

@@ -3,6 +3,7 @@
 import math
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from accounting.estimates.amplification import (
     gaussian_noise_penalty_many_steps,
     laplace_noise_penalty,
     laplace_noise_ratio,
+    laplace_noise_scale,
+    mean_squared_error,
 )
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
@@ -102,3 +105,31 @@ def test_budget_in_approximate_dp_is_the_rho_of_the_full_batches_that_meet_it():
     assert advice.step_epsilon == pytest.approx(1.0 / noise)
     again = advise_batch_size(10**6, 400, rho=advice.rho)
     assert again == advice
+
+
+@pytest.mark.parametrize("probs", [1.0, 0.2, np.linspace(0.1, 0.9, 50)])
+def test_the_mean_squared_error_of_a_sampled_mean_is_that_of_a_simulation(probs):
+    rng, epsilon = np.random.default_rng(0), 0.5
+    values = rng.uniform(-1, 1, 50)
+    scale = max(laplace_noise_scale(epsilon, 50, p) for p in np.atleast_1d(probs))
+    drawn = rng.random((40_000, 50)) < probs
+    means = (drawn * (values / probs)).sum(axis=1) / 50 + rng.laplace(0, scale, 40_000)
+    squares = (means - values.mean()) ** 2
+    error = mean_squared_error(values, epsilon, probs)
+    assert abs(squares.mean() - error) <= 4 * squares.std() / 200
+    # Each row's own theorem 1: the one that is drawn least often pays epsilon, no other more.
+    paid = [amplify(1 / (50 * p * scale), 0.0, p)[0] for p in np.atleast_1d(probs)]
+    assert max(paid) == paid[0] == pytest.approx(epsilon)
+
+
+@given(EPSILONS, st.floats(1e-6, 1.0))
+def test_sampling_never_lowers_the_error(epsilon, prob):
+    values = np.array([0.0, -1.0, 0.5])
+    assert mean_squared_error(values, epsilon, prob) >= (1 - 1e-9) * mean_squared_error(
+        values, epsilon
+    )
+
+
+def test_a_value_beyond_the_sensitivity_is_refused():
+    with pytest.raises(ValueError, match=r"values must be a row of numbers in \[-1, 1\]"):
+        mean_squared_error([0.5, 1.5], 1.0)
