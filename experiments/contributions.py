@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accounting import Bound, attack_accuracy, implied_advantage
 from accounting.releases.contribution import bias_bounds, sum_error, sum_sweet_spot
+from dpsgd.core.guarantee import ADJACENCY
 from experiments.tasks.clicks.encoding import ColumnError
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.tabular.files import open_table
@@ -19,6 +21,17 @@ from experiments.tasks.clicks.tabular.format import EMPTY, texts
 from experiments.tasks.clicks.tabular.kinds import Number
 
 STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do not publish"
+
+
+def pure_guarantee(epsilon: float, terms: str) -> str:
+    """Returns the sentence that says what pure epsilon-DP releases cost a user, on some terms."""
+    accuracy = attack_accuracy(Bound(0.0, implied_advantage(epsilon, 0.0)))
+    # As it was given: `:g` would round a guarantee down.
+    return (
+        f"epsilon <= {epsilon} at delta 0 ({ADJACENCY} adjacency, unit: one user; {terms}); a "
+        "membership attack with a fair prior has an accuracy of at most "
+        f"{accuracy.format_upper('.4f')}"
+    )
 
 
 class Usage(NamedTuple):

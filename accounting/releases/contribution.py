@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from accounting.releases.exponential_mechanism import exponential_mechanism
+
 Array = NDArray[np.float64]
 
 
@@ -142,6 +144,167 @@ def bias_bounds(
     )
 
 
+class ExcessBounds(NamedTuple):
+    """How far a model's loss is above the least in its class, at most. Not private.
+
+    The model is drawn from the class by the exponential mechanism, see `excess_bounds`.
+    """
+
+    bias: float
+    """A cap changes the weights of users from p to q: sum_j |q_j - p_j|; with D(h) = sum_j (q_j -
+    p_j) L_j(h), where losses were given, max D - min D over the class."""
+    choice: float
+    """What is kept of the users who are cut is a random choice: 2 sqrt(m log(2 |H| / f) / 2) /
+    n_tau, with m examples kept of them, and f a third of the probability to fail."""
+    privacy: float
+    """The model is drawn: `privacy_excess` of n_tau / tau users."""
+    sample: float
+    """The data are a sample of a population: 2 sqrt(log(2 |H| / f) / (2 n))."""
+
+    @property
+    def on_data(self) -> float:
+        """Of the mean loss on all examples that users hold, also those that are not kept."""
+        return self.bias + self.choice + self.privacy
+
+    @property
+    def on_population(self) -> float:
+        """Of the expected loss, where the n examples are independent draws of one law."""
+        return self.on_data + self.sample
+
+
+def excess_bounds(
+    contributions: ArrayLike,
+    cap: float,
+    epsilon: float,
+    class_size: int,
+    *,
+    user_losses: ArrayLike | None = None,
+    failure: float = 0.05,
+) -> ExcessBounds:
+    """Returns the trade-off of a cap tau: bias falls in it, and what privacy costs rises.
+
+    The model is drawn from a class H by the exponential mechanism, with probability proportional to
+    exp(-epsilon S(h) / tau), S the sum of the losses, in [0, 1], of at most tau examples of each
+    user. These are tau of the user's examples at random; or the first, if their order tells nothing
+    of them. Both sums of terms hold but with probability `failure`. Proof, and what it has in place
+    of Theorem 1 of Amin et al.: docs/explanation/learning-from-a-finite-class.md.
+
+    Args:
+      contributions: Number of examples of each user, [users].
+      cap: tau > 0.
+      epsilon: Of the draw, where a user is removed or zeroed out.
+      class_size: |H| >= 1.
+      user_losses: L_j(h), each user's mean loss by each model of the class, [class, users].
+      failure: In (0, 1).
+
+    Raises:
+      ValueError: If sizes differ, a number is out of range, or no user contributes.
+    """
+    values, part = _check_contributions(contributions), failure / 3.0
+    bias = 2.0 * bias_bounds(values, cap).by_distance
+    if user_losses is not None:
+        losses = np.asarray(user_losses, float)
+        if losses.shape != (class_size, values.size):
+            raise ValueError(
+                f"need a loss of each of {class_size} models for each of {values.size} users, got "
+                f"{losses.shape}"
+            )
+        p, q = values / values.sum(), np.minimum(values, cap)
+        bias = float(np.ptp(losses @ (q / q.sum() - p)))
+    kept, cut = float(np.minimum(values, cap).sum()), cap * int((values > cap).sum())
+    privacy = privacy_excess(kept / cap, epsilon, class_size, failure=part)
+    spread = 0.5 * math.log(2.0 * class_size / part)
+    choice, sample = math.sqrt(cut * spread) / kept, math.sqrt(spread / float(values.sum()))
+    return ExcessBounds(bias, 2.0 * choice, privacy, 2.0 * sample)
+
+
+def privacy_excess(users: float, epsilon: float, class_size: int, *, failure: float) -> float:
+    r"""Bounds what the draw of the exponential mechanism adds to the least mean loss of the class.
+
+    .. math:: \frac{1}{m \epsilon} \log \frac{|H|}{f}
+
+    with m = `users`, |H| = `class_size` and f = `failure`, the probability that it adds more.
+
+    Args:
+      users: m = n_tau / tau, of n_tau examples that are kept; or less, such as `num_heavy_users`.
+        Infinity is returned for 0.
+      epsilon: Of the draw, where a user is removed or zeroed out.
+      class_size: |H| >= 1.
+      failure: In (0, 1).
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+    if class_size < 1:
+        raise ValueError(f"class_size must be at least 1, got {class_size}")
+    return _excess(users, epsilon, math.log(class_size), failure)
+
+
+def published_privacy_excess(
+    users: float, epsilon: float, dimension: int, *, failure: float
+) -> float:
+    r"""Returns the published bound on the same, for a class of d = `dimension` parameters.
+
+    .. math:: \frac{8}{m \epsilon} \left((d + 1) \log 3 + \log \frac{1}{f}\right)
+
+    It is implied by `privacy_excess` for any class of at most 3^(8 (d + 1)) models.
+
+    Source: Amin et al., ICML 2019, Lemma 1 with m = n_tau / tau, Corollary 1 with m = K(gamma).
+
+    Args:
+      users: m, see `privacy_excess`.
+      epsilon: As there.
+      dimension: d >= 1.
+      failure: In (0, 1).
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+    if dimension < 1:
+        raise ValueError(f"dimension must be at least 1, got {dimension}")
+    return 8.0 * _excess(users, epsilon, (dimension + 1) * math.log(3.0), failure)
+
+
+def _excess(users: float, epsilon: float, log_size: float, failure: float) -> float:
+    _check_sum(0.0, epsilon)
+    if users < 0:
+        raise ValueError(f"users must be >= 0, got {users}")
+    if not 0.0 < failure < 1.0:
+        raise ValueError(f"failure must be in (0, 1), got {failure}")
+    return (log_size - math.log(failure)) / (users * epsilon) if users else math.inf
+
+
+def num_heavy_users(shares: ArrayLike, gamma: float, num_examples: int, *, failure: float) -> int:
+    r"""Returns K(gamma), the number of users sure to hold tau = gamma n of n sampled examples.
+
+    .. math:: K(\gamma) = \#\{j : p_j > \gamma + \sqrt{4 \log(n / f) / n}\}
+
+    with p = `shares` and f = `failure`: but with this probability all of them do, and n_tau >= tau
+    K(gamma). Read as it stands, gamma = 1/N makes K = 0 where N users have equal shares.
+
+    Source: Amin et al., ICML 2019, Corollary 1.
+
+    Args:
+      shares: p_j, the probability that an example is of user j, [users]; they add up to 1.
+      gamma: In (0, 1].
+      num_examples: n >= 1.
+      failure: In (0, 1).
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+    p = _check_contributions(shares)
+    if not (0.0 < gamma <= 1.0 and 0.0 < failure < 1.0 and num_examples >= 1):
+        raise ValueError(
+            "gamma must be in (0, 1], failure in (0, 1) and num_examples >= 1, got "
+            f"{gamma}, {failure} and {num_examples}"
+        )
+    if abs(float(p.sum()) - 1.0) > 1e-6:
+        raise ValueError(f"shares must add up to 1, got {float(p.sum())}")
+    slack = math.sqrt(4.0 * math.log(num_examples / failure) / num_examples)
+    return int(np.sum(p > gamma + slack))
+
+
 def private_quantile(
     contributions: ArrayLike,
     quantile: float,
@@ -154,11 +317,11 @@ def private_quantile(
 
     The exponential mechanism with utility u(tau) = -|#{j : x_j <= tau} - quantile n|: tau comes out
     with probability proportional to exp(epsilon u(tau) / 2), exactly (no floating point). n is
-    public. Compose it into the guarantee by `WithPureReleaseProfile`.
+    public under zero-out; if a user is removed, u moves by at most max(quantile, 1 - quantile).
+    Compose it into the guarantee by `WithPureReleaseProfile`.
 
     Source: Smith, "Privacy-preserving Statistical Estimation with Optimal Convergence Rates", STOC
-    2011, Algorithm 2; Canonne, Kamath, Steinke, "The Discrete Gaussian for Differential Privacy",
-    NeurIPS 2020, Algorithm 1 (the exact Bernoulli).
+    2011, Algorithm 2.
 
     Args:
       contributions: Number of examples of each user, [users].
@@ -171,31 +334,12 @@ def private_quantile(
       ValueError: If a number is out of range or there are no candidates.
     """
     values = np.sort(_check_contributions(contributions))
-    _check_sum(0.0, epsilon)
     if not 0.0 <= quantile <= 1.0:
         raise ValueError(f"quantile must be in [0, 1], got {quantile}")
     if len(candidates) == 0:
         raise ValueError("candidates must name at least one cap")
     target = Fraction(quantile) * values.size
     ranks = np.searchsorted(values, np.asarray(candidates, float), side="right")
-    distance = {int(rank): abs(int(rank) - target) for rank in set(ranks.tolist())}
-    least = min(distance.values())
-    half = Fraction(epsilon) / 2
-    while True:
-        drawn = randbelow(len(candidates))
-        excess = distance[int(ranks[drawn])] - least
-        if _bernoulli_exp(half * excess, randbelow):
-            return int(candidates[drawn])
-
-
-def _bernoulli_exp(exponent: Fraction, randbelow: Callable[[int], int]) -> bool:
-    """Returns True with probability exp(-`exponent`), exactly; `exponent` >= 0."""
-    while exponent > 1:
-        if not _bernoulli_exp(Fraction(1), randbelow):
-            return False
-        exponent -= 1
-    # P(stop at the k-th) makes an alternating series: odd stops have probability e^-x in all.
-    k = 1
-    while randbelow(exponent.denominator * k) < exponent.numerator:
-        k += 1
-    return k % 2 == 1
+    distances = [abs(rank - target) for rank in ranks.tolist()]
+    drawn = exponential_mechanism(distances, epsilon=epsilon, sensitivity=1, randbelow=randbelow)
+    return int(candidates[drawn])

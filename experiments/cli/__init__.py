@@ -38,6 +38,7 @@ COMMANDS = {
     "compare": "Print and draw the certified epsilon of every sampler over the noise.",
     "plan": "Print how a run's noise should be correlated; or what it needs of many devices.",
     "contributions": "Look at how much users contribute, or choose a cap on it privately.",
+    "choose": "Choose a linear model of ratings from a finite class, private for users.",
     "audit": "Look for evidence that a run costs more privacy than its guarantee says.",
 }
 """What `dpsgd --help` says of each module of `experiments.cli.commands`.

@@ -1,4 +1,7 @@
-"""The papers' figures, each from one command: `scripts/figures NAME OUT`, or `all OUT`."""
+"""The papers' figures, each from one command: `scripts/figures NAME OUT`, or `all OUT`.
+
+What each shows of its paper: docs/explanation/papers.md.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ FIGURES = {
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",
     "rating_model": "The test error of a model private for whole users, over the cap.",
+    "finite_class": "The exponential mechanism over capped users: its bound, loss and test error.",
     "episodes": "Ways to draw episodes at equal noise: honest epsilons, and test error.",
 }
 """What `scripts/figures --help` says of each module of this package that draws a figure.

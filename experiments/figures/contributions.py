@@ -38,7 +38,7 @@ def measured(counts: np.ndarray, cap: float, epsilon: float, seeds: int) -> np.n
 def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float, seeds: int) -> list[str]:
     """Draws one epsilon; returns its row of the table."""
     caps = np.geomspace(10.0, 1.3 * counts.max(), 25)
-    fine = np.geomspace(10.0, 1.3 * counts.max(), 400)
+    fine = np.arange(10.0, 1.3 * counts.max())
     bound = [sum_error_bound(counts, cap, epsilon) for cap in fine]
     exact = np.array([sum_error(counts, cap, epsilon) for cap in fine])
     found = np.array([measured(counts, cap, epsilon, seeds) for cap in caps])
@@ -73,8 +73,8 @@ def draw(config: RatingsPicture, console: Console) -> Figure:
     rows = [draw_epsilon(axes, counts, epsilon, config.seeds) for axes, epsilon in shown]
     console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
     console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
-    header = ["epsilon", "sweet spot", "rank", "best cap"]
-    console.table([*header, "error at 10", "at the sweet spot", "without a cap"], rows)
+    header = ["epsilon", "cap by the rule", "rank", "best cap"]
+    console.table([*header, "error at 10", "at the rule's cap", "without a cap"], rows)
     first.set_ylabel("mean |error| of the number of ratings")
     legend(first, loc="lower left")
     return figure

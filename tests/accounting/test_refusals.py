@@ -44,7 +44,15 @@ from accounting.estimates.monte_carlo import (
 )
 from accounting.profiles.max_events import max_event_lower_bound
 from accounting.profiles.multistage import add_remove_profile
-from accounting.releases.contribution import private_quantile, sum_sweet_spot
+from accounting.releases.contribution import (
+    excess_bounds,
+    num_heavy_users,
+    privacy_excess,
+    private_quantile,
+    published_privacy_excess,
+    sum_sweet_spot,
+)
+from accounting.releases.exponential_mechanism import exponential_mechanism
 
 GAUSSIAN, RNG = GaussianProfile(1.0), np.random.default_rng()
 FINE = LikelihoodRatio.gaussian(1.0, 0.1, "upper")
@@ -105,6 +113,16 @@ REFUSED = [
     (lambda: private_quantile([1], 1.2, epsilon=1.0, candidates=[1]), "quantile must be in"),
     (lambda: private_quantile([1], 0.5, epsilon=0.0, candidates=[1]), "epsilon must be > 0"),
     (lambda: private_quantile([1], 0.5, epsilon=1.0, candidates=[]), "at least one cap"),
+    (lambda: exponential_mechanism([], epsilon=1.0, sensitivity=1), "at least one candidate"),
+    (lambda: exponential_mechanism([1], epsilon=0.0, sensitivity=1), "epsilon must be > 0"),
+    (lambda: exponential_mechanism([1], epsilon=1.0, sensitivity=0), "sensitivity must be"),
+    (lambda: privacy_excess(1.0, 1.0, 0, failure=0.1), "class_size must be at least 1"),
+    (lambda: privacy_excess(-1.0, 1.0, 2, failure=0.1), "users must be >= 0"),
+    (lambda: published_privacy_excess(1.0, 1.0, 0, failure=0.1), "dimension must be at least"),
+    (lambda: published_privacy_excess(1.0, 1.0, 1, failure=1.0), r"failure must be in \(0, 1\)"),
+    (lambda: num_heavy_users([0.5, 0.6], 0.1, 10, failure=0.1), "shares must add up to 1"),
+    (lambda: num_heavy_users([1.0], 0.0, 10, failure=0.1), "gamma must be in"),
+    (lambda: excess_bounds([1, 2], 1, 1.0, 2, user_losses=[[1.0]]), "need a loss of each of 2"),
     *(
         (lambda bad=bad: sum_sweet_spot(bad, 1.0), "contributions must be a list of finite")
         for bad in ([], [-1.0], [math.inf], [[1.0]])

@@ -35,7 +35,6 @@ class ContributionsConfig:
 
 def run(config: ContributionsConfig) -> None:
     """Runs `dpsgd contributions`."""
-    from accounting import Bound, attack_accuracy, implied_advantage
     from accounting.releases.contribution import private_quantile
     from experiments import contributions
     from experiments.cli.console import Console, going_on
@@ -52,15 +51,8 @@ def run(config: ContributionsConfig) -> None:
                 epsilon=config.quantile_epsilon,
                 candidates=config.caps,
             )
-            implied = implied_advantage(config.quantile_epsilon, 0.0)
-            accuracy = attack_accuracy(Bound(0.0, implied))
-            console.line(
-                # As it was given: `:g` would round a guarantee down.
-                f"cap {cap}: chosen with epsilon {config.quantile_epsilon}, delta 0 (zero-out "
-                "adjacency, unit: one user); add it to the epsilon of what is trained with it; "
-                "a membership attack with a fair prior, on this choice alone, has an accuracy of "
-                f"at most {accuracy.format_upper('.4f')}"
-            )
+            cost = contributions.pure_guarantee(config.quantile_epsilon, "of this choice alone")
+            console.line(f"cap {cap}: {cost}; add it to the epsilon of what is trained with it")
             return
         console.line(contributions.STAMP)
         for line in contributions.lines(usage, config.target_epsilon):

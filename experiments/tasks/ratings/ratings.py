@@ -115,8 +115,15 @@ def of_split(table: Ratings, split: str | None) -> Ratings:
     return table.where(masks[split])
 
 
-def with_others(table: Ratings, at_once: int = 1024) -> Iterator[dict[str, Any]]:
-    """Yields all rows of a table, some at a time, each with the other ratings of the same user.
+def with_others(
+    table: Ratings, at_once: int = 1024, asked: np.ndarray | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields rows of a table, some at a time, each with the other ratings of the same user.
+
+    Args:
+      table: The ratings.
+      at_once: Most rows at a time.
+      asked: Which rows, bool[rows], that then tell nothing to others; by default all rows.
 
     Yields:
       "item", int32[rows], "rating", float32[rows], and, as "known", item, rating and weight of the
@@ -127,11 +134,13 @@ def with_others(table: Ratings, at_once: int = 1024) -> Iterator[dict[str, Any]]
     of_user = np.zeros((users.size, counts.max(initial=0)), np.int64)
     held = np.arange(of_user.shape[1]) < counts[:, None]
     of_user[held] = np.argsort(who, kind="stable")
-    for start in range(0, who.size, at_once):
-        rows = np.arange(start, min(start + at_once, who.size))
+    told = ~np.isnan(table.rating) if asked is None else ~asked
+    wanted = np.arange(who.size) if asked is None else np.flatnonzero(asked)
+    for start in range(0, wanted.size, at_once):
+        rows = wanted[start : start + at_once]
         others = of_user[who[rows]]
         rating = table.rating[others]
-        known = held[who[rows]] & (others != rows[:, None]) & ~np.isnan(rating)
+        known = held[who[rows]] & (others != rows[:, None]) & told[others]
         yield {
             "item": table.item[rows],
             "rating": table.rating[rows],

@@ -13,7 +13,11 @@ from scipy import stats
 
 from accounting.releases.contribution import (
     bias_bounds,
+    excess_bounds,
+    num_heavy_users,
+    privacy_excess,
     private_quantile,
+    published_privacy_excess,
     sum_error,
     sum_error_bound,
 )
@@ -106,3 +110,84 @@ def test_the_quantiles_law_moves_by_at_most_its_epsilon(contributions, user, qua
     neighbour[user % len(contributions)] = 0
     ratio = np.log(law(contributions) / law(neighbour))
     assert np.abs(ratio).max() <= eps + 1e-9
+
+
+# ----------------------------------------------------------------- learning from a finite class
+
+
+def users_and_losses(seed, users=30, models=4):
+    """Returns users' numbers of examples, and losses on them: [models, number] of each user."""
+    rng = np.random.default_rng(seed)
+    counts = np.maximum(1, rng.pareto(1.0, users) * 3).astype(int)
+    level = rng.random((users, models, 1))
+    return counts, [
+        np.clip(level[j] + 0.3 * rng.normal(size=(models, n)), 0, 1) for j, n in enumerate(counts)
+    ]
+
+
+@pytest.mark.parametrize("cap", [1, 3, 10])
+def test_the_loss_of_the_model_that_is_drawn_is_within_the_bound(cap):
+    failure, eps, failed, trials = 0.3, 2.0, 0, 60
+    for seed in range(trials):
+        counts, losses = users_and_losses(seed)
+        rng = np.random.default_rng(seed)
+        kept = [one[:, rng.permutation(one.shape[1])[:cap]] for one in losses]
+        weights = np.exp(-eps / cap * sum(one.sum(axis=1) for one in kept))
+        drawn = rng.choice(4, p=weights / weights.sum())
+        whole = sum(one.sum(axis=1) for one in losses) / counts.sum()
+        means = np.array([one.mean(axis=1) for one in losses]).T
+        bound = excess_bounds(counts, cap, eps, 4, user_losses=means, failure=failure)
+        general = excess_bounds(counts, cap, eps, 4, failure=failure)
+        assert bound.bias <= general.bias + 1e-12
+        assert bound[1:] == general[1:]
+        assert bound.on_population == pytest.approx(sum(bound))
+        failed += whole[drawn] - whole.min() > bound.on_data
+    assert failed <= stats.binom.isf(FALSE_ALARM, trials, failure)
+    uncut = excess_bounds(counts, int(counts.max()), eps, 4)
+    assert uncut.bias == uncut.choice == 0.0
+
+
+@pytest.mark.parametrize("failure", [0.5, 0.05])
+def test_what_the_draw_adds_to_the_loss_is_more_with_the_stated_probability_at_most(failure):
+    # The hardest class for the bound: one best model, and many that are all as bad.
+    users, eps, size = 10.0, 1.0, 50
+    bound = privacy_excess(users, eps, size, failure=failure)
+    for gap in (0.5 * bound, bound * (1 + 1e-9), 2 * bound):
+        weights = np.exp(-eps * users * np.append(0.0, np.full(size - 1, gap)))
+        worse = weights[1:].sum() / weights.sum()
+        assert worse <= failure or gap <= bound
+    assert worse < failure
+    assert bound <= published_privacy_excess(users, eps, 1, failure=failure)
+
+
+def test_the_published_bound_follows_for_every_grid_of_6561_values_a_parameter():
+    for dimension in (1, 3, 10):
+        for failure in (0.9, 1e-6):
+            ours = privacy_excess(7.0, 0.3, 3 ** (8 * dimension), failure=failure)
+            assert ours <= published_privacy_excess(7.0, 0.3, dimension, failure=failure)
+    expected = 8 / (20 * 0.5) * (4 * math.log(3) + math.log(10))
+    assert published_privacy_excess(20, 0.5, 3, failure=0.1) == pytest.approx(expected)
+
+
+def test_heavy_users_reach_the_cap():
+    shares, n, failure = np.array([0.3, 0.25, 0.2] + [0.025] * 10), 2000, 0.5
+    rng = np.random.default_rng(0)
+    counts = rng.multinomial(n, shares, size=400)
+    for gamma in (0.05, 0.1, 0.15):
+        heavy = num_heavy_users(shares, gamma, n, failure=failure)
+        assert 1 <= heavy <= 3
+        kept = np.minimum(counts, gamma * n).sum(axis=1)
+        assert np.mean(kept < gamma * n * heavy) <= failure / n
+
+
+def test_equal_users_are_all_heavy_below_their_share_and_none_at_it():
+    n, failure = 10**6, 0.05
+    users = round(n ** (1 / 6))
+    shares = np.full(users, 1 / users)
+    assert num_heavy_users(shares, 1 / users, n, failure=failure) == 0
+    assert published_privacy_excess(0, 1.0, 1, failure=failure) == math.inf
+    assert num_heavy_users(shares, 0.0917, n, failure=failure) == users == 10
+    assert max(bias_bounds(np.full(users, n // users), 91_700)[2:]) == pytest.approx(
+        math.sqrt(math.log(1 / 0.917) / 2)
+    )
+    assert bias_bounds(np.full(users, n // users), 91_700).by_distance == pytest.approx(0, abs=1e-9)

@@ -1,11 +1,14 @@
-"""`dpsgd contributions` says that it is not private, or prints a private choice alone."""
+"""`dpsgd contributions` says that it is not private; private choices print nothing else."""
+
+import json
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from pyarrow import parquet
 
 from accounting.releases.contribution import bias_bounds
-from experiments import contributions
+from experiments import cli, contributions
 from experiments.cli.commands.contributions import ContributionsConfig, run
 
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
@@ -35,6 +38,49 @@ def test_a_private_choice_prints_nothing_else_of_the_data(tmp_path, capsys):
     )
     run(config)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("cap 5: chosen with epsilon 100.0000004, delta 0")
+    assert line.startswith("cap 5: epsilon <= 100.0000004 at delta 0")
     assert "unit: one user" in line
-    assert line.endswith("accuracy of at most 1.0000")
+    assert "accuracy of at most 1.0000" in line
+
+
+@pytest.fixture
+def u_data(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [(u, i, rng.integers(1, 6), 10 * u + i) for u in range(9) for i in range(1, 4 + u % 3)]
+    (tmp_path / "u.data").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    return tmp_path / "u.data"
+
+
+def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(
+    u_data, tmp_path, capsys
+):
+    words = ["choose", str(u_data), "--target-epsilon", "0.7", "--caps", "2", "3"]
+    assert cli.main([*words, "--out", str(tmp_path / "model.json")]) == 0
+    model, guarantee = capsys.readouterr().out.splitlines()
+    written = json.loads((tmp_path / "model.json").read_text())
+    assert written["guarantee"] == guarantee
+    assert guarantee.startswith(
+        "epsilon <= 0.7 at delta 0 (zero-out adjacency, unit: one user; 0.1"
+    )
+    assert model.startswith(f"rating = {3.5 + written['model']['level']:g} + ")
+    assert written["cap"] in (2, 3)
+    assert cli.main([*words, "--max-ratings", "4"]) == 0
+    assert "cap public" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--max-ratings", "0"], "--max-ratings need numbers >= 1, got (0,)"),
+        (["--caps", "5", "-1"], "need numbers >= 1, got (5, -1)"),
+        (["--target-epsilon", "0"], "--target-epsilon must be > 0"),
+        (["--target-epsilon", "0.1"], "--quantile-epsilon 0.1 leaves nothing of --target-epsilon"),
+        (["--quantile-epsilon", "-1"], "epsilon must be > 0"),
+        (["--private-quantile", "1.1"], "quantile must be in [0, 1], got 1.1"),
+    ],
+)
+def test_what_nothing_can_be_chosen_with_is_refused_in_one_line(words, problem, u_data, capsys):
+    assert cli.main(["choose", str(u_data), *words]) == 2
+    said = capsys.readouterr()
+    assert problem in said.err.splitlines()[0]
+    assert not said.out

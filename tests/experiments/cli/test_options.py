@@ -47,6 +47,7 @@ CALLS |= {
     "report": ["report", "a"],
     "results": ["results", "a"],
     "contributions": ["contributions", "a", "--user", "u"],
+    "choose": ["choose"],
 }
 """Words that each command can be given, before any is looked at."""
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": (COMPARE, "--plot", ".png"),
     "audit": (AUDIT, "--plot", ".png"),
     "report": (["report", "run"], "--out", ".html"),
+    "choose": (["choose"], "--out", ".json"),
 }
 
 

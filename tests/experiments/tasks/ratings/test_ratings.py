@@ -1,6 +1,7 @@
 """Ratings of users: what is read, what is trained, and what the schemes of episodes may claim."""
 
 import gzip
+import random
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from accounting import epsilon
+from accounting.releases.contribution import sum_error, sum_sweet_spot
 from dpsgd.engine import programs
 from experiments.tasks.ratings import episodes, factorization, ratings
-from experiments.tasks.ratings.study import Study
+from experiments.tasks.ratings.linear import CLASS, UNITS, LinearRatings
+from experiments.tasks.ratings.study import FactorizedRatings, Study, split
 
 LINES = ["196\t242\t3\t881250949\n", "186\t302\t5\t891717742\n", "196\t1\t1\t878887116\n"]
 
@@ -100,7 +103,7 @@ def test_padding_changes_no_gradient_and_a_null_user_has_none():
 
 
 def test_a_private_choice_of_the_cap_is_part_of_the_price():
-    study = Study(ratings.synthetic(0, 300, 60), (5, 10, 20), 1e-4)
+    study = Study(LinearRatings(ratings.synthetic(0, 300, 60)), (5, 10, 20), 1e-4)
     assert study.sampler.num_examples == 300
     alone, after = study.noise_multiplier(2.0), study.noise_multiplier(2.0, spent=0.5)
     assert alone < after
@@ -110,15 +113,82 @@ def test_a_private_choice_of_the_cap_is_part_of_the_price():
 
 
 @pytest.mark.long
-def test_training_on_whole_users_learns_and_runs_share_one_program():
-    study = Study(ratings.synthetic(0, 300, 60), (5, 20), 1e-4)
+@pytest.mark.parametrize("model", [FactorizedRatings, LinearRatings])
+def test_training_on_whole_users_learns_and_runs_share_one_program(model):
+    table = ratings.synthetic(0, 300, 60)
+    study = Study(model(table, split(table)), (5, 20), 1e-4)
     plain = study.test_error(0.0, 20, seed=0)
     little = study.test_error(0.01, 20, seed=0)
     assert plain == pytest.approx(little, abs=0.01)
-    assert plain < study.untrained_error() - 0.05
+    assert plain < study.model.error(study.model.start) - 0.02
     compiled = programs._executable.cache_info().misses
     study.test_error(0.5, 5, seed=1)
     assert programs._executable.cache_info().misses == compiled
+
+
+def test_ratings_that_are_asked_tell_nothing():
+    table = ratings.synthetic(0, 40, 30)
+    asked = split(table)
+    other = table._replace(rating=np.where(asked, 6 - table.rating, table.rating))
+    for rows, changed in zip(
+        ratings.with_others(table, 50, asked), ratings.with_others(other, 50, asked), strict=True
+    ):
+        assert jax.tree.all(jax.tree.map(np.array_equal, rows["known"], changed["known"]))
+        assert np.array_equal(rows["rating"], 6 - changed["rating"])
+    np.testing.assert_array_equal(
+        LinearRatings(table, asked).sums, LinearRatings(other, asked).sums
+    )
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return LinearRatings(ratings.synthetic(0, 25, 30))
+
+
+def test_a_user_moves_sums_of_capped_losses_by_its_own_first_ratings_alone(linear):
+    table = ratings.synthetic(0, 25, 30)
+    for user in (0, 24):
+        rest, own = (LinearRatings(table.where(rows)) for rows in
+                     (table.user != user, table.user == user))  # fmt: skip
+        for cap in (1, 4, 30):
+            whole, less, one = (
+                model.sums[:, min(cap, model.sums.shape[1]) - 1] for model in (linear, rest, own)
+            )
+            np.testing.assert_array_equal(whole - less, one)  # to the last bit
+            assert one.min() >= 0
+            assert one.max() <= cap * UNITS
+    # The first ratings by time, whatever the order of the file.
+    shuffled = table.where(np.random.default_rng(1).permutation(table.user.size))
+    np.testing.assert_array_equal(LinearRatings(shuffled).sums, linear.sums)
+
+
+def test_losses_are_squared_errors_clipped_into_zero_and_one(linear):
+    a, b, c = CLASS[5]
+    x, held = linear.held.x, linear.held
+    error = held.rating - (a + b * x[:, 1] + c * x[:, 2])
+    loss = np.minimum(error**2 / 9, 1)
+    assert linear.sums[5, -1] / UNITS == pytest.approx(loss.sum(), abs=loss.size / UNITS)
+    mean = np.bincount(held.user, loss) / np.bincount(held.user)
+    np.testing.assert_allclose(linear.user_losses[5], mean, atol=1 / UNITS)
+
+
+@pytest.mark.parametrize("cap", [1, 100])
+def test_models_are_drawn_by_the_law_of_the_exponential_mechanism(linear, cap):
+    randbelow, values = random.Random(cap).randrange, linear.sums[:, -1] / linear.sums[:, -1].max()
+    rows = {tuple(model): row for row, model in enumerate(CLASS)}
+    drawn = [values[rows[tuple(linear.choose(cap, 2.0, randbelow))]] for _ in range(400)]
+    law = linear.law(cap, 2.0)
+    mean = law @ values
+    deviation = np.sqrt(law @ (values - mean) ** 2 / len(drawn))
+    assert np.mean(drawn) == pytest.approx(mean, abs=5.5 * deviation)
+    assert abs(values.mean() - mean) > 10 * deviation or cap > 1
+
+
+def test_the_published_rule_for_the_cap_is_not_where_the_expected_error_is_least():
+    counts = np.unique(ratings.synthetic(0).user, return_counts=True)[1]
+    errors = [sum_error(counts, cap, 0.02) for cap in range(1, counts.max() + 1)]
+    assert sum_sweet_spot(counts, 0.02) == 126
+    assert 1 + np.argmin(errors) == 99
 
 
 def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
