@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,20 @@ class Images(NamedTuple):
         if split not in self.splits:
             raise SourceError(f"{self.name} has no split {split!a}: {', '.join(self.splits)}")
         return self.splits[split]
+
+    def few_shot(self, new_classes: int) -> Images:
+        """Returns the images of the last classes as "test", and of the others those that train.
+
+        Images of classes that train are in "train" and "validation" as before, and in no test.
+        """
+        first = self.classes - new_classes
+
+        def some(rows: Columns, new: bool) -> Columns:
+            chosen = (rows["label"] >= first) == new
+            return {name: column[chosen] for name, column in rows.items()}
+
+        splits = {split: some(self.splits[split], False) for split in ("train", "validation")}
+        return self._replace(splits={**splits, "test": some(self.rows(None), True)})
 
 
 def blocks(rows: Columns, labelled: bool = True) -> Iterator[Columns]:
@@ -133,6 +148,38 @@ def _read(builder: Any, split: str, image: str, label: str, classes: int) -> Ite
         done += len(records)
 
 
+def stored(path: Path) -> Images:
+    """Returns the images of a NumPy archive, split 80/10/10 by number.
+
+    Args:
+      path: Of "x", uint8[rows, height, width] or with channels behind, and "y", whole numbers
+        [rows]; classes are 0, 1, ..., the largest of them, which is taken to be public.
+
+    Raises:
+      SourceError: if it is no such archive.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise SourceError(f"{path} is no NumPy archive of images x and labels y: {error}") from None
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size:
+        raise SourceError(
+            f"{path}, x: expected images, uint8[rows, height, width] or with channels, found "
+            f"{x.dtype}{x.shape}"
+        )
+    if y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not 0 <= y.min() <= y.max() < 2**15:
+        raise SourceError(
+            f"{path}, y: expected the class of each image, whole numbers from 0, found "
+            f"{y.dtype}{y.shape} from {y.min(initial=0)}"
+        )
+    pixels = x if x.ndim == 4 else x[..., None]
+    rows = {"image": pixels, "label": y.astype(np.int32)}
+    return Images(path.name, pixels.shape[1:], int(y.max()) + 1, random_split(rows, 0))
+
+
 def load(data: Path | None) -> Images:
-    """Returns the digits, or the prepared data set that `data` names."""
-    return digits() if data is None else prepared(data)
+    """Returns the digits, or the images that `data` names."""
+    if data is None:
+        return digits()
+    return stored(data) if data.suffix == ".npz" else prepared(data)

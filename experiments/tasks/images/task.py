@@ -33,7 +33,7 @@ class ImageModels:
 
     @property
     def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
+        """(params, rows) -> probabilities of the classes, or embeddings, float32[rows, ...]."""
         return self._functions.predict
 
     @property
@@ -45,12 +45,12 @@ class ImageModels:
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the images of a prepared data set of TensorFlow Datasets, block by block.
+        """Returns the images of a data set, block by block.
 
         Args:
           path: As `Images.data`.
           labelled: Whether the rows must have labels.
-          split: "train", "validation" or "test"; by default all.
+          split: "train", "validation" or "test", see `Images.new_classes`; by default all.
 
         Raises:
           ValueError: if the images cannot be read, or the network is one for others.
@@ -64,30 +64,36 @@ class ImageModels:
                 f"{found.name} has images of shape {found.shape} of {found.classes} classes: the "
                 f"model takes {sizes.shape} of {sizes.classes}"
             )
+        if split is not None and sizes.new_classes:
+            found = found.few_shot(sizes.new_classes)
         return blocks(found.rows(split), labelled)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
         """Returns accuracy and log loss (nats) on labelled images; NaN where it diverged.
 
+        With new classes it is the accuracy alone, at telling the classes of these images apart by a
+        few of each.
+
         Raises:
-          ValueError: if there are no rows.
+          ValueError: if there are no rows, or too few.
         """
         import numpy as np
 
-        from experiments.tasks.images.metrics import class_metrics
+        from experiments.tasks.images.metrics import class_metrics, few_shot_metrics
 
+        found = few_shot_metrics if self.sizes.new_classes else class_metrics
         logits = self._functions.logits
-        return class_metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
+        return found((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` images of uniform noise with uniform labels: synthetic probe rows."""
         import numpy as np
 
         rng = np.random.default_rng(0)
-        return {
-            "image": rng.integers(0, 256, (count, *self.sizes.shape), np.uint8),
-            "label": rng.integers(0, self.sizes.classes, count, np.int32),
-        }
+        rows = {"image": rng.integers(0, 256, (count, *self.sizes.shape), np.uint8)}
+        if self.sizes.new_classes:
+            return rows
+        return {**rows, "label": rng.integers(0, self.sizes.classes, count, np.int32)}
 
     def describe(self) -> dict[str, Any]:
         """Returns the sizes: all that `described` needs."""
@@ -121,27 +127,59 @@ class Images(ImageModels):
 
     data: Path | None = None
     """Directory of the version of a data set of TensorFlow Datasets that lies prepared there, as
-    array_record, with one image and one class a record; by default scikit-learn's digits."""
+    array_record, with one image and one class a record; or a NumPy archive (.npz) of images x and
+    labels y; by default scikit-learn's digits."""
     channels: tuple[int, ...] = (16, 32)
     """Channels of the convolutions, each of which halves the image's sides."""
+    new_classes: int = 0
+    """The last classes, of which no image trains: training is then few-shot, by sampler:multistage.
+    An episode draws classes, then images of each, and its one gradient is clipped (clipped level
+    0). Images are protected; which class an image is of is not."""
+    tasks: int = 1
+    """Of few-shot training: parts of the images, by their public numbers. If there are several, a
+    step draws some, and an episode of each (clipped level 1)."""
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1 or (self.tasks > 1 and not self.new_classes):
+            raise ValueError(
+                f"--tasks must be at least 1, and 1 without --new-classes: {self.tasks}"
+            )
 
     @cached_property
     def source(self) -> sources.Images:
         """The images, read when they are first needed."""
         from experiments.tasks.images.sources import load
 
-        return load(self.data)
+        found = load(self.data)
+        return found.few_shot(self.new_classes) if self.new_classes else found
 
     @property
     def sizes(self) -> Sizes:  # type: ignore[override]
         """Of the network, by what is public of the images."""
         from experiments.tasks.images.model import Sizes
 
-        return Sizes(self.source.shape, self.source.classes, self.channels)
+        source = self.source
+        return Sizes(source.shape, source.classes, self.channels, self.new_classes)
 
     def columns(self) -> PyTree:
-        """Returns the training images: uint8[rows, height, width, channels], and labels."""
-        return self.source.splits["train"]
+        """Returns the training images: uint8[rows, height, width, channels], and labels.
+
+        Of few-shot training the tasks and classes are the units of a public tree, and no column.
+        """
+        rows = self.source.splits["train"]
+        if not self.new_classes:
+            return rows
+        import numpy as np
+
+        from samplers import UnitData, UnitTree
+
+        task = np.zeros(len(rows["label"]), np.int64)
+        for one in np.unique(rows["label"]):  # as many of each class in each task
+            of_class = rows["label"] == one
+            task[of_class] = np.arange(of_class.sum()) % self.tasks
+        levels = {"task": task, "class": rows["label"]}
+        tree = UnitTree.from_columns(levels if self.tasks > 1 else {"class": rows["label"]})
+        return UnitData.of_tree(tree, {"image": rows["image"]})
 
     def metrics(self, params: PyTree) -> dict[str, float]:
         """Returns what `evaluate` does of the validation and of the test images."""

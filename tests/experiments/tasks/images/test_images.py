@@ -5,14 +5,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.tasks.images import sources
-from experiments.tasks.images.metrics import class_metrics
-from experiments.tasks.images.model import Sizes
+from experiments.tasks.images.metrics import class_metrics, few_shot_metrics
+from experiments.tasks.images.model import ConvNet, Sizes, prototypical_loss
 from experiments.tasks.images.task import DescribedImages, Images
 from experiments.tasks.splits import random_masks
 from experiments.tasks.tfds import SourceError
+from samplers import Multistage
 
 
 def test_the_digits_are_split_by_their_numbers_into_pixels_and_classes():
@@ -82,7 +86,7 @@ def test_images_of_tensorflow_datasets_are_read_without_it(tmp_path):
     pixels = pictures(30)
     folder = images(tmp_path, {"train": records(pixels), "test": records(pixels[:9])})
     task = Images(folder, channels=(4,))
-    assert task.describe()["sizes"] == {"shape": [6, 4, 3], "classes": 3, "channels": [4]}
+    assert task.sizes == Sizes((6, 4, 3), 3, (4,))
     np.testing.assert_array_equal(task.columns()["image"], pixels)
     np.testing.assert_array_equal(task.columns()["label"], np.arange(30) % 3)
     sizes = {split: len(rows["label"]) for split, rows in task.source.splits.items()}
@@ -127,9 +131,124 @@ def test_a_path_that_is_no_directory_and_a_split_without_rows_are_refused(tmp_pa
         Images(folder).check()
 
 
+X, Y = pictures(40), np.arange(40) % 4
+
+
+def archive(folder, **arrays):
+    path = folder / "some.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_images_of_a_numpy_archive_are_split_by_their_numbers(tmp_path):
+    task = Images(archive(tmp_path, x=X[..., 0], y=Y.astype(np.uint8)), channels=(2,))
+    assert task.describe()["sizes"]["shape"] == [6, 4, 1]
+    masks = random_masks(np.arange(40))
+    np.testing.assert_array_equal(task.columns()["image"][..., 0], X[masks["train"], ..., 0])
+    np.testing.assert_array_equal(task.source.rows("test")["label"], Y[masks["test"]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "some.npz is no NumPy archive of images x and labels y"),
+        ({"x": X / 255, "y": Y}, r"x: expected images, uint8.*found float64\(40, 6, 4, 3\)"),
+        ({"x": X, "y": Y[1:]}, r"y: expected the class of each image.*int64\(39,\)"),
+        ({"x": X, "y": Y - 1}, "y: expected the class of each image.* from -1"),
+    ],
+)
+def test_an_archive_that_holds_no_images_is_refused_by_array(tmp_path, arrays, message):
+    with pytest.raises(SourceError, match=message):
+        Images(archive(tmp_path, **arrays)).columns()
+
+
+# ------------------------------------------------------------------------------------- few-shot
+
+
+def test_no_image_of_a_new_class_trains_and_none_of_another_is_tested():
+    task = Images(new_classes=3, tasks=20)
+    rows, plain = task.source.splits, Images().source.splits
+    assert set(rows["train"]["label"]) == set(rows["validation"]["label"]) == set(range(7))
+    assert set(rows["test"]["label"]) == {7, 8, 9}
+    assert len(rows["test"]["label"]) == sum((p["label"] > 6).sum() for p in plain.values())
+    data = task.columns()
+    assert data.population.tree.shape.names == ("task", "class")
+    np.testing.assert_array_equal(data.columns["image"], rows["train"]["image"])
+    counts = np.unique(data.population.tree.sizes(2))
+    assert np.ptp(counts) <= 2  # as many images of each class in each task
+    assert Images(new_classes=3).columns().population.tree.shape.names == ("class",)
+    assert data.columns.keys() == task.generated(3).keys()  # labels are the public tree's
+    again = DescribedImages.described(task.describe())
+    assert (again.sizes, again.loss) == (task.sizes, task.loss)
+
+
+def test_the_loss_of_an_episode_is_that_of_distances_from_prototypes():
+    embeddings = np.random.default_rng(0).normal(size=(3, 6, 4)).astype(np.float32)
+    losses = []
+    for label in range(3):
+        for query in embeddings[label, 3:]:
+            near = -np.square(query - embeddings[:, :3].mean(1)).sum(-1)
+            losses.append(np.log(np.exp(near).sum()) - near[label])
+    assert jax.jit(prototypical_loss)(embeddings) == pytest.approx(np.mean(losses), rel=1e-5)
+    task = Images(new_classes=3, channels=(2,))
+    with pytest.raises(ValueError, match="new_classes draw by sampler:multistage"):
+        task.loss({}, {"image": X[0]})
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 3), pytest.param((7, 4, 1), marks=pytest.mark.long)])
+def test_an_embedding_is_what_the_convolutions_give(shape):
+    net = ConvNet(Sizes(shape, 4, (3, 2), new_classes=2), nnx.Rngs(0))
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+    @jax.jit
+    def both(image):
+        x = image / 127.5 - 1
+        for layer in net.convolutions:
+            x = nnx.relu(layer(x))
+        return x.ravel(), net(image)
+
+    np.testing.assert_allclose(*both(image), atol=1e-5)
+
+
+def test_few_shot_accuracy_is_of_the_nearest_prototype():
+    labels = np.repeat([3, 7], 12)
+    told = few_shot_metrics((np.eye(8)[some], some) for some in (labels[:9], labels[9:]))
+    assert told == {"accuracy": 1.0, "num_examples": 24}
+    same = few_shot_metrics([(np.ones((24, 2)), labels)])
+    assert same["accuracy"] == 0.5  # all as near: the first class
+    assert np.isnan(few_shot_metrics([(np.full((24, 2), np.nan), labels)])["accuracy"])
+    for few in (labels[:12], labels[:15], labels[:0]):
+        with pytest.raises(ValueError, match="to tell classes apart by 5 images of each"):
+            few_shot_metrics([(np.eye(8)[few], few)] * bool(few.size))
+
+
+@pytest.mark.long
+def test_a_few_shot_run_is_audited_and_learns_classes_that_it_never_saw():
+    task = Images(new_classes=3, tasks=14, channels=(8, 16))
+    data, params = task.columns(), task.init(0)
+    of = {"clipped_level": 1}
+    private = Multistage(data.population.tree, (7, 5, 4), steps=4, **of)
+    found = train(
+        dpsgd(task.loss, optax.adam(0.01)), Mechanism(private, 4.0, 1.0), params, data, delta=1e-3
+    )
+    assert found.guarantee.unit == "example"
+    assert "passed: the compiled program and the draws" in found.guarantee.notes[-1]
+    sampler = Multistage(data.population.tree, (7, 5, 4), steps=80, **of)
+    trained = train(
+        dpsgd(task.loss, optax.adam(0.01)), Mechanism(sampler, 0.1, 1.0), params, data,
+        root=RootKey.from_insecure_seed(0), audit=False,
+    )  # fmt: skip
+    accuracy = [task.metrics(p)["validation_accuracy"] for p in (params, trained.params)]
+    assert accuracy[1] > accuracy[0] + 0.02
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"channels": (0,)}, "--channels must each be"), ({"classes": 1}, "at least two classes")],
+    [
+        ({"channels": (0,)}, "--channels must each be"),
+        ({"classes": 1}, "at least two classes"),
+        ({"new_classes": 9}, "--new-classes must be 0, or leave two of the 10 classes"),
+    ],
 )
 def test_sizes_that_make_no_network_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
