@@ -52,7 +52,13 @@ if TYPE_CHECKING:
     )
     from dpsgd.runs.task import Task
     from dpsgd.selection.engine import select
-    from dpsgd.statistics import Released, private_histogram, private_mean, private_sum
+    from dpsgd.statistics import (
+        Released,
+        private_histogram,
+        private_logistic_regression,
+        private_mean,
+        private_sum,
+    )
     from dpsgd.trainer import Trained, train
 
 __version__ = "0.2.0"
@@ -107,6 +113,7 @@ __all__ = [
     "load_exported",
     "platt_sums",
     "private_histogram",
+    "private_logistic_regression",
     "private_mean",
     "private_sum",
     "refine",
@@ -155,7 +162,13 @@ _MODULES = {
     "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
-    "statistics": ("Released", "private_histogram", "private_mean", "private_sum"),
+    "statistics": (
+        "Released",
+        "private_histogram",
+        "private_logistic_regression",
+        "private_mean",
+        "private_sum",
+    ),
     "trainer": ("Trained", "train"),
     "engine.loop": ("Block", "train_blocks"),
     "core.mechanism": ("Mechanism",),

@@ -46,7 +46,8 @@ PUBLIC = {
         NoiseMultiplier NonPrivate Placement Platt RecommendationRequest Refinement Released RootKey
         Run RunSpec SGD Secure Segment Settings TailAverage TargetAdvantage TargetEpsilon Task
         TrainState Trained TrainedModel Trials averaged clipped_grad cost dpsgd explain
-        load_exported platt_sums private_histogram private_mean private_sum refine resume run select
+        load_exported platt_sums private_histogram private_logistic_regression private_mean
+        private_sum refine resume run select
         split_module train train_blocks
     """,
 }

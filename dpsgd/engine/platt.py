@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.core.queries import FullSums
+from dpsgd.engine.newton import derivatives, logistic_sums, newton_step
 from dpsgd.engine.queries import Refinement
 
 PyTree = Any
 
 _Q = 5.0  # most of x^2 + 1
-_K = math.sqrt(8 / _Q)  # weight of the Hessian
 
 L2_CLIP_NORM = 2.2361
 """C, just above the square root of 5."""
@@ -64,17 +63,12 @@ class Platt(Refinement):
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
         """Returns v."""
-        x, y = row["x"], row["y"]
-        p = jax.nn.sigmoid(state[0] * x + state[1])
-        w = _K * p * (1 - p)
-        return jnp.stack([(p - y) * x, p - y, w * x**2, w * math.sqrt(2) * x, w])
+        x = row["x"]
+        return logistic_sums(state, jnp.stack([x, jnp.ones_like(x)]), row["y"], _Q)
 
     def fold(self, state: PyTree, mean: Any) -> PyTree:
         """Returns a S and c after a Newton step."""
-        off = mean[3] / math.sqrt(2)
-        hessian = jnp.array([[mean[2], off], [off, mean[4]]]) / _K
-        curvatures, axes = jnp.linalg.eigh(hessian)
-        step = -axes @ ((axes.T @ mean[:2]) / jnp.maximum(curvatures, _LEAST_CURVATURE))
+        step = newton_step(*derivatives(mean, 2, _Q), _LEAST_CURVATURE)
         units = jnp.array([self._scale, 1.0])
         step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / (units * jnp.array(_STEP))))
         step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
