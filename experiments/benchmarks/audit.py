@@ -22,11 +22,12 @@ from dpsgd import LazyTables, Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.report import FALSE_ALARM, AuditReport
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.noise.base import Independent
 from dpsgd.runs.audit import audit_synthetic
 from dpsgd.runs.optimizer import ADAM, Cosine
 from experiments.benchmarks.case import Row, at, cases, figure
-from experiments.benchmarks.programs import num_params, rows_like
+from experiments.benchmarks.programs import num_params
 from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
@@ -135,7 +136,7 @@ def audit(preset: str, num_examples: int = 88_000, batch_size: int = 1_024) -> I
     tables = LazyTables(Cosine(1.0, mechanism.num_steps)) if "lazy" in preset else None
     algorithm = dpsgd(loss, ADAM, tables=tables)
     state = algorithm.init(params, mechanism, *([generated(2)] if tables else []))
-    data = rows_like(generated(2), num_examples)
+    data = shapes_of_rows(generated(2), num_examples)
     layout = Layout.of(mechanism.sampler, data)
     compiling = Spent.on(lambda: layout.program(algorithm, mechanism, state, data))
     found: list[AuditReport] = []

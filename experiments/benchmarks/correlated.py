@@ -24,6 +24,7 @@ from accounting import BallsAndBinsProfile, GaussianProfile
 from accounting import epsilon as epsilon_of
 from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, dpsgd
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.noise.planning import history_bytes, plan
 from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized
 from experiments.benchmarks.case import Estimate, Row, at, cases, figure
@@ -43,7 +44,6 @@ from experiments.benchmarks.programs import (
     num_params,
     one_step,
     problem,
-    rows_like,
 )
 from experiments.benchmarks.timing import in_turns
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
@@ -329,7 +329,7 @@ def step(batch_size: int, size: str = "8M", *, rounds: int = 9) -> Iterator[Row]
         mechanism = Mechanism(Deterministic(batch_size * BANDS, batch_size), 1.0, 1.0, noise)
         private, (state, *inputs) = one_step(made.loss_fn, sgd, mechanism, made.params, made.batch)
         # The memory is that of the program that trains.
-        data = rows_like(made.batch, BANDS * batch_size)
+        data = shapes_of_rows(made.batch, BANDS * batch_size)
         layout = Layout.of(mechanism.sampler, data, data_on="device")
         memory = layout.program(algorithm, mechanism, state, data).memory_analysis()
         temporary[b], kept[b] = memory.temp_size_in_bytes, memory.argument_size_in_bytes

@@ -208,11 +208,6 @@ def random_batch(
     }
 
 
-def rows_like(batch: PyTree, count: int) -> PyTree:
-    """Returns so many rows by their shapes and types alone."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), batch)
-
-
 class Problem(NamedTuple):
     """An initial model, the loss of an example, and a batch of random rows on the device."""
 

@@ -30,9 +30,10 @@ from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.planning import Collective, collectives
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.noise.gaussian import add_gaussian_noise
 from experiments.benchmarks.case import Row, at, cases, figure
-from experiments.benchmarks.programs import SIZES, num_params, random_batch, rows_like
+from experiments.benchmarks.programs import SIZES, num_params, random_batch
 from experiments.benchmarks.scale_beam import BEAM
 from experiments.benchmarks.timing import alone
 from experiments.tasks.clicks.criteo import display
@@ -81,7 +82,7 @@ class Step:
         algorithm = dpsgd(pure_functions(config, DISPLAY_ADS).loss, optax.adam(1e-3))
         mechanism = Mechanism(Poisson(NUM_EXAMPLES, batch_size), 1.0, 1.0)
         self.state = jax.eval_shape(algorithm.init, self.params)
-        rows = rows_like(random_batch(1, config), NUM_EXAMPLES)
+        rows = shapes_of_rows(random_batch(1, config), NUM_EXAMPLES)
         layout = Layout.of(mechanism.sampler, rows, placement=placement)
         program = layout.program(algorithm, mechanism, self.state, rows)
         self.exchanged = collectives(program)

@@ -80,17 +80,12 @@ class PlanDevices(tasks.OfTask, OfSizes):
         """Returns what is assumed."""
         from dpsgd.engine.planning import Rates
 
-        sizes = {
-            "memory": "memory_bandwidth",
-            "link": "link_bandwidth",
-            "network": "network_bandwidth",
-        }
         found = {}
-        for name, option in sizes.items():
-            shown = f"--{option.replace('_', '-')}"
-            found[name] = float(bytes_of(getattr(self, option), shown))
+        for name in ("memory", "link", "network"):
+            option, given = f"--{name}-bandwidth", getattr(self, f"{name}_bandwidth")
+            found[name] = float(bytes_of(given, option))
             if not found[name]:
-                raise ValueError(f"{shown} must be > 0, got {getattr(self, option)}")
+                raise ValueError(f"{option} must be > 0, got {given}")
         seconds = {"latency": 1e-6 * self.latency_us, "overhead": 1e-6 * self.overhead_us}
         return Rates(**found, arithmetic=1e12 * self.tflops, **seconds)
 
@@ -128,6 +123,7 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     from dpsgd.engine.feed import Layout
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.planning import StepPlan
+    from dpsgd.engine.programs import shapes_of_rows
     from dpsgd.runs.optimizer import ADAM, SGD
 
     task = tasks.without_data(config)
@@ -138,10 +134,7 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
     params = jax.eval_shape(lambda: task.init(0))
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), params)
-    rows = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((sampler.num_examples, *x.shape[1:]), x.dtype),
-        task.generated(1),
-    )
+    rows = shapes_of_rows(task.generated(1), sampler.num_examples)
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(rows))
     data_on = spec.data_on or ("host" if size > memory / 2 else "device")
     devices = tuple(jax.devices("cpu")[: config.num_devices])
