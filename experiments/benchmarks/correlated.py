@@ -68,7 +68,7 @@ BARRED = 1024
 BANDS = 16
 
 
-def _one_epoch(bands: int) -> BallsAndBins:
+def one_epoch(bands: int) -> BallsAndBins:
     """Returns the sampler of the reference; its batches do not matter."""
     return BallsAndBins(STEPS * 1024, 1024, cycle_length=bands, overflow="accumulate")
 
@@ -80,7 +80,7 @@ def reference(bands: tuple[int, ...] = tuple(REFERENCE)) -> Iterator[Row]:
     """Measures noise multiplier and error beside the reference, and the error of the best noise."""
     alone: dict[float, float] = {}
     for b in sorted({1, *bands}):
-        sampler, root = _one_epoch(b), banded_square_root(b)
+        sampler, root = one_epoch(b), banded_square_root(b)
         workload = Workload(sampler.num_steps)
         better = workload.mean_square(optimized(workload, b)) / workload.mean_square(root)
         for epsilon, (sigma, rmse) in REFERENCE[b].items():
@@ -288,7 +288,7 @@ def band_mf(bands: int = BANDS) -> Iterator[Row]:
     from jax_privacy.matrix_factorization import toeplitz
 
     accountant = analysis.DpsgdTrainingAccountant(accountants.PldAccountantConfig())
-    sampler = _one_epoch(bands)
+    sampler = one_epoch(bands)
     steps = sampler.num_steps
     workload = Workload(steps)
     column = toeplitz.optimize_banded_toeplitz(n=steps, bands=bands)
