@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -170,6 +171,7 @@ def _flat(row: str, margin: str) -> str:
     return margin + json.dumps(json.loads(row), ensure_ascii=False)
 
 
+@functools.cache
 def hardware() -> dict[str, Any]:
     """Returns versions, devices, the processor and the flags of this process."""
     found = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}

@@ -88,12 +88,6 @@ def check_moved(moved):
 
 @pytest.mark.long
 @pytest.mark.crash
-def test_a_run_takes_all_devices_and_on_others_it_is_another_attempt(store, tmp_path):
-    check_moved(drive(store, tmp_path, "moved", SMALL)["moved"])
-
-
-@pytest.mark.long
-@pytest.mark.crash
 @pytest.mark.parametrize("options", [[SMALL], DEALT], ids=["whole", "sharded"])
 def test_a_killed_run_on_all_devices_goes_on_to_the_same_bits(store, tmp_path, options):
     found = drive(store, tmp_path, "undisturbed", "killed", "moved", *options)
