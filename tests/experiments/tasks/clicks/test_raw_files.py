@@ -500,37 +500,6 @@ def raw(request, tmp_path_factory):
     return FORMATS[request.param], path
 
 
-@pytest.mark.long
-def test_gzip_equals_plain_and_line_ends_and_block_sizes_do_not_matter(raw, tmp_path):
-    format, path = raw
-    plain = format.prepare(path, tmp_path / "plain", hash_seed=5)
-    plain.verify()
-    text = path.read_bytes()
-    half = text.index(b"\n", len(text) // 2) + 1
-    variants = {
-        "gzip": gzip.compress(text, 1),
-        "two gzip members": gzip.compress(text[:half], 1) + gzip.compress(text[half:], 1),
-        "CRLF": text.replace(b"\n", b"\r\n"),
-        "no last line end": text[:-1],
-        "blank lines at the end": text + b"\n\n",
-    }
-    for name, content in variants.items():
-        (tmp_path / "variant").write_bytes(content)
-        store = format.prepare(tmp_path / "variant", tmp_path / name, hash_seed=5)
-        assert (store.shards, store.splits) == (plain.shards, plain.splits), name
-    whole = joined(format.read(path, hash_seed=5))
-    for block_bytes in (20_011, 99_991):
-        for name, column in joined(format.read(path, hash_seed=5, block_bytes=block_bytes)).items():
-            np.testing.assert_array_equal(column, whole[name])
-    parts = random_split(whole, 0)
-    if format.split == "chronological":
-        ends = {"train": (0, 4800), "validation": (4800, 5400), "test": (5400, 6000)}
-        parts = {part: {k: v[a:b] for k, v in whole.items()} for part, (a, b) in ends.items()}
-    for part, columns in parts.items():
-        for name, column in plain.load(part).items():
-            np.testing.assert_array_equal(column, columns[name])
-
-
 def test_a_new_token_label_or_row_changes_no_other_row_no_shape_and_no_bucket_count(raw, tmp_path):
     format, path = raw
     lines = path.read_bytes().split(b"\n")[:400]
