@@ -1,7 +1,7 @@
-"""Rényi divergences of balls-and-bins, and the lower tail of its likelihood ratio: proved bounds.
+"""Rényi divergences of balls-and-bins: proved bounds, which the certified profile never exceeds.
 
-X = dP/dQ is the mean of T independent log-normal variables of mean 1. The certified profile is
-never looser: docs/explanation/renyi-divergences.md.
+X = dP/dQ is the mean of T independent log-normal variables of mean 1. Proofs:
+docs/explanation/renyi-divergences.md.
 """
 
 from __future__ import annotations
@@ -11,60 +11,13 @@ import math
 import numpy as np
 import scipy
 
-from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.profile import check_count, check_epsilon, check_noise_multiplier
+from accounting.algebra.cells import Array
+from accounting.estimates.tails import log_laplace_transform
+from accounting.profile import check_count, check_noise_multiplier
 
-_CELLS = np.linspace(-36.0, 12.0, 1201)
-"""Ends of cells of a standard normal variable."""
-_ROUNDING = 1e-12
-"""Bounds the relative error of a sum of masses of these cells."""
 _LOG_STEP = 0.02
 _FIRST, _LAST = -30.0, 600.0
 """Least and greatest logarithm of t, between which E[X^-β] is integrated by cells."""
-
-
-def log_laplace_transform(t: Array, *, noise_multiplier: float, bins: int) -> Array:
-    """Bounds log E[e^(-tX)] from above at each t > 0: float64, of the shape of `t`.
-
-    Args:
-      t: float64[points].
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
-    """
-    deviation = 1.0 / noise_multiplier
-    value = np.exp(deviation * _CELLS - 0.5 * deviation**2)
-    mass = np.exp(log_normal_cells(_CELLS))
-    mean = np.exp(log_normal_cells(_CELLS, deviation) - log_normal_cells(_CELLS))
-    error = 2.0 * (normal_drift(_CELLS) + normal_drift(_CELLS, deviation)) * mean
-    up = np.clip((mean - error - value[:-1]) / np.diff(value), 0.0, 1.0)
-    # e^(-ta) is convex in a: in each cell it lies below its chord.
-    points = np.concatenate([mass * (1.0 - up), [0.0]]) + np.concatenate([[0.0], mass * up])
-    tail = float(scipy.special.ndtr(_CELLS[0]))
-    points[-1] += tail
-    with np.errstate(over="ignore"):
-        transform = np.exp(-np.multiply.outer(t / bins, value)) @ points + tail
-    return np.minimum(bins * (np.log(transform) + _ROUNDING), 0.0)
-
-
-def add_delta_upper_bound(epsilon: float, *, noise_multiplier: float, bins: int) -> float:
-    """Returns a proved upper bound on H_ε(Q||P) of one epoch, the direction "add".
-
-    The least (a/t) e^(t/a - 1) E[e^(-tX)] over t >= a, a = e^ε.
-
-    Args:
-      epsilon: ε >= 0.
-      noise_multiplier: σ.
-      bins: T.
-    """
-    check_epsilon(epsilon)
-    check_noise_multiplier(noise_multiplier)
-    check_count("bins", bins)
-    ratio = np.geomspace(1.0, 1e6, 200)
-    with np.errstate(over="ignore"):
-        transform = log_laplace_transform(
-            np.exp(min(epsilon, 600.0)) * ratio, noise_multiplier=noise_multiplier, bins=bins
-        )
-    return float(np.exp(min(0.0, (ratio - 1.0 - np.log(ratio) + transform).min()) + _ROUNDING))
 
 
 def renyi_divergence(order: int, *, noise_multiplier: float, bins: int, epochs: int = 1) -> float:

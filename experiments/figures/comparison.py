@@ -9,7 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from accounting import Bound, PrivacyProfile, epsilon
-from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
+from accounting.estimates.monte_carlo import ConditionalProfile
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.figures.drawing import COLORS, legend
 from experiments.processes import each
@@ -53,17 +53,16 @@ def profiles(samplers: dict[str, BatchSampler]) -> dict[str, Profiles]:
 
 
 def monte_carlo(bins: int, num_samples: int) -> Profiles:
-    """Returns the papers' estimator for one epoch of balls-and-bins: confidence, not proof.
+    """Returns an estimator of one epoch of balls-and-bins: confidence, not proof.
 
-    Importance sampling and order statistics together (Chua et al., arXiv:2412.16802, appendix B.3).
+    Order statistics of all bins but the example's (`ConditionalProfile`): the published estimators'
+    ends are infinite where delta is below the inverse of the number of samples.
 
     Args:
       bins: T, steps of the epoch.
-      num_samples: Samples of the privacy loss in each direction.
+      num_samples: Samples of the other bins.
     """
-    return partial(
-        MonteCarloProfile, bins=bins, num_samples=num_samples, ranks=geometric_ranks(bins)
-    )
+    return partial(ConditionalProfile, bins=bins, num_samples=num_samples)
 
 
 def _epsilons(job: tuple[list[Profiles], float, float]) -> list[Bound]:

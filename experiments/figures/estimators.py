@@ -1,7 +1,8 @@
 """The Monte Carlo bounds of balls-and-bins at equal time, beside the certified curve.
 
 Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), figures 3 and 4: with and without
-importance sampling (left), and order statistics (middle). Right: both, by two inequalities.
+importance sampling (left), and order statistics (middle). Right: both, and ours that samples the
+other bins alone (conditional), by two inequalities.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from matplotlib.figure import Figure
 
-from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
+from accounting.estimates.monte_carlo import ConditionalProfile, MonteCarloProfile, geometric_ranks
 from experiments.cli.console import Console
 from experiments.figures.delta import Curve, Setting, balls_and_bins, figure, sampled
 from experiments.figures.drawing import PALETTE, Picture
@@ -53,17 +54,20 @@ PANELS: dict[str, dict[str, dict[str, Any]]] = {
         "published orders": {"importance": False, "ranks": PUBLISHED_RANKS},
         "geometric orders": {"importance": False, "ranks": 1.02},
     },
-    "both": {
-        "Chernoff-Hoeffding": {"ranks": 1.05},
-        "Bennett": {"ranks": 1.05, "inequality": "bennett"},
+    "two inequalities": {
+        "both, Chernoff-Hoeffding": {"ranks": 1.02},
+        "both, Bennett": {"ranks": 1.02, "inequality": "bennett"},
+        "conditional, Chernoff-Hoeffding": {"inequality": "chernoff-hoeffding"},
+        "conditional, Bennett": {"inequality": "bennett"},
     },
 }
-"""What is compared: the options of each curve's estimator; orders as such, or by their growth."""
+"""What is compared: the options of each curve's estimator, by its name; ranks or their growth."""
 
 
-def in_seconds(
-    profile: MonteCarloProfile, epsilons: Sequence[float], seconds: float
-) -> MonteCarloProfile:
+Estimator = TypeVar("Estimator", MonteCarloProfile, ConditionalProfile)
+
+
+def in_seconds(profile: Estimator, epsilons: Sequence[float], seconds: float) -> Estimator:
     """Returns the estimator with as many samples as it draws, for all epsilons, in this time."""
     pilot = replace(profile, num_samples=max(100, 2**18 // profile.bins))
     began = time.process_time()
@@ -78,14 +82,16 @@ def estimators(
 ) -> Iterator[Curve]:
     """Yields the certified curve, and one for each estimator."""
     yield balls_and_bins(setting, epsilons)
+    sigma, bins = setting.noise_multiplier, setting.bins
     for color, (name, given) in zip(PALETTE, options.items(), strict=False):
-        ranks = given.get("ranks")
-        if isinstance(ranks, float):
-            ranks = geometric_ranks(setting.bins, ranks)
-        profile = MonteCarloProfile(
-            setting.noise_multiplier, setting.bins, **{**given, "ranks": ranks}
-        )
-        profile = in_seconds(profile, epsilons, seconds)
+        profile: MonteCarloProfile | ConditionalProfile
+        if name.startswith("conditional"):
+            profile = in_seconds(ConditionalProfile(sigma, bins, **given), epsilons, seconds)
+        else:
+            ranks = given.get("ranks")
+            ranks = geometric_ranks(bins, ranks) if isinstance(ranks, float) else ranks
+            published = MonteCarloProfile(sigma, bins, **{**given, "ranks": ranks})
+            profile = in_seconds(published, epsilons, seconds)
         title = f"{name} ({profile.num_samples:,} samples)"
         yield sampled(title, profile, epsilons, color=color, marker="x")
 

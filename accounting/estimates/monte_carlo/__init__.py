@@ -4,6 +4,7 @@ They hold with a confidence below one and are never a guarantee. Claims, proofs 
 docs/explanation/monte-carlo-estimates.md.
 """
 
+from accounting.estimates.monte_carlo.conditional import ConditionalProfile
 from accounting.estimates.monte_carlo.confidence import (
     bennett_upper_bound,
     empirical_bennett_upper_bound,
@@ -19,6 +20,7 @@ from accounting.estimates.monte_carlo.losses import (
 from accounting.estimates.monte_carlo.profile import MonteCarloProfile
 
 __all__ = [
+    "ConditionalProfile",
     "MonteCarloProfile",
     "bennett_upper_bound",
     "empirical_bennett_upper_bound",

@@ -10,6 +10,7 @@ import numpy as np
 from accounting.algebra.cells import Array
 from accounting.profile import check_count
 
+TOO_FEW = "too few samples for so small a delta"
 Inequality = Literal["chernoff-hoeffding", "bennett"]
 
 

@@ -92,6 +92,56 @@ def _log_weighted_sum_exp(values: Array, weights: Array) -> Array:
     return top + np.log(np.exp(values - top[:, None]) @ weights)
 
 
+def sample_others(
+    rng: np.random.Generator,
+    num_samples: int,
+    *,
+    noise_multiplier: float,
+    bins: int,
+    ranks: Sequence[int],
+    ceiling: float,
+    exceeded: bool,
+) -> Array:
+    """Samples upper bounds on what T - 1 bins contribute to the likelihood ratio under Q.
+
+    (1/T) Σ e^(z_t/σ - 1/(2σ²)) over T - 1 standard normal z_t: 0 of one bin.
+
+    Args:
+      rng: Source of randomness.
+      num_samples: Number of independent samples.
+      noise_multiplier: σ.
+      bins: T.
+      ranks: Of the order statistics that stand for all, see `sample_losses`.
+      ceiling: c.
+      exceeded: Whether samples are drawn given that a z_t exceeds c, or given that none does.
+
+    Returns:
+      float64 of shape [num_samples].
+    """
+    scale, chunk = 1.0 / noise_multiplier, max(1, _CHUNK_ENTRIES // (len(ranks) + 2))
+    log_below, found = float(scipy.special.log_ndtr(ceiling)), np.zeros(num_samples)
+    for start in range(0, num_samples if bins > 1 else 0, chunk):
+        part = found[start : start + chunk]
+        log_ceiling = np.full(part.size, log_below)
+        if exceeded:
+            log_ceiling = _log_top(rng, part.size, bins - 1, log_below)
+        z, weights = _draws_below(rng, log_ceiling, bins - 1 - exceeded, ranks, "remove")
+        if exceeded:
+            z = np.concatenate([scipy.special.ndtri_exp(log_ceiling)[:, None], z], axis=1)
+            weights = np.concatenate([np.ones(1), weights])
+        part += np.exp(_log_weighted_sum_exp(scale * z, weights) - math.log(bins) - 0.5 * scale**2)
+    return found
+
+
+def _log_top(rng: np.random.Generator, size: int, num_draws: int, log_below: float) -> Array:
+    """Samples log Φ of the largest of standard normal draws, given that it exceeds a ceiling.
+
+    Its distribution function to the power `num_draws` is uniform on [Φ^num_draws, 1].
+    """
+    above = -math.expm1(num_draws * log_below)
+    return np.minimum(np.log1p(-above * rng.random(size)) / num_draws, -1e-300)
+
+
 def _event_ceiling(
     epsilon: float, noise_multiplier: float, bins: int, direction: Direction
 ) -> float:
@@ -196,10 +246,7 @@ def _losses(
         columns = [shifted, z]
         weights = np.concatenate([np.ones(1), weights])
     else:
-        # The largest of the T iid normals, given that it exceeds the ceiling: its distribution
-        # function to the power T is uniform on [Φ^T, 1].
-        above = -math.expm1(bins * float(scipy.special.log_ndtr(ceiling)))
-        log_top = np.minimum(np.log1p(-above * rng.random(size)) / bins, -1e-300)
+        log_top = _log_top(rng, size, bins, float(scipy.special.log_ndtr(ceiling)))
         top = scipy.special.ndtri_exp(log_top)[:, None]
         if bins == 1:
             columns, weights = [top + scale], np.ones(1)

@@ -12,6 +12,7 @@ import numpy as np
 from accounting.algebra.cells import Array
 from accounting.estimates.episodic import Estimate
 from accounting.estimates.monte_carlo.confidence import (
+    TOO_FEW,
     Inequality,
     hockey_stick_upper_bound,
     hockey_stick_values,
@@ -31,7 +32,6 @@ from accounting.profiles.gaussian import as_redrawn
 from accounting.profiles.max_events import max_event_lower_bound
 
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
-_TOO_FEW = "too few samples for so small a delta"
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ class MonteCarloProfile:
         check_delta(delta)
         lower = epsilon_from_delta(lambda e: 1.0, self._lower, delta, resolution=1e-9).lower
         if self._least_upper(lower) > delta:
-            return Bound(lower, math.inf, 1.0 - self.beta, _TOO_FEW)
+            return Bound(lower, math.inf, 1.0 - self.beta, TOO_FEW)
         samples = self._samples(lower)
         found = epsilon_from_delta(
             lambda e: self._upper(samples, max(e, lower)), lambda e: 0.0, delta, resolution=1e-9
         )
-        note = "" if found.upper < math.inf else _TOO_FEW
+        note = "" if found.upper < math.inf else TOO_FEW
         return Bound(lower, max(lower, found.upper), 1.0 - self.beta, note)

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from accounting import BallsAndBinsProfile, epsilon
-from accounting.estimates.renyi import add_delta_upper_bound, renyi_divergence
+from accounting.estimates.renyi import renyi_divergence
+from accounting.estimates.tails import add_delta_upper_bound, truncated_tail
 
 
 def log_moment(power, sigma):
@@ -54,3 +55,18 @@ def test_the_lower_tail_bounds_the_direction_add(quadrature, bins):
 def test_an_order_without_a_bound_is_refused():
     with pytest.raises(ValueError, match="order must be at least 2"):
         renyi_divergence(1, noise_multiplier=1.0, bins=2)
+
+
+@pytest.mark.parametrize(("sigma", "bins"), [(0.5, 1), (0.7, 30), (2.0, 200)])
+@pytest.mark.parametrize("ceiling", [1.5, 4.0])
+def test_the_upper_tail_is_bounded_where_no_coordinate_is_large(sigma, bins, ceiling):
+    values = np.array([0.3, 0.9, 1.1, 1.5, 4.0, 30.0])
+    found = truncated_tail(values, noise_multiplier=sigma, bins=bins, ceiling=ceiling)
+    z = np.random.default_rng(0).standard_normal((20_000, bins))
+    ratio = np.exp(z / sigma - 0.5 / sigma**2).mean(axis=1)
+    ratio = np.where(z.max(axis=1) <= ceiling, ratio, 0.0)
+    seen = np.array([np.sum(ratio >= x) for x in values])
+    assert np.all(stats.binom.sf(seen - 1, ratio.size, np.minimum(found, 1.0)) > 1e-8)
+    assert np.all(np.diff(found) <= 0)
+    far = truncated_tail(np.array([20.0]), noise_multiplier=0.5, bins=4_492, ceiling=5.0)
+    assert far[0] < 1e-25
