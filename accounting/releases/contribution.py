@@ -145,31 +145,27 @@ def bias_bounds(
 
 
 class ExcessBounds(NamedTuple):
-    """How far a model's loss is above the least in its class, at most. Not private.
+    """How far a model's loss is above the least of its class, at most. Not private.
 
-    The model is drawn from the class by the exponential mechanism, see `excess_bounds`.
+    All but the last bound the mean loss on all examples that users hold, also those that do not
+    count; all together its expectation, where the n examples are independent draws of one law.
     """
 
     bias: float
-    """A cap changes the weights of users from p to q: sum_j |q_j - p_j|; with D(h) = sum_j (q_j -
-    p_j) L_j(h), where losses were given, max D - min D over the class."""
+    """A cap moves users' weights from p to q: sum_j |q_j - p_j|; or, where losses were given, the
+    range over the class of sum_j (q_j - p_j) L_j(h)."""
     choice: float
-    """What is kept of the users who are cut is a random choice: 2 sqrt(m log(2 |H| / f) / 2) /
-    n_tau, with m examples kept of them, and f a third of the probability to fail."""
+    """What counts of users who are cut, m examples, is chosen at random: 2 sqrt(m log(6 |H| / f) /
+    2) / n_tau."""
     privacy: float
     """The model is drawn: `privacy_excess` of n_tau / tau users."""
     sample: float
-    """The data are a sample of a population: 2 sqrt(log(2 |H| / f) / (2 n))."""
+    """The data are a sample: 2 sqrt(log(6 |H| / f) / (2 n))."""
 
     @property
     def on_data(self) -> float:
-        """Of the mean loss on all examples that users hold, also those that are not kept."""
+        """The bound on the mean loss on all examples that users hold."""
         return self.bias + self.choice + self.privacy
-
-    @property
-    def on_population(self) -> float:
-        """Of the expected loss, where the n examples are independent draws of one law."""
-        return self.on_data + self.sample
 
 
 def excess_bounds(
@@ -183,11 +179,10 @@ def excess_bounds(
 ) -> ExcessBounds:
     """Returns the trade-off of a cap tau: bias falls in it, and what privacy costs rises.
 
-    The model is drawn from a class H by the exponential mechanism, with probability proportional to
-    exp(-epsilon S(h) / tau), S the sum of the losses, in [0, 1], of at most tau examples of each
-    user. These are tau of the user's examples at random; or the first, if their order tells nothing
-    of them. Both sums of terms hold but with probability `failure`. Proof, and what it has in place
-    of Theorem 1 of Amin et al.: docs/explanation/learning-from-a-finite-class.md.
+    A model is drawn from a class H with probability proportional to exp(-epsilon S(h) / tau), S the
+    sum of losses in [0, 1] on at most tau examples of each user: at random, or the first, if their
+    order tells nothing of them. Proof, and what it has in place of Theorem 1 of Amin et al.:
+    docs/explanation/learning-from-a-finite-class.md.
 
     Args:
       contributions: Number of examples of each user, [users].
@@ -195,13 +190,15 @@ def excess_bounds(
       epsilon: Of the draw, where a user is removed or zeroed out.
       class_size: |H| >= 1.
       user_losses: L_j(h), each user's mean loss by each model of the class, [class, users].
-      failure: In (0, 1).
+      failure: f, the probability that the bounds fail, in (0, 1).
 
     Raises:
       ValueError: If sizes differ, a number is out of range, or no user contributes.
     """
     values, part = _check_contributions(contributions), failure / 3.0
     bias = 2.0 * bias_bounds(values, cap).by_distance
+    if class_size < 1:
+        raise ValueError(f"class_size must be at least 1, got {class_size}")
     if user_losses is not None:
         losses = np.asarray(user_losses, float)
         if losses.shape != (class_size, values.size):
@@ -209,68 +206,34 @@ def excess_bounds(
                 f"need a loss of each of {class_size} models for each of {values.size} users, got "
                 f"{losses.shape}"
             )
-        p, q = values / values.sum(), np.minimum(values, cap)
-        bias = float(np.ptp(losses @ (q / q.sum() - p)))
+        counted = np.minimum(values, cap)
+        bias = float(np.ptp(losses @ (counted / counted.sum() - values / values.sum())))
     kept, cut = float(np.minimum(values, cap).sum()), cap * int((values > cap).sum())
-    privacy = privacy_excess(kept / cap, epsilon, class_size, failure=part)
+    privacy = privacy_excess(kept / cap, epsilon, math.log(class_size), failure=part)
     spread = 0.5 * math.log(2.0 * class_size / part)
     choice, sample = math.sqrt(cut * spread) / kept, math.sqrt(spread / float(values.sum()))
     return ExcessBounds(bias, 2.0 * choice, privacy, 2.0 * sample)
 
 
-def privacy_excess(users: float, epsilon: float, class_size: int, *, failure: float) -> float:
-    r"""Bounds what the draw of the exponential mechanism adds to the least mean loss of the class.
+def privacy_excess(users: float, epsilon: float, log_size: float, *, failure: float) -> float:
+    r"""Bounds what the draw of a model, see `excess_bounds`, adds to the least mean loss.
 
-    .. math:: \frac{1}{m \epsilon} \log \frac{|H|}{f}
+    .. math:: \frac{1}{m \epsilon} \left(\log |H| + \log \frac{1}{f}\right)
 
-    with m = `users`, |H| = `class_size` and f = `failure`, the probability that it adds more.
-
-    Args:
-      users: m = n_tau / tau, of n_tau examples that are kept; or less, such as `num_heavy_users`.
-        Infinity is returned for 0.
-      epsilon: Of the draw, where a user is removed or zeroed out.
-      class_size: |H| >= 1.
-      failure: In (0, 1).
+    with m = `users`, log |H| = `log_size` and f = `failure`; infinity for m = 0. Amin et al., ICML
+    2019, have 8 times as much with (d + 1) log 3 in place of log |H|, of d parameters: Lemma 1 with
+    m = n_tau / tau, Corollary 1 with m = `num_heavy_users`.
 
     Raises:
-      ValueError: If a number is out of range.
+      ValueError: If `users` or `log_size` is negative, `epsilon` is not positive, or `failure` is
+        not in (0, 1).
     """
-    if class_size < 1:
-        raise ValueError(f"class_size must be at least 1, got {class_size}")
-    return _excess(users, epsilon, math.log(class_size), failure)
-
-
-def published_privacy_excess(
-    users: float, epsilon: float, dimension: int, *, failure: float
-) -> float:
-    r"""Returns the published bound on the same, for a class of d = `dimension` parameters.
-
-    .. math:: \frac{8}{m \epsilon} \left((d + 1) \log 3 + \log \frac{1}{f}\right)
-
-    It is implied by `privacy_excess` for any class of at most 3^(8 (d + 1)) models.
-
-    Source: Amin et al., ICML 2019, Lemma 1 with m = n_tau / tau, Corollary 1 with m = K(gamma).
-
-    Args:
-      users: m, see `privacy_excess`.
-      epsilon: As there.
-      dimension: d >= 1.
-      failure: In (0, 1).
-
-    Raises:
-      ValueError: If a number is out of range.
-    """
-    if dimension < 1:
-        raise ValueError(f"dimension must be at least 1, got {dimension}")
-    return 8.0 * _excess(users, epsilon, (dimension + 1) * math.log(3.0), failure)
-
-
-def _excess(users: float, epsilon: float, log_size: float, failure: float) -> float:
     _check_sum(0.0, epsilon)
-    if users < 0:
-        raise ValueError(f"users must be >= 0, got {users}")
-    if not 0.0 < failure < 1.0:
-        raise ValueError(f"failure must be in (0, 1), got {failure}")
+    if not (users >= 0.0 and log_size >= 0.0 and 0.0 < failure < 1.0):
+        raise ValueError(
+            "users and log_size must be >= 0 and failure in (0, 1), got "
+            f"{users}, {log_size} and {failure}"
+        )
     return (log_size - math.log(failure)) / (users * epsilon) if users else math.inf
 
 
@@ -279,19 +242,14 @@ def num_heavy_users(shares: ArrayLike, gamma: float, num_examples: int, *, failu
 
     .. math:: K(\gamma) = \#\{j : p_j > \gamma + \sqrt{4 \log(n / f) / n}\}
 
-    with p = `shares` and f = `failure`: but with this probability all of them do, and n_tau >= tau
-    K(gamma). Read as it stands, gamma = 1/N makes K = 0 where N users have equal shares.
+    with p = `shares`, each user's probability to be an example's, and f = `failure`: that any of
+    them holds fewer. So n_tau >= tau K(gamma). If N users have equal shares, K(1/N) = 0.
 
     Source: Amin et al., ICML 2019, Corollary 1.
 
-    Args:
-      shares: p_j, the probability that an example is of user j, [users]; they add up to 1.
-      gamma: In (0, 1].
-      num_examples: n >= 1.
-      failure: In (0, 1).
-
     Raises:
-      ValueError: If a number is out of range.
+      ValueError: If `gamma` is not in (0, 1], `failure` not in (0, 1), n < 1, or shares do not add
+        up to 1.
     """
     p = _check_contributions(shares)
     if not (0.0 < gamma <= 1.0 and 0.0 < failure < 1.0 and num_examples >= 1):

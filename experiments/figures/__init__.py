@@ -14,8 +14,7 @@ FIGURES = {
     "estimators": "Monte Carlo bounds at equal time (balls-and-bins paper, figures 3 and 4).",
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",
-    "rating_model": "The test error of a model private for whole users, over the cap.",
-    "finite_class": "The exponential mechanism over capped users: its bound, loss and test error.",
+    "rating_model": "Models private for whole users over the cap: bound, loss and test error.",
     "episodes": "Ways to draw episodes at equal noise: honest epsilons, and test error.",
 }
 """What `scripts/figures --help` says of each module of this package that draws a figure.

@@ -1,13 +1,17 @@
-"""A rating model, private for whole users: its test error over the cap on a user's ratings.
+"""Models of ratings, private for whole users: what they lose over the cap on a user's ratings.
 
-A small cap loses ratings (bias: the line without noise), a large one needs more noise, as the
-clipping norm grows with it. The best cap lies between, and moves up as epsilon grows (Amin et al.,
-"Bounding User Contributions: A Bias-Variance Trade-off in Differential Privacy", ICML 2019). A star
-marks a run that chose its cap privately, and paid for the choice.
+A small cap loses ratings, a large one needs more noise, and the best one lies between (Amin et al.,
+"Bounding User Contributions: A Bias-Variance Trade-off in Differential Privacy", ICML 2019). Left:
+the exponential mechanism draws one of finitely many linear models by the losses of the first
+ratings of each user; how far its expected loss on all ratings is above the least, and what is
+proved of that. Middle: its test error, and that of DP-SGD with the same cap and epsilon. Right: a
+factorization by DP-SGD; a star marks runs that chose their cap privately, and paid for the choice.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accounting import format_delta
+from accounting.releases.contribution import excess_bounds, privacy_excess
 from experiments.cli.console import Console
+from experiments.figures.contributions import TERMS
 from experiments.figures.drawing import RatingsPicture, blank, legend, panels
 from experiments.tasks.ratings import ratings
+from experiments.tasks.ratings.linear import CLASS, LinearRatings
 from experiments.tasks.ratings.study import (
     QUANTILE,
     QUANTILE_EPSILON,
@@ -28,87 +35,144 @@ from experiments.tasks.ratings.study import (
 
 CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
 """Those up to the size of the catalogue are tried: a public list."""
-EPSILONS = {1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
+COLORS = {0.1: "#CC79A7", 1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
+LINEAR, FACTORIZED = (0.1, 1.0, 3.0), (1.0, 3.0, 8.0)
+"""Epsilons."""
+BOUNDED, FAILURE = 1.0, 0.05
+"""Epsilon of the bound, and the probability that it fails."""
 DELTA = 1e-5
-SEEDED = "the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise"
 
 
-def curve(axes: Axes, caps: list[int], mean: Any, spread: Any, name: str, **how: Any) -> list[str]:
-    """Draws means and deviations over the caps; returns their column of the table."""
-    axes.errorbar(caps, mean, spread, capsize=3, label=name, **how)
-    if how["ls"] == "-":
+class Curves:
+    """Curves over the caps on some axes, and the table of their points."""
+
+    def __init__(self, axes: Axes, caps: Sequence[int], title: str, label: str) -> None:
+        self.axes, self._caps = axes, caps
+        self._header, self._columns = ["cap"], [[str(cap) for cap in caps]]
+        axes.set(xscale="log", xlabel="cap τ on a user's ratings (ratings)", ylabel=label)
+        axes.set_xticks(caps, self._columns[0])
+        axes.minorticks_off()
+        axes.set_title(title)
+
+    def add(
+        self, name: str, mean: Any, spread: Any = None, *, least: bool = True, **how: Any
+    ) -> None:
+        """Draws a curve, a circle about its least point, and bars of one deviation if given."""
+        self.axes.errorbar(self._caps, mean, spread, capsize=3, label=name, **how)
         best = int(np.argmin(mean))
-        axes.plot(caps[best], mean[best], "o", ms=12, mfc="none", mec=how["color"], mew=1.8)
-    return [f"{m:.4f} ± {s:.4f}" for m, s in zip(mean, spread, strict=True)]
+        if least:
+            self.axes.plot(
+                self._caps[best], mean[best], "o", ms=12, mfc="none", mec=how["color"], mew=1.8
+            )
+        ends = [""] * len(mean) if spread is None else [f" ± {one:.4f}" for one in spread]
+        self._header.append(name)
+        self._columns.append([f"{one:.4f}{end}" for one, end in zip(mean, ends, strict=True)])
+
+    def finish(self, console: Console) -> None:
+        """Adds the legend, and prints the table."""
+        self.axes.plot([], [], "o", ms=12, mfc="none", mec="gray", mew=1.8, label="its best cap")
+        legend(self.axes, loc="upper left", bbox_to_anchor=(0.0, -0.13), ncols=2)
+        console.table(self._header, [list(row) for row in zip(*self._columns, strict=True)])
 
 
-def mean_and_spread(found: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and deviation of what was measured with each seed: [..., seeds]."""
-    return np.mean(found, axis=-1), np.std(found, axis=-1, ddof=1)
+def draw_bounds(curves: Curves, model: LinearRatings, study: Study) -> None:
+    """Draws what is proved of the exponential mechanism, and what is so."""
+    given: Any = {"user_losses": model.user_losses, "failure": FAILURE}
+    found = [excess_bounds(study.counts, cap, BOUNDED, len(CLASS), **given) for cap in study.caps]
+    total = [bound.on_data for bound in found]
+    curves.add(f"bound at ε = {BOUNDED:g}, sum of", total, color="black", lw=2)
+    for part, style in (("bias", ":"), ("choice", "-."), ("privacy", "--")):
+        values = [getattr(bound, part) for bound in found]
+        curves.add(f"its {part} term", values, least=False, color="gray", ls=style)
+    users = [np.minimum(study.counts, cap).sum() / cap for cap in study.caps]
+    size = (CLASS.shape[1] + 1) * math.log(3.0)
+    published = [8.0 * privacy_excess(m, BOUNDED, size, failure=FAILURE) for m in users]
+    curves.add("privacy term as published", published, least=False, color="#E69F00", ls="--")
+    for target in LINEAR:
+        excess = [model.law(cap, target) @ model.excess for cap in study.caps]
+        curves.add(f"measured, ε = {target:g}", excess, color=COLORS[target], marker=".")
 
 
-def label_caps(axes: Axes, caps: list[int]) -> None:
-    """Labels the horizontal axis by the caps that were tried."""
-    axes.set(xscale="log", xlabel="cap τ on a user's ratings (ratings)")
-    axes.set_xticks(caps, [str(cap) for cap in caps])
-    axes.minorticks_off()
+def draw_exponential(curves: Curves, model: LinearRatings, caps: Sequence[int]) -> None:
+    """Draws mean and deviation of the test error, exactly by the mechanism's law."""
+    errors = model.error(CLASS)
+    for target in LINEAR:
+        laws = np.array([model.law(cap, target) for cap in caps])
+        mean = laws @ errors
+        spread = np.sqrt(np.maximum(laws @ np.square(errors) - np.square(mean), 0.0))
+        name = f"exponential mechanism, ε = {target:g}, δ = 0"
+        curves.add(name, mean, spread, color=COLORS[target])
+
+
+def draw_sgd(
+    curves: Curves,
+    study: Study,
+    epsilons: Sequence[float],
+    seeds: int,
+    console: Console,
+    **how: Any,
+) -> None:
+    """Draws the test error of DP-SGD, by the seeds; prints what it costs."""
+    for target in (0.0, *epsilons):
+        name = f"DP-SGD, ε = {target:g}" if target else "no noise (bias alone)"
+        sigma, bound = study.calibrated(target) if target else (0.0, None)
+        found = []
+        for cap in study.caps:
+            console.progress(f"{name}: cap {cap}")
+            found.append([study.test_error(sigma, cap, seed) for seed in range(seeds)])
+        style = {"color": COLORS[target], **how} if bound else {"color": "black", "ls": ":"}
+        spread = np.std(found, axis=1, ddof=1)
+        curves.add(name, np.mean(found, axis=1), spread, least=bool(bound), **style)
+        if bound:
+            console.line(f"{name}: sigma {sigma:.4g}, epsilon in {bound:.4f}")
+
+
+def draw_private_caps(curves: Curves, study: Study, seeds: int, console: Console) -> None:
+    """Draws runs that chose their cap privately, at the cost of more noise for the rest."""
+    how: Any = {"fmt": "*", "ms": 15, "mec": "black", "capsize": 3, "zorder": 5}
+    for target in FACTORIZED:
+        sigma, bound = study.calibrated(target, QUANTILE_EPSILON)
+        chosen = [study.choose_cap() for _ in range(seeds)]
+        found = [study.test_error(sigma, cap, seed) for seed, cap in enumerate(chosen)]
+        mean, spread = np.mean(found), np.std(found, ddof=1)
+        curves.axes.errorbar(np.median(chosen), mean, spread, color=COLORS[target], **how)
+        console.line(
+            f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon in "
+            f"{bound:.4f}, RMSE {mean:.4f} ± {spread:.4f}"
+        )
+    label = f"cap near the {QUANTILE:.0%} quantile, for {QUANTILE_EPSILON:g} of ε"
+    curves.axes.plot([], [], "*", ms=15, color="gray", mec="black", label=label)
 
 
 def draw(config: RatingsPicture, console: Console) -> Figure:
     """Returns the figure; prints its numbers, and what each run cost."""
-    table, seeds = ratings.load(config.ratings), range(config.seeds)
-    caps = [cap for cap in CAPS if cap <= table.num_items]
-    study = Study(FactorizedRatings(table, split(table)), caps, DELTA)
-    figure = blank(8, 5.6)
-    [axes] = panels(figure)
-
-    def errors(name: str, sigma: float, tried: list[int]) -> list[float]:
-        console.progress(f"{name}: cap {tried[0]}")
-        return [study.test_error(sigma, cap, seed) for seed, cap in enumerate(tried)]
-
-    def columns(name: str, sigma: float, **how: Any) -> list[str]:
-        found = [errors(name, sigma, [cap for _ in seeds]) for cap in caps]
-        return curve(axes, caps, *mean_and_spread(found), name, **how)
-
-    rows, lines = [columns("no noise (bias alone)", 0.0, color="black", ls="--")], []
-    for target, color in EPSILONS.items():
-        sigma = study.noise_multiplier(target)
-        rows.append(columns(f"ε = {target:g}", sigma, color=color, ls="-"))
-        lines.append(f"sigma {sigma:.4g}: epsilon in {study.price(sigma):.4f}")
-        # The choice of tau costs privacy too: more noise for the rest.
-        sigma = study.noise_multiplier(target, QUANTILE_EPSILON)
-        chosen = [study.choose_cap() for _ in seeds]
-        found = np.array(errors(f"ε = {target:g}, cap chosen privately", sigma, chosen))
-        axes.errorbar(
-            np.median(chosen), found.mean(), found.std(ddof=1), color=color, fmt="*", ms=15,
-            mec="black", capsize=3, zorder=5,
-        )  # fmt: skip
-        lines.append(
-            f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon "
-            f"in {study.price(sigma, QUANTILE_EPSILON):.4f}, RMSE {found.mean():.4f} ± "
-            f"{found.std(ddof=1):.4f}"
-        )
-    untrained = study.model.error(study.model.start)
-    axes.axhline(untrained, color="gray", lw=0.8, ls=":", label="users' own ratings alone")
-    axes.plot([], [], "o", ms=12, mfc="none", mec="gray", mew=1.8, label="best cap")
-    axes.plot(
-        [], [], "*", ms=15, color="gray", mec="black",
-        label=f"cap near the {QUANTILE:.0%} quantile,\nchosen with {QUANTILE_EPSILON:g} of ε",
-    )  # fmt: skip
-    label_caps(axes, caps)
-    axes.set_ylabel("test RMSE (stars of 5)")
-    axes.set_title(
-        f"{study.sampler.num_examples:,} users; each whole user is protected, "
-        f"δ = {format_delta(DELTA)}; mean ± s.d. of {config.seeds} seeds"
-    )  # fmt: skip
-    legend(axes)
-    for line in [f"delta {format_delta(DELTA)}, zero-out adjacency, unit: one user", *lines]:
-        console.line(line)
-    console.table(
-        ["cap", "no noise", *(f"epsilon {target:g}" for target in EPSILONS)],
-        [[str(cap), *row] for cap, row in zip(caps, zip(*rows, strict=True), strict=True)],
+    table, seeds = ratings.load(config.ratings), config.seeds
+    asked, caps = split(table), [cap for cap in CAPS if cap <= table.num_items]
+    linear, factorized = LinearRatings(table, asked), FactorizedRatings(table, asked)
+    studies = Study(linear, caps, DELTA), Study(factorized, caps, DELTA)
+    terms = f"exponential mechanism: δ = 0; DP-SGD: δ = {format_delta(DELTA)}; {TERMS}"
+    figure = blank(19, 6.6, f"{studies[0].counts.size:,} users, {seeds} seeds; {terms}")
+    axes = panels(figure, 1, 3)
+    console.line(terms)
+    title = f"one of {len(CLASS)} linear models: bound (fails in {FAILURE:.0%}) and measurement"
+    curves = Curves(axes[0], caps, title, "mean loss above the least (losses in [0, 1])")
+    axes[0].set_yscale("log", nonpositive="mask")
+    draw_bounds(curves, linear, studies[0])
+    curves.finish(console)
+    curves = Curves(axes[1], caps, "linear models: mean ± s.d.", "test RMSE (stars of 5)")
+    draw_exponential(curves, linear, caps)
+    draw_sgd(curves, studies[0], LINEAR, seeds, console, ls="--")
+    curves.finish(console)
+    curves = Curves(axes[2], caps, "a factorization: mean ± s.d.", "test RMSE (stars of 5)")
+    draw_sgd(curves, studies[1], FACTORIZED, seeds, console)
+    draw_private_caps(curves, studies[1], seeds, console)
+    untrained = factorized.error(factorized.start)
+    axes[2].axhline(untrained, color="gray", lw=0.8, ls=":", label="users' own ratings alone")
+    curves.finish(console)
+    console.line(f"untrained: {linear.error(linear.start):.4f} and {untrained:.4f}")
+    console.line("the bound: of ratings kept at random; measured: of each user's first")
+    console.line(
+        "NOT PRIVATE: all but the epsilons; settings and caps were chosen by looking at it"
     )
-    console.line(f"untrained: {untrained:.4f}")
-    console.line("NOT PRIVATE: the errors, and settings and caps chosen by looking at them")
-    console.line(SEEDED)
+    console.line("the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise")
     return figure

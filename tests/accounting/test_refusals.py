@@ -49,7 +49,6 @@ from accounting.releases.contribution import (
     num_heavy_users,
     privacy_excess,
     private_quantile,
-    published_privacy_excess,
     sum_sweet_spot,
 )
 from accounting.releases.exponential_mechanism import exponential_mechanism
@@ -116,10 +115,9 @@ REFUSED = [
     (lambda: exponential_mechanism([], epsilon=1.0, sensitivity=1), "at least one candidate"),
     (lambda: exponential_mechanism([1], epsilon=0.0, sensitivity=1), "epsilon must be > 0"),
     (lambda: exponential_mechanism([1], epsilon=1.0, sensitivity=0), "sensitivity must be"),
-    (lambda: privacy_excess(1.0, 1.0, 0, failure=0.1), "class_size must be at least 1"),
-    (lambda: privacy_excess(-1.0, 1.0, 2, failure=0.1), "users must be >= 0"),
-    (lambda: published_privacy_excess(1.0, 1.0, 0, failure=0.1), "dimension must be at least"),
-    (lambda: published_privacy_excess(1.0, 1.0, 1, failure=1.0), r"failure must be in \(0, 1\)"),
+    (lambda: excess_bounds([1, 2], 1, 1.0, 0), "class_size must be at least 1"),
+    (lambda: privacy_excess(-1.0, 1.0, 2.0, failure=0.1), "users and log_size must be >= 0"),
+    (lambda: privacy_excess(1.0, 0.0, 1.0, failure=0.1), "epsilon must be > 0"),
     (lambda: num_heavy_users([0.5, 0.6], 0.1, 10, failure=0.1), "shares must add up to 1"),
     (lambda: num_heavy_users([1.0], 0.0, 10, failure=0.1), "gamma must be in"),
     (lambda: excess_bounds([1, 2], 1, 1.0, 2, user_losses=[[1.0]]), "need a loss of each of 2"),

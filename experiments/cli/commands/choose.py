@@ -27,22 +27,15 @@ class ChooseConfig:
     """Quantile of users' numbers of ratings near which the cap is chosen."""
     quantile_epsilon: float = 0.1
     """What that choice costs, of the target."""
-    out: Path | None = None
-    """File .json to write the model and its guarantee into."""
-    overwrite: bool = False
-    """Replace that file if it is there."""
 
 
 def run(config: ChooseConfig) -> None:
     """Runs `dpsgd choose`."""
-    import json
     from fractions import Fraction
 
     import numpy as np
 
     from accounting.releases.contribution import private_quantile
-    from dpsgd.files import write_atomically
-    from experiments.cli import outputs
     from experiments.cli.console import going_on
     from experiments.contributions import pure_guarantee
     from experiments.tasks.ratings.linear import GRID, LinearRatings
@@ -53,15 +46,11 @@ def run(config: ChooseConfig) -> None:
     if min(caps, default=0) < 1:
         raise ValueError(f"--caps and --max-ratings need numbers >= 1, got {caps}")
     spent = Fraction(config.quantile_epsilon) if chosen else Fraction(0)
-    if not 0.0 < config.target_epsilon < float("inf"):
-        raise ValueError(f"--target-epsilon must be > 0 and finite, got {config.target_epsilon}")
     if (rest := Fraction(config.target_epsilon) - spent) <= 0:
         raise ValueError(
-            f"--quantile-epsilon {config.quantile_epsilon} leaves nothing of --target-epsilon "
-            f"{config.target_epsilon} for the model: lower it, or give --max-ratings"
+            f"--target-epsilon {config.target_epsilon} leaves nothing for the model, after "
+            f"{float(spent):g} for the choice of the cap: raise it"
         )
-    if config.out is not None:
-        outputs.check(config.out, (".json",), "--out", overwrite=config.overwrite)
     with going_on("choosing"):
         model = LinearRatings(load(config.data))
         [cap, *_] = caps
@@ -74,11 +63,6 @@ def run(config: ChooseConfig) -> None:
             )
         found = dict(zip(GRID, model.choose(cap, rest).tolist(), strict=True))
     paid = f"{config.quantile_epsilon} of it for the choice of the cap" if chosen else "cap public"
-    guarantee = pure_guarantee(config.target_epsilon, f"{paid}; where a user is removed, the same")
     terms = " + ".join(f"{value:g} {name}" for name, value in found.items() if name != "level")
     print(f"rating = {3.5 + found['level']:g} + {terms}, cap {cap}")
-    print(guarantee)
-    if config.out is not None:
-        record = {"model": found, "cap": cap, "guarantee": guarantee}
-        text = (json.dumps(record, indent=1) + "\n").encode()
-        write_atomically(config.out, lambda file: file.write(text))
+    print(pure_guarantee(config.target_epsilon, f"{paid}; where a user is removed, the same"))

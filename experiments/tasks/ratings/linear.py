@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from accounting.profile import check_count
 from accounting.releases.exponential_mechanism import exponential_mechanism
 from experiments.tasks.ratings.factorization import MIDDLE
 from experiments.tasks.ratings.ratings import Ratings
-from samplers import cap_contributions
 
 GRID = {
     "level": np.linspace(-0.5, 0.5, 9),
@@ -43,19 +42,6 @@ SHRINKAGE = 5.0
 """Ratings of 3.5 that are counted among a user's others."""
 
 
-class Held(NamedTuple):
-    """Ratings that users hold, in each user's own order of time and film."""
-
-    x: np.ndarray
-    """Features 1, position and own: float64[ratings, 3]."""
-    rating: np.ndarray
-    """float64[ratings]."""
-    user: np.ndarray
-    """Number of the user, from 0: int64[ratings]."""
-    place: np.ndarray
-    """How many the user holds before this one: int64[ratings]."""
-
-
 class LinearRatings:
     """Ratings of which some train a linear model and the others test it.
 
@@ -67,8 +53,10 @@ class LinearRatings:
     keep: Literal["first"] = "first"
 
     def __init__(self, table: Ratings, asked: np.ndarray | None = None) -> None:
-        asked = np.zeros(table.user.size, bool) if asked is None else asked
-        self.train, self.columns = table.where(~asked), {}
+        # Each user's in their own order, of time and film.
+        order = np.lexsort((table.item, table.time, table.user))
+        table = table.where(order)
+        asked = np.zeros(order.size, bool) if asked is None else asked[order]
         # Place by place of the catalogue and user by user: no other user's rating is in a number.
         position = np.log1p(np.arange(table.num_items))
         position -= position.mean()
@@ -78,9 +66,12 @@ class LinearRatings:
         total, count = np.bincount(user, known), np.bincount(user, ~asked)
         own = (total[user] - known) / (count[user] - ~asked + SHRINKAGE)
         x = np.stack([np.ones_like(own), position[table.item], own], axis=1)
+        self.start, self.train = jnp.zeros(3), table.where(~asked)
         self.columns = {"x": x[~asked].astype(np.float32), "rating": self.train.rating}
-        self._x, self._test, self._asked = x[~asked], (x[asked], rating[asked]), asked
-        self.start = jnp.zeros(3)
+        self._x, self._rating, self._test = x[~asked], rating[~asked], (x[asked], rating[asked])
+        users, self._user = np.unique(self.train.user, return_inverse=True)
+        starts = np.searchsorted(self._user, np.arange(users.size))
+        self._place = np.arange(self._user.size) - starts[self._user]
 
     @staticmethod
     def loss_fn(params: jax.Array, user: Any) -> jax.Array:
@@ -94,30 +85,20 @@ class LinearRatings:
         return 0.5 * cap
 
     @cached_property
-    def held(self) -> Held:
-        """What users hold to train on."""
-        order = np.stack([self.train.time, self.train.item], axis=1)
-        most = int(np.unique(self.train.user, return_counts=True)[1].max())
-        kept = cap_contributions(self.train.user, most, order=order)
-        user, place = np.nonzero(kept.weights)
-        rows = kept.rows[user, place]
-        return Held(self._x[rows], self.train.rating[rows].astype(float) - MIDDLE, user, place)
-
-    @cached_property
     def sums(self) -> np.ndarray:
         """Sum of each model's losses on the first tau ratings of each user: [models, tau - 1]."""
-        return np.cumsum([np.bincount(self.held.place, loss) for loss in self._losses()], axis=1)
+        return np.cumsum([np.bincount(self._place, loss) for loss in self._losses()], axis=1)
 
     @cached_property
     def user_losses(self) -> np.ndarray:
-        """Mean loss of each model on all ratings of each user: [models, users]."""
-        user, counts = self.held.user, np.bincount(self.held.user)
-        return np.array([np.bincount(user, loss) / counts / UNITS for loss in self._losses()])
+        """Mean loss of each model on all ratings of each user: [models, users]. NOT PRIVATE."""
+        sums = np.array([np.bincount(self._user, loss) for loss in self._losses()])
+        return sums / np.bincount(self._user) / UNITS
 
     def _losses(self) -> Iterator[np.ndarray]:
-        x, rating = self.held.x, self.held.rating
         for a, b, c in CLASS:
-            error = np.minimum(np.abs(rating - a - b * x[:, 1] - c * x[:, 2]), LARGEST_ERROR)
+            predicted = a + b * self._x[:, 1] + c * self._x[:, 2]
+            error = np.minimum(np.abs(self._rating - predicted), LARGEST_ERROR)
             yield np.floor(np.square(error / LARGEST_ERROR) * UNITS)
 
     def choose(
@@ -156,7 +137,7 @@ class LinearRatings:
     def excess(self) -> np.ndarray:
         """Mean loss of each model on all ratings, above the least. NOT PRIVATE."""
         whole = self.sums[:, -1]
-        return (whole - whole.min()) / (self.held.user.size * UNITS)
+        return (whole - whole.min()) / (self._user.size * UNITS)
 
     def error(self, params: Any) -> Any:
         """Returns the root mean squared error on test ratings, predictions kept in [1, 5].

@@ -80,18 +80,14 @@ class Study:
         self.sampler = Deterministic(self.counts.size, self.counts.size, STEPS)
         self._algorithm = dpsgd(model.loss_fn, optax.adam(LEARNING_RATE))
 
-    def noise_multiplier(self, target: float, spent: float = 0.0) -> float:
-        """Returns the noise with which a run, after a pure release of `spent`, costs `target`."""
+    def calibrated(self, target: float, spent: float = 0.0) -> tuple[float, Bound]:
+        """Returns sigma and epsilon of a run that costs `target` with a pure release of `spent`."""
 
         def privacy(sigma: float) -> WithPureReleaseProfile:
             return WithPureReleaseProfile(self.sampler.privacy(sigma), spent)
 
-        return calibrate(privacy, epsilon=target, delta=self.delta)
-
-    def price(self, noise_multiplier: float, spent: float = 0.0) -> Bound:
-        """Returns epsilon of a run for one user, after a pure release of `spent`."""
-        profile = WithPureReleaseProfile(self.sampler.privacy(noise_multiplier), spent)
-        return epsilon(profile, self.delta)
+        sigma = calibrate(privacy, epsilon=target, delta=self.delta)
+        return sigma, epsilon(privacy(sigma), self.delta)
 
     def choose_cap(self) -> int:
         """Chooses tau privately: `QUANTILE_EPSILON` for one user's number of ratings."""
@@ -107,11 +103,10 @@ class Study:
           cap: tau, one of `caps`.
           seed: Of what is random: the runs of a figure are to be repeatable.
         """
-        table, random = self.model.train, self.model.keep == "random"
+        table, keep = self.model.train, self.model.keep
         order = np.stack([table.time, table.item], axis=1)
-        kept = cap_contributions(
-            table.user, cap, keep=self.model.keep, order=order, seed=seed if random else None
-        )
+        own_seed = seed if keep == "random" else None
+        kept = cap_contributions(table.user, cap, keep=keep, order=order, seed=own_seed)
         missing = self.caps[-1] - cap  # one shape for all caps: one program
         data = {
             name: np.pad(rows, ((0, 0), (0, missing), *((0, 0),) * (rows.ndim - 2)))
@@ -119,14 +114,10 @@ class Study:
         }
         mechanism = Mechanism(self.sampler, noise_multiplier, self.model.clip(cap))
         params, _ = train(
-            self._algorithm,
-            mechanism,
-            self.model.start,
-            data,
+            self._algorithm, mechanism, self.model.start, data, block_steps=STEPS,
             root=RootKey.from_insecure_seed(seed),
             audit=False,  # of runs by the hundred, whose guarantee is not printed
-            block_steps=STEPS,
-        )
+        )  # fmt: skip
         return self.model.error(params)
 
 

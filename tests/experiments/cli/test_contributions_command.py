@@ -1,6 +1,6 @@
 """`dpsgd contributions` says that it is not private; private choices print nothing else."""
 
-import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -51,19 +51,14 @@ def u_data(tmp_path):
     return tmp_path / "u.data"
 
 
-def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(
-    u_data, tmp_path, capsys
-):
+def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u_data, capsys):
     words = ["choose", str(u_data), "--target-epsilon", "0.7", "--caps", "2", "3"]
-    assert cli.main([*words, "--out", str(tmp_path / "model.json")]) == 0
+    assert cli.main(words) == 0
     model, guarantee = capsys.readouterr().out.splitlines()
-    written = json.loads((tmp_path / "model.json").read_text())
-    assert written["guarantee"] == guarantee
     assert guarantee.startswith(
         "epsilon <= 0.7 at delta 0 (zero-out adjacency, unit: one user; 0.1"
     )
-    assert model.startswith(f"rating = {3.5 + written['model']['level']:g} + ")
-    assert written["cap"] in (2, 3)
+    assert re.fullmatch(r"rating = [0-9.]+ \+ \S+ position \+ \S+ own, cap [23]", model)
     assert cli.main([*words, "--max-ratings", "4"]) == 0
     assert "cap public" in capsys.readouterr().out
 
@@ -73,8 +68,7 @@ def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(
     [
         (["--max-ratings", "0"], "--max-ratings need numbers >= 1, got (0,)"),
         (["--caps", "5", "-1"], "need numbers >= 1, got (5, -1)"),
-        (["--target-epsilon", "0"], "--target-epsilon must be > 0"),
-        (["--target-epsilon", "0.1"], "--quantile-epsilon 0.1 leaves nothing of --target-epsilon"),
+        (["--target-epsilon", "0.1"], "0.1 leaves nothing for the model, after 0.1 for the choice"),
         (["--quantile-epsilon", "-1"], "epsilon must be > 0"),
         (["--private-quantile", "1.1"], "quantile must be in [0, 1], got 1.1"),
     ],

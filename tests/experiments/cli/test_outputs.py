@@ -17,7 +17,6 @@ COMMANDS = {
     "compare": (COMPARE, "--plot", ".png"),
     "audit": (AUDIT, "--plot", ".png"),
     "report": (["report", "run"], "--out", ".html"),
-    "choose": (["choose"], "--out", ".json"),
 }
 
 

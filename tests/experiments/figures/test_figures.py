@@ -12,7 +12,6 @@ from experiments.figures import (
     contributions,
     episodes,
     figure_of,
-    finite_class,
     gallery,
     rating_model,
 )
@@ -126,11 +125,11 @@ def test_the_figure_of_contributions_says_that_it_is_not_private(tmp_path, monke
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["amplification", "rating_model", "finite_class", "episodes"])
+@pytest.mark.parametrize("name", ["amplification", "rating_model", "episodes"])
 def test_a_figure_that_trains_or_calibrates_is_drawn(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(rating_model, "CAPS", (5, 20))
-    monkeypatch.setattr(finite_class, "CAPS", (5, 20))
-    monkeypatch.setattr(rating_model, "EPSILONS", {3.0: "black"})
+    monkeypatch.setattr(rating_model, "LINEAR", (3.0,))
+    monkeypatch.setattr(rating_model, "FACTORIZED", (3.0,))
     monkeypatch.setattr(episodes, "STEPS", 20)
     assert main([name, "--small", str(tmp_path / "a.svg")]) == 0
     assert (tmp_path / "a.svg").stat().st_size > 10_000
