@@ -87,6 +87,7 @@ def test_samplers_conform_at_scale(sampler):
     check_sampler(sampler, seeds=4)
 
 
+@pytest.mark.short("Independent", "*Toeplitz")  # secure noise: sound_training_passes
 @pytest.mark.parametrize("noise", NOISES, ids=named(NOISES))
 def test_noises_conform(noise):
     check_noise(noise, steps=24)

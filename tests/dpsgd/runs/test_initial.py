@@ -205,6 +205,7 @@ def test_a_selection_starts_from_fresh_parameters(models, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.short("lazy")
 @pytest.mark.parametrize("tables", ["dense", "lazy"])
 def test_tables_start_from_an_earlier_model_too(tables, tmp_path):
     options = {"tables": tables} | ({"tables_learning_rate": 0.5} if tables == "lazy" else {})

@@ -81,6 +81,7 @@ def params(out):
         return found["['w']"]
 
 
+@pytest.mark.short("average_decay")
 @pytest.mark.parametrize("option", ["average_tail", "average_decay"])
 def test_a_run_releases_the_average_of_its_iterates_and_so_does_one_that_was_cut(
     option, tmp_path, monkeypatch

@@ -54,6 +54,7 @@ def wrong(noise, state, *, attempt=2, first=0):
     return wrong_noise(noise, state, PARAMS, ROOT.noise_key(attempt), first)
 
 
+@pytest.mark.short("nothing", "two bands", "buffers")
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
 def test_noise_of_the_steps_before_is_recomputed(noise):
     assert not wrong(noise, state_of(noise))
