@@ -105,7 +105,8 @@ class BallsAndBinsProfile(WithRelease):
             return known_order.delta(epsilon)
         lower = closed.lower_delta(epsilon)
         upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
-        if grids.epochs == 1 and self.release == math.inf and upper > _INVERTED:
+        invertible = grids.epochs == 1 and self.release == math.inf and upper > _INVERTED
+        if invertible and upper - lower > tolerance * lower:
             with contextlib.suppress(NotInvertibleError):
                 low, high = average_delta(grids.sigma, self.bins, epsilon)
                 lower, upper = max(lower, low), min(upper, high)

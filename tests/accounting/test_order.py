@@ -15,15 +15,27 @@ from accounting.order import compare, crossing
 LONG = pytest.mark.long
 
 
-def pair(sigma, steps):
-    return BallsAndBinsProfile(sigma, steps), PoissonProfile(sigma, 1.0 / steps, steps)
+def pair(sigma, steps, epochs=1):
+    poisson = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
+    return BallsAndBinsProfile(sigma, steps, epochs), poisson
 
 
 @pytest.mark.parametrize(
-    ("sigma", "steps"), [(0.3, 2), (1.0, 100), (10.0, 1000), pytest.param(10.0, 36_000, marks=LONG)]
+    ("sigma", "steps", "epochs"),
+    [
+        (0.3, 2, 1),
+        (1.0, 100, 1),
+        (10.0, 1000, 1),
+        pytest.param(10.0, 36_000, 1, marks=LONG),
+        (3.0, 10, 5),
+        *(
+            pytest.param(*case, marks=LONG)
+            for case in itertools.product((0.5, 1.0, 3.0), (2, 10, 100, 1000), (2, 5, 20))
+        ),
+    ],
 )
-def test_balls_and_bins_is_worse_at_epsilon_0(sigma, steps):
-    order = compare(*pair(sigma, steps), 0.0)
+def test_balls_and_bins_is_worse_at_epsilon_0(sigma, steps, epochs):
+    order = compare(*pair(sigma, steps, epochs), 0.0)
     assert order.sign == 1
     assert order.second.upper < order.first.lower
 
@@ -31,7 +43,7 @@ def test_balls_and_bins_is_worse_at_epsilon_0(sigma, steps):
 @pytest.mark.parametrize(
     ("sigma", "steps", "near"),
     [
-        (1.0, 2, 0.531),
+        pytest.param(1.0, 2, 0.531, marks=LONG),
         (3.0, 100, 0.0019),
         pytest.param(0.2, 2, 11.9, marks=LONG),
         pytest.param(1.0, 36_000, 1.16e-4, marks=LONG),
@@ -75,6 +87,8 @@ def test_bounds_are_sharpened_only_while_that_may_decide():
     noted = Loose(1.0, "no finer grid")
     assert compare(noted, Loose(1.0), 1.0).sign == 0
     assert noted.asked == [1e-2]
+    for near in (0.995, 1.005):  # intervals that overlap
+        assert compare(Loose(near, "no finer grid"), Loose(1.0, "no finer grid"), 1.0).sign == 0
     tiny = Loose(1e-30)
     assert compare(tiny, tiny, 1.0, floor=1e-20).sign == 0
     assert tiny.asked == [1e-2, 1e-2]

@@ -40,7 +40,7 @@ def test_the_transform_is_within_its_error(sigma, bins, height):
     assert math.log(abs(np.exp(exact)) / math.pi / height) <= average._log_end(height)
 
 
-@pytest.mark.parametrize(("sigma", "bins"), [(0.5, 1000), (1.0, 36_000)])
+@pytest.mark.parametrize(("sigma", "bins"), [(0.5, 1000), (2.0, 3000)])
 def test_windows_of_different_lengths_agree(sigma, bins):
     excess = np.expm1([-0.3, 0.0, 0.01, 0.4])
     for b in excess:
