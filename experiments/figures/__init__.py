@@ -12,6 +12,7 @@ FIGURES = {
     "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
     "delta": "Delta over epsilon of every sampler (balls-and-bins paper, figure 2).",
     "estimators": "Monte Carlo bounds at equal time (balls-and-bins paper, figures 3 and 4).",
+    "crossing": "The epsilon at which balls-and-bins becomes better than Poisson sampling.",
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",
     "rating_model": "Models private for whole users over the cap: bound, loss and test error.",
@@ -21,7 +22,7 @@ FIGURES = {
 
 Such a module has a function `draw(config, console)`, which computes, prints a table, and returns
 the figure: the type of its first argument, a `Picture`, is what can be asked. Its `SMALL` are the
-values of a small version.
+values of a small version. What the figures show of the papers: docs/explanation/papers.md.
 """
 
 

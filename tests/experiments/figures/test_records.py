@@ -1,0 +1,43 @@
+"""Long computations resume; and what is recorded of them is what is computed."""
+
+import json
+import re
+
+import pytest
+
+from experiments.figures import crossing
+from experiments.figures.records import RECORDS, recorded
+
+LINES: list[str] = []
+
+
+def squared(job):
+    number, word = job
+    return {"square": number**2, "word": word}
+
+
+def never(job):
+    raise AssertionError(f"{job} is in the record")
+
+
+@pytest.mark.long
+def test_only_what_is_not_in_the_record_is_computed(tmp_path):
+    path, jobs = tmp_path / "record.json", [(1.5, "a"), (2, "b"), (3, "c")]
+    recorded(squared, jobs[:1], path, LINES.append)
+    known = path.read_text()
+    found = recorded(squared, jobs, path, LINES.append)
+    assert found == [squared(job) for job in jobs] == recorded(never, jobs, path, LINES.append)
+    assert path.read_text().startswith(known.rstrip("}\n"))
+    assert LINES == ["1 of 1", "1 of 2", "2 of 2"]
+    assert recorded(squared, jobs[:1], None, LINES.append) == [squared(jobs[0])]
+
+
+def test_the_recorded_crossings_are_certified_and_their_signs_change_once():
+    rows = json.loads((RECORDS / "crossing.json").read_text())
+    assert len(rows) == 187
+    for row in rows.values():
+        lower, upper = row["epsilon"]
+        assert 0 < lower < upper < 1.012 * lower
+        assert row["zero"] > 0
+        assert re.fullmatch(">{4}<{2,}|>{4}<", row["signs"])
+    assert rows["10.0 5"] == crossing.point((10.0, 5))
