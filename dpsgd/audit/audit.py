@@ -10,6 +10,7 @@ for, and what it cannot see: docs/explanation/sharp-edges.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpsgd.audit.probe import Probe
@@ -43,6 +44,7 @@ def audit_program(
     layout: Layout | None = None,
     claimed: BatchSampler | None = None,
     root: RootKey | None = None,
+    draws: Callable[..., Sequence[CheckResult]] = sampler_checks,
 ) -> AuditReport:
     """Audits the program of `algorithm`, as it runs under `mechanism`, and its sampler.
 
@@ -56,6 +58,7 @@ def audit_program(
       claimed: Sampler whose guarantee is claimed for the run; by default the mechanism's own.
       root: Source of the audit's randomness, by default fresh entropy. Never the run's own: two
         releases under one noise, as this audit makes them, have a noise-free difference.
+      draws: As `sampler_checks`, which audits the sampler.
 
     Raises:
       ValueError: if the mechanism has no noise, or there are no rows.
@@ -68,7 +71,7 @@ def audit_program(
     checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
     sampler = mechanism.sampler
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
-    checks += sampler_checks(sampler, claimed or sampler, seed=seed, bands=bands)
+    checks += draws(sampler, claimed or sampler, seed=seed, bands=bands)
     return AuditReport(tuple(checks))
 
 

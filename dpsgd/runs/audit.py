@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 
 from dpsgd.audit.audit import audit_program, audit_queries
 from dpsgd.audit.report import AuditReport, CheckResult
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
@@ -53,7 +54,7 @@ def audit_run(
     """Audits what is left of a run, its program, sampler and queries; says what was checked.
 
     All is the run's own, the compiled program included, but rows and keys: the audit tells nothing
-    about anybody. A process audits equal runs once.
+    about anybody. A process audits equal runs once, and the draws of equal samplers.
 
     Args:
       algorithm: Of the run.
@@ -74,7 +75,7 @@ def audit_run(
     if int(state.step) < mechanism.sampler.num_steps:
         progress("auditing the program and the sampler")
         found = _once(
-            lambda: audit_synthetic(algorithm, mechanism, state, layout, synthetic),
+            lambda: audit_synthetic(algorithm, mechanism, state, layout, synthetic, same=same),
             state,
             (same, algorithm, mechanism, layout),
         )
@@ -119,6 +120,7 @@ def audit_synthetic(
     synthetic: Callable[[int], PyTree],
     *,
     claimed: BatchSampler | None = None,
+    same: Any = None,
 ) -> AuditReport:
     """Audits the program that trains, on synthetic rows, in all processes that train it.
 
@@ -129,7 +131,15 @@ def audit_synthetic(
       layout: Of its blocks, if it is known.
       synthetic: Makes so many rows that are nobody's.
       claimed: Sampler whose guarantee is claimed, if not the mechanism's own.
+      same: As for `audit_run`: without it no audit of draws is remembered.
     """
+
+    def draws(*samplers: BatchSampler, bands: int, seed: int) -> Sequence[CheckResult]:
+        def make() -> AuditReport:
+            return AuditReport(tuple(sampler_checks(*samplers, bands=bands, seed=seed)))
+
+        return _once(make, (), (same, *samplers, bands)).checks
+
     return audit_program(
         algorithm,
         mechanism,
@@ -139,6 +149,7 @@ def audit_synthetic(
         layout=layout,
         claimed=claimed,
         root=_root(),
+        draws=draws,
     )
 
 

@@ -83,19 +83,36 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
         check(begun)
 
 
+def timed(
+    task: Task,
+    spec: RunSpec,
+    rows: tuple[PyTree, Population],
+    placement: Placement | None = None,
+) -> budget.Timing:
+    """Returns how long an epoch of a run takes here, by a few steps on generated rows.
+
+    Args:
+      task: What would be trained.
+      spec: How; its noise does not matter.
+      rows: Of the task, of which the shapes are read, and what is public of them.
+      placement: On which devices; by default one.
+    """
+    job = Job.of(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows[0])
+    parts = job.algorithm, job.mechanism, job.start(), job.layout, shapes, task.generated
+    flush_every = getattr(spec.tables, "flush_every", None)
+    return budget.time_steps(*parts, flush_every=flush_every, clock=Processes.current().clock)
+
+
 def _timer(
     task: Task, spec: RunSpec, rows: tuple[PyTree, Population], execution: Execution
 ) -> budget.Budget:
-    """Returns what finds the epochs for `spec.budget_minutes`, by steps on generated rows."""
+    """Returns what finds the epochs for `spec.budget_minutes`."""
     processes, (placement, stages, *_) = Processes.current(), execution
 
     def timing(tried: RunSpec) -> budget.Timing:
         stages.begin("timing")
-        job = Job.of(task, with_any_noise(tried, rows[1]), rows=rows, placement=placement)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rows[0])
-        parts = job.algorithm, job.mechanism, job.start(), job.layout, shapes, task.generated
-        flush_every = getattr(tried.tables, "flush_every", None)
-        found = budget.time_steps(*parts, flush_every=flush_every, clock=processes.clock)
+        found = timed(task, tried, rows, placement)
         stages.begin("accounting")
         return found
 

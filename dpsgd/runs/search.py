@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from accounting import GaussianProfile, PrivacyProfile, calibrate, calibrate_advantage
+from accounting import Bound, GaussianProfile, PrivacyProfile, calibrate, calibrate_advantage
+from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise
@@ -60,7 +62,22 @@ def smallest_noise(
     privacy = privacy_with(sums, sampler, noise)
     if isinstance(goal, TargetAdvantage):
         return calibrate_advantage(privacy, advantage=goal.advantage)
+    if goal.optimistic:
+        return calibrate(lambda sigma: _LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
     return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
+
+
+@dataclass(frozen=True)
+class _LowerEnd:
+    """The lower ends of a profile as if they were the truth: to choose noise by, nothing else."""
+
+    profile: PrivacyProfile
+
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return Bound(*2 * (self.profile.delta(epsilon, tolerance).lower,))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return Bound(*2 * (self.profile.epsilon(delta, tolerance).lower,))
 
 
 def platt(sampler: BatchSampler, delta: float, goal: Goal) -> FullSums:

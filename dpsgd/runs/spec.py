@@ -103,6 +103,10 @@ class TargetEpsilon(_Checked):
 
     epsilon: float = _setting(name="target_epsilon", must=_POSITIVE)
     """Choose the smallest noise multiplier whose certified epsilon is at most this."""
+    optimistic: bool = False
+    """Choose it by the lower end of the certified interval in place of the upper one. The
+    guarantee stays the upper end, which may then be more than target_epsilon: this is for what a
+    sampler costs at most, where its two ends are far apart."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ class Candidates:
                 raise ValueError("insecure_seed voids the guarantee of a selection")
             if spec.init_from is not None:
                 raise ValueError("init_from: a selection trains from fresh parameters alone")
+            if getattr(spec.privacy, "optimistic", False):
+                raise ValueError("optimistic noise need not keep the target of a selection")
         if len({type(spec.privacy) for spec in self.specs}) > 1:
             raise ValueError(
                 "give noise_multiplier, target_epsilon or target_advantage: the same one to all "

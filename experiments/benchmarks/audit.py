@@ -45,7 +45,7 @@ from samplers import (
     UserPoisson,
 )
 
-TIME_BARS = {"small": 5.0, "paper lazy": 10.0, "paper": 40.0}
+TIME_BARS = {"small": 5.0, "large lazy": 10.0, "large": 40.0}
 """CPU seconds of an audit at n = 88,000 and batch 1,024, by preset of the model of clicks."""
 RUN_BAR = 1e-4
 """Probability, at most, that the audit of a sound run fails."""

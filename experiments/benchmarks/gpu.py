@@ -57,7 +57,7 @@ from experiments.tasks.clicks.synthetic import rows as synthetic
 
 PyTree = Any
 
-PAPER = PRESETS["paper"]
+PAPER = PRESETS["large"]
 RECORD, MINUTES = Path(__file__).parents[1] / "records" / "gpu.json", 8.0
 STEP_BARS = {1024: 1.1, 8192: 1.1, 65_536: 1.15}
 """DP step / ordinary one on an H200, 85M parameters, by batch."""

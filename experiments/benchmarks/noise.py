@@ -22,7 +22,7 @@ Adder = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def noise(
-    size: int = 85_000_000,  # parameters of the papers' click model
+    size: int = 85_000_000,  # parameters of the large click model
     secure_size: int = 2**20,
     *,
     rounds: int = 5,

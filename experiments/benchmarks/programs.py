@@ -33,7 +33,7 @@ LossFn = Callable[[PyTree, PyTree], jax.Array]
 SIZES = {
     "1M": ModelConfig(embedding_dim=14, max_buckets=2**11, hidden=(256, 256)),
     "8M": ModelConfig(embedding_dim=14, max_buckets=2**15, hidden=(598, 598, 598)),
-    "85M": PRESETS["paper"],
+    "85M": PRESETS["large"],
 }
 RESIDENT_ROWS = 2**16
 """Of the data, from which batches are drawn."""
@@ -222,13 +222,13 @@ def problem(config: ModelConfig, batch_size: int) -> Problem:
     return Problem(params, loss_fn, jax.device_put(random_batch(batch_size, config)))
 
 
-def clicks(max_buckets: int, hidden: tuple[int, ...] = PRESETS["paper"].hidden) -> Model:
-    """Returns the papers' click model; beyond 2^20 buckets, the largest columns have so many."""
+def clicks(max_buckets: int, hidden: tuple[int, ...] = PRESETS["large"].hidden) -> Model:
+    """Returns the click model; beyond 2^20 buckets, the largest columns have so many."""
     schema = DISPLAY_ADS
     if max_buckets > 2**20:
         wide = [max_buckets if count == 2**20 else count for count in schema.buckets]
         schema = dataclasses.replace(schema, buckets=tuple(wide))
-    config = dataclasses.replace(PRESETS["paper"], max_buckets=max_buckets, hidden=hidden)
+    config = dataclasses.replace(PRESETS["large"], max_buckets=max_buckets, hidden=hidden)
     dense = functional(dataclasses.replace(config, max_buckets=1), schema, 0)[0]
 
     def params() -> PyTree:

@@ -2,7 +2,7 @@
 
 What a run waits for is measured by the clock: two epochs of blocks are made in the background, as
 the loop has them made, for an accelerator that takes 0.7 ms a step, the least in which an H200 can
-move the bytes of a step of the papers' model. It is played by sleeping, since meanwhile the host is
+move the bytes of a step of the large model. It is played by sleeping, since meanwhile the host is
 free; so this needs a machine with a core to spare. The first draw, for which every run waits, is
 not counted.
 """

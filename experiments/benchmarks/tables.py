@@ -1,7 +1,7 @@
 """Lazy tables: their law, and what a step costs beside dense noise and beside none at all.
 
 `law`: gaps beside the update rule in float64, sums in closed form and a million draws. `steps`:
-blocks of steps in turns, of the papers' click model at 85M parameters, batch 1,024, on rows whose
+blocks of steps in turns, of the click model at 85M parameters, batch 1,024, on rows whose
 look-ups mostly differ; `sizes`: other numbers of rows; `crossover`: how few are too few; `large`:
 a billion parameters, in a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the
 tables of LazyDP (arXiv 2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd
@@ -38,7 +38,7 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 STEP = 1 / BLOCK_STEPS
-BATCH, HIDDEN = 1024, PRESETS["paper"].hidden
+BATCH, HIDDEN = 1024, PRESETS["large"].hidden
 LAZIES = {"SGD": 0.0, "momentum 0.9": 0.9}
 """How tables are trained, and their momentum."""
 LARGE_GIGABYTES = 12.0
@@ -212,7 +212,7 @@ def lazydp(
 
 
 def epoch(
-    model: ModelConfig = PRESETS["paper"],
+    model: ModelConfig = PRESETS["large"],
     batch_size: int = BATCH,
     epsilon: float = 3.0,
     *,

@@ -44,14 +44,27 @@ WIDTH = 52
 def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
     """Returns the figure of views, a panel each, so many beside each other."""
     columns = min(len(views), columns)
-    rows = math.ceil(len(views) / columns)
-    figure = blank(0.6 + 4.8 * columns, 4 * rows)
-    parts = figure.subfigures(rows, columns, squeeze=False).ravel()
+    figure = blank(0.6 + 4.8 * columns, 4 * math.ceil(len(views) / columns))
+    _fill(figure, views, title, columns)
+    return figure
+
+
+def draw_rows(rows: Sequence[tuple[str, Sequence[View]]]) -> Figure:
+    """Returns one figure of several titles and their views: a row each."""
+    most = max(len(views) for _, views in rows)
+    figure = blank(0.6 + 4.8 * most, 4.2 * len(rows))
+    parts = figure.subfigures(len(rows), 1, squeeze=False).ravel()
+    for part, (title, views) in zip(parts, rows, strict=True):
+        _fill(part, views, title, most)
+    return figure
+
+
+def _fill(figure: Figure | SubFigure, views: Sequence[View], title: str, columns: int) -> None:
+    parts = figure.subfigures(math.ceil(len(views) / columns), columns, squeeze=False).ravel()
     for part, view in zip(parts, views, strict=False):
         draw_view(part, view)
     insecure = f"\n{VOID}" if any(view.insecure for view in views) else ""
     figure.suptitle((title + insecure).strip())
-    return figure
 
 
 def draw_view(figure: Figure | SubFigure, view: View) -> None:
@@ -92,6 +105,7 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
             for point, mean in zip(here, means, strict=True):
                 lower = point.epsilon.lower if point.epsilon else point.x
                 main.plot([lower, point.x], [mean] * 2, color=style["color"], lw=3, alpha=0.4)
+    _fill_uncertain(main, view)
     if isinstance(places[0], str):
         main.set_xticks(range(len(places)), places, fontsize="small")
         main.set_xlabel(_label(view), fontsize="small")
@@ -104,6 +118,23 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
     else:  # inside it would hide what is drawn
         handles, _ = main.get_legend_handles_labels()
         legend(figure, handles=handles, loc="outside lower center", ncols=2)
+
+
+def _fill_uncertain(axes: Axes, view: View) -> None:
+    """Hatches what lies between noise by the lower end of epsilon and noise by the upper one."""
+    for label, line in view.lines.items():
+        upper = {point.x: point for point in view.lines.get(_honest(label), ())}
+        both = [point for point in line if point.optimistic and point.x in upper]
+        ends = [[p[view.headline.name].mean for p in (one, upper[one.x])] for one in both]
+        if both:
+            color, (low, high) = _style(0, line)["color"], np.array(ends, float).T
+            xs = np.array([point.x for point in both], float)
+            axes.fill_between(xs, low, high, fc="none", ec=color, hatch="///", lw=0)
+
+
+def _honest(label: str) -> str:
+    """Returns the label of the same runs whose noise was chosen by the upper end of epsilon."""
+    return label.replace(", optimistic", "")
 
 
 def composite_scale(joint: float):
@@ -139,8 +170,10 @@ def _draw_without_privacy(axes: Axes, view: View) -> None:
 def _style(i: int, line: Sequence[Point]) -> dict[str, Any]:
     """Returns the look of the line of number `i`, which is called by a sampler or by settings."""
     sampler = line[0].rows[0]["sampler"]
-    color = COLORS.get(sampler) if line[0].line.partition(" (")[0] == sampler else None
+    known = _honest(line[0].line).partition(" (")[0] == sampler
+    color = COLORS.get(sampler) if known else None
     return {
+        "ls": "--" if line[0].optimistic else "-",
         "color": color or PALETTE[i % len(PALETTE)],
         "marker": MARKERS[i % len(MARKERS)],
         "ms": 4.5,
@@ -184,7 +217,8 @@ def _label(view: View) -> str:
     elif view.table.values("target_epsilon"):
         lines.append(f"(ε: {view.terms})")
     if view.tune:
-        lines.append(f"(at each point the best {axis(view.tune).label} on {view.judge.rows})")
+        tuned = " and ".join(axis(name).label for name in view.tune)
+        lines.append(f"(at each point the best {tuned} on {view.judge.rows})")
     return "\n".join(textwrap.fill(line, WIDTH) for line in lines)
 
 

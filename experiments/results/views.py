@@ -132,10 +132,15 @@ class Point:
         return Bound(min(lower for lower, _ in ends), max(upper for _, upper in ends))
 
     @property
+    def optimistic(self) -> bool:
+        """Whether the noise of its runs was chosen by the lower end of their epsilon."""
+        return bool(self.rows[0].get("optimistic"))
+
+    @property
     def exceeds(self) -> bool:
         """Whether a run costs more than the target by which its noise was chosen.
 
-        One does that resumed after a change, with steps that count twice.
+        One does that resumed after a change, with steps that count twice, or is `optimistic`.
         """
         pairs = (("target_epsilon", CERTIFIED), ("target_advantage", "attack_advantage_upper"))
         found = [(row[end], row[target]) for row in self.rows for target, end in pairs]
@@ -154,8 +159,8 @@ class View:
     """The metric, or another column of numbers."""
     by: tuple[str, ...] | None = None
     """Columns that tell lines apart; by default all settings in which the runs differ."""
-    tune: str | None = None
-    """Setting of which each point shows the value that is best by `judge`."""
+    tune: tuple[str, ...] = ()
+    """Settings of which each point shows the values that are best together by `judge`."""
     title: str = ""
 
     def __post_init__(self) -> None:
@@ -178,7 +183,7 @@ class View:
         """All that is shown, line by line, ascending in x; runs without privacy come last."""
         groups: dict[tuple[str, Any], dict[Any, list[dict[str, Any]]]] = {}
         for row, line in zip(self.table.rows, self._labels(), strict=True):
-            tuned = row[self.tune] if self.tune else None
+            tuned = tuple(row[name] for name in self.tune)
             groups.setdefault((line, self._place(row)), {}).setdefault(tuned, []).append(row)
         found = []
         for (line, x), candidates in groups.items():
@@ -242,7 +247,7 @@ class View:
                 )
                 for row in rows
             ]
-        varied = [n for n in self.table.varied() if n not in (*_ALIKE, self.x, self.tune)]
+        varied = [n for n in self.table.varied() if n not in (*_ALIKE, self.x, *self.tune)]
         privacy = self.x not in _OF_PRIVACY and len({_privacy(row) for row in rows}) > 1
         units = len(self.table.values("unit")) > 1
         labels = []
@@ -255,7 +260,9 @@ class View:
             parts += [
                 _written(other, row[other])
                 for other in varied
-                if other not in ("sampler", "sampler_settings") and row[other] is not None
+                if other not in ("sampler", "sampler_settings")
+                and row[other] is not None
+                and row[other] is not False
             ]
             # An epsilon for one user and one for one example are not to be compared.
             unit = f" (unit: one {row['unit']})" if units else ""
@@ -270,8 +277,9 @@ class View:
         """
         found = {self.headline.label: self._pivot(lambda p: str(p[self.headline.name]))}
         if tune := self.tune:
-            found[f"{axis(tune).symbol}, best on {self.judge.rows}"] = self._pivot(
-                lambda p: "none" if p.rows[0][tune] is None else digits(p.rows[0][tune])
+            names = ", ".join(axis(name).symbol for name in tune)
+            found[f"{names}, best on {self.judge.rows}"] = self._pivot(
+                lambda p: ", ".join(written(p.rows[0][name]) or "none" for name in tune)
             )
         if self.table.values("target_epsilon") or self.table.values("target_advantage"):
             found["noise multiplier σ"] = self._pivot(
@@ -302,7 +310,8 @@ class View:
         if self.x != "target_epsilon" or not told or self.headline.better is None:
             return found
         for x in self.xs:
-            here = {p.line: p[self.headline.name] for p in self.points if p.x == x}
+            points = [p for p in self.points if p.x == x and not p.optimistic]
+            here = {p.line: p[self.headline.name] for p in points}
             best = max(here, key=lambda line: here[line].merit(self.headline))
             tested = {
                 line: estimate
@@ -314,7 +323,7 @@ class View:
                 where = "without privacy"
             elif self.insecure:
                 where = f"at the noise of epsilon {x:g} ({VOID})"
-            elif any(point.exceeds for point in self.points if point.x == x):
+            elif any(point.exceeds for point in points):
                 where = f"at epsilon {x:g} (which a run exceeds: see the table)"
             else:
                 where = f"at epsilon {x:g}"
@@ -323,14 +332,6 @@ class View:
                 verdict += f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
             found.append(verdict)
         return found
-
-
-def mean_points(table: Table, columns: Sequence[str]) -> list[Point]:
-    """Returns the runs that are alike in `columns`, in the order of the table."""
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in table.rows:
-        groups.setdefault(tuple(row[name] for name in columns), []).append(row)
-    return [Point(rows[0]["run"], None, tuple(rows)) for rows in groups.values()]
 
 
 def _privacy(row: dict[str, Any]) -> str:
@@ -343,6 +344,8 @@ def _privacy(row: dict[str, Any]) -> str:
 
 
 def _written(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return axis(name).symbol if value else f"not {axis(name).symbol}"
     return f"{axis(name).symbol} {written(value)}" if name not in ("run", "sampler") else str(value)
 
 

@@ -120,8 +120,8 @@ def name_of(options: Mapping[str, Any]) -> str:
 class Grid:
     """Runs that one panel of the figure shows: every combination of the values of its axes.
 
-    Where `tune` names an axis, the panel and the tables show for each point the value of it that is
-    best on the validation rows.
+    Where `tune` names axes, the panel and the tables show for each point the values of them that
+    are best together on the validation rows. Grids with one title are one panel.
     """
 
     x: str
@@ -130,8 +130,8 @@ class Grid:
     """Values of options of a run, each one value or a list, the sampler among them."""
     non_private: bool = False
     """Also (or, where no axis is of privacy, only) train without clipping and noise."""
-    tune: str | None = None
-    """Axis whose best value on the validation rows is shown."""
+    tune: tuple[str, ...] = ()
+    """Axes, or one, of which the best values on the validation rows are shown."""
     title: str = ""
     """Title of the panel."""
 
@@ -144,7 +144,10 @@ class Grid:
         """
         own = {f.name for f in dataclasses.fields(cls)} - {"axes"}
         axes = {name: value for name, value in table.items() if name not in own}
-        grid = build(cls, {k: v for k, v in table.items() if k in own} | {"axes": axes}, where)
+        mine = {k: v for k, v in table.items() if k in own}
+        if isinstance(tune := mine.get("tune"), str):
+            mine["tune"] = [tune]
+        grid = build(cls, mine | {"axes": axes}, where)
         known = {*known_options(), *IN_SAMPLER} - {*Sweep.SEEDS, "non_private"}
         for name in axes:
             if name not in known:
@@ -156,12 +159,12 @@ class Grid:
             raise ValueError(f"{where}: give {' or '.join(given)}, not both")
         if not (given or grid.non_private):
             raise ValueError(f"{where}: give {', '.join(PRIVACY)} or non_private = true")
-        for role, one in (("x", grid.x), ("tune", grid.tune)):
-            if one is not None and one not in {**DEFAULTS, **axes}:
+        for role, one in (("x", grid.x), *(("tune", name) for name in grid.tune)):
+            if one not in {**DEFAULTS, **axes}:
                 there = ", ".join(map(repr, {**dict.fromkeys(AXES), **axes}))
                 problem = "has no value here" if one in AXES else f"is none of {there}"
                 raise ValueError(f"{where}, {role}: {one!a} {problem}")
-        if grid.tune == grid.x:
+        if grid.x in grid.tune:
             raise ValueError(f"{where}: x and tune are both {grid.x}: what is tuned is not seen")
         grid.cells(where)
         return grid
@@ -258,6 +261,14 @@ class Sweep(OfTask):
             if name not in known:
                 raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
 
+    @property
+    def panels(self) -> list[list[Grid]]:
+        """The grids of each panel: one, or those that share its title, axis and tuned axes."""
+        found: dict[Any, list[Grid]] = {}
+        for number, grid in enumerate(self.grid):
+            found.setdefault((grid.title or number, grid.x, grid.tune), []).append(grid)
+        return list(found.values())
+
     @classmethod
     def read(cls, path: Path) -> Sweep:
         """Reads a sweep from a TOML file, or from the shipped one of that name.
@@ -314,7 +325,7 @@ def tables(content: bytes, where: str) -> dict[str, Any]:
 def file_of(path: Path, folder: Path = SHIPPED) -> Path:
     """Returns `path` if there is such a file, or the one of that name that is shipped in `folder`.
 
-    A folder is no such file: `dpsgd sweep no-noise store --out no-noise` can be said again.
+    A folder is no such file: `dpsgd sweep NAME store --out NAME` can be said again.
 
     Raises:
       FileNotFoundError: if there is neither.

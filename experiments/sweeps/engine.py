@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.job import rows_of
+from dpsgd.runs.plan import check_data
 from dpsgd.runs.records import checked
 from dpsgd.runs.resolve import differing, with_any_noise
 from dpsgd.runs.result import FinishedRun, environment_mismatch
@@ -18,11 +20,18 @@ from dpsgd.runs.task import Task, data_digest, made_of, task_record
 from experiments.cli.tasks import find_task, needs_data
 from experiments.figures.drawing import content
 from experiments.results.draw import draw
+from experiments.results.metrics import Headline
 from experiments.results.table import RUNS, Table
 from experiments.sweeps.config import OfTask, Sweep
 from experiments.sweeps.plan import PlannedRun, plan
 from experiments.sweeps.summary import TABLE, Summary
-from experiments.sweeps.workers import Assignment, carry_out, most_useful
+from experiments.sweeps.workers import (
+    Assignment,
+    carry_out,
+    metric_names,
+    most_useful,
+    time_runs,
+)
 from samplers import Population
 
 ASKED = "sweep.toml"
@@ -57,20 +66,15 @@ def run_sweep(
         run than the one of its name; afterwards, if runs failed.
       Stopped: if SIGTERM or SIGINT asked for it.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
     progress("looking at what is finished")
-    runs = plan(sweep, out / RUNS, where)
-    task = task_of(sweep, data, where)
-    columns, population = rows_of(task)
-    programs = [_program(run, population, where) for run in runs]
-    tree = population.tree.shape.digest if population.tree else ""
-    record, digest = task_record(task, sweep.task_name), data_digest(task, columns, tree)
+    runs, record, programs, _, digest = _checked(sweep, data, out, where, workers)
     todo = [
         Assignment(record, run.spec, run.out, program)
         for run, program in zip(runs, programs, strict=True)
         if not _finished(run, record, digest)
     ]
+    if todo:
+        _check_metrics(sweep, record, where)
     (out / RUNS).mkdir(parents=True, exist_ok=True)
     progress(f"{len(runs) - len(todo)} of {len(runs)} runs are finished")
     failed = []
@@ -91,6 +95,72 @@ def run_sweep(
     for run in runs:  # in case one died just before it did
         RunDirectory(run.out).forget()
     return summary
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a sweep, or a panel of it, is going to take."""
+
+    title: str
+    runs: int
+    steps: int
+    """Of all runs together."""
+    seconds: float
+    """That these steps take here, one run after another."""
+    longest: float
+    """Seconds of the longest run."""
+
+    def hours(self, devices: int) -> float:
+        """Returns the hours on so many devices like this one, each with a run at a time."""
+        return max(self.seconds / devices, self.longest) / 3600
+
+
+def forecast(
+    sweep: Sweep,
+    data: Path | None,
+    *,
+    where: str = "sweep",
+    workers: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[list[Forecast], str]:
+    """Returns what each panel and then the whole sweep take, and by which device.
+
+    A few steps of each program are timed on generated rows, as one of `workers` would take them.
+    Compiling, audits and evaluations come on top.
+
+    Args:
+      sweep: As for `run_sweep`, like all that follow.
+      data: Likewise.
+      where: Likewise.
+      workers: Likewise.
+      progress: Likewise.
+
+    Raises:
+      ValueError: for a sweep that cannot be run.
+    """
+    runs, record, programs, population, _ = _checked(sweep, data, Path(), where, workers)
+    examples = {program: run.spec for run, program in zip(runs, programs, strict=True)}
+    progress(f"timing steps of {len(examples)} programs on generated rows")
+    timed = time_runs(record, list(examples.values()), workers or most_useful())
+    device = next(timed)
+    epochs = dict(zip(examples, timed, strict=True))
+    cost: dict[str, list[tuple[int, float]]] = {}
+    for run, program in zip(runs, programs, strict=True):
+        sampler = with_any_noise(run.spec, population).mechanism.sampler
+        cost.setdefault(run.cell, []).append(
+            (sampler.num_steps, sampler.num_steps / sampler.steps_per_epoch * epochs[program])
+        )
+
+    def sums(title: str, cells: Iterable[str]) -> Forecast:
+        each = [one for cell in cells for one in cost[cell]]
+        steps, seconds = zip(*each, strict=True)
+        return Forecast(title, len(each), sum(steps), sum(seconds), max(seconds))
+
+    panels = [
+        sums(grids[0].title or f"panel {number}", {c: 0 for g in grids for c in g.cells()})
+        for number, grids in enumerate(sweep.panels, 1)
+    ]
+    return [*panels, sums("all panels together", cost)], device
 
 
 def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
@@ -140,6 +210,60 @@ def read(folder: Path) -> Summary:
         )
     sweep = Sweep.parse(file.read_bytes(), str(file))
     return _summary(sweep, plan(sweep, folder / RUNS, str(file)))
+
+
+class _Checked(NamedTuple):
+    """A sweep whose runs can all be begun."""
+
+    runs: list[PlannedRun]
+    task: dict[str, Any]
+    """The record of what they train."""
+    programs: list[Hashable]
+    """What decides the shapes of each run's compiled program."""
+    population: Population
+    digest: str
+    """What names the data."""
+
+
+def _checked(
+    sweep: Sweep, data: Path | None, out: Path, where: str, workers: int | None
+) -> _Checked:
+    """Returns the runs of a sweep, each of which fits the data.
+
+    Raises:
+      ValueError: if one does not, or the data cannot be trained on.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    runs = plan(sweep, out / RUNS, where)
+    task = task_of(sweep, data, where)
+    columns, population = rows_of(task)
+    programs = [_program(run, population, where) for run in runs]
+    check_data(task)
+    tree = population.tree.shape.digest if population.tree else ""
+    record, digest = task_record(task, sweep.task_name), data_digest(task, columns, tree)
+    return _Checked(runs, record, programs, population, digest)
+
+
+def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError if the task measures no metric that the sweep shows or tunes by."""
+    tuned = [name for grid in sweep.grid for name in grid.tune]
+    if not (tuned or sweep.headline):
+        return
+    metrics, description = metric_names(task), task["description"]
+    own = {name: description.get(name) for name in ("headline", "better")}
+    try:
+        shown = Headline.of(Table.of_rows([own], metrics), sweep.headline, sweep.better)
+    except ValueError as error:
+        raise ValueError(f"{where}, headline: {error}") from None
+    if tuned and shown.better is None:
+        raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {shown.name}?')
+    if tuned and shown.on("validation", metrics) is None:
+        raise ValueError(
+            f"{where}, tune: {tuned[0]} is chosen on validation rows, of which the task "
+            f"{sweep.task_name} measures no {shown.name.partition('_')[2] or shown.name}; it "
+            f"measures {', '.join(metrics)}: leave tune out, or give the data validation rows"
+        )
 
 
 def _summary(
@@ -196,7 +320,7 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
     contents = {
         ASKED: asked,
         "summary.md": summary.markdown().encode(),
-        "figure.png": content(draw(summary.views, summary.sweep.title), "png"),
+        "figure.png": content(draw(summary.views, summary.title, columns=3), "png"),
     }
     for name, text in contents.items():
         write_atomically(out / name, lambda file, text=text: file.write(text))  # type: ignore[misc]

@@ -12,13 +12,13 @@ import tyro
 from dpsgd.files import write_atomically
 from experiments.cli.errors import in_one_line
 from experiments.results.table import AXES
-from experiments.results.views import Point, mean_points
+from experiments.results.views import Point
 from experiments.sweeps import engine
 from experiments.sweeps.config import SHIPPED
 
 
 def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
-    """Returns where sweeps ran, how to do them again, and each cell's means and deviations.
+    """Returns where sweeps ran, how to do them again, and each point's means and deviations.
 
     Raises:
       ValueError: for a folder whose sweep is not a shipped one as it is now.
@@ -34,24 +34,26 @@ def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
         summary, name = engine.read(folder), shipped[asked]
         store = " store" if "data" in summary.task["settings"] else ""
         environments += [e for e in summary.environments if e not in environments]
-        points = mean_points(summary.table, ("sampler", "sampler_settings", "noise", *AXES))
+        points = {point.rows[0]["run"]: point for view in summary.views for point in view.points}
         sweeps.append(
             {
                 "command": f"dpsgd sweep {name}{store} --out {name}",
                 "title": summary.sweep.title,
                 "setting": summary.setting,
                 "insecure_seeds": list(summary.sweep.insecure_seeds),
-                "results": [_result(point, summary.table.metrics) for point in points],
+                "runs": len(summary.table.rows),
+                "results": [_result(point, summary.table.metrics) for point in points.values()],
             }
         )
     return {"note": note, "environments": environments, "sweeps": sweeps}
 
 
 def _result(point: Point, metrics: Sequence[str]) -> dict[str, Any]:
-    """Returns a cell's settings and guarantee, and each metric as [mean, standard deviation]."""
+    """Returns a point's settings and guarantee, and each metric as [mean, standard deviation]."""
     row, found = point.rows[0], point.epsilon
     sampler = f"{row['sampler']} {row['sampler_settings']}".strip()
     where = {"sampler": sampler, **{name: row[name] for name in AXES}}
+    where |= {"optimistic": True} if point.optimistic else {}
     where |= {"epsilon_lower": found and found.lower, "epsilon_upper": found and found.upper}
     where |= {"noise_multiplier": point.noise_multiplier, "delta": row["delta"]}
     shown = {name: value for name, value in where.items() if value is not None}
@@ -63,7 +65,7 @@ def _result(point: Point, metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> str:
-    """Returns a record as JSON with a line for each cell."""
+    """Returns a record as JSON with a line for each point."""
     text = json.dumps(found, indent=1, allow_nan=False, ensure_ascii=False)
     for sweep in found["sweeps"]:
         for point in sweep["results"]:

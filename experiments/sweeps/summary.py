@@ -68,14 +68,27 @@ class Summary:
 
     @cached_property
     def views(self) -> tuple[View, ...]:
-        """What each grid shows."""
+        """What each panel shows."""
         found = []
-        for grid in self.sweep.grid:
-            shown = grid.cells()
+        for grids in self.sweep.panels:
+            grid, shown = grids[0], {cell for one in grids for cell in one.cells()}
             runs = [run for run, cell in self.cells.items() if cell in shown]
             table = self.table.where(run=runs)
             found.append(View(table, grid.x, self.headline, tune=grid.tune, title=grid.title))
         return tuple(found)
+
+    @property
+    def generated(self) -> str:
+        """That the rows were generated and what can be reached on them, or nothing."""
+        best = self.task["description"].get("generated", {}).get(self.headline.name)
+        if best is None:
+            return ""
+        return f"generated rows, of which the best reachable {self.headline.label} is {best:.4f}"
+
+    @property
+    def title(self) -> str:
+        """The title of the figure."""
+        return "\n".join(filter(None, (self.sweep.title, self.generated)))
 
     @property
     def setting(self) -> str:
@@ -96,7 +109,8 @@ class Summary:
         return (
             f"{'Single runs' if counts == [1] else what}: models of {sizes('num_params')} "
             f"parameters, trained on {sizes('num_examples')} examples"
-            f"{f', tested on {tested}' if tested else ''}{f', by {noise.pop()}' if known else ''}."
+            f"{f', tested on {tested}' if tested else ''}{f', by {noise.pop()}' if known else ''}"
+            f"{self.generated and f': {self.generated}'}."
         )
 
     @property
@@ -137,7 +151,8 @@ class Summary:
         for row in self.table.rows:
             found += row["not_covered"] if row["epsilon_upper"] is not None else []
         found += [
-            f"the {grid.tune.replace('_', ' ')} shown is, point by point, the best on {chosen}"
+            f"the {' and the '.join(grid.tune).replace('_', ' ')} shown are, point by point, the "
+            f"best on {chosen}"
             for grid in self.sweep.grid
             if grid.tune
         ]

@@ -65,6 +65,48 @@ def _backend(_: None) -> str:
     return jax.default_backend()
 
 
+def metric_names(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns what a task measures of a model, by its record: of an untrained one, elsewhere."""
+    (found,) = each(_metric_names, [task], 1)
+    return found
+
+
+def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
+    from dpsgd.runs.task import load
+
+    task = load(record, "the sweep", kinds=TASKS)
+    return tuple(task.metrics(task.init(0)))
+
+
+def time_runs(task: Mapping[str, Any], specs: Sequence[RunSpec], workers: int) -> Iterator[Any]:
+    """Yields the name of one worker's device, and then the seconds of an epoch of each run there.
+
+    Args:
+      task: The record of what is trained.
+      specs: How.
+      workers: Runs at once.
+    """
+    cores = _shares(workers)[0]
+    return each(_timed, [(task, spec, cores) for spec in (None, *specs)], 1)
+
+
+def _timed(asked: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | float:
+    record, spec, cores = asked
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if spec is None:
+        import jax
+
+        kind = jax.devices()[0].device_kind
+        return counted(len(cores), "core") + " of a CPU" if kind == "cpu" else kind
+    from dpsgd.runs.job import rows_of
+    from dpsgd.runs.plan import timed
+    from dpsgd.runs.task import load
+
+    task = load(record, "the sweep", kinds=TASKS)
+    return timed(task, spec, rows_of(task)).epoch
+
+
 def carry_out(
     tasks: Sequence[Assignment], workers: int, progress: Callable[[str], None] = lambda line: None
 ) -> Iterator[tuple[Assignment, Message]]:

@@ -38,7 +38,8 @@ class ResultsConfig:
     by: tuple[str, ...] = ()
     """Settings that tell lines apart; by default all in which runs differ, but for x and seeds."""
     plot: Path | None = None
-    """Picture of --y over --x to draw, .png, .pdf or .svg."""
+    """Picture to draw, .png, .pdf or .svg: of --y over --x, or, without --x, of sweeps, the panels
+    of each in a row."""
     overwrite: bool = False
     """Replace what is there under these names."""
     better: Literal["higher", "lower"] | None = None
@@ -53,8 +54,10 @@ def run(config: ResultsConfig) -> None:
     ):
         if path is not None:
             outputs.check(path, endings, option, overwrite=config.overwrite)
-    if config.x is None and (given := config.plot or config.by):
-        raise ValueError(f"{'--plot' if given is config.plot else '--by'} needs --x, its axis")
+    if config.x is None and config.by:
+        raise ValueError("--by needs --x, its axis")
+    if config.x is None and config.plot is not None:
+        return _draw_sweeps(config, config.plot)
     with Console() as console:
         console.progress("reading the runs and their guarantees")
         from experiments.results import listings, views
@@ -89,3 +92,21 @@ def run(config: ResultsConfig) -> None:
         if config.out is not None:
             table.write(config.out)
             console.line(f"written: {config.out}")
+
+
+def _draw_sweeps(config: ResultsConfig, plot: Path) -> None:
+    """Draws the panels of finished sweeps into one figure."""
+    with Console() as console:
+        console.progress("reading the runs and their guarantees")
+        from experiments.figures.drawing import save
+        from experiments.results.draw import draw_rows
+        from experiments.sweeps import engine
+
+        for path in config.runs:
+            if not engine.is_sweep(path):
+                raise ValueError(
+                    f"{path} is no sweep with panels of its own: --plot needs --x, its axis"
+                )
+        found = [engine.read(path).showing(config.y, config.better) for path in config.runs]
+        save(draw_rows([(summary.title, summary.views) for summary in found]), plot)
+        console.line(f"drawn: {plot}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -12,6 +12,10 @@ from experiments.cli.console import Console
 
 if TYPE_CHECKING:
     from experiments.results.views import View
+    from experiments.sweeps.config import Sweep
+
+DEVICES = (1, 2, 4, 8, 64)
+"""Counts for which `--dry-run` says the hours."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class SweepConfig:
     learning_rate, l2_clip_norm, bands (over which noise is correlated: of use with optimizer =
     "sgd" in [run]) and other options of a run, each with one value or a list: its runs are all
     combinations.
-    With `tune = "learning_rate"` each point shows the rate that is best on the validation rows.
+    With `tune = "learning_rate"`, or several axes in a list, each point shows the values that are
+    best together on the validation rows. Grids with the same title share a panel.
     Figure and tables show the task's own metric first; the top of the file names another one by
     headline = "test_log_loss" and better = "lower".
 
@@ -57,12 +62,13 @@ class SweepConfig:
     """
 
     config: tyro.conf.Positional[Path]
-    """File of the sweep, or the name of a shipped one: equal-noise-1024, equal-noise-8192,
-    equal-privacy, fixed-guarantee, no-noise; with --private: private-selection."""
+    """File of the sweep, or the name of a shipped one: criteo-display-paper, criteo-display-small,
+    criteo-search-paper, criteo-search-small, equal-privacy, fixed-guarantee; with --private:
+    private-selection."""
     data: tyro.conf.Positional[Path | None] = None
     """Where the task's rows lie, such as a store (see `dpsgd prepare`); left out for a task that
     brings its own."""
-    out: Path = field(kw_only=True)
+    out: Path | None = field(default=None, kw_only=True)
     """Folder of the sweep; one that exists is resumed."""
     headline: str | None = None
     """Metric to show, in place of the file's or the task's own."""
@@ -70,6 +76,8 @@ class SweepConfig:
     """Which of its values are better."""
     private: bool = False
     """Release the best of a random number of trials alone, and count the choice."""
+    dry_run: bool = False
+    """Train nothing: print runs, steps, and hours by a few steps that are timed here."""
     workers: int | None = None
     """Runs at once, each with its share of the cores; by default one a core on a CPU, else one."""
 
@@ -83,9 +91,14 @@ def run(config: SweepConfig) -> None:
     file = file_of(config.config)
     asked = file.read_bytes()
     sweep = Sweep.parse(asked, str(file))
+    if config.out is None and not config.dry_run:
+        raise ValueError("--out is missing: name the folder of the sweep, or give --dry-run")
     with Console() as console:
         console.progress("starting")
         from experiments.sweeps.engine import run_sweep, write
+
+        if config.out is None or config.dry_run:
+            return _forecast(config, sweep, console)
 
         summary = run_sweep(
             sweep,
@@ -107,6 +120,28 @@ def run(config: SweepConfig) -> None:
         console.line(f"written: {', '.join(map(str, written))}")
 
 
+def _forecast(config: SweepConfig, sweep: Sweep, console: Console) -> None:
+    """Prints what a sweep is going to take."""
+    from experiments.sweeps.engine import forecast
+
+    where, workers = str(config.config), config.workers
+    how: dict[str, Any] = {"where": where, "workers": workers, "progress": console.progress}
+    found, device = forecast(sweep, config.data, **how)
+    header = ["", "runs", "steps", *(f"hours on {count}" for count in DEVICES)]
+    console.table(
+        header,
+        [
+            [part.title, f"{part.runs:,}", f"{part.steps:,}"]
+            + [f"{part.hours(count):.3g}" for count in DEVICES]
+            for part in found
+        ],
+    )
+    console.line(
+        f"Hours of training on so many devices like the one that was timed, {device}, each with a "
+        "run at a time; compiling, audits and evaluations come on top."
+    )
+
+
 def show_view(console: Console, view: View) -> None:
     """Prints the tables of a view of runs, and which line is best."""
     for title, table in view.tables().items():
@@ -118,6 +153,8 @@ def show_view(console: Console, view: View) -> None:
 
 def _select(config: SweepConfig) -> None:
     """Runs `dpsgd sweep --private`."""
+    if config.out is None or config.dry_run:
+        raise ValueError("--private needs --out, and has no --dry-run: its trials are random")
     for option in ("headline", "better", "workers"):
         if getattr(config, option) is not None:
             why = "trials run one after another" if option == "workers" else "the file has a score"

@@ -1,1 +1,1 @@
-"""Clicks: tables of categories and numbers, the model of the papers, AUC and calibration."""
+"""Clicks: tables of categories and numbers, a model of embeddings, AUC and calibration."""

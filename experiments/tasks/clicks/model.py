@@ -1,4 +1,4 @@
-"""The click model of the papers: a stacked embedding table, log integers, ReLU layers, a logit."""
+"""The click model: a stacked embedding table, log integers, ReLU layers, a logit."""
 
 from __future__ import annotations
 

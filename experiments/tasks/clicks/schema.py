@@ -67,14 +67,14 @@ one: to predict sales from them would be to read the answer."""
 def default_buckets(cardinality: int) -> int:
     """Return the power of two to which a column with `cardinality` distinct values is hashed.
 
-    Small tables cost nothing, so columns of at most 2^16 values get four times their cardinality
+    Small tables cost nothing, so columns of at most 2^14 values get four times their cardinality
     (at least 1,024), where few values collide. Larger ones get the nearest power of two (in the
     logarithm), at most 2^20: their tails are values seen once, which no model can learn.
 
     >>> [default_buckets(c) for c in (3, 1_460, 93_145, 286_181, 10_131_227)]
     [1024, 8192, 131072, 262144, 1048576]
     """
-    if cardinality <= 1 << 16:
+    if cardinality <= 1 << 14:
         exponent = (4 * cardinality - 1).bit_length()
     else:
         exponent = round(np.log2(cardinality))

@@ -30,7 +30,9 @@ from dpsgd import (
     Placement,
     RecommendationRequest,
     RunSpec,
+    Segment,
     Settings,
+    cost,
     run,
 )
 from dpsgd.noise import planning
@@ -434,6 +436,20 @@ def test_a_target_is_met_by_training_and_calibration_together(noise, target):
             assert found.mechanism.of_sums().noise == Independent()
         sigmas.append(found.mechanism.noise_multiplier)
     assert sigmas[1] > 1.01 * sigmas[0]
+
+
+def test_optimistic_noise_is_the_least_that_the_lower_end_allows_and_guarantees_the_upper_one():
+    how = {"sampler": SETTINGS["shuffle"](batch_size=8, epochs=1), "noise_multiplier": None}
+    ends = []
+    for optimistic in (False, True):
+        spec = config_of(**how, target_epsilon=1.0, optimistic=optimistic)
+        found = resolve(spec, Line(), rows_of(Line()))
+        guarantee = cost([Segment(found.mechanism)], found.delta)
+        ends.append((guarantee.epsilon.lower, guarantee.epsilon.upper))
+        assert float(guarantee.sentence().split()[2]) >= guarantee.epsilon.upper
+    (lower, upper), (optimistic_lower, optimistic_upper) = ends
+    assert lower < 0.98 < upper <= 1.0
+    assert 0.98 < optimistic_lower <= 1.0 < 1.2 < optimistic_upper
 
 
 # --- Whole runs ----------------------------------------------------------------------------------

@@ -296,6 +296,10 @@ def test_other_folders_and_copies_are_refused(trained, tmp_path):
         ([config_of(non_private=True, noise_multiplier=None)], "without privacy"),
         ([config_of(insecure_seed=1)], "insecure_seed voids"),
         (
+            [config_of(noise_multiplier=None, target_epsilon=3.0, optimistic=True)],
+            "optimistic noise need not keep the target",
+        ),
+        (
             [config_of(), config_of(noise_multiplier=None, target_epsilon=3.0)],
             "the same one to all candidates",
         ),

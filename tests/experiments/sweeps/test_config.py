@@ -154,6 +154,10 @@ REFUSED = {
     ),
     "unknown x": (HEAD + GRID.replace('x = "noise_multiplier"', 'x = "sigma"'), "grid 1, x"),
     "tuned and seen": (HEAD + GRID + 'tune = "noise_multiplier"\n', "x and tune"),
+    "tuned and seen, of two": (
+        HEAD + GRID + 'tune = ["epochs", "noise_multiplier"]\n',
+        "x and tune",
+    ),
     "both noises": (HEAD + GRID + "target_epsilon = 1\n", "not both"),
     "noise and advantage": (HEAD + GRID + "target_advantage = 0.1\n", "not both"),
     "unknown sampler": (HEAD + GRID.replace('"shuffle"', '"random"'), "sampler[0]"),
@@ -229,16 +233,16 @@ def test_a_file_that_is_not_there_is_answered_with_those_that_are_shipped(tmp_pa
 def test_a_shipped_file_of_the_other_kind_says_whether_it_takes_the_option():
     with pytest.raises(ValueError, match="private-selection is a private selection: add --private"):
         file_of(Path("private-selection"))
-    with pytest.raises(ValueError, match="no-noise shows every run: leave out --private"):
-        file_of(Path("no-noise"), SELECTIONS)
+    with pytest.raises(ValueError, match="equal-privacy shows every run: leave out --private"):
+        file_of(Path("equal-privacy"), SELECTIONS)
 
 
 def test_a_shipped_sweep_whose_folder_has_its_name_goes_on_by_the_same_command(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    Path("no-noise").mkdir()
-    assert Sweep.read(Path("no-noise")) == Sweep.read(SHIPPED / "no-noise.toml")
+    Path("equal-privacy").mkdir()
+    assert Sweep.read(Path("equal-privacy")) == Sweep.read(SHIPPED / "equal-privacy.toml")
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
@@ -248,16 +252,20 @@ def test_every_shipped_sweep_can_be_asked_for_by_name(path, tmp_path):
     assert planned(sweep, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["equal-noise-1024", "equal-noise-8192"])
-def test_the_equal_noise_figure_is_that_of_the_paper(name):
-    (grid,) = Sweep.read(SHIPPED / f"{name}.toml").grid
-    names = dict.fromkeys(cell["sampler"].name for cell in grid.cells().values())
-    assert [*names] == ["deterministic", "shuffle", "poisson", "balls-and-bins"]
-    assert len(grid.axes["noise_multiplier"]) + grid.non_private >= 6
-    assert grid.non_private
-    assert {cell["sampler"].batch_size for cell in grid.cells().values()} == {
-        int(name.rsplit("-", 1)[1])
-    }
+@pytest.mark.parametrize("name", [path.stem for path in SHIPPED.glob("criteo-*.toml")])
+def test_each_row_of_figure_1_has_its_three_panels(name):
+    samplers = ["deterministic", "shuffle", "poisson", "balls-and-bins"]
+    left, *others = Sweep.read(SHIPPED / f"{name}.toml").grid
+    assert left.x == "batch_size"
+    assert all(cell.get("non_private") for cell in left.cells().values())
+    for grid, batch_size in zip(others, (1024, 8192), strict=True):
+        cells = list(grid.cells().values())
+        assert [*dict.fromkeys(cell["sampler"].name for cell in cells)] == samplers
+        assert {cell["sampler"].batch_size for cell in cells} == {batch_size}
+        assert {cell["sampler"].epochs for cell in cells} == {1}
+        assert grid.x == "noise_multiplier"
+        assert len({cell["noise_multiplier"] for cell in cells}) >= 3
+        assert grid.tune == ("learning_rate", "l2_clip_norm")
 
 
 def test_the_file_that_the_help_shows_is_a_sweep_and_it_names_those_that_are_shipped():

@@ -44,6 +44,7 @@ width = 3
 
 [run]
 audit = false
+target_delta = "1/n"
 
 [[grid]]
 x = "noise_multiplier"
@@ -289,6 +290,38 @@ def test_a_process_stays_with_its_program_and_leaves_others_to_the_next(tmp_path
     assert done == [["b", "b", "b"], ["a", "a", "c"]]
 
 
+def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def time_runs(task, specs, workers):
+        asked.extend(specs)
+        return iter(["a device", *(1800.0 for _ in specs)])
+
+    monkeypatch.setattr(engine, "time_runs", time_runs)
+    text = SEEDED + "learning_rate = [0.1, 0.2]\nl2_clip_norm = [1, 4]\n"
+    (tmp_path / "sweep.toml").write_text(text + SEEDED[SEEDED.index("[[grid]]") :])
+    assert cli.main(["sweep", str(tmp_path / "sweep.toml"), "--dry-run", "--workers", "1"]) == 0
+    assert len(asked) == 1  # one program for all numbers
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines()]
+    # 2 seeds, 3 noises, 4 settings or the default one; 10 steps in 2 epochs of half an hour
+    assert ["panel", "1", "24", "240", "24", "12", "6", "3", "1"] in rows
+    assert ["panel", "2", "6", "60", "6", "3", "1.5", "1", "1"] in rows
+    assert ["all", "panels", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
+    assert "like the one that was timed, a device" in said
+    assert cli.main(["sweep", str(tmp_path / "sweep.toml")]) == 2
+    assert "--out is missing" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_steps_are_timed_by_the_device_that_a_worker_has(in_this_process):
+    sampler = SETTINGS["poisson"](batch_size=16, epochs=1)
+    how = {"noise_multiplier": 1.0, "learning_rate": 0.1, "l2_clip_norm": 1.0}
+    device, seconds = workers.time_runs(LINE, [RunSpec.of(sampler, **how)], 1)
+    assert "core" in device
+    assert 0 < seconds < 60
+
+
 def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, in_this_process):
     out = tmp_path / "out"
     engine.run_sweep(sweep_of(tmp_path, ONE), None, out)
@@ -328,11 +361,24 @@ def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (SEEDED.replace("= 32", "= 400"), "batch_size must be at most num_examples = 160"),
-        (SEEDED + "l2_clip_norm = 1e300\n", "l2_clip_norm 1e\\+300 .* rescale the loss"),
+        (SEEDED.replace("= 32", "= 400"), "shuffle-.*: batch_size must be at most num_examples = "),
+        (
+            SEEDED.replace("= 32", "= 400").replace("shuffle", "deterministic"),
+            "deterministic-.*: batch_size must be at most num_examples = 160",
+        ),
+        (
+            SEEDED + "l2_clip_norm = 1e300\n",
+            ".*: l2_clip_norm 1e\\+300 .* rescale the loss",
+        ),
+        (SEEDED.replace('"shuffle"', '"user-poisson"'), "user-poisson-.* needs max_contributions"),
+        (
+            SEEDED + 'tune = ["learning_rate", "l2_clip_norm"]\n',
+            "tune: learning_rate is chosen on validation rows, .* it measures test_error, ",
+        ),
+        ('headline = "test_auc"\n' + SEEDED, "headline: there is no metric 'test_auc'"),
     ],
 )
-def test_what_no_run_can_do_is_refused_before_any(tmp_path, text, problem):
-    with pytest.raises(ValueError, match=f"sweep, shuffle-sigma0.5.*: {problem}"):
+def test_what_no_run_can_do_is_refused_before_any(tmp_path, in_this_process, text, problem):
+    with pytest.raises(ValueError, match=f"sweep, {problem}"):
         engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ def test_clicks_are_a_task(task):
 
 
 def test_sizes_are_the_preset_with_what_was_given(store):
-    task = Clicks(store, model="paper", hidden=(7,))
+    task = Clicks(store, model="large", hidden=(7,))
     assert dataclasses.asdict(task.sizes) == {
         "embedding_dim": 14, "max_buckets": 2**20, "hidden": (7,)
     }  # fmt: skip
@@ -80,7 +80,8 @@ def test_what_is_described_is_enough_to_predict_without_the_store(task):
     again = Clicks.described(record)
     assert again == DescribedClicks(task.sizes, task.schema, task.hash_seed)
     assert again.predict is task.predict
-    assert json.loads(json.dumps(again.describe())) == record
+    of_rows = {"generated": {"test_auc": task.store.source["test_bayes_auc"]}}
+    assert {**json.loads(json.dumps(again.describe())), **of_rows} == record
     with pytest.raises(ValueError, match="config: model_sizes, hidden"):
         Clicks.described({**record, "model_sizes": {"hidden": "x"}}, "config")
 
