@@ -61,6 +61,7 @@ def summary_of():
             "sampler_settings": sampler_settings(sampler),
             "noise": "independent noise",
             "noise_multiplier": sigma,
+            "optimistic": options.get("optimistic"),
             "l2_clip_norm": options["l2_clip_norm"] if sigma else None,
             "bands": 1 if sigma else None,
             "data": 0,

@@ -74,6 +74,7 @@ def test_the_composite_scale_is_smooth_and_comes_back():
 
 PRIVACY = {"x": "target_epsilon", "sampler": "poisson", "target_epsilon": (1.0, 2.0)}
 SIZES = {**PRIVACY, "x": "batch_size", "batch_size": (64, 1024)}
+GENERATED = {"headline": "test_auc", "better": "higher", "generated": {"test_auc": 0.75}}
 
 
 @pytest.mark.parametrize("grid", [PRIVACY, SIZES], ids=lambda grid: grid["x"])
@@ -90,10 +91,44 @@ def test_an_epsilon_that_a_run_exceeds_is_not_drawn_as_certified(summary_of):
     assert axes.get_xlabel().startswith("ε by which the noise was chosen")
 
 
-def test_what_is_tuned_is_named_under_the_axis(summary_of):
-    tuned = {**SIZES, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+@pytest.mark.parametrize(
+    ("tune", "said"),
+    [
+        ("learning_rate", "best learning rate on the validation rows)"),
+        (("learning_rate", "l2_clip_norm"), "best learning rate and clipping norm C on the valid"),
+    ],
+)
+def test_what_is_tuned_is_named_under_the_axis(summary_of, tune, said):
+    tuned = {**SIZES, "learning_rate": (0.01, 0.1), "l2_clip_norm": 1.0, "tune": tune}
     (axes,) = panels(draw(summary_of(auc, tuned)))
-    assert "best learning rate on the validation rows)" in " ".join(axes.get_xlabel().split())
+    assert said in " ".join(axes.get_xlabel().split())
+
+
+def test_grids_of_one_title_share_a_panel_in_which_a_band_lies_between_the_ends_of_epsilon(
+    summary_of,
+):
+    def by_noise(run, metric):
+        return 0.72 if run.spec.options().get("optimistic") else 0.7
+
+    upper = {**PRIVACY, "sampler": ("deterministic", "shuffle"), "title": "bounds"}
+    lower = {**upper, "sampler": "shuffle", "optimistic": True}
+    summary = summary_of(by_noise, upper, lower)
+    (axes,) = panels(draw(summary))
+    looks = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
+    assert looks == {"deterministic": "-", "shuffle": "-", "shuffle, optimistic": "--"}
+    (band,) = [part for part in axes.collections if part.get_hatch()]
+    box = band.get_paths()[0].get_extents()
+    assert [box.x0, box.y0, box.x1, box.y1] == pytest.approx([1.0, 0.7, 2.0, 0.72])
+    (view,) = summary.views
+    assert not any("optimistic" in verdict for verdict in view.verdicts())
+
+
+def test_sweeps_are_drawn_as_rows_of_one_figure(summary_of):
+    summary = summary_of(auc, NOISE, SIZES, task=GENERATED)
+    figure = drawn.draw_rows([(summary.title, summary.views)] * 2)
+    assert len(panels(figure)) == 4
+    titles = [part.get_suptitle() for part in figure.subfigs]
+    assert titles == ["A title\ngenerated rows, of which the best reachable test AUC is 0.7500"] * 2
 
 
 @pytest.mark.parametrize("grid", [PRIVACY, SIZES, NOISE], ids=lambda grid: grid["x"])

@@ -53,18 +53,24 @@ def test_every_number_of_the_figure_stands_in_the_table(summary_of):
     assert "[1.00, 1.25]" in page
 
 
-def test_a_tuned_axis_is_chosen_by_validation_rows_and_said_to_be(summary_of):
+def test_tuned_axes_are_chosen_together_by_validation_rows_and_said_to_be(summary_of):
     def better_on_the_test_rows(run, metric):
-        fast = run.spec.optimizer.learning_rate == 0.1
-        return 0.7 + 0.1 * (fast == (metric == "test_auc"))
+        other = run.spec.optimizer.learning_rate == 0.1 or run.spec.l2_clip_norm == 4.0
+        return 0.7 + 0.1 * (other == (metric == "test_auc"))
 
-    grid = {**NOISE, "learning_rate": (0.01, 0.1), "tune": "learning_rate"}
+    axes = {"learning_rate": (0.01, 0.1), "l2_clip_norm": (1.0, 4.0)}
+    grid = {**NOISE, **axes, "tune": (*axes,)}
     summary = summary_of(better_on_the_test_rows, grid)
     shown = [result for line in summary.views[0].lines.values() for result in line]
     assert len(shown) == 2 * 3
-    assert {point.rows[0]["learning_rate"] for point in shown} == {0.01}
-    assert len({*summary.cells.values()}) == 2 * 3 * 2  # what was not chosen is not hidden
-    assert any("the learning rate shown" in statement for statement in summary.statements)
+    assert {tuple(point.rows[0][name] for name in axes) for point in shown if point.private} == {
+        (0.01, 1.0)
+    }
+    assert len({*summary.cells.values()}) == 2 * (2 * 4 + 2)  # what was not chosen is not hidden
+    said = "the learning rate and the l2 clip norm shown are"
+    assert any(said in statement for statement in summary.statements)
+    _, rows = summary.views[0].tables()["learning rate, C, best on the validation rows"]
+    assert {cell for row in rows for cell in row[1:]} == {"0.01, 1", "0.01, none"}
 
 
 def test_runs_without_clipping_have_no_place_among_the_clipping_norms(summary_of):

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from dpsgd.runs.task import Task, check_task
+from experiments.tasks.clicks.model import shaped
+from experiments.tasks.clicks.schema import DISPLAY_ADS, SPONSORED_SEARCH
+from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
@@ -31,6 +34,15 @@ def test_sizes_are_the_preset_with_what_was_given(store):
     }  # fmt: skip
     with pytest.raises(ValueError, match="max_buckets must be a power of two"):
         Clicks(store, max_buckets=3)
+
+
+@pytest.mark.parametrize(
+    ("schema", "width", "millions"), [(DISPLAY_ADS, 14, 85.3), (SPONSORED_SEARCH, 17, 56.9)]
+)
+def test_the_large_preset_has_about_as_many_parameters_as_were_published(schema, width, millions):
+    params, _ = shaped(dataclasses.replace(PRESETS["large"], embedding_dim=width), schema)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert round(count / 1e6, 1) == millions
 
 
 def test_generated_rows_have_the_shapes_and_dtypes_of_the_training_rows(task):
