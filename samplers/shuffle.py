@@ -112,8 +112,8 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         key = Key(seed, Stream.ORDER, self.drawn_epoch(epoch), shard << 32 | bucket)
         return members[uniform_permutation(key, members.size)]
 
-    def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
-        """Draws one epoch: examples fall into buckets, buckets are ordered, and laid end to end.
+    def shuffled(self, seed: int, epoch: int, shard: int = 0) -> np.ndarray:
+        """Draws the order of a shard: examples fall into buckets, which are ordered, end to end.
 
         Exactly uniform (docs/explanation/lower-bounds-for-shuffled-batches.md), in linear time.
 
@@ -123,9 +123,13 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         examples, count = np.arange(size, dtype=np.int32), len(chunk_ranges(size))
         drawn = [self.bucket(seed, epoch, chunk, shard) for chunk in range(count)]
         buckets = group(Participations(examples, np.concatenate(drawn)), count)
-        order = np.concatenate(
+        return np.concatenate(
             [self.ordered(seed, epoch, g, buckets.members(g), shard) for g in range(count)]
         )
+
+    def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
+        """Draws one epoch: the shard's order, of which each step takes its part."""
+        order = self.shuffled(seed, epoch, shard)
         shards = Shards(self.num_examples, self.num_shards)
         starts = shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):
