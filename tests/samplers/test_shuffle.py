@@ -28,17 +28,15 @@ def test_every_order_of_examples_is_equally_likely_over_several_buckets(small_ch
 
 def test_binomial_sizes_after_a_shuffle_have_the_law_of_balls_and_bins(small_chunks):
     small_chunks(3)
-    trials = 1_500
-    for bins, sampler in ((2, BallsAndBins(4, 2, 2)), (4, BallsAndBins(4, 1, 2))):
-        found = np.zeros(bins**4, dtype=np.int64)
-        for seed in range(trials):
-            plan = sampler.plan_after_shuffle(seed, 1)
-            assert sorted(plan.examples) == list(range(4))
-            assert all(np.all(np.diff(plan.members(step)) > 0) for step in range(bins))
-            steps = np.repeat(np.arange(bins), np.diff(plan.starts))
-            found[np.sum(steps * bins**plan.examples)] += 1
-        # All bins of all examples: each outcome is as likely.
-        assert stats.chisquare(found).pvalue > FALSE_ALARM
+    sampler, found = BallsAndBins(5, 2, epochs=2), np.zeros(3**5, dtype=np.int64)
+    for seed in range(2_500):
+        plan = sampler.plan_after_shuffle(seed, 1)
+        assert sorted(plan.examples) == list(range(5))
+        assert all(np.all(np.diff(plan.members(step)) > 0) for step in range(3))
+        steps = np.repeat(np.arange(3), np.diff(plan.starts))
+        found[np.sum(steps * 3**plan.examples)] += 1
+    # Each assignment of five examples to three bins is as likely.
+    assert stats.chisquare(found).pvalue > FALSE_ALARM
     again = BallsAndBins(5, 3, 2, assignment="fixed")
     for one, other in zip(*(again.plan_after_shuffle(7, epoch) for epoch in (0, 1)), strict=True):
         np.testing.assert_array_equal(one, other)
