@@ -4,8 +4,8 @@
 identifiers, the number of clicks in a week, the words of a product's title as one value, and the
 time of the click as the hour of its week (the second itself says next to nothing about the next
 click). -1, or an empty field, is a missing value. The split is random: 80 % of the rows
-train, as in the papers; the others are halved, so that a learning rate can be chosen on validation
-rows and the test rows stay out of it.
+train, as in one of the papers; the others are halved, so that a learning rate can be chosen on
+validation rows and the test rows stay out of it.
 
 Left out unless asked for: SalesAmountInEuro and time_delay_for_conversion, which are known only
 after a sale and are -1 without one, and product_price, which goes with the outcome as well (0.0
