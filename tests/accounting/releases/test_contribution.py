@@ -144,6 +144,19 @@ def test_the_loss_of_the_model_that_is_drawn_is_within_the_bound(cap):
     assert failed <= stats.binom.isf(FALSE_ALARM, trials, failure)
     uncut = excess_bounds(counts, int(counts.max()), eps, 4)
     assert uncut.bias == uncut.choice == 0.0
+    users = counts.sum() / counts.max()
+    assert uncut.on_data == privacy_excess(users, eps, math.log(4), failure=0.05 / 3)
+
+
+@pytest.mark.parametrize("failure", [0.1, 0.01])
+def test_a_random_choice_of_examples_is_as_near_to_its_mean_as_stated(failure):
+    # One user with as many losses of 1 as of 0, of which 50 count, and others who are not cut.
+    bound = excess_bounds([1000, *[10] * 5], 50, 1.0, 1, failure=failure)
+    off = bound.choice / 2 * (50 + 5 * 10)
+    beyond, nearer = (
+        2 * stats.hypergeom.sf(math.ceil(25 + x) - 1, 1000, 500, 50) for x in (off, off / 1.5)
+    )
+    assert beyond <= failure / 3 <= nearer
 
 
 @pytest.mark.parametrize("failure", [0.5, 0.05])

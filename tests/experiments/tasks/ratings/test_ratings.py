@@ -158,6 +158,8 @@ def test_a_user_moves_sums_of_capped_losses_by_its_own_first_ratings_alone(linea
             assert one.min() >= 0
             assert one.max() <= cap * UNITS
     # The first ratings by time, whatever the order of the file.
+    of_one_user = np.diff(linear.train.user) == 0
+    assert np.all(np.diff(linear.train.time)[of_one_user] > 0)
     shuffled = table.where(np.random.default_rng(1).permutation(table.user.size))
     np.testing.assert_array_equal(LinearRatings(shuffled).sums, linear.sums)
 
