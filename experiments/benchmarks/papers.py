@@ -19,7 +19,7 @@ from accounting.estimates.episodic import PublishedTheorem3
 from accounting.profiles.multistage import add_remove_profile
 from accounting.releases.contribution import (
     num_heavy_users,
-    published_privacy_excess,
+    privacy_excess,
     sum_error,
     sum_sweet_spot,
 )
@@ -59,10 +59,10 @@ def contributions() -> Iterator[Row]:
     least = caps[np.argmin([sum_error(counts, float(cap), 0.02) for cap in caps])]
     yield figure("cap at epsilon 0.02, theirs: the ceil(1/epsilon)-th largest", rule, "ratings")
     yield figure("cap at epsilon 0.02, ours: of least expected error", float(least), "ratings")
-    users, eps, d, failure = 20.0, 0.5, 3, 0.1
-    excess = published_privacy_excess(users, eps, d, failure=failure)
-    factor = excess * users * eps / ((d + 1) * math.log(3) - math.log(failure))
-    yield beside("lemma 1, over tau / (n_tau eps) ((d+1) log 3 + log 1/delta)", factor, 8, 1e-9)
+    yield figure("lemma 1, over tau / (n_tau eps) ((d+1) log 3 + log 1/delta), theirs", 8.0)
+    log_size = 4 * math.log(3)  # d = 3
+    ours = privacy_excess(20.0, 0.5, log_size, failure=0.1) * 20.0 * 0.5 / (log_size + math.log(10))
+    yield figure("lemma 1, over the same, ours", ours)
     heavy = num_heavy_users([0.1] * 10, 0.1, 10**6, failure=0.1)
     yield figure("n = 10^6, N = n^(1/6) equal users, K(1/N), theirs", 10.0, "users")
     yield figure("n = 10^6, N = n^(1/6) equal users, K(1/N), ours: read strictly", heavy, "users")

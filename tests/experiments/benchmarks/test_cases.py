@@ -372,3 +372,11 @@ def test_folders_that_differ_are_told(tmp_path, change):
     assert scale_beam.equal(one, other) == 1
     (other / ("a" if change == "a byte" else "b")).write_bytes(b"2")
     assert scale_beam.equal(one, other) == 0
+
+
+@pytest.mark.long
+def test_the_digits_of_the_papers_are_ours_wherever_they_are_not_refuted(capsys):
+    assert command.main(["papers"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" yes") >= 8
+    assert "ours" in printed
