@@ -9,7 +9,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from accounting import Bound, PrivacyProfile, epsilon
-from accounting.estimates.monte_carlo import ConditionalProfile
+from accounting.estimates.monte_carlo import MonteCarloProfile
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.figures.drawing import COLORS, legend
 from experiments.processes import each
@@ -55,14 +55,14 @@ def profiles(samplers: dict[str, BatchSampler]) -> dict[str, Profiles]:
 def monte_carlo(bins: int, num_samples: int) -> Profiles:
     """Returns an estimator of one epoch of balls-and-bins: confidence, not proof.
 
-    Order statistics of all bins but the example's (`ConditionalProfile`): the published estimators'
-    ends are infinite where delta is below the inverse of the number of samples.
+    Other bins are sampled: ends of sampled losses are infinite where delta is below the inverse of
+    the number of samples.
 
     Args:
       bins: T, steps of the epoch.
       num_samples: Samples of the other bins.
     """
-    return partial(ConditionalProfile, bins=bins, num_samples=num_samples)
+    return partial(MonteCarloProfile, bins=bins, num_samples=num_samples, sampled="other bins")
 
 
 def _epsilons(job: tuple[list[Profiles], float, float]) -> list[Bound]:

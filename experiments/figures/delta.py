@@ -8,7 +8,7 @@ above Monte Carlo by order statistics), ours that samples the other bins, and ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PoissonProfile
 from accounting.estimates.episodic import Estimate
-from accounting.estimates.monte_carlo import ConditionalProfile, MonteCarloProfile, geometric_ranks
+from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
 from accounting.profiles.max_events import max_event_lower_bound
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
@@ -94,7 +94,7 @@ def certified(
 
 def sampled(
     name: str,
-    profile: MonteCarloProfile | ConditionalProfile,
+    profile: MonteCarloProfile,
     epsilons: Sequence[float],
     **look: Any,
 ) -> Curve:
@@ -161,12 +161,10 @@ def samplers(num_samples: int, setting: Setting, epsilons: Sequence[float]) -> I
     single = [_lower(setting, (1.0, 0.0), e) for e in epsilons]
     yield Curve("balls-and-bins, equation 6", single, (None, {**below, "color": "#56B4E9"}))
     yield balls_and_bins(setting, epsilons)
-    estimator = MonteCarloProfile(
-        sigma, bins, num_samples=num_samples, ranks=geometric_ranks(bins, 1.05)
-    )
+    estimator = MonteCarloProfile(sigma, bins, num_samples=num_samples, ranks=geometric_ranks(bins))
     yield sampled("balls-and-bins, Monte Carlo", estimator, epsilons, color=BALLS, marker="x")
-    others = ConditionalProfile(sigma, bins, num_samples=num_samples)
-    yield sampled("balls-and-bins, conditional", others, epsilons, color="#CC79A7", marker="x")
+    others = replace(estimator, sampled="other bins", inequality="bennett")
+    yield sampled("balls-and-bins, other bins", others, epsilons, color="#CC79A7", marker="x")
 
 
 def plot(axes: Axes, epsilons: Sequence[float], curves: Sequence[Curve], title: str) -> None:

@@ -2,7 +2,7 @@
 
 Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), figures 3 and 4: with and without
 importance sampling (left), and order statistics (middle). Right: both, and ours that samples the
-other bins alone (conditional), by two inequalities.
+other bins alone (other bins), by two inequalities.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from accounting.estimates.monte_carlo import ConditionalProfile, MonteCarloProfile, geometric_ranks
+from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.cli.console import Console
 from experiments.figures.delta import Curve, Setting, balls_and_bins, figure, sampled
 from experiments.figures.drawing import PALETTE, Picture
@@ -45,34 +45,29 @@ class Config(Picture):
 
 
 PANELS: dict[str, dict[str, dict[str, Any]]] = {
-    "importance sampling": {
-        "without": {"importance": False},
-        "with": {},
-    },
+    "importance sampling": {"without": {"sampled": "losses"}, "with": {}},
     "order statistics": {
-        "without": {"importance": False},
-        "published orders": {"importance": False, "ranks": PUBLISHED_RANKS},
-        "geometric orders": {"importance": False, "ranks": 1.02},
+        "without": {"sampled": "losses"},
+        "published orders": {"sampled": "losses", "ranks": PUBLISHED_RANKS},
+        "geometric orders": {"sampled": "losses", "ranks": 1.02},
     },
     "two inequalities": {
         "both, Chernoff-Hoeffding": {"ranks": 1.02},
         "both, Bennett": {"ranks": 1.02, "inequality": "bennett"},
-        "conditional, Chernoff-Hoeffding": {"inequality": "chernoff-hoeffding"},
-        "conditional, Bennett": {"inequality": "bennett"},
+        "other bins, Chernoff-Hoeffding": {"ranks": 1.02, "sampled": "other bins"},
+        "other bins, Bennett": {"ranks": 1.02, "sampled": "other bins", "inequality": "bennett"},
     },
 }
 """What is compared: the options of each curve's estimator, by its name; ranks or their growth."""
 
 
-Estimator = TypeVar("Estimator", MonteCarloProfile, ConditionalProfile)
-
-
-def in_seconds(profile: Estimator, epsilons: Sequence[float], seconds: float) -> Estimator:
+def in_seconds(
+    profile: MonteCarloProfile, epsilons: Sequence[float], seconds: float
+) -> MonteCarloProfile:
     """Returns the estimator with as many samples as it draws, for all epsilons, in this time."""
     pilot = replace(profile, num_samples=max(100, 2**18 // profile.bins))
     began = time.process_time()
-    for _ in pilot.estimates(epsilons):
-        pass
+    list(pilot.estimates(epsilons))
     share = seconds / max(time.process_time() - began, 1e-3)
     return replace(profile, num_samples=max(100, int(pilot.num_samples * share)))
 
@@ -82,16 +77,13 @@ def estimators(
 ) -> Iterator[Curve]:
     """Yields the certified curve, and one for each estimator."""
     yield balls_and_bins(setting, epsilons)
-    sigma, bins = setting.noise_multiplier, setting.bins
     for color, (name, given) in zip(PALETTE, options.items(), strict=False):
-        profile: MonteCarloProfile | ConditionalProfile
-        if name.startswith("conditional"):
-            profile = in_seconds(ConditionalProfile(sigma, bins, **given), epsilons, seconds)
-        else:
-            ranks = given.get("ranks")
-            ranks = geometric_ranks(bins, ranks) if isinstance(ranks, float) else ranks
-            published = MonteCarloProfile(sigma, bins, **{**given, "ranks": ranks})
-            profile = in_seconds(published, epsilons, seconds)
+        growth = given.get("ranks")
+        ranks = geometric_ranks(setting.bins, growth) if isinstance(growth, float) else growth
+        profile = MonteCarloProfile(
+            setting.noise_multiplier, setting.bins, **{**given, "ranks": ranks}
+        )
+        profile = in_seconds(profile, epsilons, seconds)
         title = f"{name} ({profile.num_samples:,} samples)"
         yield sampled(title, profile, epsilons, color=color, marker="x")
 

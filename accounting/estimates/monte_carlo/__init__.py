@@ -4,12 +4,11 @@ They hold with a confidence below one and are never a guarantee. Claims, proofs 
 docs/explanation/monte-carlo-estimates.md.
 """
 
-from accounting.estimates.monte_carlo.conditional import ConditionalProfile
 from accounting.estimates.monte_carlo.confidence import (
     bennett_upper_bound,
-    empirical_bennett_upper_bound,
     hockey_stick_upper_bound,
     kl_upper_bound,
+    mean_upper_bound,
 )
 from accounting.estimates.monte_carlo.losses import (
     event_probability,
@@ -20,14 +19,13 @@ from accounting.estimates.monte_carlo.losses import (
 from accounting.estimates.monte_carlo.profile import MonteCarloProfile
 
 __all__ = [
-    "ConditionalProfile",
     "MonteCarloProfile",
     "bennett_upper_bound",
-    "empirical_bennett_upper_bound",
     "event_probability",
     "geometric_ranks",
     "hockey_stick_upper_bound",
     "kl_upper_bound",
     "log_order_statistics",
+    "mean_upper_bound",
     "sample_losses",
 ]

@@ -84,16 +84,23 @@ def bennett_upper_bound(mean: float, second_moment: float, num_samples: int, bet
     return high
 
 
-def empirical_bennett_upper_bound(samples: Array, beta: float) -> float:
-    """Returns `bennett_upper_bound` from samples [m] in [0, 1] alone.
+def mean_upper_bound(
+    samples: Array, beta: float, inequality: Inequality = "chernoff-hoeffding"
+) -> float:
+    """Returns an upper confidence bound on the expectation of samples [m] in [0, 1].
 
-    Half of β is spent on an upper bound on the second moment, by relative entropy.
+    "chernoff-hoeffding" is `kl_upper_bound`. "bennett" spends half of β on such a bound on the
+    second moment, and half on `bennett_upper_bound` by it. Both grow with every sample.
 
-    >>> empirical_bennett_upper_bound(np.full(10_000, 0.5), 1e-3)  # kl_upper_bound: 0.519
-    0.5144...
+    >>> half = np.full(10_000, 0.5)
+    >>> mean_upper_bound(half, 1e-3), mean_upper_bound(half, 1e-3, "bennett")
+    (0.5185..., 0.5046...)
     """
-    moment = kl_upper_bound(min(float(np.mean(samples**2)), 1.0), samples.size, beta / 2.0)
-    return bennett_upper_bound(min(float(np.mean(samples)), 1.0), moment, samples.size, beta / 2.0)
+    mean = min(float(np.mean(samples)), 1.0)
+    if inequality == "chernoff-hoeffding":
+        return kl_upper_bound(mean, samples.size, beta)
+    moment = kl_upper_bound(min(float(np.mean(samples**2)), 1.0), samples.size, 0.5 * beta)
+    return bennett_upper_bound(mean, moment, samples.size, 0.5 * beta)
 
 
 def hockey_stick_upper_bound(
@@ -106,23 +113,17 @@ def hockey_stick_upper_bound(
 ) -> float:
     """Returns an upper confidence bound on H_ε from sampled losses (or upper bounds on losses).
 
-    It falls in ε, by either inequality: with the samples fall their mean and second moment.
-
     Args:
       losses: Independent samples [m], drawn given an event outside which the loss is at most
         `epsilon`.
       epsilon: ε.
       beta: Probability with which the bound may fail.
       event_probability: Probability of that event; 1 where samples were drawn without condition.
-      inequality: By which samples bound their expectation; to be chosen before they are seen.
+      inequality: See `mean_upper_bound`; to be chosen before samples are seen.
 
     Source: Chua et al., arXiv:2412.16802, Algorithms 4 and 5.
     """
-    values = hockey_stick_values(losses, epsilon)
-    if inequality == "bennett":
-        bound = empirical_bennett_upper_bound(values, beta)
-    else:
-        bound = kl_upper_bound(min(float(np.mean(values)), 1.0), losses.size, beta)
+    bound = mean_upper_bound(hockey_stick_values(losses, epsilon), beta, inequality)
     # A probability that underflows is still not zero.
     return max(event_probability * bound, float(np.finfo(np.float64).tiny))
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from accounting.algebra.cells import Array
 from accounting.estimates.episodic import Estimate
 from accounting.estimates.monte_carlo.confidence import (
     TOO_FEW,
@@ -18,7 +17,12 @@ from accounting.estimates.monte_carlo.confidence import (
     hockey_stick_values,
     kl_upper_bound,
 )
-from accounting.estimates.monte_carlo.losses import event_probability, sample_losses
+from accounting.estimates.monte_carlo.losses import (
+    event_probability,
+    geometric_ranks,
+    sample_losses,
+)
+from accounting.estimates.monte_carlo.other_bins import other_bins_curve
 from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
@@ -28,18 +32,23 @@ from accounting.profile import (
     check_noise_multiplier,
     epsilon_from_delta,
 )
-from accounting.profiles.gaussian import as_redrawn
+from accounting.profiles.gaussian import as_redrawn, check_mode
 from accounting.profiles.max_events import max_event_lower_bound
 
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+_CHOICES = {
+    "sampled": ("losses", "rare losses", "other bins"),
+    "inequality": ("chernoff-hoeffding", "bennett"),
+}
 
 
 @dataclass(frozen=True)
 class MonteCarloProfile:
-    """The profile of balls-and-bins as its authors estimate it: upper ends of confidence 1 - β.
+    """The profile of balls-and-bins by samples: upper ends of confidence 1 - β.
 
-    The upper end combines importance sampling (one epoch) and order statistics; the lower end is
-    the closed form of `max_event_lower_bound` and is proved. The confidence is that of one query.
+    By default as its authors estimate it: importance sampling (one epoch) and, given ranks, order
+    statistics. The lower end is the closed form of `max_event_lower_bound` and is proved. The
+    confidence is that of one query.
 
     Attributes:
       noise_multiplier: σ.
@@ -50,11 +59,15 @@ class MonteCarloProfile:
       num_samples: m, samples for each direction.
       beta: β, the probability with which an upper end may fail.
       ranks: Ranks of the order statistics, or None to sample every coordinate.
-      importance: Whether samples of one epoch are drawn given the event that importance sampling
-        takes; several epochs are always sampled without condition.
-      inequality: By which samples bound their expectation: "chernoff-hoeffding", as published, or
-        "bennett", which is tighter where the samples' variance is small.
+      sampled: "losses"; "rare losses": given an event that contains all losses above epsilon, where
+        one epoch is drawn; "other bins": all bins but the example's, whose part is integrated, with
+        a proved bound on the direction "add". The last is for one epoch, is not in the paper, and
+        alone has finite ends far below 1/m.
+      inequality: By which samples bound their expectation, see `mean_upper_bound`.
       seed: Seed of the samples; a query is a pure function of the attributes.
+
+    Raises:
+      ValueError: If an attribute is out of its range, or other bins are of several epochs.
     """
 
     noise_multiplier: float
@@ -64,7 +77,7 @@ class MonteCarloProfile:
     num_samples: int = 100_000
     beta: float = 1e-3
     ranks: tuple[int, ...] | None = None
-    importance: bool = True
+    sampled: Literal["losses", "rare losses", "other bins"] = "rare losses"
     inequality: Inequality = "chernoff-hoeffding"
     seed: int = 0
 
@@ -73,12 +86,12 @@ class MonteCarloProfile:
         check_count("bins", self.bins)
         check_count("epochs", self.epochs)
         check_count("num_samples", self.num_samples)
-        if self.assignment not in ("redrawn", "fixed"):
-            raise ValueError(f'assignment must be "redrawn" or "fixed", got {self.assignment!r}')
-        if self.inequality not in get_args(Inequality):
-            raise ValueError(
-                f"inequality must be one of {get_args(Inequality)}, got {self.inequality!r}"
-            )
+        check_mode("assignment", self.assignment)
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
+        if self.sampled == "other bins" and self._one_epoch[1] > 1:
+            raise ValueError(f'sampled: "other bins" is for one epoch, got {self.epochs}')
         # A smaller β would round the confidence to 1, which means proved.
         if not 1e-12 <= self.beta < 1.0:
             raise ValueError(f"beta must be in [1e-12, 1), got {self.beta}")
@@ -88,56 +101,77 @@ class MonteCarloProfile:
         return as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
 
     @property
-    def _conditional(self) -> bool:
-        return self.importance and self._one_epoch[1] == 1
+    def _rare(self) -> bool:
+        return self.sampled == "rare losses" and self._one_epoch[1] == 1
 
     def _lower(self, epsilon: float) -> float:
         # One of several redrawn epochs already costs this much.
         return max_event_lower_bound(epsilon, noise_multiplier=self._one_epoch[0], bins=self.bins)
 
-    def _samples(self, event_epsilon: float) -> list[tuple[Array, float]]:
-        """Losses and the probability of the event that they are drawn under, for each direction."""
-        noise_multiplier, epochs = self._one_epoch
-        rng = np.random.default_rng(self.seed)
-        samples = []
-        for direction in _DIRECTIONS:
-            losses = sample_losses(
-                rng,
-                self.num_samples,
-                noise_multiplier=noise_multiplier,
-                bins=self.bins,
-                direction=direction,
-                epochs=epochs,
-                ranks=self.ranks,
-                event_epsilon=event_epsilon if self._conditional else None,
-            )
-            samples.append((losses, self._event_probability(event_epsilon, direction)))
-        return samples
-
     def _event_probability(self, event_epsilon: float, direction: Direction) -> float:
-        if not self._conditional:
+        if not self._rare:
             return 1.0
-        noise_multiplier, _ = self._one_epoch
         return event_probability(
-            event_epsilon, noise_multiplier=noise_multiplier, bins=self.bins, direction=direction
+            event_epsilon,
+            noise_multiplier=self._one_epoch[0],
+            bins=self.bins,
+            direction=direction,
         )
 
     def _least_upper(self, event_epsilon: float) -> float:
         """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
+        if self.sampled == "other bins":
+            return 0.0
         probability = max(self._event_probability(event_epsilon, way) for way in _DIRECTIONS)
         return probability * kl_upper_bound(0.0, self.num_samples, self.beta)
 
-    def _upper(self, samples: list[tuple[Array, float]], epsilon: float) -> float:
-        return max(
-            hockey_stick_upper_bound(
-                losses,
-                epsilon,
+    def _curve(self, first: float, rest: float = 1.0) -> Callable[[float], tuple[float, float]]:
+        """Returns the mean and the upper end as functions of ε >= `first`, which both fall."""
+        rng, (noise_multiplier, epochs) = np.random.default_rng(self.seed), self._one_epoch
+        if self.sampled == "other bins":
+            return other_bins_curve(
+                rng,
+                self.num_samples,
+                noise_multiplier=noise_multiplier,
+                bins=self.bins,
+                ranks=self.ranks or geometric_ranks(self.bins),
+                first=first,
+                rest=rest,
                 beta=self.beta,
-                event_probability=probability,
                 inequality=self.inequality,
             )
-            for losses, probability in samples
-        )
+        samples = [
+            (
+                sample_losses(
+                    rng,
+                    self.num_samples,
+                    noise_multiplier=noise_multiplier,
+                    bins=self.bins,
+                    direction=direction,
+                    epochs=epochs,
+                    ranks=self.ranks,
+                    event_epsilon=first if self._rare else None,
+                ),
+                self._event_probability(first, direction),
+            )
+            for direction in _DIRECTIONS
+        ]
+
+        def at(epsilon: float) -> tuple[float, float]:
+            means = [p * float(hockey_stick_values(x, epsilon).mean()) for x, p in samples]
+            uppers = [
+                hockey_stick_upper_bound(
+                    losses,
+                    epsilon,
+                    beta=self.beta,
+                    event_probability=probability,
+                    inequality=self.inequality,
+                )
+                for losses, probability in samples
+            ]
+            return max(means), max(uppers)
+
+        return at
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds δ at `epsilon` >= 0; `tolerance` is not used."""
@@ -148,15 +182,13 @@ class MonteCarloProfile:
         """Yields, at each of `epsilons` >= 0, the samples' mean and the bounds on δ.
 
         The mean is of the direction of which it is larger. The confidence is that of each answer by
-        itself. Without importance sampling one set of samples serves all.
+        itself. Losses without a condition are drawn once for all.
         """
-        samples: list[tuple[Array, float]] = []
+        curve = None
         for epsilon in epsilons:
-            if self._conditional or not samples:
-                samples = self._samples(epsilon)
-            values = (share * hockey_stick_values(losses, epsilon) for losses, share in samples)
-            mean = max(float(np.mean(found)) for found in values)
-            lower, upper = self._lower(epsilon), self._upper(samples, epsilon)
+            if curve is None or self._rare or self.sampled == "other bins":
+                curve = self._curve(epsilon)
+            (mean, upper), lower = curve(epsilon), self._lower(epsilon)
             bound = Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)
             yield Estimate(mean, "the mean of samples"), bound
 
@@ -166,9 +198,9 @@ class MonteCarloProfile:
         lower = epsilon_from_delta(lambda e: 1.0, self._lower, delta, resolution=1e-9).lower
         if self._least_upper(lower) > delta:
             return Bound(lower, math.inf, 1.0 - self.beta, TOO_FEW)
-        samples = self._samples(lower)
+        curve = self._curve(lower, 0.5 * delta)
         found = epsilon_from_delta(
-            lambda e: self._upper(samples, max(e, lower)), lambda e: 0.0, delta, resolution=1e-9
+            lambda e: curve(max(e, lower))[1], lambda e: 0.0, delta, resolution=1e-6
         )
         note = "" if found.upper < math.inf else TOO_FEW
         return Bound(lower, max(lower, found.upper), 1.0 - self.beta, note)

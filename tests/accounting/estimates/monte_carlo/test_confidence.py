@@ -11,9 +11,9 @@ from scipy import stats
 
 from accounting.estimates.monte_carlo import (
     bennett_upper_bound,
-    empirical_bennett_upper_bound,
     hockey_stick_upper_bound,
     kl_upper_bound,
+    mean_upper_bound,
 )
 
 
@@ -58,7 +58,7 @@ def test_bennett_bounds_fail_no_more_often_than_beta(truth):
     # Values in {0, 0.2}: their second moment is a fifth of that of values in {0, 1}.
     samples = 0.2 * (rng.random((trials, m)) < 5 * truth)
     known = [bennett_upper_bound(x.mean(), 0.2 * truth, m, beta) for x in samples]
-    unknown = [empirical_bennett_upper_bound(x, beta) for x in samples]
+    unknown = [mean_upper_bound(x, beta, "bennett") for x in samples]
     for bounds in (known, unknown):
         assert np.sum(np.array(bounds) < truth) <= stats.binom.ppf(1 - 1e-8, trials, beta)
     assert np.all(np.array(known) <= np.maximum(unknown, math.sqrt(0.2 * truth)))
@@ -67,10 +67,8 @@ def test_bennett_bounds_fail_no_more_often_than_beta(truth):
 def test_bennett_is_tighter_where_the_variance_is_small_and_looser_where_nothing_was_seen():
     samples = 0.5 + 0.1 * np.random.default_rng(0).standard_normal(10_000)
     kl = kl_upper_bound(samples.mean(), samples.size, 1e-3)
-    assert empirical_bennett_upper_bound(samples, 1e-3) - samples.mean() < 0.5 * (
-        kl - samples.mean()
-    )
-    assert empirical_bennett_upper_bound(np.zeros(100), 1e-3) > kl_upper_bound(0.0, 100, 1e-3)
+    assert mean_upper_bound(samples, 1e-3, "bennett") - samples.mean() < 0.5 * (kl - samples.mean())
+    assert mean_upper_bound(np.zeros(100), 1e-3, "bennett") > kl_upper_bound(0.0, 100, 1e-3)
 
 
 @pytest.mark.parametrize("inequality", ["chernoff-hoeffding", "bennett"])

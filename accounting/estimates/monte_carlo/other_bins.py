@@ -1,0 +1,103 @@
+"""Samples of all bins but the example's, whose own coordinate is integrated: finite at any delta.
+
+Proof: docs/explanation/monte-carlo-estimates.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import scipy
+
+from accounting.algebra.cells import Array, log_normal_cells
+from accounting.estimates.monte_carlo.confidence import Inequality, mean_upper_bound
+from accounting.estimates.monte_carlo.losses import sample_others
+from accounting.estimates.tails import add_delta_upper_bound, truncated_tail
+
+_OWN = np.linspace(-10.0, 14.0, 4001)
+"""Ends of cells of the example's own standard normal variable."""
+
+
+def other_bins_curve(
+    rng: np.random.Generator,
+    num_samples: int,
+    *,
+    noise_multiplier: float,
+    bins: int,
+    ranks: Sequence[int],
+    first: float,
+    rest: float,
+    beta: float,
+    inequality: Inequality,
+) -> Callable[[float], tuple[float, float]]:
+    """Returns the mean of samples and an upper end on δ as functions of ε, which both fall.
+
+    Half of the samples are drawn where no other normal variable exceeds a ceiling, half where one
+    does. Where, in the first half, the others' part S of the ratio is above a cut, the upper end
+    takes 1, with a proved probability. Ceiling and cut are chosen before any sample is seen.
+
+    Args:
+      rng: Source of randomness.
+      num_samples: m.
+      noise_multiplier: σ.
+      bins: T, the number of batches of the epoch.
+      ranks: Of the order statistics that stand for all, see `sample_others`.
+      first: The least ε that is asked for, for which ceiling and cut are chosen.
+      rest: Most that the probability above the cut should be.
+      beta: β, the probability with which an upper end may fail.
+      inequality: See `mean_upper_bound`.
+    """
+    half, beta = -(-num_samples // 2), 0.5 * beta
+    tail_of = partial(truncated_tail, noise_multiplier=noise_multiplier, bins=bins)
+    places = np.concatenate(
+        [np.linspace(0.0, 2.0, 800), np.geomspace(2.01, 8.0 * math.exp(first), 300)]
+    )
+    excess = _excess(first, places, noise_multiplier, bins)
+    budget, typical = -math.log(beta) / half, float(np.interp(1.0, places, excess))
+    noise = excess * budget + np.sqrt(2.0 * excess * typical * budget)
+    choices = []
+    for ceiling in np.linspace(1.0, 11.0, 21):
+        above = -math.expm1((bins - 1) * float(scipy.special.log_ndtr(ceiling)))
+        tail = tail_of(places, ceiling=ceiling)
+        cost = np.where(tail <= max(rest, tail.min()), tail + noise, math.inf)
+        cut = int(cost.argmin())
+        choices.append((cost[cut] + above * budget, ceiling, above, cut, float(tail[cut])))
+    _, ceiling, above, cut, tail_mass = min(choices)
+    most = max(float(excess[cut]), 1e-300)
+    sampled = partial(
+        sample_others, rng, half, noise_multiplier=noise_multiplier, bins=bins, ranks=ranks,
+        ceiling=ceiling,
+    )  # fmt: skip
+    # The places that are next above S.
+    within = np.minimum(np.searchsorted(places, sampled(exceeded=False)), cut)
+    beyond = np.searchsorted(places, sampled(exceeded=True))
+
+    def at(epsilon: float) -> tuple[float, float]:
+        values = np.append(_excess(epsilon, places, noise_multiplier, bins), 1.0)
+        parts = [((1.0 - above) * most, values[within] / most), (above, values[beyond])]
+        mean = sum(weight * float(x.mean()) for weight, x in parts)
+        upper = sum(weight * mean_upper_bound(x, beta, inequality) for weight, x in parts)
+        add = add_delta_upper_bound(epsilon, noise_multiplier=noise_multiplier, bins=bins)
+        return mean, max(upper + tail_mass, add)
+
+    return at
+
+
+def _excess(epsilon: float, others: Array, noise_multiplier: float, bins: int) -> Array:
+    """Bounds E[(1 - e^(ε - L))_+ | S] from above, at each S of `others`, ascending.
+
+    It grows with S and with the example's own normal variable, whose cells take their ends.
+    """
+    scale = 1.0 / noise_multiplier
+    own = np.exp(np.clip(scale * _OWN + 0.5 * scale**2, -600.0, 700.0)) / bins
+    mass = np.exp(log_normal_cells(_OWN)) * (1.0 + 1e-12)
+    threshold = math.exp(min(epsilon, 700.0))
+    below, beyond = scipy.special.ndtr(_OWN[0]), scipy.special.ndtr(-_OWN[-1])
+    found = np.empty(others.shape)
+    for i, other in enumerate(others):
+        value = np.maximum(1.0 - threshold / (other + own), 0.0)
+        found[i] = value[1:] @ mass + below * value[0] + beyond
+    return np.minimum(found, 1.0)
