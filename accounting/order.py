@@ -31,13 +31,8 @@ class Order(NamedTuple):
         return int(self.first.lower > self.second.upper)
 
 
-def compare(
-    first: PrivacyProfile, second: PrivacyProfile, epsilon: float, *, floor: float = 0.0
-) -> Order:
-    """Bounds two deltas at `epsilon` >= 0, more and more sharply until their order is certified.
-
-    Deltas that are both certified below `floor` are not told apart.
-    """
+def compare(first: PrivacyProfile, second: PrivacyProfile, epsilon: float) -> Order:
+    """Bounds two deltas at `epsilon` >= 0, more and more sharply until their order is certified."""
     found = [Bound(0.0, 1.0), Bound(0.0, 1.0)]
     for tolerance in _TOLERANCES:
         for i, profile in enumerate((first, second)):
@@ -45,7 +40,7 @@ def compare(
                 again = profile.delta(epsilon, tolerance)
                 lower, upper = max(found[i].lower, again.lower), min(found[i].upper, again.upper)
                 found[i] = Bound(lower, upper, again.confidence, again.note)
-        if Order(*found).sign or max(bound.upper for bound in found) < floor:
+        if Order(*found).sign:
             break
     return Order(*found)
 

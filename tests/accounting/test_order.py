@@ -89,9 +89,6 @@ def test_bounds_are_sharpened_only_while_that_may_decide():
     assert noted.asked == [1e-2]
     for near in (0.995, 1.005):  # intervals that overlap
         assert compare(Loose(near, "no finer grid"), Loose(1.0, "no finer grid"), 1.0).sign == 0
-    tiny = Loose(1e-30)
-    assert compare(tiny, tiny, 1.0, floor=1e-20).sign == 0
-    assert tiny.asked == [1e-2, 1e-2]
 
 
 def released(sigma, steps, nodes):
@@ -139,6 +136,8 @@ def test_each_step_of_the_proof_at_epsilon_0_holds_by_quadrature(sigma, steps, n
     for k in range(1, steps + 1):
         assert apart[k] <= again[k] + 1e-9
         assert again[k] <= k * balls + 1e-9
+    # Not proved for more bins: that this is concave, which several epochs would follow from.
+    assert (np.diff([apart[k] for k in sorted(apart)], 2) < 0).all()
     assert poisson < mixture <= balls + 1e-9
     for found, profile in zip((balls, poisson), pair(sigma, steps), strict=True):
         bound = profile.delta(0.0, 1e-6)
