@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile
 from dpsgd.core.guarantee import ADJACENCY
-from experiments.figures.drawing import COLORS, legend
+from experiments.figures.drawing import COLORS, PALETTE, legend
 from experiments.processes import each
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
-MONTE_CARLO = "Monte Carlo"
+MONTE_CARLO = "balls-and-bins, Monte Carlo"
 
 TERMS = f"{ADJACENCY} adjacency, unit: one example"
 """What every guarantee here protects, and against what."""
@@ -26,11 +26,19 @@ Profiles = Callable[[float], PrivacyProfile]
 
 @dataclass(frozen=True)
 class Curve:
-    """Epsilon of one sampler over the noise multiplier, at one delta."""
+    """Bounds on epsilon over noise multipliers, or on delta over epsilons.
+
+    Attributes:
+      name: Of the sampler, or of what else is bounded.
+      at: The noise multipliers, or the epsilons.
+      bounds: At each of them.
+      means: Of samples, at each of them, where the bounds are by samples and these are known.
+    """
 
     name: str
-    noise_multipliers: tuple[float, ...]
-    epsilons: tuple[Bound, ...]
+    at: tuple[float, ...]
+    bounds: tuple[Bound, ...]
+    means: tuple[float, ...] = ()
 
 
 def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
@@ -101,39 +109,35 @@ def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Returns (header, rows): a row for each noise multiplier, a column for each sampler."""
     header = ["sigma", *(curve.name for curve in found)]
     rows = [
-        [f"{sigma:.4g}", *(f"{curve.epsilons[i]:.3g}" for curve in found)]
-        for i, sigma in enumerate(found[0].noise_multipliers)
+        [f"{sigma:.4g}", *(f"{curve.bounds[i]:.3g}" for curve in found)]
+        for i, sigma in enumerate(found[0].at)
     ]
     return header, rows
 
 
-def draw(axes: Axes, found: Sequence[Curve], title: str) -> None:
-    """Draws each sampler's interval as a band; a tight one is a line. Monte Carlo gets crosses."""
-    loose = False
+def draw(
+    axes: Axes, found: Sequence[Curve], title: str, x: str = "noise multiplier σ", y: str = "ε"
+) -> None:
+    """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses."""
+    loose, colors = False, iter(PALETTE[3:] + PALETTE[:3])
     for curve in found:
-        if curve.name == MONTE_CARLO:
-            # Where the samples are too few for delta there is no bound, and no cross.
-            upper = [bound.upper for bound in curve.epsilons]
-            confidence = 100 * curve.epsilons[0].confidence
-            axes.plot(
-                curve.noise_multipliers,
-                upper,
-                "x",
-                color=COLORS["balls-and-bins"],
-                label=f"balls-and-bins, {curve.name} ({confidence:g} %)",
-            )
+        color = COLORS.get(curve.name) or next(colors)
+        lower = [max(bound.lower, 1e-300) for bound in curve.bounds]
+        upper, confidence = [bound.upper for bound in curve.bounds], curve.bounds[0].confidence
+        if confidence < 1.0:
+            label = f"{curve.name} ({100 * confidence:g} %)"
+            axes.plot(curve.at, upper, "x", color=color, label=label)
+            axes.plot(curve.at[: len(curve.means)], curve.means, "+", color=color)
+            axes.plot(curve.at, lower, ":", color=color, lw=1)
             continue
-        color = COLORS[curve.name]
-        lower = [max(bound.lower, 1e-6) for bound in curve.epsilons]
-        upper = [bound.upper for bound in curve.epsilons]
         # Shuffle's upper bound is deterministic's curve: a broad line beneath keeps both visible.
         width, alpha = (5, 0.35) if curve.name == "deterministic" else (1.5, 1)
-        (line,) = axes.plot(curve.noise_multipliers, upper, color=color, lw=width, alpha=alpha)
+        (line,) = axes.plot(curve.at, upper, color=color, lw=width, alpha=alpha)
         line.set_label(curve.name)
         if any(high > 1.05 * low for low, high in zip(lower, upper, strict=True)):
             loose = True
-            axes.plot(curve.noise_multipliers, lower, color=color, lw=0.8, ls="--")
-            axes.fill_between(curve.noise_multipliers, lower, upper, color=color, alpha=0.12, lw=0)
-    axes.set(yscale="log", xlabel="noise multiplier σ", ylabel=f"ε ({TERMS})")
+            axes.plot(curve.at, lower, color=color, lw=0.8, ls="--")
+            axes.fill_between(curve.at, lower, upper, color=color, alpha=0.12, lw=0)
+    axes.set(yscale="log", xlabel=x, ylabel=f"{y} ({TERMS})")
     axes.set_title(title)
     legend(axes, title="solid: upper bound\ndashed: lower bound" if loose else None)

@@ -1,8 +1,8 @@
 """Delta over epsilon of every sampler, one epoch, at pairs of noise multiplier and batch size.
 
 Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), figure 2, at sizes of Criteo
-Display Ads and Criteo Sponsored Search. Balls-and-bins has the published bounds (equation 6 below,
-above Monte Carlo by order statistics), ours that samples the other bins, and our certified curve.
+Display Ads and Criteo Sponsored Search. Dotted is equation 6, below Monte Carlo by order statistics
+(x; means +); the other bins' samples are ours, as the certified curves are.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PoissonProfile
-from accounting.estimates.episodic import Estimate
+from accounting import Bound
 from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
-from accounting.profiles.max_events import max_event_lower_bound
 from experiments.cli.console import Console
-from experiments.figures.comparison import TERMS
-from experiments.figures.drawing import COLORS, Picture, blank, legend, panels, save
+from experiments.figures import comparison
+from experiments.figures.comparison import TERMS, Curve
+from experiments.figures.drawing import Picture, blank, panels, save
 
 
 class Setting(NamedTuple):
@@ -33,10 +30,6 @@ class Setting(NamedTuple):
     noise_multiplier: float
     bins: int
     last_epsilon: float
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}: σ = {self.noise_multiplier:g}, T = {self.bins:,}"
 
 
 SETTINGS = (
@@ -48,8 +41,8 @@ SETTINGS = (
     Setting("Search, batch 65,536", 0.8, 196, 1.5),
 )
 
-BALLS = COLORS["balls-and-bins"]
-DETERMINISTIC, CERTIFIED = "deterministic", "balls-and-bins, certified"
+Curves = Callable[[Setting, Sequence[float]], Iterator[Curve]]
+"""Of a panel, at its epsilons."""
 
 
 @dataclass(frozen=True)
@@ -65,130 +58,57 @@ class Config(Picture):
     SMALL: ClassVar[Mapping[str, Any]] = {"num_samples": 5_000, "points": 6}
 
 
-class Curve(NamedTuple):
-    """Bounds on delta at each epsilon, and how they are drawn.
-
-    Attributes:
-      name: Of the curve.
-      bounds: At each epsilon.
-      look: Of the line of upper ends, and of that of lower ends; None where it is not drawn.
-      means: Estimates without confidence, if there are any.
-    """
-
-    name: str
-    bounds: list[Bound]
-    look: tuple[dict[str, Any] | None, dict[str, Any] | None]
-    means: list[Estimate] | None = None
+def certified(setting: Setting, epsilons: Sequence[float], *names: str) -> Iterator[Curve]:
+    """Yields the certified curves of the samplers that are named, by default of all."""
+    found = comparison.all_samplers(setting.bins, 1, epochs=1)
+    for name in names or found:
+        profile = found[name].privacy(setting.noise_multiplier)
+        yield Curve(name, tuple(epsilons), tuple(profile.delta(e) for e in epsilons))
 
 
-Curves = Callable[[Setting, Sequence[float]], Iterator[Curve]]
-"""Of a panel, at its epsilons."""
-
-
-def certified(
-    name: str, delta: Callable[[float], Bound], epsilons: Sequence[float], look: dict[str, Any]
-) -> Curve:
-    """Returns a curve of bounds from both sides: dashed below."""
-    return Curve(name, [delta(e) for e in epsilons], (look, {**look, "ls": "--", "lw": 0.9}))
-
-
-def sampled(
-    name: str,
-    profile: MonteCarloProfile,
-    epsilons: Sequence[float],
-    **look: Any,
-) -> Curve:
+def sampled(name: str, profile: MonteCarloProfile, epsilons: Sequence[float]) -> Curve:
     """Returns a curve of estimates by samples: their upper confidence bounds and their means."""
     means, bounds = zip(*profile.estimates(epsilons), strict=True)
-    return Curve(name, list(bounds), ({"ls": ":", "lw": 1, "ms": 4, **look}, None), list(means))
+    return Curve(name, tuple(epsilons), bounds, tuple(mean.value for mean in means))
 
 
-def balls_and_bins(setting: Setting, epsilons: Sequence[float]) -> Curve:
-    """Returns the certified curve."""
-    profile = BallsAndBinsProfile(setting.noise_multiplier, setting.bins)
-    return certified(CERTIFIED, profile.delta, epsilons, {"color": BALLS, "lw": 1.8})
-
-
-def _lower(setting: Setting, shifts: tuple[float, float], epsilon: float) -> Bound:
-    found = max_event_lower_bound(
-        epsilon,
-        noise_multiplier=setting.noise_multiplier,
-        bins=setting.bins,
-        shifts=shifts,
-    )
-    return Bound(found, 1.0)
-
-
-def _dp_accounting(setting: Setting) -> Callable[[float], Bound]:
+def _dp_accounting(setting: Setting, epsilons: Sequence[float]) -> Curve:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    upper, lower = (
-        pld.from_gaussian_mechanism(
+    ends = []
+    for pessimistic in (True, False):
+        one = pld.from_gaussian_mechanism(
             setting.noise_multiplier,
             sampling_prob=1.0 / setting.bins,
             pessimistic_estimate=pessimistic,
             value_discretization_interval=1e-3,
             use_connect_dots=pessimistic,
-        ).self_compose(setting.bins)
-        for pessimistic in (True, False)
-    )
-
-    def delta(epsilon: float) -> Bound:
-        low, high = sorted(float(s.get_delta_for_epsilon(epsilon)) for s in (lower, upper))
-        return Bound(low, high)
-
-    return delta
+        )
+        ends.append(one.self_compose(setting.bins).get_delta_for_epsilon(list(epsilons)))
+    bounds = [Bound(float(min(e)), float(max(e))) for e in zip(*ends, strict=True)]
+    return Curve("poisson, dp_accounting", tuple(epsilons), tuple(bounds))
 
 
 def samplers(num_samples: int, setting: Setting, epsilons: Sequence[float]) -> Iterator[Curve]:
     """Yields the curves of figure 2."""
-    sigma, bins = setting.noise_multiplier, setting.bins
-    gaussian = GaussianProfile(sigma)
-    yield certified(
-        DETERMINISTIC, gaussian.delta, epsilons, {"color": "#000000", "lw": 4, "alpha": 0.3}
-    )
-    below: dict[str, Any] = {"ls": "--", "lw": 1.2}
-    shuffled = [_lower(setting, (2.0, 1.0), e) for e in epsilons]
-    yield Curve("shuffle, lower bound", shuffled, (None, {**below, "color": COLORS["shuffle"]}))
-    poisson: dict[str, Any] = {"color": COLORS["poisson"], "lw": 1.5}
-    profile = PoissonProfile(sigma, 1.0 / bins, bins)
-    yield certified("Poisson, certified", profile.delta, epsilons, poisson)
+    yield from certified(setting, epsilons)
     if find_spec("dp_accounting"):
-        marks = {"color": COLORS["poisson"], "ls": "", "ms": 6, "mfc": "none"}
-        bounds = list(map(_dp_accounting(setting), epsilons))
-        look = ({**marks, "marker": "^"}, {**marks, "marker": "v"})
-        yield Curve("Poisson, dp_accounting", bounds, look)
-    single = [_lower(setting, (1.0, 0.0), e) for e in epsilons]
-    yield Curve("balls-and-bins, equation 6", single, (None, {**below, "color": "#56B4E9"}))
-    yield balls_and_bins(setting, epsilons)
-    estimator = MonteCarloProfile(sigma, bins, num_samples=num_samples, ranks=geometric_ranks(bins))
-    yield sampled("balls-and-bins, Monte Carlo", estimator, epsilons, color=BALLS, marker="x")
+        yield _dp_accounting(setting, epsilons)
+    estimator = MonteCarloProfile(
+        setting.noise_multiplier,
+        setting.bins,
+        num_samples=num_samples,
+        ranks=geometric_ranks(setting.bins),
+    )
+    yield sampled(comparison.MONTE_CARLO, estimator, epsilons)
     others = replace(estimator, sampled="other bins", inequality="bennett")
-    yield sampled("balls-and-bins, other bins", others, epsilons, color="#CC79A7", marker="x")
-
-
-def plot(axes: Axes, epsilons: Sequence[float], curves: Sequence[Curve], title: str) -> None:
-    """Draws curves: solid upper ends, dashed lower ends, means as marks of their own."""
-    for curve in curves:
-        label: str | None = curve.name
-        for look, ends in zip(curve.look, ("upper", "lower"), strict=True):
-            if look is not None:
-                values = [getattr(bound, ends) for bound in curve.bounds]
-                axes.plot(epsilons, values, **look, label=label)
-                label = None
-        if curve.means is not None:
-            means = [mean.value or np.nan for mean in curve.means]
-            axes.plot(epsilons, means, "+", color=(curve.look[0] or {})["color"], ms=5)
-    true = next(curve for curve in curves if curve.name == CERTIFIED)
-    axes.set(yscale="log", xlabel="ε", ylabel="δ", ylim=(true.bounds[-1].lower / 30, 1.0))
-    axes.set_title(title)
-    legend(axes, fontsize="x-small")
+    yield sampled("balls-and-bins, other bins", others, epsilons)
 
 
 def figure(
     shown: Sequence[tuple[str, Setting, Curves]], points: int, config: Picture, console: Console
 ) -> Figure:
-    """Returns a panel for each title, setting and its curves; all is saved after each panel.
+    """Returns a panel for each name, setting and its curves; all is saved after each panel.
 
     Args:
       shown: Of the panels, three in a row.
@@ -197,14 +117,16 @@ def figure(
       console: Gets a table for each panel.
     """
     rows, columns = -(-len(shown) // 3), min(3, len(shown))
-    found = blank(13, 4.6 * rows, f"one epoch; {TERMS}; +: means of samples")
-    for axes, (title, setting, curves) in zip(panels(found, rows, columns), shown, strict=True):
+    found = blank(13, 4.6 * rows, "one epoch")
+    for axes, (name, setting, curves) in zip(panels(found, rows, columns), shown, strict=True):
+        title = f"{name}: σ = {setting.noise_multiplier:g}, T = {setting.bins:,}"
         epsilons = [setting.last_epsilon * (i + 1) / points for i in range(points)]
         drawn: list[Curve] = []
         for curve in curves(setting, epsilons):
             drawn.append(curve)
             console.progress(f"{title}: {curve.name}")
-        plot(axes, epsilons, drawn, title)
+        comparison.draw(axes, drawn, title, "ε", "δ")
+        axes.set_ylim(min(curve.bounds[-1].lower for curve in drawn if not curve.means) / 30, 1.0)
         console.line(f"{title}, one epoch ({TERMS})")
         some = range(0, points, max(1, points // 4))
         console.table(
@@ -216,17 +138,16 @@ def figure(
 
 
 def _rows(curve: Curve, shown: Sequence[int]) -> Iterator[list[str]]:
-    above, below = curve.look
-    if above is not None:
-        yield [f"{curve.name} <=", *(curve.bounds[i].format_upper(".2e") for i in shown)]
-    if below is not None and curve.name not in (CERTIFIED, DETERMINISTIC):
-        yield [f"{curve.name} >=", *(curve.bounds[i].format_lower(".2e") for i in shown)]
-    if curve.means is not None:
-        yield [f"{curve.name}, mean", *(f"~{curve.means[i].value:.2e}" for i in shown)]
+    bounds = [curve.bounds[i] for i in shown]
+    yield [f"{curve.name} <=", *(bound.format_upper(".2e") for bound in bounds)]
+    if any(bound.lower < 0.95 * bound.upper for bound in bounds):
+        yield [f"{curve.name} >=", *(bound.format_lower(".2e") for bound in bounds)]
+    if curve.means:
+        yield [f"{curve.name}, mean", *(f"~{curve.means[i]:.2e}" for i in shown)]
 
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints a table for each panel."""
     curves = partial(samplers, config.num_samples)
-    shown = [(setting.title, setting, curves) for setting in SETTINGS]
+    shown = [(setting.name, setting, curves) for setting in SETTINGS]
     return figure(shown, config.points, config, console)

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.cli.console import Console
-from experiments.figures.delta import Curve, Setting, balls_and_bins, figure, sampled
-from experiments.figures.drawing import PALETTE, Picture
+from experiments.figures.delta import Curve, Setting, certified, figure, sampled
+from experiments.figures.drawing import Picture
 
 SETTINGS = (Setting("small", 0.35, 1_000, 12.0), Setting("Display, batch 8,192", 0.5, 4_492, 8.0))
 
@@ -76,24 +76,22 @@ def estimators(
     seconds: float, options: dict[str, dict[str, Any]], setting: Setting, epsilons: Sequence[float]
 ) -> Iterator[Curve]:
     """Yields the certified curve, and one for each estimator."""
-    yield balls_and_bins(setting, epsilons)
-    for color, (name, given) in zip(PALETTE, options.items(), strict=False):
+    yield from certified(setting, epsilons, "balls-and-bins")
+    for name, given in options.items():
         growth = given.get("ranks")
         ranks = geometric_ranks(setting.bins, growth) if isinstance(growth, float) else growth
         profile = MonteCarloProfile(
             setting.noise_multiplier, setting.bins, **{**given, "ranks": ranks}
         )
         profile = in_seconds(profile, epsilons, seconds)
-        title = f"{name} ({profile.num_samples:,} samples)"
-        yield sampled(title, profile, epsilons, color=color, marker="x")
+        yield sampled(f"{name}, {profile.num_samples:,} samples", profile, epsilons)
 
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints a table for each panel."""
     shown = [
-        (f"{name}: σ = {s.noise_multiplier:g}, T = {s.bins:,}", s, curves)
-        for s in SETTINGS
+        (name, setting, partial(estimators, config.seconds, options))
+        for setting in SETTINGS
         for name, options in PANELS.items()
-        for curves in [partial(estimators, config.seconds, options)]
     ]
     return figure(shown, config.points, config, console)

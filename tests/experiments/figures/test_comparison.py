@@ -23,7 +23,7 @@ def found():
 
 def test_monte_carlo_stands_beside_the_certified_interval_and_above_its_lower_end(found):
     certified, estimated = found
-    for sure, likely in zip(certified.epsilons, estimated.epsilons, strict=True):
+    for sure, likely in zip(certified.bounds, estimated.bounds, strict=True):
         assert sure.confidence == 1.0
         assert likely.confidence == 0.999
         # The seed is fixed: this holds or it does not.
@@ -36,7 +36,7 @@ def test_only_monte_carlo_is_drawn_as_crosses_and_names_its_confidence(found):
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert [line.get_label() for line in crosses] == ["balls-and-bins, Monte Carlo (99.9 %)"]
     np.testing.assert_array_equal(
-        crosses[0].get_ydata(), [bound.upper for bound in found[1].epsilons]
+        crosses[0].get_ydata(), [bound.upper for bound in found[1].bounds]
     )
 
 
