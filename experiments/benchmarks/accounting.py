@@ -38,7 +38,7 @@ from accounting import (
 )
 from accounting.profile import EPSILON_TOLERANCE, wanted_width
 from accounting.profiles import balls_and_bins, shuffle
-from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.case import Estimate, Row, at, cases, figure
 from experiments.benchmarks.timing import Alone, Peer, Spent, alone
 
 DELTA = 2.7e-8
@@ -117,9 +117,9 @@ def against_peer(
 def interval(sigma: float, bar: float, *, rounds: int = 3) -> Iterator[Row]:
     profile = BallsAndBinsProfile(sigma, 36_000)
     bound, spent = _repeated(functools.partial(profile.epsilon, DELTA), rounds)
-    at = f"sigma {sigma:g}, T 36000"
-    yield figure(f"CPU time, interval, {at}", spent, "s", at_most=bar)
-    yield figure(f"interval's width, {at}", bound.width, "epsilon", at_most=1e-3)
+    row = at(f"sigma {sigma:g}, T 36000")
+    yield row("CPU time, interval", spent, "s", at_most=bar)
+    yield row("interval's width", bound.width, "epsilon", at_most=1e-3)
 
 
 def calibration(*, rounds: int = 3) -> Iterator[Row]:

@@ -86,16 +86,15 @@ def reference(bands: tuple[int, ...] = tuple(REFERENCE)) -> Iterator[Row]:
         for epsilon, (sigma, rmse) in REFERENCE[b].items():
             found = error_at(root, workload, sampler, epsilon=epsilon, delta=DELTA)
             relative = found.rmse / alone.setdefault(epsilon, found.rmse)
-            at = f"T {sampler.num_steps}, b {b}, epsilon {epsilon:g}"
+            row = at(f"T {sampler.num_steps}, b {b}, epsilon {epsilon:g}")
             figures = [("noise multiplier", found.noise_multiplier, sigma)]
             if b > 1:
                 figures.append(("error / that of b 1", relative, rmse))
             for name, value, known in figures:
-                yield figure(f"{name}, {at}", value)
+                yield row(name, value)
                 off = 100 * abs(value / known - 1)
-                yield figure(f"{name}, off the reference, {at}", off, "%", at_most=MOST_OFF)
-            name = f"error / that of b 1, optimised, {at}"
-            yield figure(name, relative * math.sqrt(better))
+                yield row(f"{name}, off the reference", off, "%", at_most=MOST_OFF)
+            yield row("error / that of b 1, optimised", relative * math.sqrt(better))
         name = f"error, optimised / banded square root, T {sampler.num_steps}, b {b}"
         yield figure(name, math.sqrt(better), "x", at_most=1.0)
 
@@ -181,10 +180,10 @@ def simulation(*, draws: int = 300_000) -> Iterator[Row]:
                 surely = max(surely, *(_surely(s) / bound.upper for s in both))
                 if group == 0:
                     near.append(max(both) / bound.upper)
-        at = f"simulated / certified delta, E {epochs}, gradients {what}"
-        yield figure(f"{at}, less {SURE} standard errors", surely, "x", at_most=1.0)
+        name = f"simulated / certified delta, E {epochs}, gradients {what}"
+        yield figure(f"{name}, less {SURE} standard errors", surely, "x", at_most=1.0)
         if what == "constant":
-            yield figure(f"{at}, first group", min(near), "x", at_least=0.99)
+            yield figure(f"{name}, first group", min(near), "x", at_least=0.99)
 
 
 # ---------------------------------------------------------------------- the counterexamples
@@ -276,9 +275,8 @@ def cyclic_poisson() -> Iterator[Row]:
         noise = banded_square_root(sampler.cycle_length)
         ours = epsilon_of(noise.privacy(sampler, sigma), delta).upper
         off = abs(ours - theirs.get_epsilon_for_delta(delta))
-        at = f"{sampler.num_steps} steps, b {sampler.cycle_length}, sigma {sigma:g}"
-        name = f"epsilon, cyclic Poisson, off dp_accounting, {at}"
-        yield figure(name, off, "epsilon", at_most=1e-3)
+        row = at(f"{sampler.num_steps} steps, b {sampler.cycle_length}, sigma {sigma:g}")
+        yield row("epsilon, cyclic Poisson, off dp_accounting", off, "epsilon", at_most=1e-3)
 
 
 def band_mf(bands: int = BANDS) -> Iterator[Row]:
@@ -307,13 +305,13 @@ def band_mf(bands: int = BANDS) -> Iterator[Row]:
             tol=1e-4,
         )
         ours = error_at(noise, workload, sampler, epsilon=epsilon, delta=DELTA)
-        at = f"T {steps}, b {bands}, epsilon {epsilon:g}"
-        yield figure(f"noise multiplier, ours, {at}", ours.noise_multiplier)
-        yield figure(f"noise multiplier, jax_privacy, {at}", sigma)
-        yield figure(f"error of prefix sums, ours, {at}", ours.rmse)
-        yield figure(f"error of prefix sums, jax_privacy, {at}", sigma * theirs_error)
-        name = f"error of prefix sums, ours / jax_privacy's BandMF, {at}"
-        yield figure(name, ours.rmse / (sigma * theirs_error), "x", at_most=1.0)
+        row, theirs = at(f"T {steps}, b {bands}, epsilon {epsilon:g}"), sigma * theirs_error
+        yield row("noise multiplier, ours", ours.noise_multiplier)
+        yield row("noise multiplier, jax_privacy", sigma)
+        yield row("error of prefix sums, ours", ours.rmse)
+        yield row("error of prefix sums, jax_privacy", theirs)
+        name = "error of prefix sums, ours / jax_privacy's BandMF"
+        yield row(name, ours.rmse / theirs, "x", at_most=1.0)
 
 
 # ------------------------------------------------------------------------- time and memory

@@ -78,9 +78,9 @@ def copies(copied: int = 1 << 28) -> Iterator[Row]:
     yield figure("rate of a copy in place, read and write", rate, "GB/s")
 
 
-def _peak(at: str) -> Row:
+def _peak(place: str) -> Row:
     peak = peak_memory()
-    return figure(f"peak memory so far, {at}", None if peak is None else peak / 1e9, "GB")
+    return figure(f"peak memory so far, {place}", None if peak is None else peak / 1e9, "GB")
 
 
 # ------------------------------------------------------------------------------------------- steps

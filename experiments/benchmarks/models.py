@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import dpsgd
 from dpsgd import RunSpec
-from experiments.benchmarks.case import Estimate, Row, figure
+from experiments.benchmarks.case import Estimate, Row, at, figure
 from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic.rows import SyntheticStore, write_store
@@ -185,8 +185,8 @@ def auc(models: Models, setting: Setting, name: str = "") -> Iterator[Row]:
     """Yields the mean AUC of a setting on test rows and on the validation rows."""
     found = models.trained(str(setting), setting.spec)
     for split in ("test", "validation"):
-        at = f"{split} rows, {f'{name}: ' if name else ''}{setting}"
-        yield figure(f"AUC, {at}", mean(found, f"{split}_auc"))
+        row = at(f"{split} rows, {f'{name}: ' if name else ''}{setting}")
+        yield row("AUC", mean(found, f"{split}_auc"))
 
 
 def gain(
@@ -226,17 +226,17 @@ def at_defaults(
     for split in ("kept",) if kept_aside else ("validation", "test"):
         yield from means(without, split, f"no privacy, {split} rows")
     for epsilon in epsilons:
-        at, config = f"epsilon {epsilon:g}", defaults(target_epsilon=epsilon)
-        private = models.trained(at, config)
+        place, config = f"epsilon {epsilon:g}", defaults(target_epsilon=epsilon)
+        row, private = at(place), models.trained(place, config)
         yield from beside_bars(private, without, "kept" if kept_aside else "test", epsilon)
         worst = max(run["epsilon"] for run in private)
-        yield figure(f"certified epsilon, {at}", worst, "epsilon", at_most=epsilon)
+        yield row("certified epsilon", worst, "epsilon", at_most=epsilon)
         most = max(run["cpu_seconds"] for run in private)
-        yield figure(f"CPU time of the longest run, {at}", most, "s", at_most=MOST_SECONDS)
-        yield figure(f"mean time of a run by the clock, {at}", mean(private, "seconds"), "s")
+        yield row("CPU time of the longest run", most, "s", at_most=MOST_SECONDS)
+        yield row("mean time of a run by the clock", mean(private, "seconds"), "s")
         if not kept_aside:
-            yield from means(private, "validation", f"{at}, validation rows")
-            name, one = f"{at}, not calibrated", replace(models, seeds=1)
+            yield from means(private, "validation", f"{place}, validation rows")
+            name, one = f"{place}, not calibrated", replace(models, seeds=1)
             bare = one.trained(name, replace(config, calibration="none"))
             yield from means(bare, "test", f"{name}, test rows, one run")
 
@@ -245,20 +245,19 @@ def beside_bars(
     private: Sequence[Figures], without: Sequence[Figures], split: str, epsilon: float
 ) -> Iterator[Row]:
     """Yields the figures of private models beside the bars of their epsilon, if it has any."""
-    at = f"epsilon {epsilon:g}, {split} rows"
-    yield from means(private, split, at, BARS.get(epsilon, {}))
-    level = f"{split}_predicted_over_observed"
+    place, level = f"epsilon {epsilon:g}, {split} rows", f"{split}_predicted_over_observed"
+    yield from means(private, split, place, BARS.get(epsilon, {}))
     off = abs(fmean(x[level] for x in private) - fmean(x[level] for x in without))
-    name = f"predicted / observed, from that without privacy, {at}"
-    yield figure(name, off, at_most=MOST_MISCALIBRATED)
+    name = "predicted / observed, from that without privacy"
+    yield at(place)(name, off, at_most=MOST_MISCALIBRATED)
 
 
 def means(
-    runs: Sequence[Figures], split: str, at: str, bars: Mapping[str, Mapping[str, float]] = {}
+    runs: Sequence[Figures], split: str, place: str, bars: Mapping[str, Mapping[str, float]] = {}
 ) -> Iterator[Row]:
     """Yields the mean of each figure over runs."""
     for key, (name, unit) in SHOWN.items():
-        yield figure(f"{name}, {at}", mean(runs, f"{split}_{key}"), unit, **bars.get(key, {}))
+        yield at(place)(name, mean(runs, f"{split}_{key}"), unit, **bars.get(key, {}))
 
 
 # ---------------------------------------------------------------------------------- of lazy tables
@@ -281,23 +280,19 @@ def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -
     if batch_size is None:
         sizes = "batches and epochs by default"
     for epsilon in (1.0, 3.0, 8.0):
-        at = f"epsilon {epsilon:g}, {sizes}"
-        found = {
-            by: models.trained(
-                f"{tables} tables, {at}", asked_for(epsilon, tables, batch_size, epochs)
-            )
-            for tables, by in (("lazy", "lazy tables"), ("dense", "Adam alone"))
-        }
-        for by, runs in found.items():
+        place = f"epsilon {epsilon:g}, {sizes}"
+        row, found = at(place), {}
+        for tables, by in (("lazy", "lazy tables"), ("dense", "Adam alone")):
+            spec = asked_for(epsilon, tables, batch_size, epochs)
+            found[by] = runs = models.trained(f"{tables} tables, {place}", spec)
             for split in ("test", "validation"):
                 for key in ("auc", "log_loss"):
-                    name = f"{SHOWN[key][0]}, {split} rows, {by}, {at}"
-                    yield figure(name, mean(runs, f"{split}_{key}"))
+                    yield row(f"{SHOWN[key][0]}, {split} rows, {by}", mean(runs, f"{split}_{key}"))
             least = min(run["cpu_seconds"] for run in runs)
-            yield figure(f"least CPU time of a run, {by}, {at}", least, "s")
+            yield row(f"least CPU time of a run, {by}", least, "s")
         for key in ("auc", "log_loss"):
             off = difference(found["lazy tables"], found["Adam alone"], f"test_{key}")
-            name = f"{SHOWN[key][0]}, lazy tables minus Adam alone, test rows, {at}"
+            name = f"{SHOWN[key][0]}, lazy tables minus Adam alone, test rows, {place}"
             yield figure(f"{name}, {models.seeds} seeds", off)
             if key == "auc" and off.error is not None:
                 bar = SURELY if models.seeds >= SEEDS else None

@@ -17,7 +17,7 @@ from typing import Any
 
 import samplers
 from dpsgd.engine.blocks import in_background, plan_blocks
-from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.case import Estimate, Row, at, cases
 from experiments.benchmarks.timing import Spent
 from samplers import BatchSource
 
@@ -35,13 +35,12 @@ def draw(
 ) -> Iterator[Row]:
     """Times first the draw of an epoch, then batches of its plan."""
     source = BatchSource(getattr(samplers, sampler)(num_examples, batch_size), seed=0)
-    at = f"{sampler}, n {num_examples / 1e6:g}M, batch {batch_size}"
+    row = at(f"{sampler}, n {num_examples / 1e6:g}M, batch {batch_size}")
     drawn = Spent.on(lambda: source.passes(0)).cpu_seconds
-    yield figure(f"draw of an epoch, {at}", drawn, "s", at_most=10.0)
+    yield row("draw of an epoch", drawn, "s", at_most=10.0)
     steps = range(1, min(batches, source.sampler.steps_per_epoch - 1) + 1)
     spent = [1e3 * Spent.on(partial(source.passes, step)).cpu_seconds for step in steps]
-    bar = BATCH_BARS[batch_size]
-    yield figure(f"a batch, median, {at}", Estimate.median(spent), "ms", at_most=bar)
+    yield row("a batch, median", Estimate.median(spent), "ms", at_most=BATCH_BARS[batch_size])
 
 
 def waiting(sampler: str, num_examples: int = NUM_EXAMPLES) -> Iterator[Row]:
@@ -57,8 +56,8 @@ def waiting(sampler: str, num_examples: int = NUM_EXAMPLES) -> Iterator[Row]:
             time.sleep(STEP_SECONDS * len(steps))
             begin = time.perf_counter()
     share = sum(waited[1:]) / (STEP_SECONDS * drawn_by.num_steps)
-    at = f"{sampler}, n {num_examples / 1e6:g}M, batch {drawn_by.expected_batch_size:g}"
-    yield figure(f"waiting for batches / computing, {at}", share, "x", at_most=0.02)
+    row = at(f"{sampler}, n {num_examples / 1e6:g}M, batch {drawn_by.expected_batch_size:g}")
+    yield row("waiting for batches / computing", share, "x", at_most=0.02)
 
 
 FEWER: dict[str, Any] = {"quick": {"num_examples": 1_000_000}, "all_quick": True}

@@ -271,11 +271,11 @@ def _train(store: Path, out: Path, shards: int, processes: int) -> None:
 def sharded(sampler: str, what: str) -> Iterator[Row]:
     """Measures a process that draws one shard's epoch, or that finds the cost of all shards."""
     made = getattr(samplers, sampler)(TERABYTE, SHARDED_BATCH, num_shards=SHARDS)
-    at = f"{sampler}, n {TERABYTE / 1e6:.4g}M, batch {SHARDED_BATCH}"
+    place = f"{sampler}, n {TERABYTE / 1e6:.4g}M, batch {SHARDED_BATCH}"
     if what == "draw":
-        yield from took(f"draw of one shard's epoch of {SHARDS}, {at}", draw, made)
+        yield from took(f"draw of one shard's epoch of {SHARDS}, {place}", draw, made)
     else:
-        yield from took(f"privacy cost of {SHARDS} shards, {at}", cost, made)
+        yield from took(f"privacy cost of {SHARDS} shards, {place}", cost, made)
 
 
 def took(name: str, measure: Callable[[EpochSampler], None], sampler: EpochSampler) -> list[Row]:

@@ -17,7 +17,7 @@ from dpsgd.audit.runtime.deferred_law import DeferredLaw
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import caught_up
-from experiments.benchmarks.case import Row, figure
+from experiments.benchmarks.case import Row, at, figure
 from samplers import BallsAndBins
 
 STEPS = 100_000
@@ -101,15 +101,14 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
                 off_closed = max(off_closed, _off(found.covariance, closed))
             moved = max(moved, _moved(laws, momentum, start, stop, expected))
             errors = max(errors, _drawn(laws, momentum, start, stop, expected, draws))
-        at = f"{what}, {name}, gaps of 1 to {steps:,} steps"
-        yield figure(f"covariance, off brute force, {at}", off, "x", at_most=1e-9)
+        row = at(f"{what}, {name}, gaps of 1 to {steps:,} steps")
+        yield row("covariance, off brute force", off, "x", at_most=1e-9)
         if momentum and not decay:
-            name = f"covariance of gaps from 1,000 steps, off the sums in closed form, {at}"
-            yield figure(name, off_closed, "x", at_most=1e-9)
-        name = f"rows without noise, off the update rule, {at}"
-        yield figure(name, moved, "x", at_most=1e-6)
-        name = f"covariance of {draws:,} draws, off brute force, {at}"
-        yield figure(name, errors, "SE", at_most=SURE)
+            name = "covariance of gaps from 1,000 steps, off the sums in closed form"
+            yield row(name, off_closed, "x", at_most=1e-9)
+        yield row("rows without noise, off the update rule", moved, "x", at_most=1e-6)
+        name = f"covariance of {draws:,} draws, off brute force"
+        yield row(name, errors, "SE", at_most=SURE)
 
 
 def _caught_up(laws: RunLaws, start: int, stop: int, state: Any, stddev: Any) -> np.ndarray:

@@ -26,7 +26,7 @@ from dpsgd.runs.job import rows_of
 from dpsgd.runs.resolve import resolve
 from dpsgd.selection.engine import DEFAULT_COUNT
 from experiments.benchmarks.accounting import seconds
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.case import Row, at, cases
 from experiments.benchmarks.models import Models, at_defaults, defaults
 
 ADVANTAGE = 0.1
@@ -41,11 +41,11 @@ def advantage(bins: int, epochs: int) -> Iterator[Row]:
     privacy = functools.partial(BallsAndBinsProfile, bins=bins, epochs=epochs)
     noise, spent = seconds(functools.partial(calibrate_advantage, privacy, advantage=ADVANTAGE))
     bound = attack_advantage(privacy(noise))
-    at = f"advantage {ADVANTAGE:g}, T {bins}, E {epochs}"
-    yield figure(f"noise multiplier, {at}", noise)
-    yield figure(f"CPU time, {at}", spent, "s", at_most=MOST_SECONDS)
-    yield figure(f"upper end, {at}", bound.upper, at_most=ADVANTAGE)
-    yield figure(f"lower end, {at}", bound.lower, at_least=ADVANTAGE * (1.0 - WIDTH))
+    row = at(f"advantage {ADVANTAGE:g}, T {bins}, E {epochs}")
+    yield row("noise multiplier", noise)
+    yield row("CPU time", spent, "s", at_most=MOST_SECONDS)
+    yield row("upper end", bound.upper, at_most=ADVANTAGE)
+    yield row("lower end", bound.lower, at_least=ADVANTAGE * (1.0 - WIDTH))
 
 
 def choosing(epsilon: float = 3.0, *, store: str | None = None) -> Iterator[Row]:
@@ -54,10 +54,9 @@ def choosing(epsilon: float = 3.0, *, store: str | None = None) -> Iterator[Row]
     found = resolve(spec, task, rows_of(task))
     run, delta = found.mechanism.privacy(), found.delta
     one, best = (epsilon_of(x, delta).upper for x in (run, SelectionProfile(run, DEFAULT_COUNT)))
-    at = f"the best of {DEFAULT_COUNT.mean:g} runs on average, epsilon {epsilon:g} each"
-    yield figure(f"certified epsilon, {at}", best, "epsilon")
-    name = f"the same / that of one run, {at}"
-    yield figure(name, best / one, "x", at_most=MOST_OVER_ONE_RUN)
+    row = at(f"the best of {DEFAULT_COUNT.mean:g} runs on average, epsilon {epsilon:g} each")
+    yield row("certified epsilon", best, "epsilon")
+    yield row("the same / that of one run", best / one, "x", at_most=MOST_OVER_ONE_RUN)
 
 
 NEEDS: dict[str, Any] = {"needs": ("--store",)}
