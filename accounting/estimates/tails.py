@@ -39,14 +39,17 @@ def log_laplace_transform(
     error = 2.0 * (normal_drift(edges) + normal_drift(edges, deviation)) * mean
     # e^(-ta) is convex in a: in each cell it lies below its chord, also where its slope is rounded.
     sign = 1.0 if np.all(t > 0.0) else -1.0
-    up = np.clip((mean - sign * error - value[:-1]) / np.diff(value), 0.0, 1.0)
+    with np.errstate(invalid="ignore"):
+        up = (mean - sign * error - value[:-1]) / np.diff(value)
+    # Where values underflow all weight is on the end of the larger e^(-ta).
+    up = np.clip(np.where(np.isnan(up), 0.5 - 0.5 * sign, up), 0.0, 1.0)
     weights = np.concatenate([mass * (1.0 - up), [0.0]]) + np.concatenate([[0.0], mass * up])
-    weights[0] += float(scipy.special.ndtr(_LOWEST)) * math.exp(1e-3)
+    below = float(scipy.special.ndtr(_LOWEST))
     if ceiling > _HIGHEST:
         weights[-1] += float(scipy.special.ndtr(-_HIGHEST))
     with np.errstate(over="ignore"):
         terms = np.exp(-np.multiply.outer(t / bins, value))
-    found = bins * (np.log(np.maximum(terms @ weights, 1e-300)) + _ROUNDING)
+    found = bins * (np.log(np.maximum(terms @ weights + below, 1e-300)) + _ROUNDING)
     return np.minimum(found, 0.0) if sign > 0.0 else found
 
 
@@ -82,7 +85,7 @@ def truncated_tail(values: Array, *, noise_multiplier: float, bins: int, ceiling
       ceiling: c, as for `log_laplace_transform`.
     """
     largest = ceiling / noise_multiplier - 0.5 / noise_multiplier**2
-    t = bins * np.geomspace(0.1, 60.0, 48) * math.exp(-largest)
+    t = bins * np.geomspace(0.1, 60.0, 48) * math.exp(-max(largest, -600.0))
     log_mgf = log_laplace_transform(
         -t, noise_multiplier=noise_multiplier, bins=bins, ceiling=ceiling
     )

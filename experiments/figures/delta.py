@@ -98,10 +98,10 @@ def samplers(num_samples: int, setting: Setting, epsilons: Sequence[float]) -> I
         setting.noise_multiplier,
         setting.bins,
         num_samples=num_samples,
-        ranks=geometric_ranks(setting.bins),
+        ranks=geometric_ranks(setting.bins, 1.05),
     )
     yield sampled(comparison.MONTE_CARLO, estimator, epsilons)
-    others = replace(estimator, sampled="other bins", inequality="bennett")
+    others = replace(estimator, sampled="other bins", ranks=None, inequality="bennett")
     yield sampled("balls-and-bins, other bins", others, epsilons)
 
 

@@ -60,8 +60,10 @@ def other_bins_curve(
     noise = excess * budget + np.sqrt(2.0 * excess * typical * budget)
     choices = []
     for ceiling in np.linspace(1.0, 11.0, 21):
-        above = -math.expm1((bins - 1) * float(scipy.special.log_ndtr(ceiling)))
-        tail = tail_of(places, ceiling=ceiling)
+        log_below = float(scipy.special.log_ndtr(ceiling))
+        above = -math.expm1((bins - 1) * log_below)
+        # A tail of T - 1 variables: the last one adds a factor E[e^(tA/T); z <= c] >= Φ(c).
+        tail = tail_of(places, ceiling=ceiling) * math.exp(-log_below)
         cost = np.where(tail <= max(rest, tail.min()), tail + noise, math.inf)
         cut = int(cost.argmin())
         choices.append((cost[cut] + above * budget, ceiling, above, cut, float(tail[cut])))

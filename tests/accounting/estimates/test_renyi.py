@@ -29,6 +29,8 @@ def test_a_divergence_bounds_both_directions_and_is_near_the_larger(sigma, order
 def test_one_bin_is_one_gaussian_release_and_epochs_add(order):
     found = renyi_divergence(order, noise_multiplier=0.8, bins=1)
     assert found == pytest.approx(order / (2 * 0.8**2), rel=1e-6)
+    little = renyi_divergence(order, noise_multiplier=0.02, bins=100)
+    assert order / (2 * 0.02**2) * 0.9 < little <= order / (2 * 0.02**2)
     several = renyi_divergence(order, noise_multiplier=0.8, bins=7, epochs=3)
     assert several == 3 * renyi_divergence(order, noise_multiplier=0.8, bins=7)
 
