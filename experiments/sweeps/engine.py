@@ -143,13 +143,11 @@ def forecast(
     progress(f"timing steps of {len(examples)} programs on generated rows")
     timed = time_runs(record, list(examples.values()), workers or most_useful())
     device = next(timed)
-    epochs = dict(zip(examples, timed, strict=True))
+    step_seconds = dict(zip(examples, timed, strict=True))
     cost: dict[str, list[tuple[int, float]]] = {}
     for run, program in zip(runs, programs, strict=True):
-        sampler = with_any_noise(run.spec, population).mechanism.sampler
-        cost.setdefault(run.cell, []).append(
-            (sampler.num_steps, sampler.num_steps / sampler.steps_per_epoch * epochs[program])
-        )
+        steps = with_any_noise(run.spec, population).mechanism.sampler.num_steps
+        cost.setdefault(run.cell, []).append((steps, steps * step_seconds[program]))
 
     def sums(title: str, cells: Iterable[str]) -> Forecast:
         each = [one for cell in cells for one in cost[cell]]
@@ -157,7 +155,7 @@ def forecast(
         return Forecast(title, len(each), sum(steps), sum(seconds), max(seconds))
 
     panels = [
-        sums(grids[0].title or f"panel {number}", {c: 0 for g in grids for c in g.cells()})
+        sums(grids[0].title or f"panel {number}", {cell for grid in grids for cell in grid.cells()})
         for number, grids in enumerate(sweep.panels, 1)
     ]
     return [*panels, sums("all panels together", cost)], device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from experiments.sweeps.config import SHIPPED
 
 
 def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
-    """Returns where sweeps ran, how to do them again, and each point's means and deviations.
+    """Returns where sweeps ran, how to do them again, and what each point shows.
 
     Raises:
       ValueError: for a folder whose sweep is not a shipped one as it is now.
@@ -35,6 +35,9 @@ def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
         store = " store" if "data" in summary.task["settings"] else ""
         environments += [e for e in summary.environments if e not in environments]
         points = {point.rows[0]["run"]: point for view in summary.views for point in view.points}
+        shown = dict.fromkeys(
+            name for v in summary.views for name in (v.judge.name, v.headline.name)
+        )
         sweeps.append(
             {
                 "command": f"dpsgd sweep {name}{store} --out {name}",
@@ -42,14 +45,14 @@ def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
                 "setting": summary.setting,
                 "insecure_seeds": list(summary.sweep.insecure_seeds),
                 "runs": len(summary.table.rows),
-                "results": [_result(point, summary.table.metrics) for point in points.values()],
+                "results": [_result(point, shown) for point in points.values()],
             }
         )
     return {"note": note, "environments": environments, "sweeps": sweeps}
 
 
-def _result(point: Point, metrics: Sequence[str]) -> dict[str, Any]:
-    """Returns a point's settings and guarantee, and each metric as [mean, standard deviation]."""
+def _result(point: Point, metrics: Iterable[str]) -> dict[str, Any]:
+    """Returns a point's settings and guarantee, and these metrics as [mean, standard deviation]."""
     row, found = point.rows[0], point.epsilon
     sampler = f"{row['sampler']} {row['sampler_settings']}".strip()
     where = {"sampler": sampler, **{name: row[name] for name in AXES}}
@@ -58,9 +61,8 @@ def _result(point: Point, metrics: Sequence[str]) -> dict[str, Any]:
     where |= {"noise_multiplier": point.noise_multiplier, "delta": row["delta"]}
     shown = {name: value for name, value in where.items() if value is not None}
     for name in metrics:
-        if not name.endswith("_num_examples"):
-            ends = point[name].mean, point[name].sd
-            shown[name] = [end if end is None else round(end, 8) for end in ends]
+        ends = point[name].mean, point[name].sd
+        shown[name] = [end if end is None else round(end, 8) for end in ends]
     return shown
 
 

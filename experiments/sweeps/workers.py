@@ -79,7 +79,7 @@ def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def time_runs(task: Mapping[str, Any], specs: Sequence[RunSpec], workers: int) -> Iterator[Any]:
-    """Yields the name of one worker's device, and then the seconds of an epoch of each run there.
+    """Yields the name of one worker's device, and then the seconds of a step of each run there.
 
     Args:
       task: The record of what is trained.
@@ -104,7 +104,7 @@ def _timed(asked: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | f
     from dpsgd.runs.task import load
 
     task = load(record, "the sweep", kinds=TASKS)
-    return timed(task, spec, rows_of(task)).epoch
+    return timed(task, spec, rows_of(task)).step
 
 
 def carry_out(

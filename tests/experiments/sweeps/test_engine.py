@@ -295,7 +295,7 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, capsy
 
     def time_runs(task, specs, workers):
         asked.extend(specs)
-        return iter(["a device", *(1800.0 for _ in specs)])
+        return iter(["a device", *(360.0 for _ in specs)])
 
     monkeypatch.setattr(engine, "time_runs", time_runs)
     text = SEEDED + "learning_rate = [0.1, 0.2]\nl2_clip_norm = [1, 4]\n"
@@ -304,7 +304,7 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, capsy
     assert len(asked) == 1  # one program for all numbers
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]
-    # 2 seeds, 3 noises, 4 settings or the default one; 10 steps in 2 epochs of half an hour
+    # 2 seeds, 3 noises, 4 settings or the default one; 10 steps, an hour together
     assert ["panel", "1", "24", "240", "24", "12", "6", "3", "1"] in rows
     assert ["panel", "2", "6", "60", "6", "3", "1.5", "1", "1"] in rows
     assert ["all", "panels", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
