@@ -106,6 +106,10 @@ def _misfit_of_items(value: Any, origin: type, arguments: tuple, kind: Any) -> s
     return None
 
 
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def field_types(kind: type) -> dict[str, Any]:
     """Returns the types of a dataclass's fields: of these alone, whatever else is annotated."""
     found: dict[str, Any] = {}
@@ -133,8 +137,7 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
             near = difflib.get_close_matches(str(name), names, 1)
             hint = f": did you mean {near[0]}?" if near else ""
             raise ValueError(f"{where}: {name!a} is unknown{hint}")
-        value = tuple(value) if isinstance(value, list) else value
-        given[name] = checked(value, hints[name], f"{where}, {name}")
+        given[name] = checked(_tuples(value), hints[name], f"{where}, {name}")
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and field.name not in given:

@@ -161,7 +161,8 @@ class _Blocks:
         for k, places in enumerate(self._places):
             found = rows[at, start : start + places.size] * scale
             start += places.size
-            if k in probe.frozen or k in probe.tables:  # `flow`, `deferred` look at these
+            unnoised = k in probe.frozen or k in probe.tables  # `flow`, `deferred` look at these
+            if unnoised or not probe.sizes[k]:
                 continue
             alone = mechanism.noise.exact  # and slow
             of = [range(step, step + 1) for step in ends] if alone else [steps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,6 +152,10 @@ class PrepareCsv(FromFiles):
     """Columns whose values are hashed: texts, integers, booleans or dates."""
     numbers: tuple[str, ...] = ()
     """Columns of numbers."""
+    bounds: tuple[str, ...] = ()
+    """Public bounds of numbers, COLUMN=LOW:HIGH each, or a TOML file of COLUMN = [LOW, HIGH]; never
+    read from rows, which are private. A linear or a wide-and-deep model learns a curve of such a
+    number."""
     buckets: tuple[int, ...] = (1 << 16,)
     """Hash buckets, a power of two: one for all categories, or one for each; chosen by what is
     publicly known, not by counting rows."""
@@ -171,7 +176,8 @@ class PrepareCsv(FromFiles):
 
         names = "categories", "numbers", "buckets", "transform", "missing"
         how = {name: getattr(self, name) for name in names}
-        return TableFormat(table_schema(self.label, classes=_classes(self), **how))
+        bounds = _bounds(self.bounds)
+        return TableFormat(table_schema(self.label, classes=_classes(self), bounds=bounds, **how))
 
     def splits(self) -> dict[str, Any]:
         """Returns how rows are split."""
@@ -185,6 +191,9 @@ class PrepareCsv(FromFiles):
         format = self.format()
         if left_out := format.left_out([format.open(path) for path in self.paths[:-1]]):
             console.line(f"left out: {listed(left_out)}")
+        schema = format.schema
+        if without := [name for name in schema.integers if name not in schema.bounded]:
+            console.line(f"numbers without public bounds (--bounds): {listed(without)}")
 
 
 @dataclass(frozen=True)
@@ -286,6 +295,35 @@ def run(config: Prepare) -> None:
 def shown(console: Console) -> Callable[[int], None]:
     """Returns what shows the number of rows that are done."""
     return lambda rows: console.progress(f"{rows:,} rows")
+
+
+def _bounds(given: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    """Returns the public bounds of columns, as they were given or lie in files.
+
+    Raises:
+      ValueError: if one is no pair of numbers, or of a column that has others already.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for text in given:
+        name, is_pair, ends = text.rpartition("=")
+        pairs = {name: ends.split(":")} if is_pair else _toml(Path(text))
+        for column, pair in pairs.items():
+            try:
+                low, high = map(float, pair)
+            except (TypeError, ValueError):
+                where = "--bounds" if is_pair else text
+                wanted = "LOW:HIGH" if is_pair else "[LOW, HIGH]"
+                raise ValueError(f"{where}: {column!a} has no bounds {wanted}") from None
+            if found.setdefault(column, (low, high)) != (low, high):
+                raise ValueError(f"--bounds: {column} has two pairs of bounds")
+    return found
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
 
 
 def _classes(asked: PrepareCsv | PrepareTfds) -> tuple[str, ...]:

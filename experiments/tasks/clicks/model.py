@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -43,43 +44,81 @@ class ClickModel(nnx.Module):
     """Maps one example to the logit of its click probability."""
 
     def __init__(self, config: ModelConfig, schema: Schema, rngs: nnx.Rngs):
-        self.schema = schema
-        self.max_buckets = config.max_buckets
+        self.schema, self.config = schema, config
         schema.table_offsets(config.max_buckets)  # refused before a table is made
         self.embedding = nnx.Embed(
             table_rows(sum(schema.table_sizes(config.max_buckets))),
-            config.embedding_dim,
-            embedding_init=nnx.initializers.normal(0.01),
+            config.embedding_dim + config.wide,
+            embedding_init=_with_zeros(nnx.initializers.normal(0.01), None, config.embedding_dim),
             rngs=rngs,
         )
-        features = len(schema.categories) * config.embedding_dim + 2 * len(schema.integers)
-        widths = [features, *config.hidden]
+        numbers = number_features(schema, config.bins)
+        inputs = len(schema.categories) * config.embedding_dim + numbers * (not config.linear)
+        widths = [inputs, *config.hidden]
         self.hidden = nnx.List(
             nnx.Linear(m, n, kernel_init=nnx.initializers.he_normal(), rngs=rngs)
             for m, n in itertools.pairwise(widths)
         )
         self.logit = nnx.Linear(
-            widths[-1],
+            widths[-1] + numbers * config.wide,
             1,
-            kernel_init=nnx.initializers.normal(0.1),
+            kernel_init=_with_zeros(nnx.initializers.normal(0.1), widths[-1], None),
             bias_init=nnx.initializers.constant(INITIAL_LOGIT),
             rngs=rngs,
         )
 
     def __call__(self, example: dict[str, jax.Array]) -> jax.Array:
         """Returns the logit, a float32 scalar, of one example: a row of the store's columns."""
-        ids = self.schema.fold(example["categories"], self.max_buckets)
-        rows = ids + self.schema.table_offsets(self.max_buckets)
-        x = jnp.concatenate(
-            [
-                self.embedding(rows).ravel(),
-                INTEGER_SCALE * example["integers"],
-                example["integers_missing"].astype(jnp.float32),
-            ]
-        )
+        config, schema = self.config, self.schema
+        ids = schema.fold(example["categories"], config.max_buckets)
+        found = self.embedding(ids + schema.table_offsets(config.max_buckets))
+        numbers = encoded_numbers(schema, config.bins, example)
+        x = found[:, : config.embedding_dim].ravel()
+        if not config.linear:
+            x = jnp.concatenate([x, numbers])
         for layer in self.hidden:
             x = nnx.relu(layer(x))
-        return self.logit(x)[0]
+        if not config.wide:
+            return self.logit(x)[0]
+        weights = found[:, config.embedding_dim]
+        return self.logit(jnp.concatenate([x, numbers]))[0] + jnp.sum(weights)
+
+
+def _with_zeros(draw: nnx.Initializer, *drawn: int | None) -> nnx.Initializer:
+    """Returns what draws so much of each axis, None for all of it; the rest begins at zero."""
+
+    def padded(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        inner = [size if some is None else some for size, some in zip(shape, drawn, strict=True)]
+        rest = [(0, size - some) for size, some in zip(shape, inner, strict=True)]
+        return jnp.pad(draw(key, inner, dtype), rest)
+
+    return padded
+
+
+def number_features(schema: Schema, bins: int) -> int:
+    """Returns how many features stand for the numbers of an example."""
+    return 2 * len(schema.integers) + bins * (len(schema.bounded) if bins else 0)
+
+
+def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) -> jax.Array:
+    """Returns what stands for the numbers of one example: float32[number_features].
+
+    Of a number x in [low, high], transformed as the store's are, with u = B (x - low) / (high -
+    low) in [0, B] and B = `bins`, they are max(0, 1 - |u - k|), k = 0 ... B: two of them at most
+    are not 0, and they add up to 1. A weighted sum of them is any function that is linear in each
+    of B pieces of the range, and constant beyond. All are 0 of a number that is missing, which one
+    more feature says. A number without bounds is one feature.
+    """
+    x, missing = example["integers"], example["integers_missing"].astype(jnp.float32)
+    binned = [j for j, name in enumerate(schema.integers) if bins and name in schema.bounded]
+    if not binned:
+        return jnp.concatenate([INTEGER_SCALE * x, missing])
+    others = np.setdiff1d(np.arange(x.size), binned)
+    low, high = schema.transformed(np.array(list(schema.bounded.values()))).T
+    u = jnp.clip((x[np.array(binned)] - low) / (high - low) * bins, 0, bins)
+    hats = jnp.maximum(0.0, 1.0 - jnp.abs(u[:, None] - jnp.arange(bins + 1)))
+    hats *= (1 - missing[np.array(binned)])[:, None]
+    return jnp.concatenate([INTEGER_SCALE * x[others], missing, hats.ravel()])
 
 
 def _initialised(config: ModelConfig, schema: Schema, key: jax.Array) -> ClickModel:
@@ -124,18 +163,28 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
         return jax.nn.sigmoid(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
-    return PureFunctions(loss, logit, predict, Platt(logit, _label, _rescaled))
+    return PureFunctions(
+        loss,
+        logit,
+        predict,
+        Platt(logit, _label, functools.partial(_rescaled, config.embedding_dim)),
+    )
 
 
 def _label(example: PyTree) -> jax.Array:
     return example["label"]
 
 
-def _rescaled(params: PyTree, scale: Any, shift: Any) -> PyTree:
-    """Returns parameters whose logit is scale * logit + shift: those of its layer are changed."""
+def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
+    """Returns parameters whose logit is scale * logit + shift.
+
+    Changed are those of its layer, and the weights that lie in the table beside its vectors.
+    """
 
     def leaf(at, x):
         layer, name = (key.key for key in at[:2])
+        if layer == "embedding" and x.shape[1] > vectors:
+            return jnp.asarray(x).at[:, vectors:].multiply(scale)
         if layer != "logit":
             return x
         return scale * x + (shift if name == "bias" else 0.0)

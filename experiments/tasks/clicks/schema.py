@@ -14,6 +14,7 @@ have given: :meth:`Schema.fold`. One store serves models of every size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,6 +113,8 @@ class Schema:
     """Texts that stand for a missing value, beside the empty one."""
     classes: tuple[str, ...] = ()
     """Texts of the label that mean 0 and 1, as they were declared; none where it is 0 or 1."""
+    bounds: tuple[tuple[float, ...] | None, ...] = ()
+    """Public (low, high) of each number, None for one without; empty if none has any."""
 
     def __post_init__(self) -> None:
         if not self.categories and not self.integers:
@@ -128,6 +131,21 @@ class Schema:
             )
         for column, count in zip(self.categories, self.buckets, strict=True):
             check_power_of_two(f"bucket count of {column}", count)
+        if self.bounds and len(self.bounds) != len(self.integers):
+            raise ValueError(
+                f"schema {self.name!r} has {len(self.integers)} numeric columns but "
+                f"{len(self.bounds)} bounds"
+            )
+        for column, ends in self.bounded.items():
+            if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
+                shown = ":".join(f"{end:g}" for end in ends)
+                raise ValueError(f"bounds of {column} must be finite, low:high, not {shown}")
+
+    @property
+    def bounded(self) -> dict[str, tuple[float, ...]]:
+        """Numeric columns with public bounds -> (low, high), before `transform`."""
+        bounds = zip(self.integers, self.bounds or [None] * len(self.integers), strict=True)
+        return {name: ends for name, ends in bounds if ends is not None}
 
     def transformed(self, values: np.ndarray) -> np.ndarray:
         """Return numbers as a model reads them: float32, by `transform`, which no row decides."""
@@ -200,6 +218,7 @@ DISPLAY_ADS = Schema(
     integers=tuple(f"I{i}" for i in range(1, 14)),
     categories=tuple(f"C{i}" for i in range(1, 27)),
     buckets=tuple(default_buckets(c) for c in DISPLAY_CARDINALITIES),
+    bounds=((-3.0, 65_535.0),) * 13,
 )
 """Criteo Display Ads: 13 integers, 26 categories, 6.0M buckets (85M parameters of width 14)."""
 

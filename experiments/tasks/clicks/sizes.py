@@ -10,17 +10,30 @@ class ModelConfig:
     """Sizes of the click model; everything here is public."""
 
     embedding_dim: int
-    """Length of the vector that stands for one categorical value."""
+    """Length of the vector that stands for one categorical value; 0 in a linear model."""
     max_buckets: int
     """Hash buckets of a categorical feature, at most; a power of two."""
     hidden: tuple[int, ...]
     """Units of each hidden layer."""
+    wide: bool = False
+    """Whether categorical values and numbers have weights of their own in the logit."""
+    bins: int = 0
+    """Pieces of the piecewise linear encoding of a number with public bounds; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name, sizes in (("embedding_dim", (self.embedding_dim,)), ("hidden", self.hidden)):
-            if not all(1 <= size <= 1 << 30 for size in sizes):
-                raise ValueError(f"{name}: each size lies in [1, 2^30], got {list(sizes)}")
+        for name, sizes, low in (
+            ("embedding_dim", (self.embedding_dim,), 0 if self.linear else 1),
+            ("hidden", self.hidden, 1),
+            ("bins", (self.bins,), 0),
+        ):
+            if not all(low <= size <= 1 << 30 for size in sizes):
+                raise ValueError(f"{name}: each size lies in [{low}, 2^30], got {list(sizes)}")
         check_power_of_two("max_buckets", self.max_buckets)
+
+    @property
+    def linear(self) -> bool:
+        """Whether weights of categorical values and of numbers are all that there is."""
+        return self.wide and not self.hidden
 
 
 def check_power_of_two(what: str, value: int) -> None:
@@ -30,8 +43,12 @@ def check_power_of_two(what: str, value: int) -> None:
 
 
 PRESETS = {
+    # A weight for each categorical value and for each piece of a number's range.
+    "linear": ModelConfig(embedding_dim=0, max_buckets=2**12, hidden=(), wide=True, bins=16),
     # Sized for some 100,000 rows and a CPU.
     "small": ModelConfig(embedding_dim=8, max_buckets=2**10, hidden=(64,)),
+    # Both, which share the table of categorical values.
+    "wide-and-deep": ModelConfig(8, max_buckets=2**12, hidden=(64,), wide=True, bins=16),
     # Three layers of 598 units, as in Chua et al. (2024), appendix C, and tables: 85 million
     # parameters of Criteo Display Ads, and, with vectors of 17, 57 million of Sponsored Search.
     "large": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),

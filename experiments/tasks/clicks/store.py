@@ -262,9 +262,9 @@ class Store:
             others = sorted(found ^ wanted)
             shown = f"{', '.join(others[:5])}{', ...' * (len(others) > 5)}"
             return f"was prepared with other columns ({shown})"
-        if self.schema != schema:
-            names = [field.name for field in dataclasses.fields(Schema)]
-            others = [name for name in names if getattr(self.schema, name) != getattr(schema, name)]
+        names = [field.name for field in dataclasses.fields(Schema)]
+        others = [name for name in names if getattr(self.schema, name) != getattr(schema, name)]
+        if others := [name for name in others if name != "bounds"]:  # on which no row depends
             return f"was prepared with other {', '.join(others)}"
         if self.hash_seed != hash_seed:
             return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"

@@ -155,7 +155,7 @@ class ClickModels:
         """Returns the settings of a run where its user gives none, see `recommendation`."""
         from experiments.tasks.clicks.recommendation import recommended
 
-        return recommended(request, categories=bool(self.schema.categories))
+        return recommended(request, self.sizes, max(self.schema.buckets, default=0))
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the columns of the schema: synthetic probe rows."""
@@ -212,15 +212,17 @@ class Clicks(ClickModels):
 
     data: Path
     """Store of prepared examples (see `dpsgd prepare`)."""
-    model: Literal["small", "large"] = "small"
-    """Preset of model sizes: for a CPU, or with three layers of 598 units and tables of up to 2^20
-    rows a feature (85 million parameters on Criteo Display Ads)."""
+    model: Literal["linear", "small", "wide-and-deep", "large"] = "small"
+    """Preset of the model: weights alone; a network for a CPU; both; or three layers of 598 units
+    and tables of up to 2^20 rows a feature (85 million parameters on Criteo Display Ads)."""
     embedding_dim: int | None = None
     """Override the preset's embedding length."""
     max_buckets: int | None = None
     """Override the preset's hash buckets per feature; a power of two."""
     hidden: tuple[int, ...] | None = None
     """Override the preset's hidden layers."""
+    bins: int | None = None
+    """Override the preset's pieces of a number with public bounds."""
 
     def __post_init__(self) -> None:
         _ = self.sizes  # refused before anything is read
@@ -228,8 +230,10 @@ class Clicks(ClickModels):
     @property
     def sizes(self) -> ModelConfig:  # type: ignore[override]
         """The preset with the overrides that were given."""
-        names = [field.name for field in dataclasses.fields(ModelConfig)]
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        sizes = {
+            field.name: getattr(self, field.name, None) for field in dataclasses.fields(ModelConfig)
+        }
+        given = {name: size for name, size in sizes.items() if size is not None}
         return dataclasses.replace(PRESETS[self.model], **given)
 
     @cached_property

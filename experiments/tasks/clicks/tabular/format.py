@@ -40,6 +40,7 @@ def table_schema(
     transform: Literal["log1p", "none"] = "log1p",
     missing: Sequence[str] = (),
     classes: Sequence[str] = (),
+    bounds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Schema:
     """Return the schema of a table with these columns.
 
@@ -51,9 +52,11 @@ def table_schema(
         transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
         missing: Texts that stand for a missing value, beside the empty one.
         classes: Texts of the label that mean 0 and 1, where it is not zeros and ones.
+        bounds: Public (low, high) of numbers, by column.
 
     Raises:
-        ValueError: a column is named twice, or none is a feature; or the buckets do not fit.
+        ValueError: a column is named twice, or none is a feature; or the buckets or bounds do not
+            fit.
     """
     names = [label, *categories, *numbers]
     if not label:
@@ -71,6 +74,9 @@ def table_schema(
             f"--buckets takes one number, or one for each of the {len(categories)} categories, "
             f"not {len(buckets)}"
         )
+    bounds = bounds or {}
+    if unknown := [name for name in bounds if name not in numbers]:
+        raise ValueError(f"bounds are for columns of numbers, not for {', '.join(unknown)}")
     return Schema(
         name="table",
         integers=tuple(numbers),
@@ -80,6 +86,7 @@ def table_schema(
         transform=transform,
         missing=tuple(missing),
         classes=tuple(classes),
+        bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
     )
 
 

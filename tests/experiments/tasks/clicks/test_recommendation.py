@@ -54,10 +54,10 @@ def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
 def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
     for n, batch_size in ((455, 4), (26_048, 256)):
         request = Request(n, 1 / n)
-        assert recommended(request, categories=False) == Settings(batch_size, 30, 4.0, 0.006)
+        assert recommended(request, most_buckets=0) == Settings(batch_size, 30, 4.0, 0.006)
         assert recommended(request).epochs == 1
         private = replace(request, target_epsilon=3.0)
-        assert recommended(private, categories=False) == recommended(private)
+        assert recommended(private, most_buckets=0) == recommended(private)
     schemas = DISPLAY_ADS, replace(DISPLAY_ADS, categories=(), buckets=())
     tasks = [DescribedClicks(PRESETS["small"], schema, 0) for schema in schemas]
     assert [task.recommend(Request(455, 1 / 455)).epochs for task in tasks] == [1, 30]

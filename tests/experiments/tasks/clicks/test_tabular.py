@@ -523,6 +523,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
             ({"categories": ("c",), "classes": classes}, "two different texts of the label are")
             for classes in (("a",), ("a", "a"), ("a", ""), ("a", "b", "c"))
         ),
+        ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
+        ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),
     ],
 )
 def test_columns_and_buckets_that_do_not_fit_are_refused(asked, says):
@@ -596,7 +598,10 @@ def trained(tmp_path_factory):
     (folder / "july.parquet").write_bytes(as_parquet(clicks(200, 1_000), dictionary=True))
     write(folder / "august.csv", clicks(50, 2_000), names=["age", "device", "other", "city"])
     section = README.split("## Your own data")[1].split("```")[1]
-    commands = [shlex.split(line, comments=True)[1:] for line in section.strip().splitlines()]
+    commands = [
+        shlex.split(line, comments=True)[1:]
+        for line in section.replace("\\\n", "").strip().splitlines()
+    ]
     assert [words[0] for words in commands] == ["prepare", "train", "evaluate", "export", "score"]
     commands[1] += TINY
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(folder):
@@ -610,7 +615,8 @@ def test_the_readmes_commands_prepare_train_with_a_guarantee_evaluate_export_and
     assert "left out: note, other\n1,000 rows in store" in printed
     assert "num_examples: 200\n" in printed
     store = Store.open(folder / "store")
-    schema = table_schema("clicked", categories=("city", "device"), numbers=("age",))
+    columns = {"categories": ("city", "device"), "numbers": ("age",)}
+    schema = table_schema("clicked", **columns, bounds={"age": (0, 120)})
     assert store.schema == schema
     assert store.schema.buckets == (65_536, 65_536)
     assert store.source == {"format": "table", "files": ["may.csv", "june.tsv.gz"]}
@@ -660,6 +666,9 @@ def test_a_store_of_another_label_or_transform_is_not_evaluated(trained, tmp_pat
         assert f"was prepared with other {what}: " in capsys.readouterr().err
 
 
+AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -672,6 +681,10 @@ def test_a_store_of_another_label_or_transform_is_not_evaluated(trained, tmp_pat
             "add up to 1",
         ),
         (["no.csv", "s", "--label", "y", "--numbers", "age"], "no.csv: cannot be read: No such"),
+        ([*AGE, "--bounds", "age=1"], "--bounds: 'age' has no bounds LOW:HIGH"),
+        ([*AGE, "--bounds", "age=0:1", "age=0:2"], "age has two pairs of bounds"),
+        ([*AGE, "--bounds", "age"], "age: No such file"),
+        ([*AGE, "--bounds", "t.csv"], "t.csv is not TOML"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_is_one_line(

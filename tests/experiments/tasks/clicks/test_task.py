@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -14,11 +15,26 @@ from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
+MODELS = {
+    "small": SIZES,
+    "small-bins": {**SIZES, "bins": 3},
+    "linear": {"model": "linear", "max_buckets": 8, "bins": 3},
+    "wide-and-deep": {**SIZES, "model": "wide-and-deep", "bins": 3},
+}
 
 
 @pytest.fixture(scope="module")
 def task(store):
     return Clicks(store, **SIZES)
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+def of_any_model(request, store):
+    """A task of a model whose parameters are all drawn, none of them 0."""
+    task = Clicks(store, **request.param)
+    rng = np.random.default_rng(0)
+    drawn = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), task.init(0))
+    return task, drawn
 
 
 def test_clicks_are_a_task(task):
@@ -29,11 +45,11 @@ def test_clicks_are_a_task(task):
 
 def test_sizes_are_the_preset_with_what_was_given(store):
     task = Clicks(store, model="large", hidden=(7,))
-    assert dataclasses.asdict(task.sizes) == {
-        "embedding_dim": 14, "max_buckets": 2**20, "hidden": (7,)
-    }  # fmt: skip
+    assert task.sizes == dataclasses.replace(PRESETS["large"], hidden=(7,))
     with pytest.raises(ValueError, match="max_buckets must be a power of two"):
         Clicks(store, max_buckets=3)
+    with pytest.raises(ValueError, match="embedding_dim: each size lies in"):
+        Clicks(store, embedding_dim=0)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +90,10 @@ def test_loss_prediction_and_metrics_are_of_one_model(task):
     assert metrics["validation_auc"] == again["auc"]
 
 
-def test_the_calibration_scales_and_shifts_the_logit_in_its_last_layer(task):
-    params, rows = task.init(0), task.columns()
+def test_the_calibration_scales_and_shifts_the_logit_in_the_parameters(of_any_model):
+    (task, params), rows = of_any_model, of_any_model[0].columns()
     fitted = task.calibration()
-    assert fitted is Clicks(task.data, **SIZES).calibration()
+    assert fitted is dataclasses.replace(task).calibration()
     logit = jax.vmap(fitted.logit, in_axes=(None, 0))
     rescaled = fitted.rescaled(params, 0.5, -0.25)
     np.testing.assert_allclose(
@@ -98,18 +114,41 @@ def test_what_is_described_is_enough_to_predict_without_the_store(task):
         Clicks.described({**record, "model_sizes": {"hidden": "x"}}, "config")
 
 
-def test_predictions_are_those_of_the_network_written_out_in_numpy(task):
-    params, rows, schema = task.init(0), task.columns(), task.schema
+def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model):
+    (task, params), sizes = of_any_model, of_any_model[0].sizes
+    rows, schema = task.columns(), task.schema
     leaf = {
         "".join(f"/{key.key}" for key in path if hasattr(key, "key")): np.asarray(x, np.float64)
         for path, x in jax.tree_util.tree_leaves_with_path(params)
     }
-    ids = schema.fold(rows["categories"], SIZES["max_buckets"])
-    looked_up = leaf["/embedding/embedding"][ids + schema.table_offsets(SIZES["max_buckets"])]
-    parts = looked_up.reshape(len(ids), -1), 0.2 * rows["integers"], rows["integers_missing"]
-    x = np.concatenate(parts, axis=1)
-    x = np.maximum(x @ leaf["/hidden/0/kernel"] + leaf["/hidden/0/bias"], 0)
-    logit = x @ leaf["/logit/kernel"] + leaf["/logit/bias"]
+    ids = schema.fold(rows["categories"], sizes.max_buckets)
+    looked_up = leaf["/embedding/embedding"][ids + schema.table_offsets(sizes.max_buckets)]
+    numbers = rows["integers"]
+    if sizes.bins:  # all have bounds; a curve through knots is a sum of one that is 1 at each
+        ends = schema.transformed(np.array(schema.bounds)).astype(np.float64)
+        knots = [np.linspace(low, high, sizes.bins + 1) for low, high in ends]
+        curves = [
+            np.interp(numbers[:, j], knots[j], knot) * ~rows["integers_missing"][:, j]
+            for j in range(len(knots))
+            for knot in np.eye(sizes.bins + 1)
+        ]
+        numbers = np.concatenate([rows["integers_missing"], np.stack(curves, axis=1)], axis=1)
+    else:
+        numbers = np.concatenate([0.2 * numbers, rows["integers_missing"]], axis=1)
+    x = looked_up[..., : sizes.embedding_dim].reshape(len(ids), -1)
+    if sizes.hidden:
+        x = np.concatenate([x, numbers], axis=1)
+        x = np.maximum(x @ leaf["/hidden/0/kernel"] + leaf["/hidden/0/bias"], 0)
+    if sizes.wide:
+        x = np.concatenate([x, numbers], axis=1)
+    logit = (x @ leaf["/logit/kernel"] + leaf["/logit/bias"])[:, 0]
+    logit += looked_up[..., sizes.embedding_dim :].sum(axis=(1, 2))
     found = np.asarray(task.predict(params, {k: v for k, v in rows.items() if k != "label"}))
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logit[:, 0])), rtol=1e-5)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logit)), rtol=1e-4, atol=1e-5)
     assert np.ptp(found) > 1e-3
+
+
+@pytest.mark.parametrize("bounds", [((0.0, 1.0),), ((1.0, 1.0),) * 13, ((0.0, math.inf),) * 13])
+def test_bounds_that_do_not_fit_are_refused(bounds):
+    with pytest.raises(ValueError, match="bounds"):
+        dataclasses.replace(DISPLAY_ADS, bounds=bounds)
