@@ -7,6 +7,7 @@ on alone; `--written FOLDER` keeps what runs gave. `choosing`: the privacy cost 
 random number of runs, 10 on average, at the noise of the defaults for epsilon 3. `advantage`: the
 noise at which no membership attack on random allocation has an advantage above 0.1, T batches in
 each of E epochs, and how near to the target its certified ends are; CPU time with empty caches.
+`logistic`: logistic regression by noised Newton steps and by DP-SGD, at equal epsilon.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dpsgd.runs.resolve import resolve
 from dpsgd.selection.engine import DEFAULT_COUNT
 from experiments.benchmarks.accounting import seconds
 from experiments.benchmarks.case import Row, at, cases
+from experiments.benchmarks.logistic import logistic
 from experiments.benchmarks.models import Models, at_defaults, defaults
 
 ADVANTAGE = 0.1
@@ -63,5 +65,6 @@ NEEDS: dict[str, Any] = {"needs": ("--store",)}
 CASES = [
     *cases(at_defaults, "models", seconds=1_200, **NEEDS),
     *cases(choosing, **NEEDS),
+    *cases(logistic, asked=True, seconds=900, **NEEDS),
     *cases(advantage, over={"bins": BINS, "epochs": EPOCHS}, quick={}, seconds=5),
 ]

@@ -16,7 +16,7 @@ FIGURES = {
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",
     "rating_model": "Models private for whole users over the cap: bound, loss and test error.",
-    "episodes": "Ways to draw episodes at equal noise: honest epsilons, and test error.",
+    "episodes": "Few-shot episodes over the noise: honest epsilons, accuracy on new classes.",
 }
 """What `scripts/figures --help` says of each module of this package that draws a figure.
 

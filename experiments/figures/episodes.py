@@ -1,143 +1,150 @@
-"""Episodes at equal noise: what each way of drawing them may claim, and what its model is worth.
+"""Few-shot training: what episodes cost, and how well they teach to tell new classes apart.
 
-Left: epsilon of the published Theorem 3 of episodic training (Tombs, Kotevska, Young, CEUR
-Vol-3318, 2022), which is NOT sound for sums; the proved upper bound; and the lower bound that a
-concrete pair of data sets attains. Right: the test error on users who took no part in training,
-adapted to ten of their ratings each.
+A step draws tasks, of each some classes, and images of each; the one gradient of a task's episode
+is clipped (Snell, Swersky, Zemel, "Prototypical Networks", NeurIPS 2017, by the sampler of Tombs,
+Kotevska, Young, CEUR Vol-3318, 2022). Left: epsilon of one image, proved and by the published
+Theorem 3, which is NOT sound. Right: classes that no image trained, told apart by five images each.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from accounting import format_delta
+from accounting import MultistageProfile, epsilon, format_delta
+from accounting.estimates.episodic import PublishedTheorem3
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.cli.console import Console
 from experiments.figures.drawing import (
-    RatingsPicture,
+    Picture,
     blank,
     label_ones_twos_fives,
     legend,
     panels,
 )
-from experiments.tasks.ratings import factorization, ratings
-from experiments.tasks.ratings.episodes import RATINGS, Scheme, all_schemes
-from experiments.tasks.ratings.ratings import Ratings
-from samplers import cap_contributions
+from experiments.tasks.images.sources import blocks
+from experiments.tasks.images.task import Images
+from samplers import Multistage
 
-NOISE_MULTIPLIER = 2.0
-STEPS = 200
-RANK = 2
-LEARNING_RATE = 0.03
+NEW_CLASSES, CHANNELS = 3, (8, 16)
+CLASSES, IMAGES = 5, 4
+"""Drawn of each drawn task, and of each of these classes."""
+OF_CLASS = 14
+"""Images of each class in a task, about."""
+DRAWN = 5
+"""One task of so many is drawn."""
+STEPS, LEARNING_RATE, CLIP = 120, 0.01, 1.0
 DELTA = 1e-5
-TEST_SHARE = 0.2
-SUPPORT = 10
-"""Ratings of a test user that its own part is fitted to."""
 
 
-class Population:
-    """Users to train on, and others to test on."""
+@dataclass(frozen=True)
+class Config(Picture):
+    """Few-shot training over the noise multiplier."""
 
-    def __init__(self, table: Ratings) -> None:
-        users, counts = np.unique(table.user, return_counts=True)
-        enough = users[counts >= RATINGS]
-        test = np.random.default_rng(0).random(enough.size) < TEST_SHARE
-        self.train = table.where(np.isin(table.user, enough[~test]))
-        tested = table.where(np.isin(table.user, enough[test]))
-        shuffled = np.random.default_rng(1).permutation(tested.user.size)
-        whole = cap_contributions(tested.user, int(counts.max()), order=shuffled)
-        columns = whole.data({"item": tested.item, "rating": tested.rating})
-        self._known = {name: column[:, :SUPPORT] for name, column in columns.items()}
-        self._asked = {name: column[:, SUPPORT:] for name, column in columns.items()}
-        self._start = factorization.init(table.num_items, RANK)
+    images: Path | None = None
+    """NumPy archive of images x and labels y, such as MNIST's; by default scikit-learn's digits."""
 
-    def error(self, params: factorization.Params | None = None) -> float:
-        """Returns the root mean squared error; of the untrained model by default."""
-        params = self._start if params is None else params
-        errors = factorization.squared_errors(params, self._known, self._asked)
-        return math.sqrt(float(errors.sum()) / float(self._asked["weight"].sum()))
+    noise_multipliers: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+    """Standard deviations of the noise, in units of the clipping norm."""
 
-    def errors(self, scheme: Scheme, seeds: int) -> np.ndarray:
-        """Returns the error of a run of each seed, which all share one program: [seeds]."""
-        mechanism = Mechanism(scheme.sampler, NOISE_MULTIPLIER, scheme.l2_clip_norm)
-        algorithm = dpsgd(scheme.loss_fn, optax.adam(LEARNING_RATE))
-        return np.array(
-            [
-                self.error(
-                    train(
-                        algorithm,
-                        mechanism,
-                        self._start,
-                        scheme.data,
-                        root=RootKey.from_insecure_seed(seed),
-                        audit=False,
-                    ).params
-                )
-                for seed in range(seeds)
-            ]
-        )
+    seeds: int = 5
+    """Number of runs of each, by seeds 0, 1, ..."""
+
+    SMALL: ClassVar[Mapping[str, Any]] = {"seeds": 2, "noise_multipliers": (0.5, 2.0)}
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2 or not self.noise_multipliers:
+            raise ValueError("--seeds must be at least 2, and --noise-multipliers one at least")
 
 
-def draw(config: RatingsPicture, console: Console) -> Figure:
+def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints its numbers."""
-    population = Population(ratings.load(config.ratings))
-    schemes = all_schemes(population.train, STEPS)
-    figure = blank(12, 4.6)
-    left, right = panels(figure, 1, 2, sharey=True)
-    proved: dict[str, Any] = {"color": "#0072B2", "ls": ""}
-    attained: dict[str, Any] = {**proved, "marker": "|", "ms": 18, "mew": 2}
-    unsound: dict[str, Any] = {"color": "#D55E00", "ls": "", "marker": "x", "ms": 10, "mew": 2.5}
-    labels, rows = [], []
-    for place, scheme in enumerate(schemes):
-        console.progress(f"{scheme.name}: epsilon")
-        bound = scheme.price(NOISE_MULTIPLIER, DELTA)
-        published = scheme.published(NOISE_MULTIPLIER, DELTA)
-        console.progress(f"{scheme.name}: training")
-        errors = population.errors(scheme, config.seeds)
-        left.plot([bound.lower, bound.upper], [place, place], color="#0072B2", lw=3, alpha=0.4)
-        left.plot(bound.upper, place, **proved, marker="o", ms=9)
-        left.plot(bound.lower, place, **attained)
-        if published is not None:
-            left.plot(published.value, place, **unsound)
-        right.errorbar(
-            errors.mean(), place, xerr=errors.std(ddof=1), fmt="o", color="black", capsize=4
-        )
-        right.plot(errors, np.full(config.seeds, place + 0.15), ".", color="gray", ms=4)
-        labels.append(f"{scheme.name}\n(protects one {scheme.unit})")
+    whole = Images(config.images, CHANNELS, NEW_CLASSES)
+    smallest = int(np.unique(whole.source.splits["train"]["label"], return_counts=True)[1].min())
+    task = replace(whole, tasks=max(2, smallest // OF_CLASS))
+    data, test = task.columns(), task.source.rows("test")
+    tree = data.population.tree
+    assert tree is not None
+    draws = max(1, task.tasks // DRAWN), CLASSES, IMAGES
+    sampler = Multistage(tree, draws, steps=STEPS, clipped_level=1)
+    [path] = {tuple(map(min, zip(*tree.shape.worst_paths, strict=True)))}
+
+    def accuracy(sigma: float | None) -> np.ndarray:
+        """Returns the accuracy on new classes, of a run of each seed; None: untrained."""
+        found = []
+        for seed in range(config.seeds):
+            console.progress(f"sigma {sigma}, seed {seed}")
+            params = task.init(seed)
+            if sigma is not None:
+                params = train(
+                    dpsgd(task.loss, optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, STEPS))),
+                    Mechanism(sampler, sigma, CLIP),
+                    params,
+                    data,
+                    root=RootKey.from_insecure_seed(seed),
+                    audit=False,
+                ).params
+            found.append(task.evaluate(params, blocks(test))["accuracy"])
+        return np.array(found)
+
+    sigmas = sorted(config.noise_multipliers)
+    rows, bounds, published, quality = [], [], [], []
+    for sigma in sigmas:
+        bounds.append(epsilon(sampler.privacy(sigma), DELTA))
+        whole_task = epsilon(replace(sampler, protected_level=1).privacy(sigma), DELTA)
+        one_class = MultistageProfile(sigma, STEPS, draws[1:2], path[1:2], clipped_level=0)
+        theorem = PublishedTheorem3(sigma, STEPS, draws, path).estimate_epsilon(DELTA)
+        published.append(theorem.value)
+        quality.append(accuracy(sigma))
         rows.append(
             [
-                scheme.name,
-                scheme.unit,
-                str(scheme.sampler.num_steps),
-                "-" if published is None else f"~{published.value:.3g}",
-                f"{bound:.3g}",
-                f"{errors.mean():.4f} ± {errors.std(ddof=1):.4f}",
+                f"{sigma:g}",
+                f"~{theorem.value:.3g}",
+                f"{bounds[-1]:.3g}",
+                f"{whole_task:.3g}",
+                f">= {epsilon(one_class, DELTA).lower:.0f}",
+                _shown(quality[-1]),
             ]
         )
-    left.plot([], [], **proved, marker="o", ms=9, label="proved upper bound")
-    left.plot([], [], **{**attained, "ms": 12}, label="lower bound: concrete data")
-    left.plot([], [], **unsound, label="published Theorem 3: NOT sound")
-    left.set(xscale="log", xlabel=f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
-    left.set_yticks(range(len(schemes)), labels)
-    left.invert_yaxis()
-    legend(left, loc="lower right", labelspacing=1.0)
-    label_ones_twos_fives(left.xaxis)
-    left.set_title(f"privacy cost at noise multiplier {NOISE_MULTIPLIER:g}")
-    untrained = population.error()
-    right.axvline(untrained, color="gray", ls=":", lw=1)
-    right.text(untrained, 3.5, "untrained ", color="gray", fontsize="small", ha="right")
-    right.set_xlabel(f"test RMSE (stars of 5) after {SUPPORT} ratings of a new user")
-    right.set_title(f"quality: mean ± s.d. of {config.seeds} seeds")
+    ends = {"no noise": accuracy(0.0), "untrained": accuracy(None)}
+    figure = blank(11, 4.4)
+    left, right = panels(figure, 1, 2)
+    lower, upper = ([getattr(bound, end) for bound in bounds] for end in ("lower", "upper"))
+    left.fill_between(sigmas, lower, upper, color="#0072B2", alpha=0.4)
+    left.plot(sigmas, upper, color="#0072B2", marker="o", label="one image: proved, and below it")
+    left.plot(
+        sigmas, published, color="#D55E00", ls="--", marker="x",
+        label="one image, published Theorem 3: NOT sound",
+    )  # fmt: skip
+    left.set(xscale="log", yscale="log", xlabel="noise multiplier σ")
+    left.set_ylabel(f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
+    mean, error = np.mean(quality, axis=1), np.std(quality, axis=1, ddof=1)
+    right.errorbar(sigmas, mean, error, color="black", marker="o", capsize=4, label="trained")
+    for (name, found), style in zip(ends.items(), ("--", ":"), strict=True):
+        right.axhline(found.mean(), color="gray", ls=style, label=name)
+    right.set(xscale="log", xlabel="noise multiplier σ")
+    right.set_ylabel(f"accuracy on {NEW_CLASSES} new classes, five images of each known")
+    right.set_title(f"mean ± s.d. of {config.seeds} seeds")
+    for axes in (left, right):
+        legend(axes)
+        label_ones_twos_fives(axes.xaxis)
     console.line(
-        f"noise multiplier {NOISE_MULTIPLIER:g}, delta {format_delta(DELTA)}, zero-out; "
-        f"untrained: {untrained:.4f}"
+        f"{data.population.num_examples:,} images in {task.tasks} tasks, {STEPS} steps that draw "
+        f"{', '.join(map(str, draws))}; delta {format_delta(DELTA)}, zero-out; classes are public"
     )
-    console.table(["scheme", "unit", "steps", "Thm 3", "epsilon", "test RMSE"], rows)
+    header = ["sigma", "Thm 3", "an image", "a task", "a class, of one task", "accuracy"]
+    console.table(header, rows)
+    console.line("; ".join(f"{name}: {_shown(found)}" for name, found in ends.items()))
     console.line("Theorem 3 as published is not sound for sums: an estimate, NO GUARANTEE")
     console.line("the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise")
     return figure
+
+
+def _shown(found: np.ndarray) -> str:
+    return f"{found.mean():.4f} ± {found.std(ddof=1):.4f}"

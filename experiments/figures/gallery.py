@@ -34,6 +34,9 @@ class Gallery:
     ratings: Path | None = None
     """`u.data` of MovieLens 100K, for figures of ratings; by default a synthetic population."""
 
+    images: Path | None = None
+    """NumPy archive of images x and labels y, for figures of images; by default the digits."""
+
 
 class _Notes(Console):
     """A console that keeps, as Markdown, the lines and the tables that it prints."""

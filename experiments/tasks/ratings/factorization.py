@@ -103,19 +103,3 @@ def _features(params: Params, user: Any) -> tuple[jax.Array, jax.Array]:
     factors = params["factor"][user["item"]]
     features = jnp.concatenate([jnp.ones((factors.shape[0], 1)), factors], axis=1)
     return features, user["rating"] - MIDDLE - params["bias"][user["item"]]
-
-
-@jax.jit
-def squared_errors(params: Params, known: Any, asked: Any) -> jax.Array:
-    """Returns each user's sum of squared errors on `asked`, with their part fitted to `known`.
-
-    Args:
-      params: Items.
-      known: item, rating and weight by user: [users, tau].
-      asked: The same users' ratings to be predicted: [users, other tau].
-    """
-
-    def of_one(known: Any, asked: Any) -> jax.Array:
-        return jnp.sum(jnp.square(errors(params, own_part(params, known), asked)))
-
-    return jax.vmap(of_one)(known, asked)

@@ -91,7 +91,7 @@ def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp
     [
         (["samplers", "a.png"], "there is no figure 'samplers'; there are epsilon, "),
         (["epsilon", "a.jpeg"], "OUT must end in .png, .pdf or .svg, got a.jpeg"),
-        (["episodes", "a.png", "--ratings", "nowhere"], "nowhere"),
+        (["rating_model", "a.png", "--ratings", "nowhere"], "nowhere"),
         (["all", __file__], "File exists"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from accounting import epsilon
 from accounting.releases.contribution import sum_error, sum_sweet_spot
 from dpsgd.engine import programs
-from experiments.tasks.ratings import episodes, factorization, ratings
+from experiments.tasks.ratings import factorization, ratings
 from experiments.tasks.ratings.linear import CLASS, UNITS, LinearRatings
 from experiments.tasks.ratings.study import FactorizedRatings, Study, split
 
@@ -189,33 +189,3 @@ def test_the_published_rule_for_the_cap_is_not_where_the_expected_error_is_least
     errors = [sum_error(counts, cap, 0.02) for cap in range(1, counts.max() + 1)]
     assert sum_sweet_spot(counts, 0.02) == 126
     assert 1 + np.argmin(errors) == 99
-
-
-def test_the_schemes_draw_equally_much_and_claim_what_is_proved():
-    table = ratings.synthetic(0, 400, 60)
-    found = {scheme.name: scheme for scheme in episodes.all_schemes(table, steps=40)}
-    for scheme in found.values():
-        assert 30 <= scheme.sampler.num_steps <= 50
-    users = found["multistage, clip users"]
-    assert users.sampler.clipped_shape == (episodes.RATINGS,)
-    assert users.sampler.unit == users.unit == found["Poisson users, clip users"].unit == "user"
-    price, published = users.price(2.0, 1e-5), users.published(2.0, 1e-5)
-    assert published.value < price.lower <= price.upper  # refuted by a pair of data sets
-    assert "NO GUARANTEE" in str(published)
-    assert found["Poisson ratings"].published(2.0, 1e-5) is None
-    for name in ("multistage, clip ratings", "users, Poisson ratings", "Poisson ratings"):
-        assert found[name].sampler.expected_batch_size == pytest.approx(40 * 16, rel=0.02)
-
-
-def test_an_episode_adapts_to_its_support_and_learns_from_its_query():
-    params = factorization.init(12, 2, seed=1)
-    user = a_user(tau=12, padding=4)
-    user = {name: np.resize(column, episodes.RATINGS) for name, column in user.items()}
-    user["weight"] = np.ones(episodes.RATINGS, np.float32)
-    half = episodes.RATINGS // 2
-    of = jax.jit(jax.grad(episodes.episode_loss))
-    gradient = of(params, user)["bias"]
-    asked = set(user["item"][half:].tolist())
-    assert set(np.flatnonzero(gradient)) <= asked
-    other = {**user, "rating": np.where(np.arange(16) < half, 6 - user["rating"], user["rating"])}
-    assert not np.allclose(of(params, other)["bias"], gradient)

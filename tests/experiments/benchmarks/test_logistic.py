@@ -1,0 +1,38 @@
+"""Logistic regression is measured on bounded features, by both methods, at equal epsilon."""
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.benchmarks import logistic
+from experiments.tasks.clicks.task import Clicks
+
+
+def test_features_are_bounded_by_public_numbers(store):
+    task = Clicks(store)
+    rows = task.columns()
+    x = logistic.features(rows, task, 2, (0.0, 3.0))
+    numbers, categories = len(task.schema.integers), len(task.schema.categories)
+    assert x.shape == (len(rows["label"]), 1 + numbers + 2 * categories)
+    assert ((x >= 0) & (x <= 1)).all()
+    assert np.linalg.norm(x, axis=1).max() <= math.sqrt(1 + numbers + categories)
+    present = np.asarray(rows["categories"]) > 0
+    shown = x[:, 1 + numbers :].reshape(len(x), categories, 2)
+    np.testing.assert_array_equal(shown.sum(-1), present)
+    scaled = np.clip(rows["integers"] / 3.0, 0, 1) * ~rows["integers_missing"]
+    np.testing.assert_allclose(x[:, 1 : 1 + numbers], scaled, rtol=1e-6)
+
+
+@pytest.mark.long
+def test_both_methods_are_measured_at_each_epsilon(store, monkeypatch):
+    monkeypatch.setattr(logistic, "RATES", (0.1,))
+    monkeypatch.setattr(logistic, "NORMS", (1.0,))
+    monkeypatch.setattr(logistic, "BATCH", 64)
+    monkeypatch.setattr(logistic, "EPOCHS", 1)
+    rows = list(logistic.logistic(store=str(store), buckets=1, epsilons=(1.0,), seeds=2))
+    names = [row.name for row in rows]
+    assert len(names) == len(set(names)) == 6
+    assert sum("epsilon 1," in name for name in names) == 4
+    assert all((row.error is None) == ("no privacy" in row.name) for row in rows)
+    assert all(0 < row.value < 20 for row in rows)
