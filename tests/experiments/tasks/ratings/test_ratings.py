@@ -1,4 +1,4 @@
-"""Ratings of users: what is read, what is trained, and what the schemes of episodes may claim."""
+"""Ratings of users: what is read, what is trained and what caps cost."""
 
 import gzip
 import random
