@@ -28,6 +28,7 @@ from dpsgd.core.mechanism import SCALES
 from dpsgd.engine import programs, queries
 from samplers import Multistage, Shuffle, UnitTree
 from samplers.population import UnitData
+from tests.dpsgd.mixing import shared
 
 N, D = 60, 64  # so many weights are audited by few releases
 SHUFFLED = Mechanism(Shuffle(N, 12, 2), 1.0, 1.0)
@@ -163,16 +164,6 @@ def test_rows_that_are_not_like_the_data_are_refused_in_a_line(generated, messag
         trained(generated=generated, root=root)
     assert "\n" not in str(refused.value)
     root.begin_run()
-
-
-@jax.custom_batching.custom_vmap
-def shared(x):
-    return x
-
-
-@shared.def_vmap
-def _mean(axis_size, in_batched, x):
-    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
 
 
 TREE = UnitTree.from_columns({"who": np.arange(N) // 6})

@@ -24,6 +24,7 @@ from dpsgd.engine import queries
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import Deterministic, Poisson
+from tests.dpsgd.mixing import shared
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
 
@@ -352,16 +353,6 @@ class Mixed(Kept):
 
     def reads(self, params, example):
         return shared(example["x"])[:2]
-
-
-@jax.custom_batching.custom_vmap
-def shared(x):
-    return x
-
-
-@shared.def_vmap
-def _mean(axis_size, in_batched, x):
-    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
 
 
 def whole():

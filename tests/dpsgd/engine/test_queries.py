@@ -16,6 +16,7 @@ from dpsgd.engine import queries
 from dpsgd.engine.programs import arrays_digest
 from dpsgd.engine.queries import Refinement, read_rows, refine
 from samplers import BallsAndBins, Poisson
+from tests.dpsgd.mixing import shared
 
 N, D, T = 400, 3, 8
 SAMPLER = Poisson(N, 50)
@@ -168,16 +169,6 @@ def test_another_run_under_the_root_is_refused_also_in_its_file(tmp_path):
         with pytest.raises(ValueError, match="a run was already begun under this root"):
             released(root=again, run="two")
     released(root=RootKey.load(tmp_path / "root.key"), run="one")
-
-
-@jax.custom_batching.custom_vmap
-def shared(x):
-    return x
-
-
-@shared.def_vmap
-def _mean(axis_size, in_batched, x):
-    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
 
 
 @pytest.mark.parametrize(

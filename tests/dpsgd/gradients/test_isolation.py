@@ -15,6 +15,7 @@ from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.noise.grid import secure_grid
 from samplers import Deterministic
+from tests.dpsgd.mixing import shared
 
 B, D = 4, 3
 W = np.linspace(-1.0, 1.0, D, dtype=np.float32)
@@ -22,17 +23,6 @@ X = np.random.default_rng(0).normal(size=(B, D)).astype(np.float32)
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
 GRID = secure_grid(1.0, 1.0, B)
 METHODS = {"ghost": {}, "vmap": {"method": "vmap"}, "secure": {"grid": GRID}}
-
-
-@jax.custom_batching.custom_vmap
-def shared(x):
-    """Is x alone, and the mean over the batch where there is one."""
-    return x
-
-
-@shared.def_vmap
-def _mean(axis_size, in_batched, x):
-    return jnp.broadcast_to(x.mean(0), x.shape), in_batched[0]
 
 
 def only_in_its_derivative(rule):
