@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -161,18 +162,24 @@ def _compiled(*, optimised):
 
 
 @pytest.fixture(scope="session")
-def real_criteo_rows() -> Path:
-    """110,000 real rows of the Criteo Display Ads data, where the checkout has them beside it."""
-    path = SHARED_DATA / "criteo_display_110k.tsv.gz"
-    if not path.exists():
-        pytest.skip("the real Criteo rows are not at ../shared/data/criteo_display_110k.tsv.gz")
-    return path
+def real() -> Callable[[str], Path]:
+    """Name of a file of real rows -> where it lies beside the checkout, or else a skip."""
+
+    def find(name: str) -> Path:
+        if not (SHARED_DATA / name).exists():
+            pytest.skip(f"the real rows are not at ../shared/data/{name}")
+        return SHARED_DATA / name
+
+    return find
 
 
 @pytest.fixture(scope="session")
-def real_search_rows() -> Path:
+def real_criteo_rows(real) -> Path:
+    """110,000 real rows of the Criteo Display Ads data, where the checkout has them beside it."""
+    return real("criteo_display_110k.tsv.gz")
+
+
+@pytest.fixture(scope="session")
+def real_search_rows(real) -> Path:
     """Four real rows of the Criteo Sponsored Search log, where the checkout has them beside it."""
-    path = SHARED_DATA / "criteo_search_4rows.tsv"
-    if not path.exists():
-        pytest.skip("the real search rows are not at ../shared/data/criteo_search_4rows.tsv")
-    return path
+    return real("criteo_search_4rows.tsv")

@@ -41,7 +41,10 @@ def u_data(folder):
 
 
 CASES = {
-    "clicks": (store, {"embedding_dim": 2, "max_buckets": 8, "hidden": [4]}),
+    "clicks": (
+        store,
+        {"model": "wide-and-deep", "embedding_dim": 2, "max_buckets": 8, "hidden": [4], "bins": 2},
+    ),
     "images": (None, {"channels": [2]}),
     "ratings": (u_data, {"max_ratings": 5}),
 }
