@@ -62,20 +62,9 @@ def num_params(params: PyTree) -> int:
 class Program:
     """A compiled (state, *inputs) -> (state, ...) that owns its state; called, it moves it on.
 
-    Args:
-      function: What is compiled.
-      start: Makes the state, which is given away.
-      *inputs: What every call gets.
-      options: Of the compiler; by default those of training.
-      block_steps: Steps of a call.
-      algorithm: Of the steps of a block, whose schedules each call gets last, made on the host in
-        its time; None of other programs.
-
-    Attributes:
-      state: As it is now.
-      compiled: The program.
-      compiling: What it took to trace and compile it.
-      inputs: What every call gets.
+    `start` makes the state, which is given away, and every call gets the inputs, and last, where
+    steps of an `algorithm` are taken, the schedules of its block, made on the host in its time. Its
+    `options` are by default those of training; `compiling` is what it took to trace and compile it.
     """
 
     def __init__(

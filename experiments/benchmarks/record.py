@@ -27,10 +27,7 @@ FLAGS = "XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS"
 
 
 class Record:
-    """Measures cases one by one, and keeps what they found in one JSON file.
-
-    Attributes:
-      entries: What this process measured, one entry a case.
+    """Measures cases one by one, and keeps what they found in one JSON file: `entries`.
 
     Raises:
       ValueError: If `file` holds anything else.
@@ -63,12 +60,7 @@ class Record:
 
         It is left out if what it needs is missing, or if it does not fit into the time that is
         left: its estimate counts as many times as the cases before it took longer than theirs.
-
-        Args:
-          case: What is measured.
-          command: That measures it again.
-          given: Of its options, those that were given.
-          quick: Whether it is measured in small.
+        `command` measures it again, with the options that were `given`, in small if `quick`.
         """
         small = (case.quick or {}) if quick else {}
         setting = {**case.setting, **case.options, **small, **given}

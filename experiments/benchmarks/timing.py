@@ -61,9 +61,8 @@ def in_turns(
     """Returns what each of `work` takes in `rounds` rounds, after one that is not counted.
 
     By default in CPU seconds; where another device works, `time.perf_counter` tells the time.
-
-    Nothing that a piece of work returns outlives it: a result
-    still held would make the next one take fresh pages of memory, which is slower than the work.
+    Nothing that a piece of work returns outlives it: a result still held would make the next one
+    take fresh pages of memory, which is slower than the work.
     """
     series = Series({name: [] for name in work})
     for name, counts in turns(work, rounds):
@@ -96,16 +95,10 @@ def alone(
     start: str = "spawn",
     most_seconds: int | None = None,
 ) -> Alone:
-    """Returns what `function` gives in a process of its own.
+    """Returns what `function` gives in a process of its own, begun anew or from what is preloaded.
 
-    Args:
-      function: What is called there.
-      *arguments: With what.
-      start: How the process is started: "spawn", or "forkserver" from what is preloaded.
-      most_seconds: CPU seconds after which it is ended; a failure is then an answer as well.
-
-    Raises:
-      RuntimeError: If it fails, without `most_seconds`.
+    After `most_seconds` of CPU time it is ended, and a failure is then an answer as well; without,
+    it is a RuntimeError.
     """
     context: Any = multiprocessing.get_context(start)
     receiver, sender = context.Pipe(duplex=False)
