@@ -12,6 +12,7 @@ FIGURES = {
     "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
     "delta": "Delta over epsilon of every sampler (balls-and-bins paper, figure 2).",
     "estimators": "Monte Carlo bounds at equal time (balls-and-bins paper, figures 3 and 4).",
+    "never_worse": "Where balls-and-bins is certified better than Poisson sampling, and where not.",
     "crossing": "The epsilon at which balls-and-bins becomes better than Poisson sampling.",
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from experiments.figures import crossing
+from experiments.figures import crossing, never_worse
+from experiments.figures.__main__ import main
 from experiments.figures.records import RECORDS, recorded
 
 LINES: list[str] = []
@@ -41,3 +42,21 @@ def test_the_recorded_crossings_are_certified_and_their_signs_change_once():
         assert row["zero"] > 0
         assert re.fullmatch(">{4}<{2,}|>{4}<", row["signs"])
     assert rows["10.0 5"] == crossing.point((10.0, 5))
+
+
+def test_the_recorded_cells_are_decided_and_none_is_worse_at_a_small_delta():
+    rows = json.loads((RECORDS / "never_worse.json").read_text())
+    for row in rows.values():
+        assert re.fullmatch(r">*<*[.]*", row["signs"])
+        assert len(row["signs"]) == len(never_worse.EPSILONS)
+        for low, high, poisson_low, poisson_high in row.get("bounds", {}).values():
+            assert 0.034 < poisson_low <= poisson_high < low <= high
+    assert rows["195 0.5 5"] == never_worse.cells((195, 0.5, 5))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["crossing", "never_worse"])
+def test_a_small_version_computes_what_it_draws(name, tmp_path, capsys):
+    assert main([name, "--small", str(tmp_path / "a.svg")]) == 0
+    assert (tmp_path / "a.svg").stat().st_size > 10_000
+    assert "zero-out" in capsys.readouterr().out

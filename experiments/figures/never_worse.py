@@ -1,0 +1,142 @@
+"""Is balls-and-bins ever worse than Poisson sampling in practice? Certified, cell by cell.
+
+Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), ask it in their discussion. Both
+deltas are bounded from below and above at equal noise, batch size and epsilon, on the sizes of two
+click data sets. A number is the largest epsilon at which balls-and-bins is certified worse; its
+colour is Poisson's delta there, which no guarantee may have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from accounting import BallsAndBinsProfile, PoissonProfile
+from accounting.order import compare
+from experiments.cli.console import Console
+from experiments.figures.comparison import TERMS
+from experiments.figures.drawing import Picture, blank, panels
+from experiments.figures.records import RECORDS, recorded
+
+NUM_EXAMPLES = {"Criteo Display Ads": 36_800_512, "Criteo Sponsored Search": 12_800_000}
+EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+FLOOR = 1e-12
+"""Where Poisson's delta is smaller nothing is compared: no guarantee asks for one."""
+
+
+@dataclass(frozen=True)
+class Config(Picture):
+    """Where balls-and-bins is certified better than Poisson sampling, and where worse."""
+
+    record: Path | None = RECORDS / "never_worse.json"
+    """Cells that were computed before; new ones are added."""
+
+    batch_sizes: tuple[int, ...] = tuple(2**k for k in range(10, 17))
+    noise_multipliers: tuple[float, ...] = (
+        0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0,
+    )  # fmt: skip
+    epochs: tuple[int, ...] = (1, 5)
+
+    SMALL: ClassVar = {
+        "record": None,
+        "batch_sizes": (2**14, 2**16),
+        "noise_multipliers": (0.3, 0.5),
+    }
+
+
+def cells(job: tuple[int, float, int]) -> dict[str, Any]:
+    """Compares both samplers at each of EPSILONS.
+
+    Args:
+      job: T, steps of an epoch, where Poisson samples at rate 1 / T; the noise multiplier; epochs.
+
+    Returns:
+      'signs', a character for each epsilon: '<' where balls-and-bins is certified better, '>' where
+      worse, '?' undecided, '.' below FLOOR; 'bounds' of '>' and '?', by epsilon: the lower and
+      the upper end of balls-and-bins' delta, and of Poisson's; 'ratio', of '<': Poisson's delta
+      over balls-and-bins' is at least this.
+    """
+    steps, sigma, epochs = job
+    one = BallsAndBinsProfile(sigma, steps, epochs)
+    other = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
+    signs, bounds, ratios = "", {}, []
+    for epsilon in EPSILONS:
+        if signs.endswith(".") or other.delta(epsilon, 1e-2).upper < FLOOR:
+            signs += "."
+            continue
+        order = compare(one, other, epsilon)
+        signs += "?><"[order.sign]
+        if signs[-1] in ">?":
+            ends = [text for b in order for text in (b.format_lower(".6e"), b.format_upper(".6e"))]
+            bounds[f"{epsilon:g}"] = [float(end) for end in ends]
+        elif signs[-1] == "<":
+            ratios.append(order.second.lower / order.first.upper)
+    ratio = {"ratio": round(min(ratios) - 5e-7, 6)} if ratios else {}
+    return {"signs": signs, **ratio, **({"bounds": bounds} if bounds else {})}
+
+
+def draw(config: Config, console: Console) -> Figure:
+    """Returns the figure; prints how many cells are decided in which way, and the exceptions."""
+    rows, columns = list(product(NUM_EXAMPLES, config.epochs)), config.noise_multipliers
+    jobs = [
+        (int(NUM_EXAMPLES[data_set] / batch_size + 0.5), sigma, epochs)
+        for (data_set, epochs), batch_size, sigma in product(rows, config.batch_sizes, columns)
+    ]
+    found = recorded(cells, list(dict.fromkeys(jobs)), config.record, console.progress)
+    cell = dict(zip(dict.fromkeys(jobs), found, strict=True))
+    figure = blank(11, 7, f"largest ε where balls-and-bins costs more; colour: δ there ({TERMS})")
+    table, remaining = [], iter(jobs)
+    axes = panels(figure, len(NUM_EXAMPLES), len(config.epochs))
+    for (data_set, epochs), axis in zip(rows, axes, strict=True):
+        grid = [[cell[next(remaining)] for _ in columns] for _ in config.batch_sizes]
+        table.append([data_set, str(epochs), *_summary([one for row in grid for one in row])])
+        _draw(axis, grid, config)
+        axis.set_title(f"{data_set}, {epochs} epoch{'s' if epochs > 1 else ''}")
+    figure.colorbar(axes[0].images[0], ax=axes, shrink=0.6, label="Poisson's δ there")
+    console.line(f"balls-and-bins and Poisson sampling at equal noise ({TERMS})")
+    console.table(
+        ["data set", "epochs", "better", "worse", "undecided", f"below {FLOOR:g}",
+         "largest epsilon where worse", "smallest delta where worse", "ratio elsewhere at least"],
+        table,
+    )  # fmt: skip
+    return figure
+
+
+def _summary(found: list[dict[str, Any]]) -> list[str]:
+    signs = "".join(one["signs"] for one in found)
+    worse = [
+        (float(epsilon), ends[2])
+        for one in found
+        for epsilon, ends in one.get("bounds", {}).items()
+        if ends[0] > ends[3]
+    ]
+    return [
+        *(str(signs.count(sign)) for sign in "<>?."),
+        f"{max((epsilon for epsilon, _ in worse), default=0):g}",
+        f"{min((delta for _, delta in worse), default=0):.2g}",
+        f"{min((one['ratio'] for one in found if 'ratio' in one), default=0):.4f}",
+    ]
+
+
+def _draw(axes: Axes, grid: list[list[dict[str, Any]]], config: Config) -> None:
+    deltas = np.full((len(grid), len(grid[0])), np.nan)
+    for i, row in enumerate(grid):
+        for j, one in enumerate(row):
+            last = one["signs"].rfind(">")
+            text = "?" if "?" in one["signs"] else ""
+            if last >= 0:
+                text += f"{EPSILONS[last]:g}"
+                deltas[i, j] = one["bounds"][f"{EPSILONS[last]:g}"][3]
+            axes.text(j, i, text or "·", ha="center", va="center", fontsize="small")
+    axes.imshow(deltas, norm=LogNorm(1e-2, 1), cmap="YlOrRd", alpha=0.7, aspect="auto")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(grid[0])), [f"{s:g}" for s in config.noise_multipliers])
+    axes.set_yticks(range(len(grid)), [f"{b:,}" for b in config.batch_sizes])
+    axes.set(xlabel="noise multiplier σ", ylabel="batch size")
