@@ -52,9 +52,9 @@ PANELS: dict[str, dict[str, dict[str, Any]]] = {
         "geometric orders": {"sampled": "losses", "ranks": 1.02},
     },
     "two inequalities": {
-        "both, Chernoff-Hoeffding": {"ranks": 1.02},
+        "both, Hoeffding": {"ranks": 1.02},
         "both, Bennett": {"ranks": 1.02, "inequality": "bennett"},
-        "other bins, Chernoff-Hoeffding": {"ranks": 1.02, "sampled": "other bins"},
+        "other bins, Hoeffding": {"ranks": 1.02, "sampled": "other bins"},
         "other bins, Bennett": {"ranks": 1.02, "sampled": "other bins", "inequality": "bennett"},
     },
 }
