@@ -173,8 +173,8 @@ def private_logistic_regression(
     r"""Returns coefficients theta of P(label = 1) = sigmoid(theta . x), by noised Newton steps.
 
     Each step reads one noisy sum over all rows: their gradients and their Hessians together, at the
-    noise that gradients need alone. For a few hundred features and tens of thousands of rows this
-    takes less noise than first-order steps do; a step costs O(n d^2).
+    noise that gradients need alone. A step takes O(n d^2): a few hundred features are many. Beside
+    DP-SGD on the same model: docs/explanation/results/logistic-regression.md.
 
     >>> rng = np.random.default_rng(0)
     >>> x = np.stack([np.ones(20_000), rng.uniform(-1, 1, 20_000)], axis=1)

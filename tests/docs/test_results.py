@@ -154,3 +154,28 @@ def test_the_tables_of_correlated_noise_are_what_was_recorded():
             named = {"SGD with 22 bands": value[name], "SGD with independent noise": independent}
             if label in named or setting is None:
                 assert f"{named.get(label, value[name]):.4f}" in PROSE, (label, epsilon)
+
+
+def test_the_tables_of_logistic_models_and_few_shot_episodes_are_what_was_recorded():
+    found, useful = recorded("logistic"), recorded("useful")
+    rows = table_rows("| Adult: AUC | Adult: log loss |")
+    assert len(rows) == 12
+    for label, cells in rows:
+        method, _, at = label.partition(", ")
+        start = {"Newton steps": "noised Newton steps"}.get(method, method)
+        for column, cell in cells.items():
+            data, figure = column.split(": ")
+            of = "26,033 rows, 134 features" if data == "Adult" else "88,000 rows, 118 features"
+            end = ", ".join(filter(None, (at, of)))
+            names = [n for n in found if n.startswith(f"{figure}, {start}") and n.endswith(end)]
+            if method == "click model":
+                assert cell in ("", shown(useful[f"{figure}, {at}, test rows"]))
+            elif method == "no privacy":
+                assert cell == f"{found[names[0]].value:.4f}"
+            else:
+                assert cell == shown(found[names[0]])
+    record = json.loads((ROOT / "experiments/records/episodes.json").read_text())
+    header, recorded_rows = record["tables"][0]["header"], record["tables"][0]["rows"]
+    for (label, cells), row in zip(table_rows("sigma | Thm 3"), recorded_rows, strict=True):
+        assert [label, *cells.values()] == row
+        assert list(cells) == header[1:]
