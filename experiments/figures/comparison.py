@@ -116,13 +116,27 @@ def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
 
 
 def draw(
-    axes: Axes, found: Sequence[Curve], title: str, x: str = "noise multiplier σ", y: str = "ε"
+    axes: Axes,
+    found: Sequence[Curve],
+    title: str,
+    x: str = "noise multiplier σ",
+    y: str = "ε",
+    floor: float = 1e-6,
 ) -> None:
-    """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses."""
+    """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses.
+
+    Args:
+      axes: Where to draw.
+      found: What is compared.
+      title: Of the panel.
+      x: What the curves are over.
+      y: What is bounded.
+      floor: Lower ends are drawn at this at least.
+    """
     loose, colors = False, iter(PALETTE[3:] + PALETTE[:3])
     for curve in found:
         color = COLORS.get(curve.name) or next(colors)
-        lower = [max(bound.lower, 1e-300) for bound in curve.bounds]
+        lower = [max(bound.lower, floor) for bound in curve.bounds]
         upper, confidence = [bound.upper for bound in curve.bounds], curve.bounds[0].confidence
         if confidence < 1.0:
             label = f"{curve.name} ({100 * confidence:g} %)"

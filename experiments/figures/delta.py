@@ -125,9 +125,8 @@ def figure(
         for curve in curves(setting, epsilons):
             drawn.append(curve)
             console.progress(f"{title}: {curve.name}")
-        comparison.draw(axes, drawn, title, "ε", "δ")
-        least = min(c.bounds[-1].lower for c in drawn if c.name == "balls-and-bins")
-        axes.set_ylim(least / 100, 1.0)
+        floor = min(c.bounds[-1].lower for c in drawn if c.name == "balls-and-bins") / 100
+        comparison.draw(axes, drawn, title, "ε", "δ", floor)
         console.line(f"{title}, one epoch ({TERMS})")
         some = range(0, points, max(1, points // 4))
         console.table(
