@@ -26,6 +26,8 @@ class Order(NamedTuple):
     @property
     def sign(self) -> int:
         """-1 where the first delta is certified smaller, 1 where larger, 0 where undecided."""
+        if min(self.first.confidence, self.second.confidence) < 1.0:
+            return 0  # estimates certify nothing
         if self.first.upper < self.second.lower:
             return -1
         return int(self.first.lower > self.second.upper)

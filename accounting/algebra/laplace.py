@@ -21,10 +21,6 @@ from accounting.algebra.moments import (
     second_order,
 )
 
-_DIGITS = 60.0
-"""The trapezoid rule's errors are about e^-this."""
-_ALIAS = 36.0
-_END = 42.0
 _BLOCK = 2**17
 _MOST_TERMS = 6e6
 """Largest number of (node of z) x (node of u): a second or two."""
@@ -32,24 +28,36 @@ _LARGEST_EPSILON = 5.0
 
 
 class Average:
-    """The put of V, summed on the line Re z = _ALIAS / `window`, with its errors.
+    """The put of V, summed on the line Re z = `alias` / `window`, with its errors.
 
     Args:
       sigma: The noise multiplier, X = exp(u / sigma - 1 / (2 sigma^2)), u standard normal.
       bins: T >= 2.
       window: Above every b that is asked for.
+      rule: The trapezoid rule's errors are about e^-this.
+      alias: Those of aliases.
+      end: Those of the sum's end.
 
     Raises:
       NotInvertibleError: If the sum would have more than _MOST_TERMS terms.
     """
 
-    def __init__(self, sigma: float, bins: int, window: float) -> None:
-        self.bins, self.tilt = bins, _ALIAS / window
+    def __init__(
+        self,
+        sigma: float,
+        bins: int,
+        window: float,
+        *,
+        rule: float = 60.0,
+        alias: float = 36.0,
+        end: float = 42.0,
+    ) -> None:
+        self.bins, self.tilt = bins, alias / window
         variance = math.expm1(min(1.0 / sigma**2, 700.0))
         self._variance = variance / bins
         # Nodes of u = x - i height: there X turns against i z, and e^{-z X} oscillates less.
         self._height = height = min(1.0, 0.25 * math.pi * sigma)
-        step, reach = 2.0 * math.pi * height / _DIGITS, math.sqrt(2.0 * _DIGITS)
+        step, reach = 2.0 * math.pi * height / rule, math.sqrt(2.0 * rule)
         if (2.0 * reach + 1.0 / sigma) / step > _MOST_TERMS / 16.0 or 1.0 / sigma > 12.0:
             raise NotInvertibleError("one release's law is too wide")
         x = np.arange(-math.ceil(reach / step), math.ceil((reach + 1.0 / sigma) / step) + 1) * step
@@ -72,14 +80,14 @@ class Average:
             float(np.dot(weight, most * (relative * size**2 + error * size))),
         )
         missing = 2.0 * (step + 1.0 / reach) * math.exp(0.5 * height**2 - 0.5 * reach**2)
-        self._rule = (1.0 + math.exp(2.0 * height**2)) / math.expm1(_DIGITS) + missing
-        self._most = most
+        self._rule = (1.0 + math.exp(2.0 * height**2)) / math.expm1(rule) + missing
+        self._most, self._beyond = most, 128.0 * math.exp(-rule)
 
         mantissa, exponent = math.frexp(2.0 * math.pi / window)
         self._spacing = math.ldexp(math.floor(mantissa * 2**24) / 2**24, exponent)
         self._window = 2.0 * math.pi / self._spacing
         high = self._spacing
-        goal = 0.5 * math.log(min(self._variance, 1.0)) - _END
+        goal = 0.5 * math.log(min(self._variance, 1.0)) - end
         while self._log_end(high) > goal:
             high *= 1.2
             if high / self._spacing * x.size > _MOST_TERMS:
@@ -117,7 +125,7 @@ class Average:
         rate = (self.tilt * np.cos(angles) + y * np.sin(angles)) / self.bins
         with np.errstate(under="ignore"):
             moments = np.exp(-rate[:, None] * self._power) @ self._density
-        log = np.log(moments * (1.0 + 1e-11) + 1e-24) + 0.5 * (angles * self._sigma) ** 2
+        log = np.log(moments * (1.0 + 1e-11) + self._beyond) + 0.5 * (angles * self._sigma) ** 2
         return self.tilt + self.bins * float(log.min()) - math.log(math.pi * y)
 
     def put(self, excess: float) -> tuple[float, float]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PoissonProfile
+from accounting.estimates.monte_carlo import MonteCarloProfile
 from accounting.order import compare, crossing
 
 LONG = pytest.mark.long
@@ -64,6 +65,12 @@ def test_what_cannot_be_told_apart_is_undecided():
     assert compare(one, GaussianProfile(2.0), 1.0).sign == 1
     with pytest.raises(ValueError, match="not certified smaller up to epsilon"):
         crossing(one, one)
+
+
+def test_estimates_certify_no_order():
+    estimate = MonteCarloProfile(1.0, 10, num_samples=1000)
+    assert estimate.delta(1.0).upper < GaussianProfile(0.2).delta(1.0).lower
+    assert compare(estimate, GaussianProfile(0.2), 1.0).sign == 0
 
 
 class Loose:

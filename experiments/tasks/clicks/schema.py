@@ -140,6 +140,13 @@ class Schema:
             if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
                 shown = ":".join(f"{end:g}" for end in ends)
                 raise ValueError(f"bounds of {column} must be finite, low:high, not {shown}")
+            with np.errstate(over="ignore"):
+                low, high = self.transformed(np.array(ends))
+            if not -math.inf < low < high < math.inf:
+                raise ValueError(
+                    f"bounds of {column} are {low} and {high} in float32, as a model reads them: "
+                    "give others"
+                )
 
     @property
     def bounded(self) -> dict[str, tuple[float, ...]]:

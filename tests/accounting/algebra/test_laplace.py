@@ -50,6 +50,26 @@ def test_windows_of_different_lengths_agree(sigma, bins):
         assert max(low, other_low) <= min(high, other_high) <= max(low, other_low) + 1e-11
 
 
+@pytest.mark.parametrize(
+    ("sigma", "bins", "large"),
+    [
+        (0.38, 3428, {"rule": 12.0}),
+        (1.0, 20, {"rule": 12.0}),
+        (20.0, 967, {"rule": 12.0}),
+        (0.3, 500, {"alias": 1.0}),
+        (2.0, 2, {"alias": 1.0}),
+        (0.3, 500, {"end": 0.5}),
+        (20.0, 967, {"end": 0.5}),
+    ],
+)
+def test_each_error_is_within_its_bound_where_it_is_large(sigma, bins, large):
+    sharp, loose = Average(sigma, bins, 4.0), Average(sigma, bins, 4.0, **large)
+    for excess in (-0.99, -0.3, -0.01, 0.0, 0.1, 1.0):
+        (low, high), (loose_low, loose_high) = sharp.put(excess), loose.put(excess)
+        assert loose_low <= high
+        assert low <= loose_high
+
+
 def test_what_has_too_many_terms_is_refused():
     with pytest.raises(NotInvertibleError):
         average_delta(0.2, 2, 0.0)

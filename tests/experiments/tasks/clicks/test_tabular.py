@@ -525,6 +525,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         ),
         ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
         ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),
+        ({"numbers": ("a",), "bounds": {"a": (1e8, 1e8 + 1)}}, "bounds of a are .* in float32"),
     ],
 )
 def test_columns_and_buckets_that_do_not_fit_are_refused(asked, says):
