@@ -194,7 +194,9 @@ def _set_axis(axes: Axes, view: View, places: Sequence[float]) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     shown = _readable(axes, places)
-    axes.set_xticks(shown, [f"{place:.3g}" for place in shown], fontsize="small")
+    axes.set_xticks(
+        shown, [f"{p:,}" if isinstance(p, int) else f"{p:.3g}" for p in shown], fontsize="small"
+    )
     axes.set_xlabel(_label(view), fontsize="small")
 
 
