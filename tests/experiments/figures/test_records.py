@@ -51,7 +51,7 @@ def test_the_recorded_cells_are_decided_and_none_is_worse_at_a_small_delta():
         assert len(row["signs"]) == len(never_worse.EPSILONS)
         for low, high, poisson_low, poisson_high in row.get("bounds", {}).values():
             assert 0.034 < poisson_low <= poisson_high < low <= high
-    assert rows["195 0.5 5"] == never_worse.cells((195, 0.5, 5))
+    assert rows["195 0.35 5"] == never_worse.cells((195, 0.35, 5))
 
 
 @pytest.mark.long
