@@ -139,3 +139,22 @@ def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch)
     with jax.default_matmul_precision("bfloat16"):
         job.audit(job.start())
     assert len(made) == 2
+
+
+def test_no_audit_is_remembered_of_samplers_that_are_equal_whatever_they_hold(monkeypatch):
+    made = []
+    empty = audit.AuditReport(())
+    monkeypatch.setattr(audit, "audit_program", lambda *run, **how: made.append(run) or empty)
+    job = Job.of(line, resolved(config_of(audit=True), Population(160)))
+
+    class Held(type(job.mechanism.sampler)):
+        """May hold more than its fields."""
+
+    fields = dataclasses.fields(job.mechanism.sampler)
+    values = {field.name: getattr(job.mechanism.sampler, field.name) for field in fields}
+    for held in (1, 2):
+        mechanism = dataclasses.replace(job.mechanism, sampler=Held(**values))
+        object.__setattr__(mechanism.sampler, "held", held)
+        parts = job.algorithm, mechanism, job.start(), job.layout, job.synthetic
+        audit.audit_run(*parts, same="equal rows")
+    assert len(made) == 2
