@@ -16,6 +16,11 @@ from experiments.figures import FIGURES, figure_of
 from experiments.figures.drawing import save
 
 INDEX = "index.html"
+OF_RUNS = """## Figure 1 of the balls-and-bins paper
+
+It is of training runs, from their sweeps: `dpsgd sweep criteo-display-small STORE --out display`,
+so with `criteo-search-small`, and `dpsgd results display search --plot figure-1.png`.
+"""
 
 
 @dataclass(frozen=True)
@@ -104,5 +109,5 @@ def _write_index(folder: Path, sections: dict[str, str]) -> None:
 
     title = "Figures of the papers"
     pictures = {f"{name}.svg": (folder / f"{name}.svg").read_bytes() for name in sections}
-    markdown = "\n\n".join([f"# {title}", *sections.values()])
+    markdown = "\n\n".join([f"# {title}", *sections.values(), OF_RUNS])
     _write(folder / INDEX, document(Page(title, markdown, pictures)))

@@ -58,6 +58,7 @@ def test_the_page_of_all_figures_has_each_with_its_table_and_its_command(squares
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("<svg") + page.count("data:image/svg+xml") == len(FIGURES)
     assert page.count("up to 3, of u.data") == page.count(">square</th>") == len(FIGURES)
+    assert "dpsgd sweep criteo-display-small" in page
     for name, what in FIGURES.items():
         assert what in page.replace("&#x27;", "'")
         assert f"<code>scripts/figures {name} --small --ratings u.data</code>" in page
