@@ -63,8 +63,8 @@ class SweepConfig:
 
     config: tyro.conf.Positional[Path]
     """File of the sweep, or the name of a shipped one: criteo-display-paper, criteo-display-small,
-    criteo-search-paper, criteo-search-small, episodes, equal-privacy, fixed-guarantee; with
-    --private: private-selection."""
+    criteo-search-paper, criteo-search-small, episodes, equal-noise-millions, equal-privacy,
+    fixed-guarantee; with --private: private-selection."""
     data: tyro.conf.Positional[Path | None] = None
     """Where the task's rows lie, such as a store (see `dpsgd prepare`); left out for a task that
     brings its own."""
