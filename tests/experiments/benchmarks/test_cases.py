@@ -205,7 +205,9 @@ FOLDERS = [ROOT / name for name in ("accounting", "experiments", "docs")]
 PAGES = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))]
 EVERY = (ROOT / "experiments/records").glob("*.json")
 RECORDS = [file for file in EVERY if "cases" in json.loads(file.read_text())]  # of benchmarks
-COMMANDS = [re.findall(r"scripts/bench ([^`#]*)", page.read_text()) for page in PAGES]
+COMMANDS = [
+    re.findall(r"scripts/bench ((?:(?!scripts/)[^`#])*)", page.read_text()) for page in PAGES
+]
 
 
 @pytest.mark.parametrize(

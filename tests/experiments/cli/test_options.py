@@ -130,7 +130,7 @@ def test_the_help_of_a_run_begins_with_what_a_newcomer_needs_and_ends_with_clust
     order = ["DATA", "--out", "--target-epsilon", "--optimizer", "--bands", "--coordinator"]
     places = [re.search(rf"^  {name}\b", shown, re.MULTILINE).start() for name in order]
     assert places == sorted(places)
-    assert "Preset of model sizes" in shown
+    assert "Preset of the model" in shown
     assert "user-poisson" in shown
 
 

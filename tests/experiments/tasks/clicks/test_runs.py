@@ -125,5 +125,5 @@ def test_generated_rows_are_rows_of_a_store():
         assert rows[name].dtype == dtype
         assert rows[name].shape == ((50,) if width is None else (50, width))
     assert (rows["categories"] <= DISPLAY_ADS.buckets).all()
-    bare = dataclasses.replace(DISPLAY_ADS, integers=())
+    bare = dataclasses.replace(DISPLAY_ADS, integers=(), bounds=())
     assert uniform_rows(bare, 3)["integers"].shape == (3, 0)
