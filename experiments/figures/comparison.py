@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 
 from accounting import Bound, PrivacyProfile, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile
@@ -122,6 +124,8 @@ def draw(
     x: str = "noise multiplier σ",
     y: str = "ε",
     floor: float = 1e-6,
+    key: Figure | SubFigure | Axes | None = None,
+    **how: Any,
 ) -> None:
     """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses.
 
@@ -132,6 +136,8 @@ def draw(
       x: What the curves are over.
       y: What is bounded.
       floor: Lower ends are drawn at this at least.
+      key: What gets the legend, by default the axes.
+      how: Of the legend.
     """
     loose, colors = False, iter(PALETTE[3:] + PALETTE[:3])
     for curve in found:
@@ -154,4 +160,5 @@ def draw(
             axes.fill_between(curve.at, lower, upper, color=color, alpha=0.12, lw=0)
     axes.set(yscale="log", xlabel=x, ylabel=f"{y} ({TERMS})")
     axes.set_title(title)
-    legend(axes, title="solid: upper bound\ndashed: lower bound" if loose else None)
+    how["handles"] = axes.get_legend_handles_labels()[0]
+    legend(key or axes, title="solid: upper bound\ndashed: lower bound" if loose else None, **how)

@@ -106,7 +106,12 @@ def samplers(num_samples: int, setting: Setting, epsilons: Sequence[float]) -> I
 
 
 def figure(
-    shown: Sequence[tuple[str, Setting, Curves]], points: int, config: Picture, console: Console
+    shown: Sequence[tuple[str, Setting, Curves]],
+    points: int,
+    config: Picture,
+    console: Console,
+    *,
+    alike: bool = False,
 ) -> Figure:
     """Returns a panel for each name, setting and its curves; all is saved after each panel.
 
@@ -115,6 +120,7 @@ def figure(
       points: Epsilons of each curve.
       config: Names the picture.
       console: Gets a table for each panel.
+      alike: Whether all panels have the same curves, so that one legend serves them.
     """
     rows, columns = -(-len(shown) // 3), min(3, len(shown))
     found = blank(13, 4.6 * rows, "one epoch")
@@ -126,7 +132,12 @@ def figure(
             drawn.append(curve)
             console.progress(f"{title}: {curve.name}")
         floor = min(c.bounds[-1].lower for c in drawn if c.name == "balls-and-bins") / 100
-        comparison.draw(axes, drawn, title, "ε", "δ", floor)
+        if alike:
+            key, how = found, {"loc": "outside lower center", "ncols": 4}
+            found.legends.clear()
+        else:
+            key, how = axes, {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
+        comparison.draw(axes, drawn, title, "ε", "δ", floor, key, **how)
         console.line(f"{title}, one epoch ({TERMS})")
         some = range(0, points, max(1, points // 4))
         console.table(
@@ -152,4 +163,4 @@ def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints a table for each panel."""
     curves = partial(samplers, config.num_samples)
     shown = [(setting.name, setting, curves) for setting in SETTINGS]
-    return figure(shown, config.points, config, console)
+    return figure(shown, config.points, config, console, alike=True)

@@ -129,7 +129,7 @@ def draw(config: Config, console: Console) -> Figure:
     for (name, found), style in zip(ends.items(), ("--", ":"), strict=True):
         right.axhline(found.mean(), color="gray", ls=style, label=name)
     right.set(xscale="log", xlabel="noise multiplier σ")
-    right.set_ylabel(f"accuracy on {NEW_CLASSES} new classes, five images of each known")
+    right.set_ylabel(f"accuracy on {NEW_CLASSES} new classes,\nfive images of each known")
     right.set_title(f"mean ± s.d. of {config.seeds} seeds")
     for axes in (left, right):
         legend(axes)
