@@ -132,12 +132,11 @@ def figure(
             drawn.append(curve)
             console.progress(f"{title}: {curve.name}")
         floor = min(c.bounds[-1].lower for c in drawn if c.name == "balls-and-bins") / 100
+        how: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
         if alike:
-            key, how = found, {"loc": "outside lower center", "ncols": 4}
+            how = {"key": found, "loc": "outside lower center", "ncols": 4}
             found.legends.clear()
-        else:
-            key, how = axes, {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
-        comparison.draw(axes, drawn, title, "ε", "δ", floor, key, **how)
+        comparison.draw(axes, drawn, title, "ε", "δ", floor, **how)
         console.line(f"{title}, one epoch ({TERMS})")
         some = range(0, points, max(1, points // 4))
         console.table(

@@ -1,4 +1,4 @@
-"""Samples of all bins but the example's, whose own coordinate is integrated: finite at any delta.
+"""Samples of all bins but the example's, whose own coordinate is integrated.
 
 Proof: docs/explanation/monte-carlo-estimates.md.
 """
