@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -168,7 +168,8 @@ def generated(rows: int, model: ModelConfig) -> Iterator[tuple[Clicks, Path, Syn
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = write_store(folder / "store", rows, seed=0)
-        yield Clicks(folder / "store", **asdict(model)), folder, made
+        sizes = {name: size for name, size in vars(model).items() if name != "wide"}
+        yield Clicks(folder / "store", **sizes), folder, made
 
 
 def mean(runs: Sequence[Figures], key: str) -> Estimate:

@@ -103,7 +103,7 @@ RUN = [
     if page not in ("docs/how-to/devices.md", "docs/how-to/beam.md")  # of clusters
     if {"python", *SHELL} & {language for language, _ in blocks(page)}
 ]
-ELSEWHERE = {"tfds", "--model", "--black-box"}
+ELSEWHERE = {"tfds", "large", "--black-box"}
 """Words of commands that take a data set or minutes that a test has not."""
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4", "--no-audit"]
 
