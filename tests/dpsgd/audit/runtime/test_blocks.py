@@ -59,6 +59,17 @@ def test_sound_blocks_pass(sampler, noise, step):
     assert not failed(audited(sampler, *noise, step=step))
 
 
+def test_a_leaf_without_coordinates_hides_no_missing_noise():
+    def loss(params, example):
+        return loss_fn(params["w"], example) + jnp.sum(example["x"][..., :0] @ params["none"])
+
+    algorithm, mechanism = dpsgd(loss, optax.sgd(0.1)), Mechanism(SHUFFLE, 1.0, 0.5)
+    params = {"none": np.zeros((0, 1), np.float32), "w": np.zeros(D, np.float32)}
+    state = algorithm.init(params, mechanism)
+    checks = block_checks(Probe(algorithm, mechanism, state, ROWS))
+    assert all(check.passed and check.resolution < 0.01 for check in checks)
+
+
 def first_batches_again(patch):
     def plans(*arguments, sound=feed.plan_blocks, **named):
         first = None
