@@ -47,6 +47,8 @@ def executed(path, folder):
     bins = [str(Path(sys.executable).parent), os.environ["PATH"]]
     with tempfile.TemporaryDirectory() as scratch:  # in which notebooks make folders of their own
         ours = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(bins)}
+        kernel = client.create_kernel_manager()
+        kernel.connection_file = str(Path(scratch) / "kernel.json")  # also of one that is cut short
         client.execute(env=os.environ | ours | {"COLUMNS": "80", "TMPDIR": scratch})
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
