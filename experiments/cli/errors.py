@@ -20,11 +20,14 @@ EXTRAS = {
     "jinja2": "figures",
     "markdown_it": "cli",
     "matplotlib": "figures",
+    "orbax": "models",
     "polars": "figures",
     "pyarrow": "data",
     "rich": "cli",
-    "sklearn": "images",
+    "safetensors": "models",
+    "sklearn": "sklearn",
     "tensorflow_datasets": "tfds",
+    "tokenizers": "models",
     "tyro": "cli",
 }
 """Each module that is imported and need not be there -> the extra that brings it."""
