@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpsgd.engine.queries import Refinement, refine
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
+    from dpsgd.gradients.rules import AutomaticClipping, FlatClipping, PerLayerClipping
     from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise, Secure
     from dpsgd.noise.buffered import BufferedToeplitz
@@ -68,6 +69,7 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Auto",
+    "AutomaticClipping",
     "Banded",
     "BandedToeplitz",
     "Block",
@@ -75,6 +77,7 @@ __all__ = [
     "BufferedToeplitz",
     "Dense",
     "Diagnostics",
+    "FlatClipping",
     "FullSums",
     "Guarantee",
     "Independent",
@@ -86,6 +89,7 @@ __all__ = [
     "Noise",
     "NoiseMultiplier",
     "NonPrivate",
+    "PerLayerClipping",
     "Placement",
     "Platt",
     "RecommendationRequest",
@@ -131,6 +135,7 @@ _MODULES = {
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
+    "gradients.rules": ("AutomaticClipping", "FlatClipping", "PerLayerClipping"),
     "models.model": ("TrainedModel", "load_exported"),
     "runs.run": ("Run", "resume", "run"),
     "runs.recommendation": ("RecommendationRequest", "Settings"),

@@ -18,6 +18,7 @@ from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves, with_leaves
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
+from dpsgd.gradients.rules import FLAT, ClippingRule
 from dpsgd.noise.base import Noise
 
 PyTree = Any
@@ -37,6 +38,7 @@ def dpsgd(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     *,
+    clipping: ClippingRule = FLAT,
     microbatch_size: int | None = None,
     tables: Any = None,
     foreign_calls: bool = False,
@@ -60,6 +62,8 @@ def dpsgd(
         parameters and of itself, and neighbours have the same keys
         (docs/explanation/isolation-of-examples.md).
       optimizer: Any optax transformation; it sees only the private mean gradient.
+      clipping: The rule that brings an example's gradient to norm C: `FlatClipping`,
+        `PerLayerClipping` or `AutomaticClipping`. The privacy cost is the same.
       microbatch_size: Examples whose gradients are formed together, on each device; None for as
         many as fit, see `clipped_grad`.
       tables: `LazyTables`, by which those leaves are trained of which the loss only looks up rows,
@@ -91,7 +95,7 @@ def dpsgd(
     groups = (*([] if tables is None else [tables.group(loss_fn)]), DenseGroup(optimizer))
     return Algorithm(
         _Init(groups),
-        _ClippedSum(loss_fn, microbatch_size),
+        _ClippedSum(loss_fn, microbatch_size, clipping),
         _Update(groups),
         keyed,
         groups,
@@ -150,11 +154,13 @@ def _initial(
 class _ClippedSum:
     loss_fn: LossFn
     microbatch_size: int | None
+    clipping: ClippingRule
 
     def __call__(self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None):
         gradient = clipped_grad(
             loss_fn or self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
+            clipping=self.clipping,
             microbatch_size=self.microbatch_size,
             grid=scales.grid,
             devices=devices,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from dpsgd.gradients import ghost, memory, norms
 from dpsgd.gradients.ghost import Gradients
 from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.losses import LossFn, of_row, rows_of, takes_key
+from dpsgd.gradients.rules import FLAT, ClippingRule
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.secure import quantize
 from dpsgd.packing import join, packs, split
@@ -34,7 +35,7 @@ class Diagnostics(NamedTuple):
 
     Attributes:
       loss_sum: float32, sum of the losses that are finite.
-      clipped_count: float32, examples whose gradient norm exceeded the clip norm.
+      clipped_count: float32, examples that clipping made shorter, in any group of parameters.
       nonfinite_count: float32, examples that contributed zero for a gradient with NaN or infinity.
       batch_size: float32, number of real examples.
     """
@@ -46,7 +47,11 @@ class Diagnostics(NamedTuple):
 
 
 def _vmap_gradients(
-    loss_fn: LossFn, params: PyTree, batch: PyTree, grid: SecureGrid | None = None
+    loss_fn: LossFn,
+    params: PyTree,
+    batch: PyTree,
+    groups: Sequence[Sequence[int]],
+    grid: SecureGrid | None = None,
 ) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
     example = _first_example(batch)
@@ -56,11 +61,16 @@ def _vmap_gradients(
     differentiated = isolated(gradient, params, example, foreign_calls=foreign)
     losses, grads = jax.vmap(differentiated, in_axes=(None, 0))(params, batch)
     leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
-    together = packs({k: math.prod(g.shape[1:]) for k, g in enumerate(leaves)})
-    joined = [join([leaves[k] for k in pack], lead=1) for pack in together]
+    each = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
+    together = [pack for lines in each for pack in lines]
+    joined = [[join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in each]
 
-    def add_clipped(total: SumTree, factor: norms.ClipFactor) -> SumTree:
-        clipped = [norms.contribution(factor, g) for g in joined]
+    def add_clipped(total: SumTree, factors: Sequence[norms.ClipFactor]) -> SumTree:
+        clipped = [
+            norms.contribution(factor, g)
+            for factor, lines in zip(factors, joined, strict=True)
+            for g in lines
+        ]
         if grid is not None:
             clipped = jax.vmap(functools.partial(quantize, grid=grid))(clipped)
         sums, structure = jax.tree.flatten(total)
@@ -70,10 +80,11 @@ def _vmap_gradients(
                 sums[k] += x
         return jax.tree.unflatten(structure, sums)
 
-    return Gradients(losses, norms.combine([norms.norm(g) for g in joined]), add_clipped)
+    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in joined]
+    return Gradients(losses, group_norms, add_clipped)
 
 
-_METHODS: dict[str, Callable[[LossFn, PyTree, PyTree], Gradients]] = {
+_METHODS: dict[str, Callable[[LossFn, PyTree, PyTree, Sequence[Sequence[int]]], Gradients]] = {
     "ghost": ghost.gradients,
     "vmap": _vmap_gradients,
 }
@@ -83,6 +94,7 @@ def clipped_grad(
     loss_fn: LossFn,
     *,
     l2_clip_norm: ArrayLike,
+    clipping: ClippingRule = FLAT,
     method: str = "ghost",
     microbatch_size: int | None = None,
     grid: SecureGrid | None = None,
@@ -114,6 +126,8 @@ def clipped_grad(
         `dpsgd.gradients.isolation`. What it closes over is beyond that: data in a closure go around
         clipping unseen.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
+      clipping: The rule: `FlatClipping`, as above, `PerLayerClipping` or `AutomaticClipping`. Under
+        each, an example's contribution has norm C at most.
       method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
         structure of the loss allows, see `dpsgd.gradients.ghost`; "vmap" forms them all.
       microbatch_size: Examples processed at a time, in a scan. It changes memory and speed, not
@@ -168,15 +182,16 @@ def clipped_grad(
         params: PyTree, carry: tuple[SumTree, Diagnostics], batch: PyTree, weights: Array
     ) -> tuple[SumTree, Diagnostics]:
         total, so_far = carry
-        losses, norm, add_clipped = gradients(loss_fn, params, batch)
+        losses, found, add_clipped = gradients(loss_fn, params, batch, clipping.groups(params))
         real = weights > 0
-        factor = norms.clip_factor(norm, l2_clip_norm, real)
+        factors = clipping.factors(found, l2_clip_norm, real)
+        shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
         losses = losses.astype(jnp.float32)
         finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
-        counted = finite, factor.clipped, real & ~factor.keep, real
+        counted = finite, shortened, real & ~factors[0].keep, real
         # As one array, which is one sum to compile.
         diagnostics = Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
-        return add_clipped(total, factor), jax.tree.map(operator.add, so_far, diagnostics)
+        return add_clipped(total, factors), jax.tree.map(operator.add, so_far, diagnostics)
 
     def clipped_sum(
         params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None

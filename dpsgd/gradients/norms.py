@@ -187,21 +187,45 @@ def product(a: Norm, b: Norm) -> Norm:
     return Norm(scale, a.square * b.square * rest * rest)
 
 
-def clip_factor(norm: Norm, l2_clip_norm: ArrayLike, counts: Array) -> ClipFactor:
+def clip_factor(
+    norm: Norm,
+    l2_clip_norm: ArrayLike,
+    counts: Array,
+    *,
+    share: float | None = None,
+    gamma: float | None = None,
+) -> ClipFactor:
     """Returns the factor that brings each norm to `l2_clip_norm` at most.
 
     An example contributes nothing where `counts` (bool[B]) is False or its norm is not finite.
+
+    Args:
+      norm: Of the gradients.
+      l2_clip_norm: C > 0; infinity clips nothing.
+      counts: Which examples do.
+      share: In place of C, this times C, a number in (0, 1] that float32 holds.
+      gamma: Normalises in place of clipping: the factor is C / (norm + gamma). In [2^-100, 2^96].
     """
     given = marked(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
     limit = given * jnp.float32(1.0 - CLIP_MARGIN)
+    limit = limit if share is None else limit * jnp.float32(share)
     keep = counts & jnp.isfinite(norm.square)
     square = jnp.where(keep, norm.square, 0.0)
-    # For a zero gradient the quotient is inf (or 0/0 for a clip norm that underflows): no clipping.
-    bound = jnp.where(square > 0, limit / jnp.sqrt(square), jnp.inf)
+    inverse_scale = 1.0 / norm.scale
+    if gamma is None:
+        # For a zero gradient the quotient is inf (or 0/0 for a clip norm that underflows): no
+        # clipping.
+        bound = jnp.where(square > 0, limit / jnp.sqrt(square), jnp.inf)
+        target = jnp.minimum(norm.scale, bound)
+    else:
+        # The sum is at least the root, and at least 1 where the scale is at its least.
+        length = jnp.sqrt(square) + jnp.float32(gamma) * inverse_scale
+        bound = jnp.where(length > 0, limit / length, 0.0)
+        target = jnp.where(jnp.isinf(limit), norm.scale, bound)
     return ClipFactor(
         keep=keep,
-        inverse_scale=1.0 / norm.scale,
-        target=jnp.minimum(norm.scale, bound),
+        inverse_scale=inverse_scale,
+        target=target,
         clipped=keep & (bound < norm.scale),
     )
 

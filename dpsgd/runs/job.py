@@ -79,6 +79,7 @@ class Job(Training):
         algorithm = dpsgd(
             _loss(task),
             _optimizer(spec),
+            clipping=spec.clipping,
             microbatch_size=spec.microbatch_size,
             tables=_lazy_tables(spec, chosen.sampler.num_steps),
         )

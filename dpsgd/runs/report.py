@@ -134,6 +134,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -
         "sampler": record["sampler"],
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
+        **({"clipping rule": rule} if (rule := config.get("clipping", "flat")) != "flat" else {}),
         "noise": words_on(record["noise"]),
         **({"tables": "lazy: deferred noise"} if record["lazy_tables"] else {}),
         "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",

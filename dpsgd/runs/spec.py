@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from accounting import check_guarantee_delta, default_delta
 from dpsgd.engine.lazy.gaps import LARGEST
+from dpsgd.gradients.rules import FLAT, AutomaticClipping, FlatClipping, PerLayerClipping
 from dpsgd.noise.base import Independent, Noise, Secure
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
@@ -300,6 +301,10 @@ class RunSpec(_Checked):
     """What makes steps of private gradients."""
     average: LastStep | TailAverage | MovingAverage = LastStep()
     """Which parameters are released."""
+    clipping: FlatClipping | PerLayerClipping | AutomaticClipping = FLAT
+    """How an example's gradient is brought to l2_clip_norm. flat: as a whole. per-layer: groups of
+    parameters by themselves, under budgets whose squares add up. automatic: all gradients become
+    about as long, small ones too. The privacy cost is the same."""
     delta: float | Literal["1/n"] | None = _setting(None, name="target_delta", must=_DELTA)
     """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
     one digit. 1/n, which papers take, is no safe choice: to publish one unit at random has it."""
@@ -498,9 +503,14 @@ PARTS: dict[str, dict[str, type]] = {
     "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
     "optimizer": {"adam": Adam, "sgd": SGD},
     "average": {"": LastStep, "average_tail": TailAverage, "average_decay": MovingAverage},
+    "clipping": {
+        "flat": FlatClipping,
+        "per-layer": PerLayerClipping,
+        "automatic": AutomaticClipping,
+    },
 }
-"""The classes of each part of a spec, by the option that chooses one ("" needs none), or, of tables
-and optimizers, by the value of the option of that name."""
+"""The classes of each part of a spec, by the option that chooses one ("" needs none), or, of
+tables, optimizers and clipping, by the value of the option of that name."""
 
 
 class Option(NamedTuple):
@@ -530,7 +540,7 @@ def known_options() -> dict[str, Option]:
         if (kinds := PARTS.get(own.name)) is None:
             add(RunSpec, own)
             continue
-        if own.name in ("tables", "optimizer"):
+        if own.name in ("tables", "optimizer", "clipping"):
             names: Any = Literal[tuple(kinds)]
             found[own.name] = Option(names, next(iter(kinds)), RunSpec, own.name)
         for choice, kind in kinds.items():

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accounting import epsilon
+from dpsgd.gradients.rules import FlatClipping
 from dpsgd.noise.base import Secure
 from dpsgd.runs.spec import Banded, Buffered, LastStep, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
@@ -29,6 +30,7 @@ Trait = Literal[
     "shard_rows_from",
     "overflow accumulate",
     "average",
+    "clipping",
     "no minimum separation",
     "random order",
     "protected units of several rows",
@@ -73,6 +75,11 @@ UNSUPPORTED = (
         ("non_private",),
         ("secure_noise", "bands", "buffers"),
         "without privacy there is no noise, which could be exact or correlated",
+    ),
+    Unsupported(
+        ("non_private",),
+        ("clipping",),
+        "without privacy nothing is clipped",
     ),
     Unsupported(
         ("bands",),
@@ -127,6 +134,7 @@ def traits_of(
         "buffers": isinstance(noise, Buffered),
         "tables lazy": isinstance(spec.tables, Lazy),
         "average": not isinstance(spec.average, LastStep),
+        "clipping": not isinstance(spec.clipping, FlatClipping),
         "calibration platt": spec.calibration == "platt",
         "budget_minutes": spec.budget_minutes is not None,
         "shard_rows_from": sharded,

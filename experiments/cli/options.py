@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dpsgd.runs.spec import RunSpec
 
 ORDER = [
-    *("privacy", "optimizer", "settings", "run", "average", "noise", "tables"),
+    *("privacy", "optimizer", "settings", "run", "clipping", "average", "noise", "tables"),
     *("devices", "processes"),
 ]
 """Groups of options, as the help shows them: what a newcomer needs first, and clusters last."""

@@ -26,17 +26,20 @@ class Gradients(NamedTuple):
 
     Attributes:
       losses: [B].
-      norm: The B gradient norms over all parameters together.
-      add_clipped: (sum so far, factor) -> sum so far + sum of the contributions under that factor.
+      group_norms: The B gradient norms over each group of parameters.
+      add_clipped: (sum so far, factor of each group) -> sum so far + sum of the contributions.
     """
 
     losses: Array
-    norm: norms.Norm
-    add_clipped: Callable[[PyTree, norms.ClipFactor], PyTree]
+    group_norms: list[norms.Norm]
+    add_clipped: Callable[[PyTree, Sequence[norms.ClipFactor]], PyTree]
 
 
 def gradients(
-    loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, batch: PyTree
+    loss_fn: Callable[[PyTree, PyTree], Array],
+    params: PyTree,
+    batch: PyTree,
+    groups: Sequence[Sequence[int]],
 ) -> Gradients:
     """Differentiates the losses of `batch` once; norms and clipped sums are then algebra.
 
@@ -44,6 +47,7 @@ def gradients(
       loss_fn: (params, example) -> scalar.
       params: Tree of floating-point arrays.
       batch: Tree of arrays with a leading axis of B examples.
+      groups: Numbers of the leaves that are clipped together; each leaf is in one group.
     """
     params = jax.tree.map(jnp.asarray, params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
@@ -76,25 +80,35 @@ def gradients(
             formed[k] = _entries(taps.uses[k], leaves[k].shape, others, cotangents)
         elif route.kind not in ("unused", "vmap"):
             parts[k] = parts_of(route, taps.uses[k], others, cotangents)
-    packs = _packs(taps, {k: leaves[k].size for k in formed})
-    joined = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in packs]
-    squares = [norms.norm(g) for g in joined] + [
-        norm_of(routes[k], taps.uses[k], part, cotangents) for k, part in parts.items()
-    ]
-    norm = norms.combine(squares) if squares else norms.norm(jnp.zeros((losses.shape[0], 1)))
+    packs, joined, group_norms = [], [], []
+    for number, group in enumerate(groups):
+        sizes = {k: leaves[k].size for k in formed if k in group}
+        lines = _packs(taps, sizes)
+        beside = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in lines]
+        squares = [norms.norm(g) for g in beside] + [
+            norm_of(routes[k], taps.uses[k], part, cotangents)
+            for k, part in parts.items()
+            if k in group
+        ]
+        nothing = jnp.zeros((losses.shape[0], 1))
+        group_norms.append(norms.combine(squares) if squares else norms.norm(nothing))
+        packs += [(number, pack) for pack in lines]
+        joined += beside
+    group_of = {k: number for number, group in enumerate(groups) for k in group}
 
-    def add_clipped(total: PyTree, factor: norms.ClipFactor) -> PyTree:
+    def add_clipped(total: PyTree, factors: Sequence[norms.ClipFactor]) -> PyTree:
         sums, structure = jax.tree.flatten(total)
-        for pack, g in zip(packs, joined, strict=True):
-            summed = split(sum_entries(g, factor), [leaves[k].shape for k in pack])
+        for (number, pack), g in zip(packs, joined, strict=True):
+            summed = split(sum_entries(g, factors[number]), [leaves[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
                 sums[k] += x
         for k, part in parts.items():
+            factor = factors[group_of[k]]
             for u in taps.uses[k]:
                 sums[k] = add_use(sums[k], u, part, others[u.path], cotangents[u.path], factor)
         return jax.tree.unflatten(structure, sums)
 
-    return Gradients(losses, norm, add_clipped)
+    return Gradients(losses, group_norms, add_clipped)
 
 
 def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:

@@ -16,6 +16,7 @@ from dpsgd.gradients import ghost, norms
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.losses import Keyed, of_row
 from dpsgd.gradients.memory import explain
+from dpsgd.gradients.rules import FLAT
 
 B = 6
 
@@ -442,9 +443,11 @@ def ghost_program(name):
     params, loss_fn, _, _ = case(name)
 
     def run(batch, weights, clip_norm):
-        losses, norm, add_clipped = ghost.gradients(loss_fn, params, batch)
+        groups = FLAT.groups(params)
+        losses, (norm,), add_clipped = ghost.gradients(loss_fn, params, batch, groups)
         factor = norms.clip_factor(norm, clip_norm, weights > 0)
-        return losses, norms.value(norm), add_clipped(jax.tree.map(jnp.zeros_like, params), factor)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return losses, norms.value(norm), add_clipped(zeros, [factor])
 
     return jax.jit(run, compiler_options=FAST_COMPILE)
 

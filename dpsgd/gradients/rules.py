@@ -1,0 +1,176 @@
+"""Clipping rules: norms of groups of leaves -> factors that bring each example to C at most.
+
+Every method of computing clipped sums takes one. Proofs, in float32:
+docs/explanation/norms-and-clipping-in-float32.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from dpsgd.gradients import norms
+
+PyTree = Any
+
+GAMMA = 2.0**-100, 2.0**96
+"""Between these lies the stability constant of automatic clipping, as C does."""
+
+_LEAST_SHARE = 2.0**-40  # of C^2: a group's budget is far above what float32 takes for zero
+
+
+@runtime_checkable
+class ClippingRule(Protocol):
+    """How an example's gradient is brought to an L2 norm of at most C: a frozen dataclass."""
+
+    def groups(self, params: PyTree) -> list[list[int]]:
+        """Returns the numbers of the leaves that are scaled by one factor, group by group.
+
+        Every leaf is in exactly one group.
+        """
+
+    def factors(
+        self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
+    ) -> list[norms.ClipFactor]:
+        """Returns the factor of each group, under which the whole has norm C at most.
+
+        Args:
+          group_norms: Per-example norms of each group.
+          l2_clip_norm: C > 0; infinity clips nothing.
+          counts: bool[B]. An example contributes nothing where it is False, or where the norm of
+            any group is not finite: `keep` is the same for all groups.
+        """
+
+
+@dataclass(frozen=True)
+class FlatClipping:
+    """One factor min(1, C / |g|) for the whole gradient (Abadi et al. 2016)."""
+
+    def groups(self, params: PyTree) -> list[list[int]]:
+        return [list(range(len(jax.tree.leaves(params))))]
+
+    def factors(
+        self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
+    ) -> list[norms.ClipFactor]:
+        return [norms.clip_factor(group_norms[0], l2_clip_norm, counts)]
+
+
+@dataclass(frozen=True)
+class PerLayerClipping:
+    """Each group of leaves is clipped by itself, under budgets whose squares add up to C^2.
+
+    Source: McMahan, Andrew et al., "A General Approach to Adding Differential Privacy to Iterative
+    Training Procedures", 2018, section 3.
+
+    Raises:
+      ValueError: for a pattern that is no regular expression, and shares that are not positive
+        numbers, one for each pattern; when called, for a leaf or a pattern without a match.
+    """
+
+    patterns: tuple[str, ...] | None = field(default=None, metadata={"option": "clip_groups"})
+    """Of per-layer clipping: regular expressions, a group of leaves for each. A leaf belongs to the
+    first that is found in its name, such as dense/kernel, and must belong to one. By default the
+    parameters of each top-level name are a group."""
+    shares: tuple[float, ...] | None = field(default=None, metadata={"option": "clip_shares"})
+    """Shares of the groups in the square of l2_clip_norm, in any unit; by default they are
+    equal."""
+
+    def __post_init__(self) -> None:
+        for pattern in self.patterns or ():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"clip_groups: {pattern!r} is no pattern: {error}") from None
+        if self.patterns == ():
+            raise ValueError("clip_groups must name a group, or be left out")
+        if self.shares is None:
+            return
+        if self.patterns is None or len(self.shares) != len(self.patterns):
+            raise ValueError(
+                f"clip_shares must be as many as clip_groups, got {len(self.shares)} for "
+                f"{len(self.patterns or ())}"
+            )
+        positive = all(0 < share < math.inf for share in self.shares)
+        if not positive or min(self.shares) < _LEAST_SHARE * math.fsum(self.shares):
+            raise ValueError(
+                f"clip_shares must be finite and > 0, none below 1e-12 of all, got {self.shares}"
+            )
+
+    def groups(self, params: PyTree) -> list[list[int]]:
+        found: dict[str, list[int]] = {pattern: [] for pattern in self.patterns or ()}
+        for k, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            if self.patterns is None:
+                found.setdefault(jax.tree_util.keystr(path[:1]), []).append(k)
+                continue
+            group = next((p for p in self.patterns if re.search(p, name)), None)
+            if group is None:
+                raise ValueError(
+                    f"clip_groups: no pattern matches the parameter {name}: add one, such as '.*' "
+                    "at the end"
+                )
+            found[group].append(k)
+        if empty := [pattern for pattern, leaves in found.items() if not leaves]:
+            raise ValueError(
+                f"clip_groups: {empty[0]!r} has no parameter of its own: each belongs to the first "
+                "pattern that matches it"
+            )
+        return list(found.values())
+
+    def factors(
+        self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
+    ) -> list[norms.ClipFactor]:
+        for norm in group_norms:
+            counts = counts & jnp.isfinite(norm.square)
+        shares = self.shares or (1.0,) * len(group_norms)
+        total = math.fsum(shares)
+        return [
+            norms.clip_factor(norm, l2_clip_norm, counts, share=_below(math.sqrt(share / total)))
+            for norm, share in zip(group_norms, shares, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class AutomaticClipping:
+    """Every gradient is normalised: g C / (|g| + gamma), so that C is no setting to tune.
+
+    Source: Bu, Wang, Zha, Karypis, "Automatic Clipping: Differentially Private Deep Learning Made
+    Easier and Stronger", NeurIPS 2023, equation (4.1).
+
+    Raises:
+      ValueError: for a gamma outside `GAMMA`.
+    """
+
+    gamma: float = field(default=0.01, metadata={"option": "clip_gamma"})
+    """Of automatic clipping: the stability constant; gradients far below it keep their
+    proportions, all others become about as long as l2_clip_norm."""
+
+    def __post_init__(self) -> None:
+        if not GAMMA[0] <= self.gamma <= GAMMA[1]:
+            low, high = GAMMA
+            raise ValueError(f"clip_gamma must be in [{low:.1e}, {high:.1e}], got {self.gamma!r}")
+
+    def groups(self, params: PyTree) -> list[list[int]]:
+        return FlatClipping().groups(params)
+
+    def factors(
+        self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
+    ) -> list[norms.ClipFactor]:
+        return [norms.clip_factor(group_norms[0], l2_clip_norm, counts, gamma=self.gamma)]
+
+
+def _below(x: float) -> float:
+    """Returns a float32 number at most (1 - 2^-24) x, so that rounding cannot raise a budget."""
+    return float(np.nextafter(np.float32(x * (1 - 2.0**-24)), np.float32(0)))
+
+
+FLAT = FlatClipping()
