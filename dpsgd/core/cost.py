@@ -27,8 +27,8 @@ LAZY_TABLES = (
 
 EARLIER = (
     "training started from an earlier model: this guarantee is for the rows of this run. A unit "
-    "with rows in several runs pays for all of them together (dpsgd ledger RUN --together-with and "
-    "each earlier one); rows that differ may still be of one user. To choose among earlier models "
+    "with rows in several runs pays for all of them together (dpsgd ledger RUN --with and each "
+    "earlier one); rows that differ may still be of one user. To choose among earlier models "
     "by private rows is not covered"
 )
 """What a reader should know of a run from an earlier model (`dpsgd.runs.initial`)."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from experiments.cli.console import counted, going_on
 
 if TYPE_CHECKING:
+    from dpsgd.core.guarantee import Guarantee
     from dpsgd.runs.history import History
 
 
@@ -20,14 +22,15 @@ class LedgerConfig:
 
     run: tyro.conf.Positional[Path]
     """Run directory, of a run that is finished, going on or dead."""
-    together_with: tuple[Path, ...] = ()
-    """Earlier runs: print as well what all together cost a unit with rows in each of them."""
+    earlier: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = ()
+    """Earlier runs, finished: print as well what a unit with rows in one of the runs alone pays,
+    and what one with rows in all of them pays."""
 
 
 def run(config: LedgerConfig) -> None:
     """Runs `dpsgd ledger`."""
     history = _history(config.run)
-    earlier = [_history(path) for path in config.together_with]
+    earlier = [_history(path) for path in config.earlier]
     if history.selection is not None and not history.attempts:
         print("nothing is released yet; whatever will be costs what is said below")
     for attempt in history.attempts:
@@ -49,9 +52,28 @@ def run(config: LedgerConfig) -> None:
     if earlier:
         with going_on("accounting"):
             whole = history.guarantee(*earlier)
+            alone = [guarantee, *(one.guarantee() for one in earlier)]
         for note in filter(None, whole.notes):
             print(f"note on all {len(earlier) + 1} runs: {note}")
+        print(f"for a unit with rows in one of the runs alone: {_largest(alone)}")
         print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
+        print(
+            f"assumed: no {whole.unit} counts as two, and each has rows in one run alone or pays "
+            "for all. Runs on disjoint rows may be of the same users, which a ledger cannot tell; "
+            "a choice among the runs by private rows is not covered"
+        )
+
+
+def _largest(guarantees: list[Guarantee]) -> str:
+    """Returns what holds of each of several runs."""
+    from accounting import Bound, format_delta
+
+    if void := [one for one in guarantees if one.epsilon is None or isinf(one.epsilon.upper)]:
+        return f"{void[0].sentence()} (of one of the runs)"
+    upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
+    delta = max(one.delta for one in guarantees)
+    stated = f"epsilon <= {Bound(0.0, upper).format_upper('.3g')} at delta {format_delta(delta)}"
+    return f"{stated}, the largest of the runs"
 
 
 def _history(path: Path) -> History:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_task import Line, Words, config_of, line, run_and_stop
 
-from accounting import epsilon
+from accounting import Bound, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.models.model import export
 from dpsgd.runs.initial import check_other_rows, initial_params
@@ -99,8 +99,17 @@ def test_runs_together_cost_a_unit_in_each_what_their_composition_costs(chain, m
     twice = mechanism.privacy_of([range(30), range(30)])
     assert both.epsilon.upper == epsilon(twice, both.delta).upper > first.guarantee().epsilon.upper
     assert all_three.epsilon.upper > both.epsilon.upper
-    main(["ledger", str(models / "second"), "--together-with", str(models / "run")])
-    assert f"in all 2 runs: {both.sentence()}" in capsys.readouterr().out
+    main(["ledger", str(models / "second"), "--with", str(models / "run")])
+    said = capsys.readouterr().out
+    largest = max(one.guarantee().epsilon.upper for one in (first, second))
+    assert f"in all 2 runs: {both.sentence()}" in said
+    assert f"alone: epsilon <= {Bound(0, largest).format_upper('.3g')} at delta 1e-05" in said
+
+
+def test_a_run_without_a_guarantee_leaves_none_for_its_own_rows(models, tmp_path, capsys):
+    run(TOMORROW, config_of(init_from=str(models / "run"), insecure_seed=3), tmp_path / "open")
+    main(["ledger", str(models / "run"), "--with", str(tmp_path / "open")])
+    assert "in one of the runs alone: NO GUARANTEE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("before", ["run", "second"])
