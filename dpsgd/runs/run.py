@@ -329,6 +329,6 @@ def _full_disk_explained(folder: RunDirectory) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise OSError(
-            f"the disk is full; nothing is lost: make room, and `dpsgd resume {folder.path}` goes "
-            "on"
+            f"the disk is full; nothing is lost: make room, and `dpsgd resume {folder.path}` "
+            "resumes it"
         ) from None

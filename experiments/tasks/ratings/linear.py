@@ -67,6 +67,8 @@ class LinearRatings:
         own = (total[user] - known) / (count[user] - ~asked + SHRINKAGE)
         x = np.stack([np.ones_like(own), position[table.item], own], axis=1)
         self.start, self.train = jnp.zeros(3), table.where(~asked)
+        if not self.train.user.size:
+            raise ValueError("there is no user with a rating to train on: give such ratings")
         self.columns = {"x": x[~asked].astype(np.float32), "rating": self.train.rating}
         self._x, self._rating, self._test = x[~asked], rating[~asked], (x[asked], rating[asked])
         users, self._user = np.unique(self.train.user, return_inverse=True)
