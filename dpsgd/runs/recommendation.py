@@ -100,6 +100,27 @@ def default_rate(optimizer: str, momentum: float) -> float:
     return Settings.learning_rate if optimizer == "adam" else float(f"{1 - momentum:.6g}")
 
 
+def warm_rate(rate: float, request: RecommendationRequest) -> float:
+    """Returns the step size of a run from an earlier model, which the usual one makes it forget.
+
+    It is half the usual one up to epsilon 1 and 0.7 of it from 3 on, linear in log(epsilon)
+    between. Both ends were found on clicks, of a network that had learned from a tenth of the rows
+    and went on with the others. Where no epsilon is wanted, it is the usual one.
+
+    Args:
+      rate: The usual one.
+      request: By which the guarantee is known.
+
+    >>> wanted = [RecommendationRequest(88_000, 1e-5, target_epsilon=e) for e in (0.5, 1, 3, 8)]
+    >>> [warm_rate(0.01, request) for request in wanted]
+    [0.005, 0.005, 0.007, 0.007]
+    """
+    if (epsilon := request.target_epsilon) is None:
+        return rate
+    part = min(1.0, max(0.0, math.log(epsilon) / math.log(3)))
+    return float(f"{rate * (0.5 + 0.2 * part):.2g}")
+
+
 MOST_NOISE = 0.2
 """Standard deviation of how far noise has moved a coordinate by the run's end, at most."""
 

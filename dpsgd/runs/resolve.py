@@ -28,6 +28,7 @@ from dpsgd.runs.recommendation import (
     sentence,
     table_sizes,
     table_step_size,
+    warm_rate,
 )
 from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import (
@@ -315,6 +316,8 @@ def _recommended(
             f"recommend() of the task must return dpsgd.Settings, got {type(settings).__name__}"
         )
     found = {name: getattr(settings, name) for name in names if name in own}
+    if spec.init_from is not None and "learning_rate" in found:
+        found["learning_rate"] = warm_rate(found["learning_rate"], request)
     if found.get("tables_learning_rate", 0.0) is None:
         found["tables_learning_rate"] = table_step_size(request, settings)
     sizes = {name: found.pop(name) for name in DEFAULTS if name in found}

@@ -213,6 +213,17 @@ def test_a_rule_is_told_the_rows_and_the_guarantee_and_sizes_that_are_given():
     assert [request.private for request in task.requests] == [True, True, True, True, False]
 
 
+@pytest.mark.parametrize(("target", "part"), [(0.5, 0.5), (1.0, 0.5), (3.0, 0.7), (8.0, 0.7)])
+def test_a_run_from_an_earlier_model_takes_shorter_steps_unless_they_are_given(target, part):
+    fresh = OPEN.but(noise_multiplier=None, target_epsilon=target)
+    warm = fresh.but(init_from="earlier")
+    usual = chosen(fresh)[0].optimizer.learning_rate
+    spec, record = chosen(warm)
+    assert spec.optimizer.learning_rate == pytest.approx(part * usual, rel=0.02)
+    assert record["settings"]["learning_rate"] == spec.optimizer.learning_rate
+    assert chosen(warm.but(learning_rate=usual))[0].optimizer.learning_rate == usual
+
+
 def test_a_recommendation_that_is_none_is_refused_in_a_line(tmp_path):
     class Wrong(Line):
         def recommend(self, request):
