@@ -58,9 +58,9 @@ def run(config: LedgerConfig) -> None:
         print(f"for a unit with rows in one of the runs alone: {_largest(alone)}")
         print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
         print(
-            f"assumed: no {whole.unit} counts as two, and each has rows in one run alone or pays "
-            "for all. Runs on disjoint rows may be of the same users, which a ledger cannot tell; "
-            "a choice among the runs by private rows is not covered"
+            "not checked: in which of the runs a unit has rows. Runs on disjoint rows may have "
+            "rows of one person. A choice among the runs by private rows "
+            "is not covered"
         )
 
 
