@@ -22,8 +22,10 @@ def split_module(
 
     The guarantee bounds what one example does to the sum of gradients. State that a module keeps
     beside its parameters goes around that sum: batch statistics are averages over examples
-    without clipping or noise, and they are part of the trained model. So a module that has any
-    is refused.
+    without clipping or noise, and they are part of the trained model. So a module that updates any
+    is refused when `apply` is called. One that only reads them, as after
+    ``module.set_attributes(use_running_average=True)``, keeps those that it has, which must not
+    depend on private rows.
 
     >>> params, apply = split_module(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> apply(params, jax.numpy.ones(2)).shape
@@ -38,17 +40,19 @@ def split_module(
     tree.
 
     Args:
-      module: Any module whose variables are all `nnx.Param`, or the state of random streams.
+      module: Any module whose variables are all `nnx.Param`, the state of random streams, or batch
+        statistics that it only reads.
       trained: Which parameters have derivatives, as a filter of flax, such as
         ``nnx.Any(nnx.LoRAParam, nnx.PathContains("head"))``; training leaves the others as they
         are. By default `nnx.LoRAParam` where the module has such parameters, and else all.
 
     Raises:
-      ValueError: if there are batch statistics or other variables that are no parameters; from
-        `apply`, if numbers are drawn without a key, or a key is given and there is no stream.
+      ValueError: if there are other variables that are no parameters; from `apply`, if batch
+        statistics are updated, numbers are drawn without a key, or a key is given and there is no
+        stream.
     """
-    graph, params, streams, rest = nnx.split(  # type: ignore[misc]
-        module, nnx.Param, nnx.RngState, ...
+    graph, params, streams, statistics, rest = nnx.split(  # type: ignore[misc]
+        module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
     )
     if trained is None:
         adapted = any(isinstance(v, nnx.LoRAParam) for _, v in nnx.to_flat_state(params))
@@ -64,12 +68,6 @@ def split_module(
             rest, is_leaf=lambda x: isinstance(x, nnx.Variable)
         )
     }
-    statistics = [name for name, kind in other.items() if issubclass(kind, nnx.BatchStat)]
-    if statistics:
-        raise ValueError(
-            f"the module keeps batch statistics ({', '.join(statistics)}), which mix examples "
-            "without clipping or noise: use nnx.LayerNorm or nnx.GroupNorm in place of BatchNorm"
-        )
     if other:
         raise ValueError(
             "the module keeps state that is no parameter "
@@ -87,7 +85,10 @@ def split_module(
             params = with_leaves(params, jax.lax.stop_gradient(params), frozen)
         seeded = _seeded(streams, key)
         before = {path: variable.get_value() for path, variable in nnx.to_flat_state(seeded)}
-        outputs = nnx.merge(graph, params, seeded)(*inputs, **options)
+        read = jax.tree.map(lambda x: x, statistics)  # variables of this call's own
+        known = {path: variable.get_value() for path, variable in nnx.to_flat_state(read)}
+        outputs = nnx.merge(graph, params, seeded, read)(*inputs, **options)
+        _refuse_updates([p for p, v in nnx.to_flat_state(read) if v.get_value() is not known[p]])
         if key is None:  # each draw has moved its stream on
             after = nnx.to_flat_state(seeded)
             _refuse_draws([path for path, v in after if v.get_value() is not before[path]])
@@ -108,6 +109,17 @@ def _seeded(streams: Any, key: Array | None) -> Any:
             value = jax.random.split(own, value.shape) if value.shape else own
         found.append((path, variable.replace(value)))
     return nnx.from_flat_state(found)
+
+
+def _refuse_updates(paths: list[tuple[Any, ...]]) -> None:
+    if paths:
+        names = ", ".join(".".join(map(str, path)) for path in paths)
+        raise ValueError(
+            f"the module updates batch statistics ({names}), which mix examples without clipping "
+            "or noise: use nnx.LayerNorm or nnx.GroupNorm in place of BatchNorm, or keep those of "
+            "a module that was trained on public rows: module.set_attributes("
+            "use_running_average=True)"
+        )
 
 
 def _refuse_draws(moved: list[tuple[Any, ...]]) -> None:

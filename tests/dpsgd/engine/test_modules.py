@@ -50,9 +50,29 @@ def test_apply_is_the_module_as_a_function_of_its_parameters(norm):
     assert not np.array_equal(apply(doubled, x), module(x))
 
 
-def test_batch_statistics_are_refused_by_name():
+def test_batch_statistics_are_refused_by_name_where_they_are_updated():
+    params, apply = split_module(Normalised(nnx.BatchNorm, nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"batch statistics \(.*mean.*var.*LayerNorm"):
-        split_module(Normalised(nnx.BatchNorm, nnx.Rngs(0)))
+        apply(params, jnp.ones(3))
+
+
+def test_batch_statistics_that_are_only_read_stay_as_they_are():
+    module = Normalised(nnx.BatchNorm, nnx.Rngs(0))
+    module.norm.mean[...] = jnp.array([1.0, 2.0])
+    module.set_attributes(use_running_average=True)
+    params, apply = split_module(module)
+    x, shapes = jnp.arange(3.0), [leaf.shape for leaf in jax.tree.leaves(params)]
+    assert shapes == [(2,), (3, 2), (2,), (2,)]  # statistics are no parameters
+    for _ in range(2):
+        np.testing.assert_array_equal(apply(params, x), module(x))
+    np.testing.assert_array_equal(module.norm.mean[...], [1.0, 2.0])
+
+    def loss(params, x):
+        return jnp.sum(jnp.square(apply(params, x)))
+
+    mechanism = Mechanism(Deterministic(8, 4), 1.0, 1.0)
+    done = train(dpsgd(loss, optax.sgd(0.1)), mechanism, params, jnp.ones((8, 3)), audit=False)
+    assert not np.array_equal(jax.tree.leaves(done.params)[0], jax.tree.leaves(params)[0])
 
 
 def test_other_state_is_refused_by_name():
