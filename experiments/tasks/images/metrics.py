@@ -1,40 +1,10 @@
-"""How good are the classes that a model finds: accuracy and log loss, from its logits."""
+"""How well are images told apart by a few of each class, from their embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.special import log_softmax
-
-
-def class_metrics(blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Returns accuracy, log loss in nats and the number of rows.
-
-    Accuracy and log loss are undefined, NaN, where a logit is not finite: the training diverged.
-
-    >>> class_metrics([(np.array([[0.0, 0.0], [0.0, 9.0]]), np.array([0, 0]))])["accuracy"]
-    0.5
-
-    Args:
-      blocks: Logits, float[rows, classes], and labels, int[rows], of some rows after others.
-
-    Raises:
-      ValueError: if there are no rows.
-    """
-    right, loss, count = 0, 0.0, 0
-    for logits, labels in blocks:
-        found = np.array(logits, np.float64)
-        found[~np.isfinite(found)] = np.nan
-        of_labels = log_softmax(found, axis=1)[np.arange(labels.size), labels]
-        right += int(np.sum(found.argmax(axis=1) == labels))
-        loss -= float(np.sum(of_labels))
-        count += labels.size
-    if not count:
-        raise ValueError("there are no rows to evaluate the model on")
-    accuracy = float("nan") if np.isnan(loss) else right / count
-    return {"accuracy": accuracy, "log_loss": loss / count, "num_examples": count}
-
 
 SHOTS = 5
 """Images of each class from which others are told apart."""

@@ -79,7 +79,8 @@ class ImageModels:
         """
         import numpy as np
 
-        from experiments.tasks.images.metrics import class_metrics, few_shot_metrics
+        from experiments.tasks.classes import class_metrics
+        from experiments.tasks.images.metrics import few_shot_metrics
 
         found = few_shot_metrics if self.sizes.new_classes else class_metrics
         logits = self._functions.logits

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpsgd import Run, RunSpec, load_exported
@@ -40,6 +41,14 @@ def u_data(folder):
     return path
 
 
+def phrases(folder):
+    rng, words = np.random.default_rng(0), [f"word{i}" for i in range(30)]
+    rows = (f"{i % 2}\t{' '.join(rng.choice(words, 6))}\n" for i in range(300))
+    path = folder / "phrases.tsv"
+    path.write_text("label\tsentence\n" + "".join(rows))
+    return path
+
+
 CASES = {
     "clicks": (
         store,
@@ -47,6 +56,18 @@ CASES = {
     ),
     "images": (None, {"channels": [2]}),
     "ratings": (u_data, {"max_ratings": 5}),
+    "text": (
+        phrases,
+        {
+            "dim": 4,
+            "heads": 2,
+            "layers": 1,
+            "length": 6,
+            "buckets": 32,
+            "lora_rank": 1,
+            "trained": "lora",
+        },
+    ),
 }
 """What writes the data of each built-in task, if anything, and other settings of a small one."""
 
@@ -141,7 +162,7 @@ def crashed(case):
     return done.stdout
 
 
-@each_case(long=("clicks", "ratings"))
+@each_case(long=("clicks", "ratings", "text"))
 def test_a_built_in_task_conforms(case):
     settings = case.settings | ({"data": str(case.data)} if case.data else {})
     record = {"name": TASKS[case.name], "settings": settings}

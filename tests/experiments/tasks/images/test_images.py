@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from dpsgd import Mechanism, RootKey, dpsgd, train
+from experiments.tasks.classes import class_metrics
 from experiments.tasks.images import sources
-from experiments.tasks.images.metrics import class_metrics, few_shot_metrics
+from experiments.tasks.images.metrics import few_shot_metrics
 from experiments.tasks.images.model import ConvNet, Sizes, prototypical_loss
 from experiments.tasks.images.task import DescribedImages, Images
 from experiments.tasks.splits import random_masks

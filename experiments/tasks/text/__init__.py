@@ -1,0 +1,1 @@
+"""Phrases of some classes, read as words or pieces of words by a small transformer."""

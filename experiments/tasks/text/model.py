@@ -1,0 +1,136 @@
+"""A small pre-norm transformer over the tokens of one phrase, without any batch statistics."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from dpsgd import split_module
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides the shapes of the transformer's parameters, and which of them are trained."""
+
+    tokens: int
+    """Number of tokens of the vocabulary."""
+    length: int
+    """Most tokens of a phrase."""
+    classes: int
+    """Number of classes."""
+    dim: int
+    """Dimension of a token's vector."""
+    heads: int
+    """Heads of attention, which share that dimension."""
+    layers: int
+    """Blocks of attention and two dense layers."""
+    lora_rank: int = 0
+    """Of the adapters beside the matrices of the blocks; 0 for none."""
+    trained: Literal["all", "lora", "head"] = "all"
+    """Which parameters have derivatives; the last layer always has."""
+
+    def __post_init__(self) -> None:
+        least = {"tokens": 1, "length": 1, "classes": 2, "dim": 1, "heads": 1, "layers": 1}
+        for name, low in {**least, "lora_rank": 0}.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if self.dim % self.heads:
+            raise ValueError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
+        if self.trained == "lora" and not self.lora_rank:
+            raise ValueError("trained is lora, and lora_rank is 0: there are no adapters to train")
+
+
+class Block(nnx.Module):
+    """Adds attention, then two dense layers, to the vectors of tokens; each normalised before."""
+
+    def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
+        d, self.heads = sizes.dim, sizes.heads
+        self.attention_norm = nnx.LayerNorm(d, rngs=rngs)
+        self.dense_norm = nnx.LayerNorm(d, rngs=rngs)
+
+        def linear(m: int, n: int) -> nnx.Linear:
+            if sizes.lora_rank:
+                return nnx.LoRALinear(m, n, lora_rank=sizes.lora_rank, rngs=rngs)
+            return nnx.Linear(m, n, rngs=rngs)
+
+        self.qkv, self.out = linear(d, 3 * d), linear(d, d)
+        self.widen, self.narrow = linear(d, 4 * d), linear(4 * d, d)
+
+    def __call__(self, x: jax.Array, is_token: jax.Array) -> jax.Array:
+        """Returns float32[length, dim] for such vectors and bool[length]; padding is not read."""
+        split = (len(x), 3, self.heads, -1)
+        q, k, v = jnp.moveaxis(self.qkv(self.attention_norm(x)).reshape(split), 1, 0)
+        scores = jnp.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+        weights = jax.nn.softmax(jnp.where(is_token, scores, -1e9))
+        x = x + self.out(jnp.einsum("hij,jhd->ihd", weights, v).reshape(x.shape))
+        return x + self.narrow(jax.nn.gelu(self.widen(self.dense_norm(x))))
+
+
+class Transformer(nnx.Module):
+    """Maps the tokens of one phrase to the logits of its classes, by the mean of their vectors."""
+
+    def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
+        small = nnx.initializers.normal(0.1)
+        self.tokens = nnx.Embed(sizes.tokens, sizes.dim, embedding_init=small, rngs=rngs)
+        self.positions = nnx.Embed(
+            sizes.length, sizes.dim, embedding_init=nnx.initializers.zeros, rngs=rngs
+        )
+        self.blocks = nnx.List(Block(sizes, rngs) for _ in range(sizes.layers))
+        self.norm = nnx.LayerNorm(sizes.dim, rngs=rngs)
+        zeros = nnx.initializers.zeros
+        self.head = nnx.Linear(sizes.dim, sizes.classes, kernel_init=zeros, rngs=rngs)
+
+    def __call__(self, tokens: Any) -> jax.Array:
+        """Returns float32[classes] for int32[length], in which -1 is padding."""
+        is_token = jnp.asarray(tokens) >= 0
+        x = self.tokens(jnp.maximum(tokens, 0)) + self.positions(jnp.arange(len(tokens)))
+        for block in self.blocks:
+            x = block(x, is_token)
+        kept = jnp.where(is_token[:, None], self.norm(x), 0.0)
+        return self.head(kept.sum(0) / jnp.maximum(is_token.sum(), 1))
+
+
+class Functions(NamedTuple):
+    """The transformer as pure functions of its parameters."""
+
+    loss: Callable[[PyTree, PyTree], jax.Array]
+    """(params, example) -> cross entropy in nats of "tokens" and their "label"."""
+    predict: Callable[[PyTree, PyTree], jax.Array]
+    """(params, rows) -> probabilities of the classes, float32[rows, classes], of "tokens"."""
+    logits: Callable[[PyTree, PyTree], jax.Array]
+    """(params, rows) -> their logarithms, up to a constant a row; compiled."""
+
+
+def initial(sizes: Sizes, seed: int) -> PyTree:
+    """Returns fresh parameters."""
+    return split_module(Transformer(sizes, nnx.Rngs(seed)), trained=nnx.Param)[0]
+
+
+@functools.cache
+def functions(sizes: Sizes) -> Functions:
+    """Returns the same functions for equal sizes, so that what is compiled of them is shared."""
+    head = nnx.PathContains("head")
+    trained: dict[str, Any] = {"all": nnx.Param, "lora": nnx.Any(nnx.LoRAParam, head), "head": head}
+    shapes = nnx.eval_shape(lambda: Transformer(sizes, nnx.Rngs(0)))
+    _, network = split_module(shapes, trained=trained[sizes.trained])
+
+    def loss(params, example):
+        found = network(params, example["tokens"])
+        return optax.softmax_cross_entropy_with_integer_labels(found, example["label"])
+
+    def logits(params, rows):
+        return jax.vmap(network, (None, 0))(params, rows["tokens"])
+
+    def predict(params, rows):
+        return jax.nn.softmax(logits(params, rows))
+
+    return Functions(loss, predict, jax.jit(logits))

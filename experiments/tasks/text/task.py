@@ -1,0 +1,237 @@
+"""Text as a task: rows of phrases, a small transformer, accuracy and log loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from experiments.tasks.splits import Columns
+    from experiments.tasks.text.model import Functions, Sizes
+    from experiments.tasks.text.sources import Tokens
+
+PyTree = Any
+
+
+class TextModels:
+    """What a transformer needs beside rows to be trained on: its sizes and its tokens."""
+
+    sizes: Sizes
+    tokens: Tokens
+
+    def init(self, seed: int) -> PyTree:
+        """Returns fresh parameters, which depend on no row."""
+        from experiments.tasks.text.model import initial
+
+        return initial(self.sizes, seed)
+
+    @property
+    def loss(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, example) -> cross entropy in nats: one function for all models alike."""
+        return self._functions.loss
+
+    @property
+    def predict(self) -> Callable[[PyTree, PyTree], Any]:
+        """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
+        return self._functions.predict
+
+    @property
+    def _functions(self) -> Functions:
+        from experiments.tasks.text.model import functions
+
+        return functions(self.sizes)
+
+    def encode(self, rows: Mapping[str, Any]) -> PyTree:
+        """Returns the tokens of the texts in the column "sentence", int32[rows, length]."""
+        if "sentence" not in rows:
+            raise ValueError(f"expected a column sentence, found {', '.join(rows) or 'none'}")
+        return {"tokens": self.tokens.encode(list(rows["sentence"]), self.sizes.length)}
+
+    def read(
+        self, path: Path, *, labelled: bool = True, split: str | None = None
+    ) -> Iterator[PyTree]:
+        """Returns the phrases of a file, block by block.
+
+        Args:
+          path: As `Text.data`.
+          labelled: Whether the rows must have labels.
+          split: "train", "validation" or "test"; by default all phrases, also those left out.
+
+        Raises:
+          ValueError: if the phrases cannot be read, or there is no such split.
+        """
+        from experiments.tasks.text import sources
+
+        found = sources.load(path, self.sizes.classes, labelled)
+        rows = self.encode({"sentence": found.texts})
+        if found.label is not None:
+            rows["label"] = found.label
+        if split is not None:
+            masks = sources.split(found.texts)
+            if split not in masks:
+                raise ValueError(f"{path} has no split {split!a}: {', '.join(masks)}")
+            rows = {name: column[masks[split]] for name, column in rows.items()}
+        return sources.blocks(rows)
+
+    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
+        """Returns accuracy and log loss (nats) on labelled phrases; NaN where it diverged.
+
+        Raises:
+          ValueError: if there are no rows.
+        """
+        import numpy as np
+
+        from experiments.tasks.classes import class_metrics
+
+        logits = self._functions.logits
+        return class_metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
+
+    def generated(self, count: int) -> PyTree:
+        """Returns `count` phrases of uniform tokens, lengths and labels: synthetic probe rows."""
+        import numpy as np
+
+        sizes, rng = self.sizes, np.random.default_rng(0)
+        tokens = rng.integers(0, sizes.tokens, (count, sizes.length), np.int32)
+        lengths = rng.integers(1, sizes.length + 1, (count, 1))
+        tokens[np.arange(sizes.length) >= lengths] = -1
+        return {"tokens": tokens, "label": rng.integers(0, sizes.classes, count, np.int32)}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns sizes and tokens: all that `described` needs, the public vocabulary with it."""
+        from dpsgd.runs.records import to_json
+
+        said = {"sizes": to_json(self.sizes), "tokens": to_json(self.tokens)}
+        return {**said, "headline": "test_accuracy", "better": "higher"}
+
+    @staticmethod
+    def described(description: Mapping[str, Any], where: str = "task") -> DescribedText:
+        """Returns the models of a task that was described so; its phrases need not be there.
+
+        Raises:
+          ValueError: if `description` is none; `where` begins its line.
+        """
+        from dpsgd.runs.records import build
+        from experiments.tasks.text.model import Sizes
+        from experiments.tasks.text.sources import Tokens
+
+        return DescribedText(
+            build(Sizes, description.get("sizes"), f"{where}: sizes"),
+            build(Tokens, description.get("tokens"), f"{where}: tokens"),
+        )
+
+
+@dataclass(frozen=True)
+class DescribedText(TextModels):
+    """Transformers without rows: of a run or an export that is read back."""
+
+    sizes: Sizes
+    tokens: Tokens
+
+
+@dataclass(frozen=True)
+class Text(TextModels):
+    """Phrases of some classes, a small transformer, accuracy.
+
+    Epsilon is per phrase: several phrases of one sentence, or of one author, are protected one at a
+    time.
+    """
+
+    data: Path
+    """Tab-separated file, plain or .gz, whose first line names the columns: "sentence", and
+    "label", whole numbers from 0. No phrase that validates or tests shares four words in a row
+    with one that trains."""
+    vocabulary: Path | None = None
+    """Public vocabulary, never learned from private rows: a JSON file of the library tokenizers. By
+    default words are hashed."""
+    buckets: int = 8192
+    """Of hashed words."""
+    classes: int = 2
+    """Number of classes, declared."""
+    length: int = 32
+    """Tokens of a phrase that are read."""
+    dim: int = 64
+    """Dimension of a token's vector."""
+    heads: int = 4
+    """Heads of attention."""
+    layers: int = 2
+    """Blocks of the transformer."""
+    lora_rank: int = 0
+    """Rank of adapters (LoRA) beside the matrices of the blocks; 0 for none."""
+    trained: Literal["all", "lora", "head"] = "all"
+    """Which parameters are trained: all, adapters and last layer, or the last layer."""
+    public_share: float = 0.0
+    """Share of the training phrases, by a public hash of their numbers, that is declared public."""
+    rows: Literal["private", "public"] = "private"
+    """Which of them train: those that are not declared public, or, to start a private run from
+    (--init-from), those that are."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.public_share < 1:
+            raise ValueError(f"public_share must be in [0, 1), got {self.public_share}")
+        if self.rows == "public" and not self.public_share:
+            raise ValueError("rows is public, and public_share is 0: no phrase is declared public")
+        if self.buckets < 1:
+            raise ValueError(f"buckets must be at least 1, got {self.buckets}")
+
+    @cached_property
+    def tokens(self) -> Tokens:  # type: ignore[override]
+        """How phrases become tokens."""
+        from experiments.tasks.text.sources import SourceError, Tokens
+
+        if self.vocabulary is None:
+            return Tokens(self.buckets)
+        try:
+            return Tokens(self.buckets, self.vocabulary.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"vocabulary: {self.vocabulary} cannot be read: {error}") from None
+
+    @cached_property
+    def sizes(self) -> Sizes:  # type: ignore[override]
+        """Of the transformer, by settings alone."""
+        from experiments.tasks.text.model import Sizes
+
+        return Sizes(
+            self.tokens.count, self.length, self.classes, self.dim, self.heads, self.layers,
+            self.lora_rank, self.trained,
+        )  # fmt: skip
+
+    @cached_property
+    def source(self) -> dict[str, Columns]:
+        """Tokens and labels of each split, read when they are first needed."""
+        import numpy as np
+
+        from experiments.tasks.text import sources
+
+        found = sources.load(self.data, self.classes)
+        masks, numbers = sources.split(found.texts), np.arange(len(found.texts))
+        masks["train"] &= sources.public(numbers, self.public_share) == (self.rows == "public")
+        whole = {**self.encode({"sentence": found.texts}), "label": found.label}
+        return {
+            name: {key: column[mask] for key, column in whole.items()}
+            for name, mask in masks.items()
+        }
+
+    def columns(self) -> PyTree:
+        """Returns the training phrases: tokens, int32[rows, length], and labels."""
+        return self.source["train"]
+
+    def metrics(self, params: PyTree) -> dict[str, float]:
+        """Returns what `evaluate` does of the validation and of the test phrases."""
+        from experiments.tasks.text.sources import blocks
+
+        return {
+            f"{split}_{name}": value
+            for split in ("validation", "test")
+            for name, value in self.evaluate(params, blocks(self.source[split])).items()
+        }
+
+    def check(self, begun: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError if a split is empty, or model or vocabulary are not as a run began."""
+        for split, rows in self.source.items():
+            if not len(rows["label"]):
+                raise ValueError(f"{self.data} has no {split} phrases")
+        if begun is not None and begun != self.describe():
+            raise ValueError("the vocabulary, or the sizes of the model, are not as they were")
