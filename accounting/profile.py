@@ -318,9 +318,11 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 
 def check_count(name: str, value: int) -> None:
-    """Raises a ValueError unless `value` is an integer >= 1."""
+    """Raises a ValueError unless `value` is an integer from 1 to 2^63 - 1."""
     if isinstance(value, bool) or value != int(value) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be at most 2^63 - 1, got {value!s:.40}")
 
 
 def check_probability(name: str, value: float) -> None:

@@ -98,14 +98,16 @@ def chunk_ranges(size: int) -> list[range]:
     return [range(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
 
 
-def positive_integer(name: str, value: Any) -> int:
-    """Returns `value` as an integer >= 1, or raises a ValueError that calls it `name`."""
+def positive_integer(name: str, value: Any, at_most: int = 2**63 - 1) -> int:
+    """Returns `value` as an integer from 1 to `at_most`, or raises a ValueError with its `name`."""
     try:
         value = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be an integer, got {value!r}") from None
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    if value > at_most:
+        raise ValueError(f"{name} must be at most {at_most}, got {value!s:.40}")
     return value
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile, check_guarantee_delta, default_delta
 from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
-from samplers.base import positive_integer
+from samplers.base import MAX_EXAMPLES, positive_integer
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
@@ -94,7 +94,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         if self.target_delta is not None:
             check_guarantee_delta(self.target_delta, "target_delta")
         if self.max_batch_size is not None:
-            cap = positive_integer("max_batch_size", self.max_batch_size)
+            cap = positive_integer("max_batch_size", self.max_batch_size, MAX_EXAMPLES)
             object.__setattr__(self, "max_batch_size", cap)
 
     @cached_property

@@ -19,7 +19,7 @@ from accounting import (
 )
 from accounting.profile import check_probability
 from accounting.profiles.truncation import log_overflow_probability
-from samplers.base import positive_integer
+from samplers.base import MAX_EXAMPLES, positive_integer
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import TreeDraws
@@ -59,7 +59,7 @@ class UnitsThenPoisson(EpisodeSampler):
         if self.target_delta is not None:
             check_guarantee_delta(self.target_delta, "target_delta")
         if self.max_batch_size is not None:
-            cap = positive_integer("max_batch_size", self.max_batch_size)
+            cap = positive_integer("max_batch_size", self.max_batch_size, MAX_EXAMPLES)
             object.__setattr__(self, "max_batch_size", cap)
 
     @cached_property

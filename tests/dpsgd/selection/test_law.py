@@ -294,7 +294,7 @@ def test_killed_by_sigkill_at_random_moments_a_real_selection_comes_to_its_end(t
             [sys.executable, "-c", KILLED, str(out)], env=environ, stdout=subprocess.PIPE
         )
         assert process.stdout.readline() == b"begun\n"
-        deadline = time.monotonic() + (rng.uniform(0.5, 4.0) if attempt < 12 else 300)
+        deadline = time.monotonic() + (rng.uniform(0.2, 1.5) if attempt < 12 else 300)
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         if process.poll() is None:
