@@ -183,7 +183,7 @@ def smallest(pvalues: Any, count: int | None = None) -> float:
       count: Of the tests that were made, if `pvalues` are but those that hold the smallest.
     """
     values = np.asarray(pvalues, np.float64)
-    return float(np.minimum(1.0, (count or values.size) * np.min(values, initial=1.0)))
+    return float(np.minimum(1.0, max(1, count or values.size) * np.min(values, initial=1.0)))
 
 
 def count_pvalue(count: Any, trials: Any, probability: Any) -> Any:

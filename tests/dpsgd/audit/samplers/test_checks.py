@@ -50,6 +50,7 @@ SAMPLERS = {
     "shuffle, shards": Shuffle(*SIZES, num_shards=3),
     "shuffle, fixed, shards": Shuffle(*SIZES, order="fixed", num_shards=2),
     "poisson, shards, cut": Poisson(*SIZES, max_batch_size=10, num_shards=4),
+    "bins, one step": BallsAndBins(20, 20, 3),
     "bins, shards": BallsAndBins(*SIZES, num_shards=4, cycle_length=2),
 }
 
@@ -70,6 +71,7 @@ def few_draws(monkeypatch):
     "multistage",
     "units then Poisson",
     "user poisson",
+    "bins, one step",
     "bins, shards",
 )
 @pytest.mark.usefixtures("few_draws")
