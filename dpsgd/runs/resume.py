@@ -255,7 +255,10 @@ def _as_begun(
             "covers was planned for it; start a new run"
         )
     if not unchanged:
-        return resolved(spec, population)
+        try:
+            return resolved(spec, population)
+        except ValueError as error:
+            raise ValueError(f"{out / 'config.json'}: {error}") from None
     # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
     mechanism = dataclasses.replace(last.mechanism, sampler=sampler.of(population))
     return ResolvedRun(spec, mechanism, last.delta)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dpsgd.runs.records import checked
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
@@ -274,11 +275,17 @@ class Clicks(ClickModels):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Returns the same, and of generated rows the metrics of the best model."""
+        """Returns the same, and of generated rows the metrics of the best model.
+
+        Raises:
+          ValueError: if a store of generated rows does not say what they are.
+        """
         source = self.store.source
         if source.get("format") != "synthetic":
             return super().describe()
-        return {**super().describe(), "generated": {"test_auc": source["test_bayes_auc"]}}
+        where = f"{self.data / 'manifest.json'}: source, test_bayes_auc"
+        best = checked(source.get("test_bayes_auc"), float, where)
+        return {**super().describe(), "generated": {"test_auc": best}}
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Compares every row with the store's checksums, and looks for both classes.
