@@ -53,7 +53,7 @@ class ClippingRule(Protocol):
 
 @dataclass(frozen=True)
 class FlatClipping:
-    """One factor min(1, C / |g|) for the whole gradient (Abadi et al. 2016)."""
+    """One factor ``min(1, C / |g|)`` for the whole gradient (Abadi et al. 2016)."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
         return [list(range(len(jax.tree.leaves(params))))]
@@ -141,7 +141,7 @@ class PerLayerClipping:
 
 @dataclass(frozen=True)
 class AutomaticClipping:
-    """Every gradient is normalised: g C / (|g| + gamma), so that C is no setting to tune.
+    """Every gradient is normalised: ``g C / (|g| + gamma)``, so that C is no setting to tune.
 
     Source: Bu, Wang, Zha, Karypis, "Automatic Clipping: Differentially Private Deep Learning Made
     Easier and Stronger", NeurIPS 2023, equation (4.1).
