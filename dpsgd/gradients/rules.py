@@ -1,7 +1,8 @@
 """Clipping rules: norms of groups of leaves -> factors that bring each example to C at most.
 
 Every method of computing clipped sums takes one. Proofs, in float32:
-docs/explanation/norms-and-clipping-in-float32.md.
+docs/explanation/norms-and-clipping-in-float32.md. JAX is imported where it computes: a spec names
+its rule without it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.typing import ArrayLike
 
-from dpsgd.gradients import norms
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import ArrayLike
+
+    from dpsgd.gradients import norms
 
 PyTree = Any
 
@@ -56,11 +57,15 @@ class FlatClipping:
     """One factor ``min(1, C / |g|)`` for the whole gradient (Abadi et al. 2016)."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
+        import jax
+
         return [list(range(len(jax.tree.leaves(params))))]
 
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
+        from dpsgd.gradients import norms
+
         return [norms.clip_factor(group_norms[0], l2_clip_norm, counts)]
 
 
@@ -106,6 +111,8 @@ class PerLayerClipping:
             )
 
     def groups(self, params: PyTree) -> list[list[int]]:
+        import jax
+
         found: dict[str, list[int]] = {pattern: [] for pattern in self.patterns or ()}
         for k, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -129,6 +136,10 @@ class PerLayerClipping:
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
+        import jax.numpy as jnp
+
+        from dpsgd.gradients import norms
+
         for norm in group_norms:
             counts = counts & jnp.isfinite(norm.square)
         shares = self.shares or (1.0,) * len(group_norms)
@@ -165,6 +176,8 @@ class AutomaticClipping:
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
+        from dpsgd.gradients import norms
+
         return [norms.clip_factor(group_norms[0], l2_clip_norm, counts, gamma=self.gamma)]
 
 

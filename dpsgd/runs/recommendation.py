@@ -104,7 +104,7 @@ def warm_rate(rate: float, request: RecommendationRequest) -> float:
     """Returns the step size of a run from an earlier model, which the usual one makes it forget.
 
     It is half the usual one up to epsilon 1 and 0.7 of it from 3 on, linear in log(epsilon)
-    between. Both ends were found on clicks, of a network that had learned from a tenth of the rows
+    between. Both ends were found of one network that had learned from a tenth of its rows
     and went on with the others. Where no epsilon is wanted, it is the usual one.
 
     Args:
