@@ -86,7 +86,7 @@ class Until:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = yield
-        if report.failed and time.time() >= self.until and "Timeout (>" in str(call.excinfo.value):
+        if report.failed and time.time() >= self.until and "Timeout (>" in report.longreprtext:
             report.outcome, report.longrepr = "skipped", (str(item.path), None, LEFT)
         return report
 
