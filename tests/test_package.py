@@ -112,7 +112,7 @@ def test_what_need_not_be_installed_is_an_extra_and_in_the_library_imported_late
     optional = {name for name in others - oracles if not distributions({name}) <= DECLARED}
     assert optional <= set(EXTRAS)
     if floor != "experiments":
-        assert {EXTRAS[name] for name in optional} <= {"models", "peers"}
+        assert {EXTRAS[name] for name in optional} <= {"peers"}
 
 
 def test_each_extra_brings_the_modules_that_are_said_to_come_with_it():

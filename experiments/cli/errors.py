@@ -20,14 +20,12 @@ EXTRAS = {
     "jinja2": "figures",
     "markdown_it": "cli",
     "matplotlib": "figures",
-    "orbax": "models",
     "polars": "figures",
     "pyarrow": "data",
     "rich": "cli",
-    "safetensors": "models",
     "sklearn": "sklearn",
     "tensorflow_datasets": "tfds",
-    "tokenizers": "models",
+    "tokenizers": "text",
     "tyro": "cli",
 }
 """Each module that is imported and need not be there -> the extra that brings it."""

@@ -38,12 +38,8 @@ class Tokens:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise SourceError(
-                "a vocabulary is read by tokenizers, which is not installed: pip install tokenizers"
-            ) from None
+        from tokenizers import Tokenizer
+
         try:
             return Tokenizer.from_str(self.vocabulary or "")
         except Exception as error:  # the library has no type of its own
