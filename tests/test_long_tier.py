@@ -16,6 +16,22 @@ def test_a(pytestconfig):
 def test_b(): time.sleep(60)
 def test_c(): pass
 """
+WRAPPED = SLOW.replace(
+    ": time.sleep(60)",
+    """:
+    try: time.sleep(60)
+    except BaseException: raise ValueError from None""",
+)
+BETWEEN = """
+import time
+class Slow:
+    def pytest_runtest_logstart(self): time.sleep(60)
+def test_a(pytestconfig):
+    pytestconfig.pluginmanager.register(Slow())
+    [until] = [x for x in pytestconfig.pluginmanager.get_plugins() if hasattr(x, "until")]
+    until.until = time.time() + 0.2
+def test_b(): pass
+"""
 CASES = """
 import pytest
 @pytest.mark.short("one", "t*")
@@ -44,6 +60,7 @@ def ran(folder, text, *options):
     ("text", "begin", "expected"),
     [
         (SLOW, 0, (0, "1 passed, 2 skipped")),
+        (WRAPPED, 0, (0, "1 passed, 2 skipped")),
         (SLOW, 2, (0, "2 passed, 1 skipped")),  # the third and the first
         (BROKEN, 0, (1, "1 failed, 2 passed")),
     ],
@@ -54,6 +71,13 @@ def test_what_is_left_is_no_failure_and_what_fails_is_one(tmp_path, text, begin,
     assert (status, re.match(r"(\d \w+, )*\d \w+", printed.splitlines()[-1]).group()) == expected
     left = expected[1].count("skipped") and int(expected[1].split(", ")[1][0])
     assert f"{3 - left} long tests ran, {left} are left" in printed
+
+
+def test_time_that_is_over_between_two_phases_of_a_test_ends_that_test_alone(tmp_path):
+    options = "-p", "pytest_timeout", "-o", "timeout=300", "--until", "1e10"
+    status, printed = ran(tmp_path, BETWEEN, *options)
+    assert (status, printed.splitlines()[-1][:8]) == (0, "1 passed")
+    assert "INTERNALERROR" not in printed
 
 
 @pytest.mark.long
