@@ -297,8 +297,11 @@ class _Logistic(Refinement):
     """Standard deviation of the noise of a mean's coordinate, sigma / n."""
 
     def reads(self, params, example):
-        x, norm = example["x"], jnp.linalg.norm(example["x"])
-        return {"x": x / jnp.maximum(norm, self.largest_norm), "y": example["y"]}
+        # Divided by the largest entry first: no square overflows.
+        most = jnp.maximum(jnp.max(jnp.abs(example["x"])), self.largest_norm)
+        x = example["x"] / most
+        x = x / jnp.maximum(jnp.linalg.norm(x), self.largest_norm / most)
+        return {"x": x, "y": example["y"]}
 
     def start(self):
         return jnp.zeros(self.size)
