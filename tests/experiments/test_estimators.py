@@ -1,0 +1,128 @@
+"""The estimator in scikit-learn's conventions: its guarantee, its pickle and its refusals."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from statistics import fmean
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from dpsgd.noise.keys import RootKey
+from experiments.estimators import EXPECTED_FAILED_CHECKS, DPClassifier
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(-1, 1, (60, 3))
+Y = (X[:, 0] > 0).astype(int)
+PUBLIC = {"bounds": (-1, 1), "classes": (0, 1)}
+
+OF_CELLS = {
+    "mean": (40, 50, 300, 4000, 0.25, 1.2, 1.5, 0.5, 0.7, 0.25),
+    "error": (3, 5, 25, 600, 0.05, 0.2, 0.5, 0.1, 0.1, 0.05),
+    "worst": (40, 60, 300, 5000, 0.25, 1.2, 1.5, 0.5, 0.7, 0.25),
+}
+"""What radius, texture, perimeter, area, ... of a cell's nucleus are not above: round numbers."""
+
+
+def fitted(**how):
+    return DPClassifier(3.0, **{**PUBLIC, "random_state": 0, **how}).fit(X, Y)
+
+
+def test_the_pickle_of_a_fitted_model_predicts_and_holds_neither_root_key_nor_rows(monkeypatch):
+    roots, begin = [], RootKey.save
+    monkeypatch.setattr(
+        RootKey, "save", lambda self, path: (begin(self, path), roots.append(path.read_bytes()))[0]
+    )
+    model = fitted()
+    assert model.guarantee_["epsilon_upper"] <= 3
+    data = pickle.dumps(model)
+    (root,) = roots
+    words = [part for part in root.replace(b'"', b" ").split() if len(part) >= 16] or [root]
+    assert not any(part in data for part in words)
+    rows = (X.tobytes(), X.astype(np.float32).tobytes(), Y.tobytes(), Y.astype(np.uint8).tobytes())
+    assert not any(part in data for part in rows)
+    np.testing.assert_array_equal(pickle.loads(data).predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bounds": None}, "bounds of numbers must be given"),
+        ({"bounds": {"x0": (0, 1)}}, "bounds: there are none of x1, x2"),
+        ({"bounds": [(0, 1)]}, "bounds of 3 columns of numbers: one pair for all, "),
+        ({"bounds": 1}, "bounds of 3 columns of numbers: one pair for all, "),
+        ({"bounds": (1, -1)}, "bounds"),
+        ({"classes": None}, "classes must be declared"),
+        ({"classes": (1, 2)}, "y has a label that is none of classes"),
+        ({"categories": ["x9"]}, "categories: X has no column x9"),
+        ({"model": "huge"}, "model must be one of linear, "),
+        ({"sampler": "dice"}, "sampler must be one of deterministic, "),
+        ({"options": {"epoch": 2}}, "'epoch' is unknown"),
+    ],
+)
+def test_what_is_not_declared_or_does_not_fit_is_refused(given, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        clone(DPClassifier(3.0, **{**PUBLIC, **given})).fit(X, Y)
+
+
+@pytest.mark.long
+def test_two_fits_with_one_random_state_have_fresh_noise():
+    one, other = fitted(), fitted()
+    assert not np.array_equal(one.predict_proba(X), other.predict_proba(X))
+    assert one.guarantee_ == other.guarantee_
+
+
+@pytest.mark.long
+def test_classes_read_from_y_are_said_to_be_uncovered():
+    model = fitted(classes="from y")
+    assert "classes were read from y" in model.guarantee_["guarantee"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("frame", ["pandas", "polars", None])
+def test_columns_of_any_table_are_learned_from_in_a_pipeline(frame):
+    n = 2_000
+    city = RNG.choice(["Oslo", "Rome", None], n)
+    age = RNG.uniform(20, 60, n)
+    y = np.where((city == "Rome") | (age > 50), "yes", "no")
+    columns = {"city": city, "age": age}
+    if frame is None:
+        rows = np.array([*columns.values()], object).T
+    else:
+        rows = pytest.importorskip(frame).DataFrame(columns)
+    categories = ["x0" if frame is None else "city"]
+    how = {"bounds": (0, 100), "classes": ("no", "yes"), "categories": categories}
+    model = make_pipeline(FunctionTransformer(), DPClassifier(8.0, **how)).fit(rows, y)
+    assert model.score(rows, y) > 0.9
+    assert set(model.predict(rows)) == {"no", "yes"}
+    assert model.predict_proba(rows).shape == (n, 2)
+
+
+@pytest.mark.long
+def test_scikit_learns_checks_hold_but_for_those_that_cannot(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where they leave folders
+    model = DPClassifier(8.0, bounds=(-10, 10), classes="from y")
+    found = check_estimator(model, expected_failed_checks=EXPECTED_FAILED_CHECKS, on_fail=None)
+    assert [one["check_name"] for one in found if one["status"] == "failed"] == []
+
+
+@pytest.mark.long
+def test_few_rows_with_public_bounds_are_learned_from():
+    rows = load_breast_cancer()
+    bounds = [(0.0, float(most)) for each in OF_CELLS.values() for most in each]
+    found = []
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(len(rows.target))
+        train, test = order[:457], order[457:]
+        model = DPClassifier(3.0, delta=1e-5, bounds=bounds, classes=(0, 1))
+        model.fit(rows.data[train], rows.target[train])
+        p = model.predict_proba(rows.data[test])[:, 1]
+        found.append(roc_auc_score(rows.target[test], p))
+    assert fmean(found) >= 0.97
