@@ -156,9 +156,13 @@ class PrepareCsv(FromFiles):
     """Public bounds of numbers, COLUMN=LOW:HIGH each, or a TOML file of COLUMN = [LOW, HIGH]; never
     read from rows, which are private. A linear or a wide-and-deep model learns a curve of such a
     number."""
+    values: tuple[str, ...] = ()
+    """Public values of categories, COLUMN=VALUE,VALUE,... each, or a TOML file of COLUMN = [VALUE,
+    VALUE, ...]; never read from rows, which are private. Each has a bucket of its own, and a value
+    that is not declared counts as missing."""
     buckets: tuple[int, ...] = (1 << 16,)
-    """Hash buckets, a power of two: one for all categories, or one for each; chosen by what is
-    publicly known, not by counting rows."""
+    """Hash buckets, a power of two: one for all categories without declared values, or one for each
+    of these; chosen by what is publicly known, not by counting rows."""
     transform: Literal["log1p", "none"] = "log1p"
     """What becomes of a number x: sign(x) log(1 + |x|), or nothing, if they are scaled by public
     constants already."""
@@ -176,8 +180,10 @@ class PrepareCsv(FromFiles):
 
         names = "categories", "numbers", "buckets", "transform", "missing"
         how = {name: getattr(self, name) for name in names}
-        bounds = _bounds(self.bounds)
-        return TableFormat(table_schema(self.label, classes=_classes(self), bounds=bounds, **how))
+        how["bounds"] = _by_column("--bounds", self.bounds, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
+        wanted = "VALUE,VALUE,...", '["VALUE", "VALUE", ...]'
+        how["values"] = _by_column("--values", self.values, ",", _texts, *wanted)
+        return TableFormat(table_schema(self.label, classes=_classes(self), **how))
 
     def splits(self) -> dict[str, Any]:
         """Returns how rows are split."""
@@ -297,26 +303,53 @@ def shown(console: Console) -> Callable[[int], None]:
     return lambda rows: console.progress(f"{rows:,} rows")
 
 
-def _bounds(given: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """Returns the public bounds of columns, as they were given or lie in files.
+def _by_column(
+    option: str,
+    given: tuple[str, ...],
+    separator: str,
+    parsed: Callable[[list[Any]], Any],
+    wanted: str,
+    wanted_in_files: str,
+) -> dict[str, Any]:
+    """Returns what an option says of columns, in its words or in files.
+
+    Args:
+      option: Its name.
+      given: COLUMN=PART... each, or a TOML file of COLUMN = [PART, ...].
+      separator: Of the parts.
+      parsed: Returns what parts mean; a TypeError or ValueError where they mean nothing.
+      wanted: Parts, as people see them.
+      wanted_in_files: The same in files.
 
     Raises:
-      ValueError: if one is no pair of numbers, or of a column that has others already.
+      ValueError: if parts mean nothing, or mean something else than others of the same column.
     """
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, Any] = {}
     for text in given:
-        name, is_pair, ends = text.rpartition("=")
-        pairs = {name: ends.split(":")} if is_pair else _toml(Path(text))
-        for column, pair in pairs.items():
+        name, is_pair, parts = text.partition("=")
+        columns = {name: parts.split(separator)} if is_pair else _toml(Path(text))
+        for column, texts in columns.items():
             try:
-                low, high = map(float, pair)
+                value = parsed(texts)
             except (TypeError, ValueError):
-                where = "--bounds" if is_pair else text
-                wanted = "LOW:HIGH" if is_pair else "[LOW, HIGH]"
-                raise ValueError(f"{where}: {column!a} has no bounds {wanted}") from None
-            if found.setdefault(column, (low, high)) != (low, high):
-                raise ValueError(f"--bounds: {column} has two pairs of bounds")
+                raise ValueError(
+                    f"{option if is_pair else text}: {column!a} has no "
+                    f"{option.strip('-')} {wanted if is_pair else wanted_in_files}"
+                ) from None
+            if found.setdefault(column, value) != value:
+                raise ValueError(f"{option}: {column} is given twice, with different values")
     return found
+
+
+def _ends(parts: list[Any]) -> tuple[float, float]:
+    low, high = map(float, parts)
+    return low, high
+
+
+def _texts(parts: list[Any]) -> tuple[str, ...]:
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise TypeError
+    return tuple(parts)
 
 
 def _toml(path: Path) -> dict[str, Any]:

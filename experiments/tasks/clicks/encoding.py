@@ -64,8 +64,8 @@ def encode(
 ) -> Columns:
     """Return the columns of a store for a batch of rows.
 
-    Numbers become ``Schema.transformed`` of themselves, categories their hashed ids, and what is
-    missing becomes 0.
+    Numbers become ``Schema.transformed`` of themselves, categories their hashed ids or the places
+    of their declared values, and what is missing becomes 0.
 
     Args:
         batch: Column name to its values, all of one length.
@@ -93,7 +93,10 @@ def encode(
     for j, name in enumerate(schema.categories):
         distinct = getattr(batch[name], "dictionary", batch[name])  # each is hashed once
         values, missing = kinds[name].decode(distinct, name)
-        ids = schema.hash(values, j, hash_seed)
+        if name in schema.declared:
+            ids = 1 + values.astype(np.int32)
+        else:
+            ids = schema.hash(values, j, hash_seed)
         ids[missing] = MISSING
         if distinct is not batch[name]:
             places = np.asarray(batch[name].indices.fill_null(len(ids)))

@@ -5,7 +5,8 @@ publishers of the data set made known, so that adding a row, a label or a token 
 changes no shape, no bucket count and no compiled program.
 
 Ids. A categorical value becomes ``1 + (hash(value) mod 2^k)``; ``0`` means *missing* and nothing
-else. A feature with 2^k buckets therefore has a table of 2^k + 1 rows.
+else. A feature with 2^k buckets therefore has a table of 2^k + 1 rows. Of a feature whose values
+are declared, the i-th of them (from 0) becomes 1 + i, and every other value is missing.
 
 Folding. For j <= k, ``(h mod 2^k) mod 2^j = h mod 2^j``, because 2^j divides 2^k. So the ids of a
 store hashed once, to large tables, fold *exactly* to the ids that hashing to smaller tables would
@@ -94,11 +95,12 @@ def log_transform(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Schema:
-    """Names of the feature columns and the bucket count (a power of two) of each categorical one.
+    """Names of the feature columns and the bucket count of each categorical one.
 
     The label is always one column of zeros and ones. A data set without numeric columns has
-    ``integers = ()``. The last four fields are of data whose files name their columns, and which
-    have no format of their own.
+    ``integers = ()``. A bucket count is a power of two, or the number of declared values. The
+    fields from `label` on are of data whose files name their columns, and which have no format of
+    their own.
     """
 
     name: str
@@ -115,6 +117,8 @@ class Schema:
     """Texts of the label that mean 0 and 1, as they were declared; none where it is 0 or 1."""
     bounds: tuple[tuple[float, ...] | None, ...] = ()
     """Public (low, high) of each number, None for one without; empty if none has any."""
+    values: tuple[tuple[str, ...] | None, ...] = ()
+    """Declared values of each category, None for one that is hashed; empty if all are."""
 
     def __post_init__(self) -> None:
         if not self.categories and not self.integers:
@@ -129,8 +133,21 @@ class Schema:
                 "two different texts of the label are declared, one --positive and one --negative, "
                 f"not {' and '.join(map(ascii, self.classes))}"
             )
+        if self.values and len(self.values) != len(self.categories):
+            raise ValueError(
+                f"schema {self.name!r} has {len(self.categories)} categorical columns but "
+                f"declared values of {len(self.values)}"
+            )
         for column, count in zip(self.categories, self.buckets, strict=True):
-            check_power_of_two(f"bucket count of {column}", count)
+            if (values := self.declared.get(column)) is None:
+                check_power_of_two(f"bucket count of {column}", count)
+            elif not values or len({*values} - {"", *self.missing}) < len(values):
+                raise ValueError(
+                    f"values of {column} must be different texts, at least one, none of them empty "
+                    f"or missing, not {', '.join(map(ascii, values)) or 'none'}"
+                )
+            elif len(values) != count:
+                raise ValueError(f"{column} has {len(values)} values but {count} buckets")
         if self.bounds and len(self.bounds) != len(self.integers):
             raise ValueError(
                 f"schema {self.name!r} has {len(self.integers)} numeric columns but "
@@ -153,6 +170,12 @@ class Schema:
         """Numeric columns with public bounds -> (low, high), before `transform`."""
         bounds = zip(self.integers, self.bounds or [None] * len(self.integers), strict=True)
         return {name: ends for name, ends in bounds if ends is not None}
+
+    @property
+    def declared(self) -> dict[str, tuple[str, ...]]:
+        """Categorical columns whose values are declared -> these."""
+        values = zip(self.categories, self.values or [None] * len(self.categories), strict=True)
+        return {name: texts for name, texts in values if texts is not None}
 
     def transformed(self, values: np.ndarray) -> np.ndarray:
         """Return numbers as a model reads them: float32, by `transform`, which no row decides."""
@@ -187,12 +210,17 @@ class Schema:
         """
         check_power_of_two("max_buckets", max_buckets)
         masks = np.minimum(np.asarray(self.buckets), max_buckets).astype(np.int32) - 1
+        masks[[name in self.declared for name in self.categories]] = -1  # they stay as they are
         return (ids > MISSING) * (1 + ((ids - 1) & masks))
 
     def table_sizes(self, max_buckets: int = 1 << 30) -> tuple[int, ...]:
         """Return the number of rows of each feature's table, the row of *missing* included."""
         check_power_of_two("max_buckets", max_buckets)
-        return tuple(1 + min(count, max_buckets) for count in self.buckets)
+        columns = zip(self.categories, self.buckets, strict=True)
+        return tuple(
+            1 + (count if name in self.declared else min(count, max_buckets))
+            for name, count in columns
+        )
 
     def table_offsets(self, max_buckets: int = 1 << 30) -> np.ndarray:
         """Return where each feature's rows begin (int32) in one stacked table.

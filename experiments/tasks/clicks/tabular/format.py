@@ -41,6 +41,7 @@ def table_schema(
     missing: Sequence[str] = (),
     classes: Sequence[str] = (),
     bounds: Mapping[str, tuple[float, float]] | None = None,
+    values: Mapping[str, Sequence[str]] | None = None,
 ) -> Schema:
     """Return the schema of a table with these columns.
 
@@ -48,15 +49,18 @@ def table_schema(
         label: Column to predict, of zeros and ones or of two declared classes.
         categories: Columns whose values are hashed.
         numbers: Columns of numbers.
-        buckets: Hash buckets, a power of two: one for all categories, or one for each.
+        buckets: Hash buckets, a power of two: one for all categories without declared values, or
+            one for each of these.
         transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
         missing: Texts that stand for a missing value, beside the empty one.
         classes: Texts of the label that mean 0 and 1, where it is not zeros and ones.
         bounds: Public (low, high) of numbers, by column.
+        values: Public values of categories, by column: they are not hashed, and all others are
+            missing.
 
     Raises:
-        ValueError: a column is named twice, or none is a feature; or the buckets or bounds do not
-            fit.
+        ValueError: a column is named twice, or none is a feature; or the buckets, bounds or values
+            do not fit.
     """
     names = [label, *categories, *numbers]
     if not label:
@@ -67,26 +71,32 @@ def table_schema(
         )
     if not categories and not numbers:
         raise ValueError("name the columns to learn from: --categories, --numbers or both")
-    if len(buckets) == 1:
-        buckets = [*buckets] * len(categories)
-    if len(buckets) != len(categories):
-        raise ValueError(
-            f"--buckets takes one number, or one for each of the {len(categories)} categories, "
-            f"not {len(buckets)}"
-        )
-    bounds = bounds or {}
+    bounds, values = bounds or {}, values or {}
     if unknown := [name for name in bounds if name not in numbers]:
         raise ValueError(f"bounds are for columns of numbers, not for {', '.join(unknown)}")
+    if unknown := [name for name in values if name not in categories]:
+        raise ValueError(f"values are for columns of categories, not for {', '.join(unknown)}")
+    hashed = [name for name in categories if name not in values]
+    if len(buckets) not in (1, len(hashed)):
+        raise ValueError(
+            f"--buckets takes one number, or one for each of the {len(hashed)} categories"
+            f"{' without declared values' * bool(values)}, not {len(buckets)}"
+        )
+    sizes = dict(zip(hashed, [*buckets] * (len(hashed) if len(buckets) == 1 else 1), strict=True))
+    sizes |= {name: len(texts) for name, texts in values.items()}
     return Schema(
         name="table",
         integers=tuple(numbers),
         categories=tuple(categories),
-        buckets=tuple(buckets),
+        buckets=tuple(sizes[name] for name in categories),
         label=label,
         transform=transform,
         missing=tuple(missing),
         classes=tuple(classes),
         bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
+        values=tuple(tuple(values[x]) if x in values else None for x in categories)
+        if values
+        else (),
     )
 
 

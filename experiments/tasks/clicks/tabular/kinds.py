@@ -45,7 +45,7 @@ def kinds_of(schema: Schema) -> dict[str, Kind]:
     return {
         schema.label: Label(schema.classes),
         **dict.fromkeys(schema.integers, Number(schema.missing, schema.transform == "log1p")),
-        **dict.fromkeys(schema.categories, Category(schema.missing)),
+        **{name: Category(schema.missing, schema.declared.get(name)) for name in schema.categories},
     }
 
 
@@ -107,12 +107,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """Texts and what is spelled in one way, hashed to uint64."""
+    """Texts and what is spelled in one way, hashed to uint64; or the places of declared values."""
 
     missing: tuple[str, ...]
+    values: tuple[str, ...] | None = None
+    """The values that are declared; all others are missing."""
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
-        """Return the hashes."""
+        """Return the hashes or the places."""
         array = _plain(array)
         kind, types = array.type, pa.types
         if types.is_date64(kind):
@@ -124,7 +126,10 @@ class Category:
         elif not types.is_string(kind):
             wanted = "texts, integers, booleans or dates, which are spelled one way"
             raise _type_error(column, kind, wanted)
-        return hashed(array, self.missing)
+        if self.values is None:
+            return hashed(array, self.missing)
+        index = pc.index_in(array, value_set=pa.array(self.values))
+        return Decoded(_filled(index, 0), np.asarray(index.is_null()))
 
 
 def _plain(array: pa.Array) -> pa.Array:

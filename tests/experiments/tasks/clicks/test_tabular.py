@@ -240,6 +240,28 @@ def test_numbers_may_stay_as_they_are_and_words_may_be_missing(tmp_path):
         read(path, schema)
 
 
+def test_declared_values_are_numbered_and_all_others_are_missing(tmp_path):
+    values = {"sex": ("Male", "Female"), "n": ("1", "7", "3")}
+    names = ("sex", "city", "n")
+    schema = table_schema("y", categories=names, buckets=(64,), values=values, missing=("?",))
+    assert schema.table_sizes(2) == (3, 3, 4)  # declared values are not folded
+    rows = {
+        "sex": ["Female", "male", "", "?", None, "Male"],
+        "city": ["a", "b", "", "?", None, "a"],
+        "n": [3, 1, 2, None, 7, -1],
+    }
+    ids = [[2, 0, 0, 0, 0, 1], [3, 1, 0, 0, 2, 0]]
+    table = TableFormat(schema).encode(rows)
+    assert table["categories"][:, ::2].T.tolist() == ids
+    assert schema.fold(table["categories"], 1)[:, ::2].T.tolist() == ids
+    plain = TableFormat(table_schema("y", categories=names, buckets=(64,), missing=("?",)))
+    np.testing.assert_array_equal(table["categories"][:, 1], plain.encode(rows)["categories"][:, 1])
+    columns = {name: pa.array(rows[name]) for name in names} | {"y": pa.array([0, 1] * 3)}
+    columns["sex"] = columns["sex"].dictionary_encode()
+    pq.write_table(pa.table(columns), tmp_path / "p")
+    assert read(tmp_path / "p", schema)["categories"][:, ::2].T.tolist() == ids
+
+
 CLASSES = {
     "text": (["<=50K", ">50K"], [">50K", "<=50K"], "found '50K', expected '<=50K' or '>50K'"),
     "number": (["1", "2"], ["2", "1"], "found '0', expected '1' or '2'"),
@@ -526,6 +548,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
         ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),
         ({"numbers": ("a",), "bounds": {"a": (1e8, 1e8 + 1)}}, "bounds of a are .* in float32"),
+        ({"categories": ("a",), "values": {"b": ("x",)}}, "columns of categories, not for b"),
+        *(
+            ({"categories": ("a",), "values": {"a": texts}, "missing": ("NA",)}, "values of a must")
+            for texts in ((), ("x", "x"), ("x", ""), ("x", "NA"))
+        ),
     ],
 )
 def test_columns_and_buckets_that_do_not_fit_are_refused(asked, says):
@@ -683,9 +710,11 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
         ),
         (["no.csv", "s", "--label", "y", "--numbers", "age"], "no.csv: cannot be read: No such"),
         ([*AGE, "--bounds", "age=1"], "--bounds: 'age' has no bounds LOW:HIGH"),
-        ([*AGE, "--bounds", "age=0:1", "age=0:2"], "age has two pairs of bounds"),
+        ([*AGE, "--bounds", "age=0:1", "age=0:2"], "age is given twice, with different"),
         ([*AGE, "--bounds", "age"], "age: No such file"),
         ([*AGE, "--bounds", "t.csv"], "t.csv is not TOML"),
+        ([*AGE, "--values", "v.toml"], "v.toml: 'city' has no values ["),
+        ([*AGE, "--values", "age=1,2"], "values are for columns of categories, not for age"),
     ],
 )
 def test_a_command_that_cannot_be_carried_out_is_one_line(
@@ -693,6 +722,7 @@ def test_a_command_that_cannot_be_carried_out_is_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.csv", people(30))
+    (tmp_path / "v.toml").write_text("city = [1, 2]")
     assert run("prepare", "csv", *words) == 2
     error = capsys.readouterr().err
     assert says in error
