@@ -69,7 +69,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):
       categories: Columns whose values are hashed; those of arrays are called x0, x1, ...
       classes: The two labels, declared. "from y" reads them from the training rows, which
         `guarantee_` does not cover and says so.
-      number_transform: Of numbers and their bounds: sign(x) log(1 + |x|), or none.
+      number_transform: Of numbers and their bounds: sign(x) log(1 + abs(x)), or none.
       model: Preset of the model, as of `dpsgd train`.
       sampler: Name of the sampler.
       options: Other settings of the run, as `RunSpec.of` has them: {"epochs": 5}.
