@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from accounting import Bound, PrivacyProfile, epsilon
 from accounting.estimates.monte_carlo import MonteCarloProfile
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.figures.drawing import COLORS, PALETTE, legend
-from experiments.processes import each
+from experiments.figures.records import computed
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 MONTE_CARLO = "balls-and-bins, Monte Carlo"
@@ -57,11 +57,6 @@ def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, B
     }
 
 
-def profiles(samplers: dict[str, BatchSampler]) -> dict[str, Profiles]:
-    """Returns what each sampler states as its privacy profile, by its name."""
-    return {name: sampler.privacy for name, sampler in samplers.items()}
-
-
 def monte_carlo(bins: int, num_samples: int) -> Profiles:
     """Returns an estimator of one epoch of balls-and-bins: confidence, not proof.
 
@@ -75,14 +70,13 @@ def monte_carlo(bins: int, num_samples: int) -> Profiles:
     return partial(MonteCarloProfile, bins=bins, num_samples=num_samples, sampled="other bins")
 
 
-def _epsilons(job: tuple[list[Profiles], float, float]) -> list[Bound]:
+def _epsilons(profiles: list[Profiles], delta: float, noise_multiplier: float) -> list[Bound]:
     """Returns the epsilon of each sampler at one noise multiplier: some share their grids."""
-    profiles, noise_multiplier, delta = job
     return [epsilon(profile(noise_multiplier), delta) for profile in profiles]
 
 
 def curves(
-    profiles: dict[str, Profiles],
+    profiles: Mapping[str, Profiles],
     noise_multipliers: Sequence[float],
     delta: float,
     progress: Callable[[str], None] = lambda line: None,
@@ -95,16 +89,11 @@ def curves(
       delta: In (0, 1).
       progress: Called with one line of text after each noise multiplier.
     """
-    jobs = [(list(profiles.values()), sigma, delta) for sigma in noise_multipliers]
-    found: list[list[Bound]] = []
-    progress(f"0 of {len(jobs)} noise multipliers")
-    for bounds in each(_epsilons, jobs):
-        found.append(bounds)
-        progress(f"{len(found)} of {len(jobs)} noise multipliers")
-    return [
-        Curve(name, tuple(noise_multipliers), column)
-        for name, column in zip(profiles, zip(*found, strict=True), strict=True)
-    ]
+    compute = partial(_epsilons, list(profiles.values()), delta)
+    found = computed(compute, noise_multipliers, progress)
+    columns = zip(*(found[sigma] for sigma in noise_multipliers), strict=True)
+    at = tuple(noise_multipliers)
+    return [Curve(name, at, column) for name, column in zip(profiles, columns, strict=True)]
 
 
 def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:

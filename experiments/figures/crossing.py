@@ -22,7 +22,7 @@ from accounting.order import compare, crossing
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Picture, blank, label_ones_twos_fives, legend, panels
-from experiments.figures.records import RECORDS, recorded
+from experiments.figures.records import RECORDS, computed
 
 FLOOR = 1e-10
 """Beyond the crossing signs are looked at while delta is not below this."""
@@ -87,8 +87,8 @@ def point(job: tuple[float, int]) -> dict[str, Any]:
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints the intervals."""
-    jobs = list(product(config.noise_multipliers, config.steps))
-    found = dict(zip(jobs, recorded(point, jobs, config.record, console.progress), strict=True))
+    jobs = product(config.noise_multipliers, config.steps)
+    found = computed(point, jobs, console.progress, config.record)
     console.line(f"epsilon at which balls-and-bins becomes better than Poisson sampling ({TERMS})")
     console.table(
         ["sigma", *(f"T = {steps:,}" for steps in config.steps)],

@@ -7,9 +7,8 @@ Display Ads and Criteo Sponsored Search. Dotted is equation 6, below Monte Carlo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +21,11 @@ from experiments.figures import comparison
 from experiments.figures.comparison import TERMS, Curve
 from experiments.figures.drawing import Picture, blank, panels, save
 
+ESTIMATORS: Mapping[str, Mapping[str, Any]] = {
+    comparison.MONTE_CARLO: {"ranks": 1.05},
+    "balls-and-bins, other bins": {"sampled": "other bins", "inequality": "bennett"},
+}
+
 
 class Setting(NamedTuple):
     """What a panel shows: one epoch of one run, over epsilons up to a last one."""
@@ -30,6 +34,10 @@ class Setting(NamedTuple):
     noise_multiplier: float
     bins: int
     last_epsilon: float
+    samplers: Sequence[str] = ("deterministic", "shuffle", "poisson", "balls-and-bins")
+    """Whose certified curves are shown."""
+    estimators: Mapping[str, Mapping[str, Any]] = ESTIMATORS
+    """Options of each `MonteCarloProfile`, by name; `ranks` are given, or by what they grow."""
 
 
 SETTINGS = (
@@ -40,9 +48,6 @@ SETTINGS = (
     Setting("Search, batch 8,192", 0.5, 1_563, 5.0),
     Setting("Search, batch 65,536", 0.8, 196, 1.5),
 )
-
-Curves = Callable[[Setting, Sequence[float]], Iterator[Curve]]
-"""Of a panel, at its epsilons."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +62,27 @@ class Config(Picture):
 
     SMALL: ClassVar[Mapping[str, Any]] = {"num_samples": 5_000, "points": 6}
 
-
-def certified(setting: Setting, epsilons: Sequence[float], *names: str) -> Iterator[Curve]:
-    """Yields the certified curves of the samplers that are named, by default of all."""
-    found = comparison.all_samplers(setting.bins, 1, epochs=1)
-    for name in names or found:
-        profile = found[name].privacy(setting.noise_multiplier)
-        yield Curve(name, tuple(epsilons), tuple(profile.delta(e) for e in epsilons))
+    def sized(self, name: str, profile: MonteCarloProfile, _: Any) -> tuple[str, MonteCarloProfile]:
+        """Returns a curve's name, and its estimator with so many samples."""
+        return name, replace(profile, num_samples=self.num_samples)
 
 
-def sampled(name: str, profile: MonteCarloProfile, epsilons: Sequence[float]) -> Curve:
-    """Returns a curve of estimates by samples: their upper confidence bounds and their means."""
-    means, bounds = zip(*profile.estimates(epsilons), strict=True)
-    return Curve(name, tuple(epsilons), bounds, tuple(mean.value for mean in means))
+def curves(setting: Setting, epsilons: Sequence[float], config: Any) -> Iterator[Curve]:
+    """Yields the certified curves of a panel, and what estimators make of samples."""
+    sigma, bins, at = setting.noise_multiplier, setting.bins, tuple(epsilons)
+    samplers = comparison.all_samplers(bins, 1, epochs=1)
+    for name in setting.samplers:
+        if name == "deterministic" and find_spec("dp_accounting"):
+            yield _dp_accounting(setting, at)  # below the certified curve, which hides it
+        profile = samplers[name].privacy(sigma)
+        yield Curve(name, at, tuple(profile.delta(e) for e in at))
+    for name, options in setting.estimators.items():
+        growth = options.get("ranks")
+        ranks = geometric_ranks(bins, growth) if isinstance(growth, float) else growth
+        profile = MonteCarloProfile(sigma, bins, **{**options, "ranks": ranks})
+        name, profile = config.sized(name, profile, at)
+        means, bounds = zip(*profile.estimates(at), strict=True)
+        yield Curve(name, at, bounds, tuple(mean.value for mean in means))
 
 
 def _dp_accounting(setting: Setting, epsilons: Sequence[float]) -> Curve:
@@ -89,46 +102,24 @@ def _dp_accounting(setting: Setting, epsilons: Sequence[float]) -> Curve:
     return Curve("poisson, dp_accounting", tuple(epsilons), tuple(bounds))
 
 
-def samplers(num_samples: int, setting: Setting, epsilons: Sequence[float]) -> Iterator[Curve]:
-    """Yields the curves of figure 2."""
-    if find_spec("dp_accounting"):
-        yield _dp_accounting(setting, epsilons)  # below the certified curve, which it hides else
-    yield from certified(setting, epsilons)
-    estimator = MonteCarloProfile(
-        setting.noise_multiplier,
-        setting.bins,
-        num_samples=num_samples,
-        ranks=geometric_ranks(setting.bins, 1.05),
-    )
-    yield sampled(comparison.MONTE_CARLO, estimator, epsilons)
-    others = replace(estimator, sampled="other bins", ranks=None, inequality="bennett")
-    yield sampled("balls-and-bins, other bins", others, epsilons)
-
-
 def figure(
-    shown: Sequence[tuple[str, Setting, Curves]],
-    points: int,
-    config: Picture,
-    console: Console,
-    *,
-    alike: bool = False,
+    settings: Sequence[Setting], config: Any, console: Console, *, alike: bool = False
 ) -> Figure:
-    """Returns a panel for each name, setting and its curves; all is saved after each panel.
+    """Returns a panel for each setting, three in a row; all is saved after each panel.
 
     Args:
-      shown: Of the panels, three in a row.
-      points: Epsilons of each curve.
-      config: Names the picture.
+      settings: Of the panels.
+      config: Names the picture and the number of points, and gives estimators their `sized`.
       console: Gets a table for each panel.
       alike: Whether all panels have the same curves, so that one legend serves them.
     """
-    rows, columns = -(-len(shown) // 3), min(3, len(shown))
+    rows, columns, points = -(-len(settings) // 3), min(3, len(settings)), config.points
     found = blank(13, 4.6 * rows, "one epoch")
-    for axes, (name, setting, curves) in zip(panels(found, rows, columns), shown, strict=True):
-        title = f"{name}: σ = {setting.noise_multiplier:g}, T = {setting.bins:,}"
+    for axes, setting in zip(panels(found, rows, columns), settings, strict=True):
+        title = f"{setting.name}: σ = {setting.noise_multiplier:g}, T = {setting.bins:,}"
         epsilons = [setting.last_epsilon * (i + 1) / points for i in range(points)]
         drawn: list[Curve] = []
-        for curve in curves(setting, epsilons):
+        for curve in curves(setting, epsilons, config):
             drawn.append(curve)
             console.progress(f"{title}: {curve.name}")
         floor = min(c.bounds[-1].lower for c in drawn if c.name == "balls-and-bins") / 100
@@ -160,6 +151,4 @@ def _rows(curve: Curve, shown: Sequence[int]) -> Iterator[list[str]]:
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints a table for each panel."""
-    curves = partial(samplers, config.num_samples)
-    shown = [(setting.name, setting, curves) for setting in SETTINGS]
-    return figure(shown, config.points, config, console, alike=True)
+    return figure(SETTINGS, config, console, alike=True)

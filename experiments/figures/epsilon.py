@@ -44,8 +44,10 @@ def draw(config: Config, console: Console) -> Figure:
             title = f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {format_delta(delta)}"
             console.line(f"{title} ({comparison.TERMS})")
             samplers = comparison.all_samplers(num_examples, batch_size, epochs=1)
-            profiles = comparison.profiles(samplers)
-            profiles[comparison.MONTE_CARLO] = comparison.monte_carlo(steps, config.num_samples)
+            profiles = {
+                **{name: sampler.privacy for name, sampler in samplers.items()},
+                comparison.MONTE_CARLO: comparison.monte_carlo(steps, config.num_samples),
+            }
             found = comparison.curves(profiles, NOISE_MULTIPLIERS, delta, console.progress)
             console.table(*comparison.table(found))
             comparison.draw(next(axes), found, title)

@@ -9,7 +9,7 @@ colour is Poisson's delta there, which no guarantee may have.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from accounting.order import compare
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Picture, blank, panels
-from experiments.figures.records import RECORDS, recorded
+from experiments.figures.records import RECORDS, computed
 
 NUM_EXAMPLES = {"Criteo Display Ads": 36_800_512, "Criteo Sponsored Search": 12_800_000}
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -84,20 +84,15 @@ def cells(job: tuple[int, float, int]) -> dict[str, Any]:
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints how many cells are decided in which way, and the exceptions."""
-    rows, columns = list(product(NUM_EXAMPLES, config.epochs)), config.noise_multipliers
-    jobs = [
-        (int(NUM_EXAMPLES[data_set] / batch_size + 0.5), sigma, epochs)
-        for (data_set, epochs), batch_size, sigma in product(rows, config.batch_sizes, columns)
-    ]
-    found = recorded(cells, list(dict.fromkeys(jobs)), config.record, console.progress)
-    cell = dict(zip(dict.fromkeys(jobs), found, strict=True))
+    shown, grid = (NUM_EXAMPLES, config.epochs), (config.batch_sizes, config.noise_multipliers)
+    jobs = starmap(_job, product(*shown, *grid))
+    found = computed(cells, jobs, console.progress, config.record)
     figure = blank(11, 7, f"largest ε where balls-and-bins costs more; colour: δ there ({TERMS})")
-    table, remaining = [], iter(jobs)
-    axes = panels(figure, len(NUM_EXAMPLES), len(config.epochs))
-    for (data_set, epochs), axis in zip(rows, axes, strict=True):
-        grid = [[cell[next(remaining)] for _ in columns] for _ in config.batch_sizes]
-        table.append([data_set, str(epochs), *_summary([one for row in grid for one in row])])
-        _draw(axis, grid, config)
+    table, axes = [], panels(figure, len(NUM_EXAMPLES), len(config.epochs))
+    for (data_set, epochs), axis in zip(product(*shown), axes, strict=True):
+        cell = {at: found[_job(data_set, epochs, *at)] for at in product(*grid)}
+        table.append([data_set, str(epochs), *_summary(list(cell.values()))])
+        _draw(axis, cell, config)
         axis.set_title(f"{data_set}, {epochs} epoch{'s' if epochs > 1 else ''}")
     figure.colorbar(axes[0].images[0], ax=axes, shrink=0.6, label="Poisson's δ there")
     console.line(f"balls-and-bins and Poisson sampling at equal noise ({TERMS})")
@@ -107,6 +102,10 @@ def draw(config: Config, console: Console) -> Figure:
         table,
     )  # fmt: skip
     return figure
+
+
+def _job(data_set: str, epochs: int, batch_size: int, sigma: float) -> tuple[int, float, int]:
+    return int(NUM_EXAMPLES[data_set] / batch_size + 0.5), sigma, epochs
 
 
 def _summary(found: list[dict[str, Any]]) -> list[str]:
@@ -125,18 +124,16 @@ def _summary(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _draw(axes: Axes, grid: list[list[dict[str, Any]]], config: Config) -> None:
-    deltas = np.full((len(grid), len(grid[0])), np.nan)
-    for i, row in enumerate(grid):
-        for j, one in enumerate(row):
-            last = one["signs"].rfind(">")
-            text = "?" if "?" in one["signs"] else ""
-            if last >= 0:
-                text += f"{EPSILONS[last]:g}"
-                deltas[i, j] = one["bounds"][f"{EPSILONS[last]:g}"][3]
-            axes.text(j, i, text or "·", ha="center", va="center", fontsize="small")
+def _draw(axes: Axes, cell: dict[tuple[int, float], dict[str, Any]], config: Config) -> None:
+    deltas = np.full((len(config.batch_sizes), len(config.noise_multipliers)), np.nan)
+    for place, one in zip(np.ndindex(deltas.shape), cell.values(), strict=True):
+        text, last = "?" if "?" in one["signs"] else "", one["signs"].rfind(">")
+        if last >= 0:
+            text += f"{EPSILONS[last]:g}"
+            deltas[place] = one["bounds"][f"{EPSILONS[last]:g}"][3]
+        axes.text(place[1], place[0], text or "·", ha="center", va="center", fontsize="small")
     axes.imshow(deltas, norm=LogNorm(1e-2, 1), cmap="YlOrRd", alpha=0.7, aspect="auto")
     axes.grid(visible=False)
-    axes.set_xticks(range(len(grid[0])), [f"{s:g}" for s in config.noise_multipliers])
-    axes.set_yticks(range(len(grid)), [f"{b:,}" for b in config.batch_sizes])
+    axes.set_xticks(range(deltas.shape[1]), [f"{s:g}" for s in config.noise_multipliers])
+    axes.set_yticks(range(deltas.shape[0]), [f"{b:,}" for b in config.batch_sizes])
     axes.set(xlabel="noise multiplier σ", ylabel="batch size")

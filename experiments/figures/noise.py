@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,17 +34,10 @@ from experiments.figures.drawing import (
     legend,
     panels,
 )
-from experiments.processes import each
+from experiments.figures.records import computed
 from samplers import BatchSampler
 
 _WORDS = {"poisson": "cyclic Poisson", "balls-and-bins": "cyclic balls-and-bins"}
-
-
-class Guarantee(NamedTuple):
-    """What every run in the comparison has."""
-
-    epsilon: float
-    delta: float
 
 
 @dataclass(frozen=True)
@@ -70,8 +63,9 @@ def samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, Batch
 
 def curves(
     of: dict[str, BatchSampler],
-    guarantee: Guarantee,
     *,
+    epsilon: float,
+    delta: float,
     momentum: float,
     schedule: Schedule,
     bands: Sequence[int] = (),
@@ -83,7 +77,8 @@ def curves(
 
     Args:
       of: Samplers, by their names.
-      guarantee: Of each run.
+      epsilon: Of each run's guarantee.
+      delta: Of each run's guarantee.
       momentum: beta of SGD in [0, 1).
       schedule: Of its step sizes.
       bands: What is tried, besides 1; by default powers of two up to what is possible.
@@ -96,34 +91,27 @@ def curves(
     if wrong := [b for b in bands if not 1 <= b <= most]:
         raise ValueError(f"bands must be in [1, {most}], got {wrong[0]}")
     tried = sorted({1, *(bands or tried_bands(most))})
-    made = partial(_candidate, guarantee, momentum, schedule)
-    jobs = [(sampler, b, 0) for sampler in of.values() for b in tried]
-    jobs += [(sampler, 1, m) for sampler in of.values() for m in tried_buffers(sampler)]
-    found: list[Candidate] = []
-    progress(f"0 of {len(jobs)} runs")
-    for done, one in enumerate(each(made, jobs), 1):
-        found.append(one)
-        progress(f"{done} of {len(jobs)} runs")
-    alone = min(c.rmse for c in found if c.bands == 1)
-    runs = iter([replace(c, alone=alone) for c in found])
-    banded = {name: tuple(next(runs) for _ in tried) for name in of}
-    buffered = {name: [next(runs) for _ in tried_buffers(of[name])] for name in of}
-    return [NoiseCurve(name, banded[name], tuple(gaining(buffered[name]))) for name in of]
+    jobs = [(name, b, 0) for name in of for b in tried]
+    jobs += [(name, 1, m) for name, sampler in of.items() for m in tried_buffers(sampler)]
+    how = {"epsilon": epsilon, "delta": delta, "momentum": momentum, "schedule": schedule}
+    found = computed(partial(_candidate, of, how), jobs, progress)
+    alone = min(run.rmse for run in found.values() if run.bands == 1)
+    runs = {job: replace(run, alone=alone) for job, run in found.items()}
+    return [
+        NoiseCurve(
+            name,
+            tuple(runs[name, b, 0] for b in tried),
+            tuple(gaining([runs[name, 1, m] for m in tried_buffers(of[name])])),
+        )
+        for name in of
+    ]
 
 
 def _candidate(
-    guarantee: Guarantee, momentum: float, schedule: Schedule, job: tuple[BatchSampler, int, int]
+    of: dict[str, BatchSampler], how: dict[str, Any], job: tuple[str, int, int]
 ) -> Candidate:
-    sampler, bands, buffers = job
-    return candidate(
-        sampler,
-        bands,
-        buffers=buffers,
-        epsilon=guarantee.epsilon,
-        delta=guarantee.delta,
-        momentum=momentum,
-        schedule=schedule,
-    )
+    name, bands, buffers = job
+    return candidate(of[name], bands, buffers=buffers, **how)
 
 
 def table(found: Sequence[NoiseCurve]) -> tuple[list[str], list[list[str]]]:

@@ -84,9 +84,8 @@ def _compare_epsilons(config: Compare, delta: float) -> None:
 
     samplers = comparison.all_samplers(config.num_examples, config.batch_size, config.epochs)
     with Console() as console:
-        found = comparison.curves(
-            comparison.profiles(samplers), config.noise_multiplier, delta, console.progress
-        )
+        profiles = {name: sampler.privacy for name, sampler in samplers.items()}
+        found = comparison.curves(profiles, config.noise_multiplier, delta, console.progress)
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
         console.table(*comparison.table(found))
         if config.plot is not None:
@@ -117,7 +116,8 @@ def _compare_noise(config: Compare, epsilon: float, delta: float) -> None:
     with Console() as console:
         found = noise.curves(
             samplers,
-            noise.Guarantee(epsilon, delta),
+            epsilon=epsilon,
+            delta=delta,
             momentum=config.momentum,
             schedule=config.schedule,
             bands=config.bands,

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.cli import main
-from experiments.figures import comparison
+from experiments.figures import comparison, records
 
 NOISE = (0.5, 1.0)
 
@@ -17,7 +17,7 @@ def found():
     profiles = {"balls-and-bins": samplers["balls-and-bins"].privacy}
     profiles[comparison.MONTE_CARLO] = comparison.monte_carlo(bins=10, num_samples=20_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "each", map)
+        patch.setattr(records, "each", map)
         return comparison.curves(profiles, NOISE, 1e-3)
 
 
@@ -48,7 +48,7 @@ def test_the_figure_names_adjacency_and_the_unit_of_every_sampler_in_it(found):
 
 
 def test_the_command_names_delta_adjacency_and_unit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(comparison, "each", map)
+    monkeypatch.setattr(records, "each", map)
     words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
     assert main(["compare", *words, "--plot", str(tmp_path / "a.png")]) == 0
     heading = capsys.readouterr().out.splitlines()[0]

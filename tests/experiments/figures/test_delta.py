@@ -1,5 +1,7 @@
 """Delta over epsilon: every curve bounds what it names, and is drawn and printed."""
 
+from pathlib import Path
+
 import pytest
 
 from experiments.cli.console import Console
@@ -11,7 +13,8 @@ SETTING = Setting("tiny", 1.0, 20, 1.0)
 
 @pytest.fixture(scope="module")
 def curves():
-    return {c.name: c for c in delta.samplers(500, SETTING, [0.5, 1.0])}
+    config = delta.Config(Path(), num_samples=500)
+    return {c.name: c for c in delta.curves(SETTING, [0.5, 1.0], config)}
 
 
 def test_published_bounds_of_balls_and_bins_are_around_the_certified_curve(curves):
@@ -45,7 +48,7 @@ def test_a_panel_for_each_setting_is_drawn_and_what_is_estimated_says_so(
     )
     with Console() as console:
         figure = module.draw(config, console)
-    assert len(figure.axes) == (1 if module is delta else 3)
+    assert len(figure.axes) == 1
     assert (tmp_path / "a.svg").exists()
     printed = capsys.readouterr().out
     assert "zero-out adjacency" in printed

@@ -4,8 +4,7 @@ import pytest
 
 from dpsgd.noise import planning
 from experiments.cli import main
-from experiments.figures import noise
-from experiments.figures.noise import Guarantee
+from experiments.figures import noise, records
 
 SIZES = ["--num-examples", "1000", "--batch-size", "50"]
 
@@ -13,12 +12,12 @@ SIZES = ["--num-examples", "1000", "--batch-size", "50"]
 @pytest.fixture(scope="module")
 def found():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "each", map)
+        patch.setattr(records, "each", map)
         # How sigma is found is claimed of plans; here of each sampler it is another one.
         patch.setattr(planning, "calibrate", lambda privacy, **at: privacy(1.0).delta(0.5).upper)
         of = noise.samplers(1000, 50, 1)
-        guarantee = Guarantee(5.0, 1e-2)
-        return noise.curves(of, guarantee, momentum=0.5, schedule="constant", bands=[4])
+        how = {"epsilon": 5.0, "delta": 1e-2, "momentum": 0.5, "schedule": "constant"}
+        return noise.curves(of, **how, bands=[4])
 
 
 def test_errors_are_over_that_of_the_best_independent_noise(found):
@@ -56,7 +55,7 @@ def test_the_figure_shows_every_run_and_what_it_is_compared_with(found):
 
 
 def test_the_command_names_the_guarantee_and_draws(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(noise, "each", map)
+    monkeypatch.setattr(records, "each", map)
     monkeypatch.setattr(noise, "samplers", lambda *sizes: {"deterministic": _deterministic(*sizes)})
     words = ["compare", *SIZES, "--target-epsilon", "5", "--momentum", "0.9"]
     assert main([*words, "--bands", "2", "--plot", str(tmp_path / "a.png")]) == 0

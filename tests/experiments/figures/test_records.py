@@ -7,7 +7,7 @@ import pytest
 
 from experiments.figures import crossing, never_worse
 from experiments.figures.__main__ import main
-from experiments.figures.records import RECORDS, recorded
+from experiments.figures.records import RECORDS, computed
 
 LINES: list[str] = []
 
@@ -24,13 +24,14 @@ def never(job):
 @pytest.mark.long
 def test_only_what_is_not_in_the_record_is_computed(tmp_path):
     path, jobs = tmp_path / "record.json", [(1.5, "a"), (2, "b"), (3, "c")]
-    recorded(squared, jobs[:1], path, LINES.append)
+    computed(squared, jobs[:1], LINES.append, path)
     known = path.read_text()
-    found = recorded(squared, jobs, path, LINES.append)
-    assert found == [squared(job) for job in jobs] == recorded(never, jobs, path, LINES.append)
+    found = computed(squared, jobs, LINES.append, path)
+    assert found == {job: squared(job) for job in jobs}
+    assert found == computed(never, jobs, LINES.append, path)
     assert path.read_text().startswith(known.rstrip("}\n"))
-    assert LINES == ["1 of 1", "1 of 2", "2 of 2"]
-    assert recorded(squared, jobs[:1], None, LINES.append) == [squared(jobs[0])]
+    assert LINES == ["0 of 1", "1 of 1", "0 of 2", "1 of 2", "2 of 2"]
+    assert computed(squared, jobs[:1], LINES.append) == {jobs[0]: squared(jobs[0])}
 
 
 def test_the_recorded_crossings_are_certified_and_their_signs_change_once():
