@@ -64,9 +64,11 @@ class Record:
         """
         small = (case.quick or {}) if quick else {}
         setting = {**case.setting, **case.options, **small, **given}
+        # A path is of one machine, its name says which rows.
+        named = {k: Path(v).name for k, v in given.items() if case.options[k] is None}
         entry: dict[str, Any] = {
             "area": self._area, "name": case.name, "command": command,
-            "setting": json.loads(json.dumps(setting, default=_plain)),
+            "setting": json.loads(json.dumps(setting | named, default=_plain)),
             "environment": self._environment, "status": "begun", "rows": [],
         }  # fmt: skip
         self.entries.append(entry)

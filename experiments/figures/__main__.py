@@ -52,12 +52,10 @@ def run(words: Sequence[str]) -> int:
         **small,
     )
     outputs.check(config.out, outputs.PICTURES, "OUT", overwrite=True)
-    from experiments.cli.console import Console
-    from experiments.figures.drawing import save
+    from experiments.figures.records import draw_recorded
 
-    with Console() as console:
-        save(draw(config, console), config.out)
-        console.line(f"drawn: {config.out}")
+    draw_recorded(draw, config, " ".join([PROGRAM, *words]))
+    print(f"drawn: {config.out}, and what it says: {config.out}.json")
     return 0
 
 

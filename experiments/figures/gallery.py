@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,9 +10,8 @@ import tyro
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.report import escape, table
-from experiments.cli.console import Console
 from experiments.figures import FIGURES, figure_of
-from experiments.figures.drawing import save
+from experiments.figures.records import draw_recorded, record_of
 
 INDEX = "index.html"
 OF_RUNS = """## Figure 1 of the balls-and-bins paper
@@ -28,7 +26,7 @@ class Gallery:
     """Draws every figure."""
 
     out: tyro.conf.Positional[Path]
-    """Folder for a picture of each figure, and for `index.html`."""
+    """Folder for a picture of each figure with its record, and for `index.html`."""
 
     small: bool = False
     """Draw the small version of each figure."""
@@ -43,71 +41,39 @@ class Gallery:
     """NumPy archive of images x and labels y, for figures of images; by default the digits."""
 
 
-class _Notes(Console):
-    """A console that keeps, as Markdown, the lines and the tables that it prints."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[str] = []
-
-    def line(self, text: str) -> None:
-        super().line(text)
-        self.kept.append(escape(text))
-
-    def table(self, header: list[str], rows: list[list[str]]) -> None:
-        super().table(header, rows)
-        self.kept.append(table(header, rows))
-
-
 def draw_all(gallery: Gallery, names: Sequence[str] = tuple(FIGURES)) -> None:
     """Draws the figures one after another; the page shows, after each, what there is so far.
 
     A field of `gallery` that a figure's configuration has, too, is passed on.
     """
     gallery.out.mkdir(parents=True, exist_ok=True)
-    sections: dict[str, str] = {}
+    sections: list[str] = []
+    pictures: dict[str, bytes] = {}
     for name in names:
-        picture, notes = gallery.out / f"{name}.svg", gallery.out / f"{name}.md"
-        kind, draw = figure_of(name)
+        picture, (kind, draw) = gallery.out / f"{name}.svg", figure_of(name)
         passed = {field.name for field in fields(kind)} & {field.name for field in fields(Gallery)}
         given = {field: getattr(gallery, field) for field in passed - {"out"}}
         given = {field: value for field, value in given.items() if value is not None}
         words = ["scripts/figures", name, *(["--small"] if gallery.small else [])]
-        words += [f"--{field} {value}" for field, value in given.items()]
-        heading = f"## {FIGURES[name]}\n\n`{' '.join(words)}`"
-        if not (gallery.keep and picture.exists() and _begins(notes, heading)):
-            notes.unlink(missing_ok=True)  # while it is there, the picture is what it says
-            before = _cpu_seconds()
-            console = _Notes()
-            with console:
-                config = kind(picture, **{**(kind.SMALL if gallery.small else {}), **given})
-                save(draw(config, console), picture)
-            spent = f"{_cpu_seconds() - before:.0f} s of CPU time"
-            image = f"![{FIGURES[name]}]({picture.name})"
-            _write(notes, "\n\n".join([f"{heading} ({spent})", image, *console.kept, ""]))
-        sections[name] = notes.read_text()
-        _write_index(gallery.out, sections)
+        command = " ".join([*words, *(f"--{field} {value}" for field, value in given.items())])
+        record = record_of(picture) if gallery.keep and picture.exists() else {}
+        if record.get("command") != command:
+            config = kind(picture, **{**(kind.SMALL if gallery.small else {}), **given})
+            record = draw_recorded(draw, config, command)
+        shown = [
+            escape(one) if isinstance(one, str) else table(one["header"], one["rows"])
+            for one in record["shown"]
+        ]
+        heading = f"## {FIGURES[name]}\n\n`{command}` ({record['cpu_seconds']} s of CPU time)"
+        sections.append("\n\n".join([heading, f"![{FIGURES[name]}]({picture.name})", *shown]))
+        pictures[picture.name] = picture.read_bytes()
+        _write_index(gallery.out, sections, pictures)
         print(f"{len(sections)} of {len(names)}: {picture}")
 
 
-def _begins(notes: Path, heading: str) -> bool:
-    return notes.exists() and notes.read_text().startswith(f"{heading} (")
-
-
-def _cpu_seconds() -> float:
-    """Returns the CPU seconds of this process and of those that it waited for."""
-    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def _write_index(folder: Path, sections: dict[str, str]) -> None:
+def _write_index(folder: Path, sections: list[str], pictures: dict[str, bytes]) -> None:
     from experiments.results.render import Page, document
 
     title = "Figures of the papers"
-    pictures = {f"{name}.svg": (folder / f"{name}.svg").read_bytes() for name in sections}
-    markdown = "\n\n".join([f"# {title}", *sections.values(), OF_RUNS])
-    _write(folder / INDEX, document(Page(title, markdown, pictures)))
+    page = document(Page(title, "\n\n".join([f"# {title}", *sections, OF_RUNS]), pictures))
+    write_atomically(folder / INDEX, lambda file: file.write(page.encode()))

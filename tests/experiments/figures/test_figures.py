@@ -84,7 +84,7 @@ def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp
     with pytest.raises(KeyboardInterrupt):
         gallery.draw_all(torn, ["delta", "episodes"])
     assert (tmp_path / "index.html").read_text().count("data:image/svg+xml") == 1
-    assert not (tmp_path / "episodes.md").exists()
+    assert not (tmp_path / "episodes.svg.json").exists()
 
 
 @pytest.mark.parametrize(
