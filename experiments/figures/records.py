@@ -72,7 +72,8 @@ def draw_recorded(draw: Callable[..., Figure], config: Picture, command: str) ->
     """
     path, before = _path(config.out), _cpu_seconds()
     path.unlink(missing_ok=True)  # while it is there, the picture is what it says
-    with _Notes() as console:
+    console = _Notes()
+    with console:
         save(draw(config, console), config.out)
     seconds = round(_cpu_seconds() - before)
     record = {"command": command, "cpu_seconds": seconds, "shown": console.shown}
