@@ -12,6 +12,8 @@ T. Steinke, "Limits of Privacy Amplification by Subsampling", DifferentialPrivac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -41,61 +43,49 @@ EPSILON, DELTA = 1.0, 1e-6
 NUM_VALUES, DRAWS = 1_000, 2_000
 
 
-def draw_ratio(axes: Axes) -> None:
-    """Draws p eps_p / eps over eps, and the rate p at which each curve has bent."""
+def draw_laplace(axes: Sequence[Axes]) -> None:
+    """Draws p eps_p / eps over eps, its inverse over c = eps / p, and it over p at eps = c p."""
+    ratio, penalty, over_p = axes
     for prob, color in zip(SAMPLING_PROBS, COLORS, strict=True):
         ratios = [laplace_noise_ratio(float(e), prob) for e in EPSILONS]
-        axes.plot(EPSILONS, ratios, color=color, label=f"p = {prob:g}")
-        axes.plot(prob, laplace_noise_ratio(prob, prob), "o", color=color, ms=5)
-    axes.set(xscale="log", ylim=(0, 1.05), xlabel="ε of one release", ylabel=r"$p\,ε_p / ε$")
-    axes.set_title("Laplace: full mean's noise over sampled mean's\n(dots: ε = p)")
-    legend(axes)
-
-
-def gaussian_points(probs: np.ndarray) -> list[tuple[float, float]]:
-    """Returns (c, penalty) of Gaussian noise at the final guarantee, for each sampling rate."""
-    step_epsilon = 1.0 / full_batch_noise(STEPS, epsilon=EPSILON, delta=DELTA)
-    return [
-        (
-            step_epsilon / prob,
-            gaussian_noise_penalty(float(prob), STEPS, epsilon=EPSILON, delta=DELTA),
-        )
-        for prob in probs
-    ]
-
-
-def draw_penalty(axes: Axes, gaussian: list[tuple[float, float]]) -> None:
-    """Draws the penalty over c = eps / p: exact curves, their bound, and the Gaussian's."""
-    for prob, color in zip(SAMPLING_PROBS, COLORS, strict=True):
+        ratio.plot(EPSILONS, ratios, color=color, label=f"p = {prob:g}")
+        ratio.plot(prob, laplace_noise_ratio(prob, prob), "o", color=color, ms=5)
         exact = [1 / laplace_noise_ratio(c * prob, prob) for c in RATIOS]
-        axes.plot(RATIOS, exact, color=color, lw=1.2, label=f"Laplace, p = {prob:g}")
+        penalty.plot(RATIOS, exact, color=color, lw=1.2, label=f"Laplace, p = {prob:g}")
     bound = [laplace_noise_penalty(c) for c in RATIOS]
-    axes.plot(RATIOS, bound, color="#CC79A7", lw=4, alpha=0.45, label="bound c / log(1 + c)")
-    limit = [gaussian_noise_penalty_many_steps(c) for c in RATIOS]
-    axes.plot(RATIOS, limit, "--", color="#56B4E9", label="Gaussian, many releases (estimate)")
-    axes.plot(
-        *zip(*gaussian, strict=True),
-        "s",
-        color="#56B4E9",
-        ms=5,
-        label=f"Gaussian, {STEPS:,} releases, certified",
-    )
-    axes.set(xscale="log", yscale="log", ylim=(0.9, 200))
-    axes.set(xlabel="c = ε of one release / p", ylabel="sampled mean's noise over full mean's")
-    axes.set_title("What sampling costs in noise at equal guarantee")
-    legend(axes)
-
-
-def draw_ratio_at(axes: Axes) -> None:
-    """Draws p eps_p / eps over p at eps = c p, and what it tends to, log(1 + c) / c."""
+    penalty.plot(RATIOS, bound, color="#CC79A7", lw=4, alpha=0.45, label="bound c / log(1 + c)")
     probs = np.geomspace(1e-3, 1.0, 100)
     for c, color in zip((0.1, 1.0, 10.0, 100.0), COLORS, strict=True):
-        axes.plot(probs, [laplace_noise_ratio(c * p, p) for p in probs], color=color)
-        limit = axes.axhline(1.0 / laplace_noise_penalty(c), color=color, ls=":")
+        over_p.plot(probs, [laplace_noise_ratio(c * p, p) for p in probs], color=color)
+        limit = over_p.axhline(1.0 / laplace_noise_penalty(c), color=color, ls=":")
         limit.set_label(f"c = {c:g}; dotted: log(1 + c) / c")
-    axes.set(xscale="log", ylim=(0, 1.05), xlabel="sampling rate p", ylabel=r"$p\,ε_p / ε$")
-    axes.set_title("Laplace: the same ratio at ε = c p")
-    legend(axes)
+    ratio.set(ylim=(0, 1.05), xlabel="ε of one release", ylabel=r"$p\,ε_p / ε$")
+    ratio.set_title("Laplace: full mean's noise over sampled mean's\n(dots: ε = p)")
+    over_p.set(ylim=(0, 1.05), xlabel="sampling rate p", ylabel=r"$p\,ε_p / ε$")
+    over_p.set_title("Laplace: the same ratio at ε = c p")
+
+
+def draw_gaussian(axes: Axes, console: Console) -> None:
+    """Draws and prints the penalty of Gaussian noise over c: certified points, and the limit."""
+    console.progress("calibrating Gaussian noise")
+    budget = {"epsilon": EPSILON, "delta": DELTA}
+    step_epsilon = 1.0 / full_batch_noise(STEPS, **budget)
+    probs = np.geomspace(3e-4, 1.0, 9).tolist()
+    points = [(step_epsilon / p, gaussian_noise_penalty(p, STEPS, **budget)) for p in probs]
+    limit, color = [gaussian_noise_penalty_many_steps(c) for c in RATIOS], "#56B4E9"
+    axes.plot(RATIOS, limit, "--", color=color, label="Gaussian, many releases (estimate)")
+    label = f"Gaussian, {STEPS:,} releases, certified"
+    axes.plot(*zip(*points, strict=True), "s", color=color, ms=5, label=label)
+    axes.set(yscale="log", ylim=(0.9, 200))
+    axes.set(xlabel="c = ε of one release / p", ylabel="sampled mean's noise over full mean's")
+    axes.set_title("What sampling costs in noise at equal guarantee")
+    console.line(
+        f"Gaussian noise, {STEPS:,} releases, together epsilon {EPSILON:g} at delta {DELTA:g} "
+        f"({TERMS})"
+    )
+    rows = [[f"{c:.3g}", f"{r:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
+            for c, r in points]  # fmt: skip
+    console.table(["c", "certified", "many releases"], rows)
 
 
 def draw_errors(axes: Axes) -> None:
@@ -110,29 +100,19 @@ def draw_errors(axes: Axes) -> None:
             sampled = (rng.random((DRAWS, NUM_VALUES)) < p) @ values / (p * NUM_VALUES)
             noise = rng.laplace(0, laplace_noise_scale(epsilon, NUM_VALUES, float(p)), DRAWS)
             axes.plot(p, np.mean((sampled + noise - values.mean()) ** 2), ".", color=color)
-    axes.set(xscale="log", yscale="log", xlabel="sampling rate p", ylabel="mean squared error")
+    axes.set(yscale="log", xlabel="sampling rate p", ylabel="mean squared error")
     axes.set_title(f"Mean of {NUM_VALUES:,} values in [0, 1]")
-    legend(axes)
 
 
 def draw(config: Picture, console: Console) -> Figure:
     """Returns the figure; prints the points that are certified."""
-    title = f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}"
-    figure = blank(11, 9, title)
-    left, right, below, errors = panels(figure, 2, 2)
-    console.progress("calibrating Gaussian noise")
-    gaussian = gaussian_points(np.geomspace(3e-4, 1.0, 9))
-    console.line(
-        f"Gaussian noise, {STEPS:,} releases, together epsilon {EPSILON:g} at delta {DELTA:g} "
-        f"({TERMS})"
-    )
-    console.table(
-        ["c", "certified", "many releases"],
-        [[f"{c:.3g}", f"{r:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
-         for c, r in gaussian],
-    )  # fmt: skip
-    draw_ratio(left)
-    draw_penalty(right, gaussian)
-    draw_ratio_at(below)
+    figure = blank(11, 9, f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}")
+    ratio, penalty, over_p, errors = every = panels(figure, 2, 2)
+    for axes in every:
+        axes.set_xscale("log")
+    draw_laplace([ratio, penalty, over_p])
+    draw_gaussian(penalty, console)
     draw_errors(errors)
+    for axes in every:
+        legend(axes)
     return figure
