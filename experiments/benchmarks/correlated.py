@@ -363,7 +363,7 @@ EPSILONS_OF_MODELS = 8.0, 3.0, 1.0
 def models(
     *, store: str | None = None, seeds: int = 5, written: str | None = None
 ) -> Iterator[Row]:
-    made = Models.of(store, seeds, written)
+    made = Models.of(store, seeds, written, model="small")
     for what, setting, bands, bar in MANY_STEPS:
         banded = replace(setting, bands=bands)
         for each in (setting, banded):

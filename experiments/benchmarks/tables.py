@@ -241,7 +241,7 @@ def models(
     seeds: int = SEEDS,
     written: str | None = None,
 ) -> Iterator[Row]:
-    return lazy_and_dense(Models.of(store, seeds, written), batch_size, epochs)
+    return lazy_and_dense(Models.of(store, seeds, written, model="small"), batch_size, epochs)
 
 
 SMALL = {"hidden": (8,), "batch_size": 64, "rounds": 1}

@@ -105,10 +105,13 @@ def without_data(config: Any) -> Any:
     if config.task != "clicks":
         raise ValueError(f"--data is missing: the task {config.task} needs it")
     from experiments.tasks.clicks.schema import DISPLAY_ADS
+    from experiments.tasks.clicks.sizes import preset_for
     from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
-    sizes = Clicks(**{**vars(settings), "data": Path()}).sizes
-    return DescribedClicks(sizes, DISPLAY_ADS, 0)
+    given = {**vars(settings), "data": Path()}
+    network = settings.embedding_dim is not None or settings.hidden is not None
+    given["model"] = settings.model or preset_for(config.num_examples, network=network)
+    return DescribedClicks(Clicks(**given).sizes, DISPLAY_ADS, 0)
 
 
 def needs_data(kind: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,23 @@ PRESETS = {
     # parameters of Criteo Display Ads, and, with vectors of 17, 57 million of Sponsored Search.
     "large": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
 }
+
+LINEAR_BELOW = 200_000
+"""Training rows from which on a network that is added to the linear model is better."""
+
+
+def preset_for(
+    num_examples: int, *, network: bool = False
+) -> Literal["linear", "small", "wide-and-deep"]:
+    """Returns the preset of the model where none is given.
+
+    Args:
+      num_examples: Training rows.
+      network: Whether sizes of a network are given.
+
+    >>> preset_for(26_000), preset_for(4_000_000), preset_for(26_000, network=True)
+    ('linear', 'wide-and-deep', 'small')
+    """
+    if network:
+        return "small"
+    return "linear" if num_examples < LINEAR_BELOW else "wide-and-deep"

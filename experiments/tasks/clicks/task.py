@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.records import checked
-from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.engine.platt import Platt
@@ -213,9 +213,10 @@ class Clicks(ClickModels):
 
     data: Path
     """Store of prepared examples (see `dpsgd prepare`)."""
-    model: Literal["linear", "small", "wide-and-deep", "large"] = "small"
+    model: Literal["linear", "small", "wide-and-deep", "large"] | None = None
     """Preset of the model: weights alone; a network for a CPU; both; or three layers of 598 units
-    and tables of up to 2^20 rows a feature (85 million parameters on Criteo Display Ads)."""
+    and tables of up to 2^20 rows a feature (85 million parameters on Criteo Display Ads). By
+    default it goes by the number of rows; it is small where sizes of a network are given."""
     embedding_dim: int | None = None
     """Override the preset's embedding length."""
     max_buckets: int | None = None
@@ -227,6 +228,9 @@ class Clicks(ClickModels):
 
     def __post_init__(self) -> None:
         _ = self.sizes  # refused before anything is read
+        if self.model is None:  # the run's record holds what is chosen
+            network = self.embedding_dim is not None or self.hidden is not None
+            object.__setattr__(self, "model", preset_for(self.num_examples, network=network))
 
     @property
     def sizes(self) -> ModelConfig:  # type: ignore[override]
@@ -235,7 +239,7 @@ class Clicks(ClickModels):
             field.name: getattr(self, field.name, None) for field in dataclasses.fields(ModelConfig)
         }
         given = {name: size for name, size in sizes.items() if size is not None}
-        return dataclasses.replace(PRESETS[self.model], **given)
+        return dataclasses.replace(PRESETS[self.model or "small"], **given)
 
     @cached_property
     def store(self) -> Store:

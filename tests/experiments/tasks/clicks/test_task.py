@@ -11,7 +11,7 @@ import pytest
 from dpsgd.runs.task import Task, check_task
 from experiments.tasks.clicks.model import shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, SPONSORED_SEARCH
-from experiments.tasks.clicks.sizes import PRESETS
+from experiments.tasks.clicks.sizes import LINEAR_BELOW, PRESETS
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
@@ -50,6 +50,27 @@ def test_sizes_are_the_preset_with_what_was_given(store):
         Clicks(store, max_buckets=3)
     with pytest.raises(ValueError, match="embedding_dim: each size lies in"):
         Clicks(store, embedding_dim=0)
+
+
+@pytest.mark.parametrize("rows", [LINEAR_BELOW - 1, LINEAR_BELOW])
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, None),
+        ({"max_buckets": 8}, None),
+        ({"hidden": (4,)}, "small"),
+        ({"model": "large"}, "large"),
+    ],
+)
+def test_the_model_goes_by_the_number_of_rows_unless_it_is_given(
+    rows, given, chosen, store, monkeypatch
+):
+    monkeypatch.setattr(Clicks, "num_examples", rows)
+    task = Clicks(store, **given)
+    by_rows = "linear" if rows < LINEAR_BELOW else "wide-and-deep"
+    assert task.model == (chosen or by_rows)
+    sizes = {name: size for name, size in given.items() if name != "model"}
+    assert task.sizes == dataclasses.replace(PRESETS[task.model], **sizes)
 
 
 @pytest.mark.parametrize(
