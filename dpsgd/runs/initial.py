@@ -7,20 +7,23 @@ docs/explanation/training-from-an-earlier-model.md.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from accounting import Bound, format_delta
 from dpsgd.core.guarantee import NO_GUARANTEE
+from dpsgd.runs.arrays import is_orbax, sha256, source
 from dpsgd.runs.bundle import GUARANTEE, MODEL, Bundle
-from dpsgd.runs.directory import RunDirectory, read_arrays
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.mapping import lines_of, matched
 from dpsgd.runs.records import checked
 from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.spec import RunSpec
 
 PyTree = Any
 
@@ -28,29 +31,75 @@ _LONGEST = 300
 """Characters of what a bundle, which may be anybody's, says of one guarantee."""
 
 
-def initial_params(fresh: PyTree, init_from: str | None) -> PyTree:
+class Start(NamedTuple):
+    """The parameters that a run starts from."""
+
+    params: PyTree
+    taken: dict[str, Any]
+    """Which arrays of a file were taken for which parameters, as JSON values; else empty."""
+
+
+def initial_params(
+    fresh: PyTree,
+    init_from: str | None,
+    rules: Sequence[str] = (),
+    known: Sequence[str] = (),
+    digest: str | None = None,
+) -> Start:
     """Returns the parameters that a run starts from.
 
     Args:
       fresh: Those that its task makes: their tree, shapes and dtypes are wanted.
-      init_from: The directory of a finished run, an exported model, or a file .npz whose arrays
-        have the names of the parameters; None for `fresh` itself.
+      init_from: The directory of a finished run, an exported model, a file .npz or safetensors, or
+        a checkpoint of Orbax; None for `fresh` itself.
+      rules: Which array becomes which parameter, see `dpsgd.runs.mapping.Rule`; by default those of
+        equal names.
+      known: Such rules of the task, of names that it knows.
+      digest: SHA-256 that the file must have, see `pinned`.
 
     Raises:
       FileNotFoundError: if there is no such model.
-      ValueError: if it is damaged, or has other parameters.
+      ValueError: if it is damaged, has other parameters, or another digest.
     """
     if init_from is None:
-        return fresh
+        return Start(fresh, {})
     path = _found(init_from)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh)
-    if path.is_file():
-        return read_arrays(path, like)
-    if (path / MODEL).is_file():
-        Bundle.read(path)  # refuses parts of two
-    else:
-        RunDirectory.open(path).check_released()
-    return RunDirectory(path).read_params(like)
+    if digest is not None and (now := sha256(_arrays_at(path))) != digest:
+        raise ValueError(
+            f"init_from: {path} is not the model that the run is to start from, of which the "
+            f"SHA-256 is {digest!a:.70}: it is {now}; restore it from a copy"
+        )
+    if not _of_arrays(path):
+        if (path / MODEL).is_file():
+            Bundle.read(path)  # refuses parts of two
+        else:
+            RunDirectory.open(path).check_released()
+        if not rules:
+            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh)
+            return Start(RunDirectory(path).read_params(like), {})
+    return Start(*matched(fresh, source(_arrays_at(path)), rules, known))
+
+
+def pinned(spec: RunSpec) -> RunSpec:
+    """Returns a spec whose earlier model is found again, as it is now, wherever a run resumes.
+
+    Raises:
+      FileNotFoundError: if there is no such model.
+      ValueError: if rules cannot be read, or the model is not the one that is asked for.
+    """
+    if spec.init_from is None:
+        return spec
+    found = sha256(_arrays_at(_found(spec.init_from)))
+    if spec.init_sha256 not in (None, found):
+        raise ValueError(
+            f"init_sha256: {spec.init_from} has the SHA-256 {found}, not {spec.init_sha256!a:.70}"
+        )
+    return dataclasses.replace(
+        spec,
+        init_from=os.path.abspath(spec.init_from),
+        init_map=lines_of(spec.init_map),
+        init_sha256=found,
+    )
 
 
 def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
@@ -63,7 +112,7 @@ def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
     if init_from is None:
         return ()
     path = _found(init_from)
-    if path.is_file():
+    if _of_arrays(path):
         return (f"{NO_GUARANTEE} (public rows need none)",)
     if (path / MODEL).is_file():
         return _stated(Bundle.read(path).guarantee, path / GUARANTEE)
@@ -94,19 +143,23 @@ def check_other_rows(init_from: str | None, digest: str) -> None:
         init_from = folder.config(history).get("init_from")
 
 
-def absolute(init_from: str | None) -> str | None:
-    """Returns the path that a run resumes by, wherever it is resumed."""
-    return None if init_from is None else os.path.abspath(init_from)
-
-
 def _found(init_from: str) -> Path:
     path = Path(init_from)
-    if not (path.is_dir() or zipfile.is_zipfile(path)):
-        why = "is no file .npz" if path.exists() else "does not exist"
+    if not path.exists():
         raise FileNotFoundError(
-            f"init_from: {path} {why}: name a finished run, an exported model or a file .npz"
+            f"init_from: {path} does not exist: name a finished run, an exported model, a file "
+            ".npz or .safetensors, or a checkpoint of Orbax"
         )
     return path
+
+
+def _of_arrays(path: Path) -> bool:
+    """Returns whether a model is arrays alone, of which nothing says what they were trained on."""
+    return path.is_file() or (not (path / MODEL).is_file() and is_orbax(path))
+
+
+def _arrays_at(path: Path) -> Path:
+    return path if _of_arrays(path) else RunDirectory(path).params_path
 
 
 def _stated(record: Mapping[str, Any], where: Path) -> tuple[str, ...]:

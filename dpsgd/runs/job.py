@@ -49,11 +49,13 @@ class Job(Training):
       task: What is trained.
       spec: How.
       population: What is public of the training rows.
+      taken: Which arrays of a file the run starts from, as JSON values.
     """
 
     task: Task
     spec: RunSpec
     population: Population
+    taken: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -83,7 +85,10 @@ class Job(Training):
             microbatch_size=spec.microbatch_size,
             tables=_lazy_tables(spec, chosen.sampler.num_steps),
         )
-        params = initial_params(task.init(spec.init_seed), spec.init_from)
+        known = getattr(task, "init_map", ())
+        params, taken = initial_params(
+            task.init(spec.init_seed), spec.init_from, spec.init_map, known, spec.init_sha256
+        )
         refinement = refinement_of(task, chosen)
         if placement is not None:
             state = jax.eval_shape(
@@ -110,6 +115,7 @@ class Job(Training):
             task=task,
             spec=spec,
             population=population,
+            taken=taken,
         )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,9 +12,10 @@ from dpsgd.core.guarantee import Guarantee
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, report
-from dpsgd.runs.initial import absolute, check_other_rows
+from dpsgd.runs.initial import check_other_rows, pinned
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.log import MetricWriter
+from dpsgd.runs.mapping import sentence
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import resolve, with_any_noise
 from dpsgd.runs.spec import RunSpec
@@ -57,7 +57,7 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
       ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
     """
     progress = execution.progress
-    spec = dataclasses.replace(spec, init_from=absolute(spec.init_from))
+    spec = pinned(spec)
     check(spec, placement=execution.placement)
     check_task(task, name or "the task")
     rows = rows_of(task)
@@ -148,6 +148,9 @@ def _prepared(
     record = {"task": task_record(task, name), **chosen.spec.record()}
     if chosen.chosen:
         record["chosen"] = dict(chosen.chosen)
+    if job.taken:
+        record["initial"] = dict(job.taken)
+        progress(f"note: {sentence(record['initial'])}")
     digest = job.digest()
     check_other_rows(spec.init_from, digest)
     stages.begin("compile")

@@ -1,0 +1,265 @@
+"""Which array of a file becomes which parameter: rules on names, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd.runs.arrays import Source
+
+PyTree = Any
+
+_SHOWN = 5
+"""Names that one line lists, of many."""
+
+
+class Rule(NamedTuple):
+    """Where arrays go: `REGEX=NAME`, `REGEX=` for those left out, `=REGEX` for fresh parameters."""
+
+    pattern: re.Pattern[str]
+    """Of the whole name of an array; of a parameter, if the rule is of fresh ones."""
+    target: str | None
+    """Name of a parameter, with groups of the pattern (\\1); "" for none; None: it starts fresh."""
+    transposed: bool = False
+    """Whether the array is the parameter's transpose (`:T`)."""
+    first: bool = False
+    """Whether the array has more rows, of which the first are taken (`:first`)."""
+    part: tuple[int, int] = (1, 1)
+    """(k, n): it is the k-th of n equal parts of the last axis (`:K/N`)."""
+
+    @classmethod
+    def of(cls, text: str) -> Rule:
+        """Returns the rule that `text` says.
+
+        >>> Rule.of(r"h.(\\d+).query.weight=blocks.\\1.qkv.kernel:T:1/3").part
+        (1, 3)
+
+        Raises:
+          ValueError: if it says none.
+        """
+        said = f"init_map: {text!a:.80} is no rule REGEX=NAME, REGEX= or =REGEX"
+        pattern, *target = re.split(r"(?<![?<])=", text, maxsplit=1)  # not the = of (?=
+        if not target:
+            raise ValueError(f"{said}: it has no =")
+        name, *how = target[0].split(":") if pattern else [""]
+        part = (1, 1)
+        for one in how:
+            if found := re.fullmatch(r"(\d{1,4})/(\d{1,4})", one):
+                part = int(found[1]), int(found[2])
+            elif one not in ("T", "first"):
+                raise ValueError(f"{said}: after NAME come :T, :first and :K/N, got {one!a:.20}")
+        if not 1 <= part[0] <= part[1]:
+            raise ValueError(f"{said}: there is no part {part[0]} of {part[1]}")
+        try:
+            compiled = re.compile(pattern or target[0])
+            if name:  # refuses groups that there are not
+                re.compile(f"(?:{pattern})|").sub(name, "")
+        except (re.error, IndexError) as error:
+            raise ValueError(f"{said}: {error}") from None
+        return cls(compiled, name if pattern else None, "T" in how, "first" in how, part)
+
+
+_SAME = Rule(re.compile(""), "")
+"""That of an array which has the name of a parameter."""
+
+
+def lines_of(rules: Iterable[str]) -> tuple[str, ...]:
+    """Returns rules, with those of each file that is named `@FILE` in its place.
+
+    Such a file has one rule a line; empty lines and those that begin with # say nothing.
+
+    Raises:
+      ValueError: if there is no such file of text, or one is no rule; the line names it.
+    """
+    found = list[str]()
+    for rule in rules:
+        lines, where = [rule], ""
+        if rule.startswith("@"):
+            try:
+                lines = Path(rule[1:]).read_text(encoding="utf-8").splitlines()
+            except (OSError, ValueError) as error:
+                raise ValueError(f"init_map: {rule[1:]} cannot be read: {error}") from None
+            where = rule[1:]
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if not line or (where and line.startswith("#")):
+                continue
+            try:
+                Rule.of(line)
+            except ValueError as error:
+                place = f" ({where}, line {number})" if where else ""
+                raise ValueError(f"{error}{place}") from None
+            found.append(line)
+    return tuple(found)
+
+
+class _Leaf(NamedTuple):
+    """A parameter, and what is taken for it."""
+
+    value: Any
+    taken: dict[tuple[int, int], tuple[str, Rule]]
+    """Array and rule, by the part that they are."""
+
+    def put(self, name: str, rule: Rule, where: str) -> None:
+        for part, (other, _) in self.taken.items():
+            if part == rule.part or part[1] != rule.part[1]:
+                raise ValueError(f"{where} would be both {other!a:.80} and {name!a:.80}")
+        self.taken[rule.part] = name, rule
+
+
+def matched(
+    fresh: PyTree, source: Source, rules: Sequence[str], known: Sequence[str]
+) -> tuple[PyTree, dict[str, Any]]:
+    """Returns parameters taken from a file, and which array was taken for which, as JSON values.
+
+    An array goes where the first of `rules` says that matches its name; else to the parameter of
+    its name; else where the first of `known` says.
+
+    Args:
+      fresh: The parameters that a task makes.
+      source: Arrays of a file.
+      rules: The user's, see `Rule`. Parameters that they have start fresh take nothing.
+      known: Those of the task. Parameters that they have start fresh do so if nothing is taken.
+
+    Raises:
+      ValueError: if a parameter has no array, or two; an array no parameter; or they differ in
+        shape or kind. The line names them.
+    """
+    leaves, names = dict[str, _Leaf](), dict[str, str]()
+    for at, value in jax.tree_util.tree_leaves_with_path(fresh):
+        whole = jax.tree_util.keystr(at, simple=True, separator=".")
+        short = whole.removesuffix(".value")
+        name = short if short not in leaves else whole
+        leaves[name] = _Leaf(value, {})
+        names |= {name: name, whole: name}
+    own, others = list(map(Rule.of, rules)), list(map(Rule.of, known))
+    forced = {name for name in leaves if _fresh(name, own)}
+    left_out, unknown = list[str](), list[str]()
+    for array in source.shapes:
+        rule, goes = _target(array, own)
+        if rule is None and array in names:
+            rule, goes = _SAME, names[array]
+        if rule is None:
+            rule, goes = _target(array, others)
+        if rule not in own and names.get(goes) in forced:
+            goes = ""
+        if rule is None:
+            unknown.append(array)
+        elif not goes:
+            left_out.append(array)
+        elif goes not in names:
+            raise ValueError(f"init_map: {array!a:.80} goes to {goes!a:.80}, which is no parameter")
+        elif names[goes] in forced:
+            raise ValueError(f"init_map: {goes} is to start fresh, and to be {array!a:.80}")
+        else:
+            leaves[names[goes]].put(array, rule, f"init_map: {goes}")
+    parts = [f"{source.path}"]
+    begin = {name for name, leaf in leaves.items() if not leaf.taken}
+    if missing := [name for name in leaves if name in begin - forced and not _fresh(name, others)]:
+        shape = tuple(leaves[missing[0]].value.shape)
+        more = f" (nor {some(missing[1:])})" if missing[1:] else ""
+        parts.append(f"does not hold the parameter {missing[0]} {shape}{more}")
+    if unknown:
+        parts.append(("and " * bool(missing)) + f"holds arrays of no parameter: {some(unknown)}")
+    if missing or unknown:
+        raise ValueError(
+            f"{' '.join(parts)}; init_map says by REGEX=NAME what an array is, by REGEX= what is "
+            "left out, and by =REGEX which parameters start fresh"
+        )
+    for name, leaf in leaves.items():
+        _check(name, leaf, source)
+    read = source.read([array for leaf in leaves.values() for array, _ in leaf.taken.values()])
+    made = [_made(name, leaf, read, source) for name, leaf in leaves.items()]
+    taken = {
+        name: [
+            array + _cast(source.shapes[array].dtype, leaf.value.dtype)
+            for _, (array, _) in sorted(leaf.taken.items())
+        ]
+        for name, leaf in leaves.items()
+        if leaf.taken
+    }
+    record = {"taken": taken, "fresh": sorted(begin), "left_out": sorted(left_out)}
+    return jax.tree.unflatten(jax.tree.structure(fresh), made), record
+
+
+def some(names: Sequence[str]) -> str:
+    """Returns the first of names, and how many there are."""
+    shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{shown:.400}{more}"
+
+
+def sentence(record: dict[str, Any]) -> str:
+    """Returns what `matched` recorded, in words."""
+    arrays = [array for one in record["taken"].values() for array in one]
+    casts = sorted({array.rpartition(" (from ")[2][:-1] for array in arrays if array[-1:] == ")"})
+    said = f"took {len(record['taken'])} parameters from {len(arrays)} arrays"
+    said += f", cast from {', '.join(casts)}" if casts else ""
+    for word, names in (("starts fresh", record["fresh"]), ("left out", record["left_out"])):
+        said += f"; {word}: {some(names)}" if names else ""
+    return said
+
+
+def _fresh(name: str, rules: Sequence[Rule]) -> bool:
+    return any(rule.target is None and rule.pattern.fullmatch(name) for rule in rules)
+
+
+def _target(array: str, rules: Sequence[Rule]) -> tuple[Rule | None, str]:
+    for rule in rules:
+        if rule.target is not None and (found := rule.pattern.fullmatch(array)):
+            return rule, found.expand(rule.target) if rule.target else ""
+    return None, ""
+
+
+def _cast(dtype: Any, wanted: Any) -> str:
+    return "" if dtype == wanted else f" (from {np.dtype(dtype).name})"
+
+
+def _check(name: str, leaf: _Leaf, source: Source) -> None:
+    """Raises ValueError unless what is taken for a parameter has its shape and kind."""
+    wanted, dtype = tuple(leaf.value.shape), leaf.value.dtype
+    for (k, n), (array, rule) in leaf.taken.items():
+        if len(leaf.taken) < n:
+            raise ValueError(
+                f"{source.path}: {name} has {n} parts, and {array!a:.80} is part {k}: name arrays "
+                "for the others too"
+            )
+        stored = source.shapes[array]
+        shape = stored.shape[::-1] if rule.transposed else stored.shape
+        part = (*wanted[:-1], wanted[-1] / n) if n > 1 and wanted else wanted
+        rows = shape[:1] >= part[:1] and len(shape) == len(part) and shape[1:] == part[1:]
+        if not (rows if rule.first and part else shape == part):
+            as_part = f", of which it would be part {k} of {n}" if n > 1 else ""
+            also = " (transposed)" if rule.transposed else ""
+            raise ValueError(
+                f"{source.path} does not hold the parameter {name} {wanted}: {array!a:.80} is "
+                f"{stored.shape}{also}{as_part}"
+            )
+        floats = [jnp.issubdtype(one, jnp.floating) for one in (dtype, stored.dtype)]
+        if dtype != stored.dtype and not all(floats):
+            raise ValueError(
+                f"{source.path}: {array!a:.80} is {np.dtype(stored.dtype).name}, and the parameter "
+                f"{name} {np.dtype(dtype).name}"
+            )
+
+
+def _made(name: str, leaf: _Leaf, read: dict[str, np.ndarray], source: Source) -> Any:
+    """Returns a parameter of what is taken for it, or fresh."""
+    if not leaf.taken:
+        return leaf.value
+    parts = []
+    for _, (array, rule) in sorted(leaf.taken.items()):
+        found = read[array].T if rule.transposed else read[array]
+        found = found[: len(leaf.value)] if rule.first else found
+        with np.errstate(over="ignore"):
+            parts.append(np.asarray(found).astype(leaf.value.dtype))
+        if jnp.issubdtype(leaf.value.dtype, jnp.floating) and not np.isfinite(parts[-1]).all():
+            raise ValueError(
+                f"{source.path}: {array!a:.80} has entries that are not finite numbers"
+            )
+    return jnp.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts, -1))
