@@ -5,9 +5,10 @@ Game, bound and scores: docs/explanation/black-box-audit.md.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -37,17 +38,11 @@ class Event(NamedTuple):
     present: bool
     threshold: float
 
-    def rates(self, present: Scores, absent: Scores) -> tuple[int, int]:
-        """Returns how often it happened (where it should, where it should not)."""
+    def sides(self, present: Scores, absent: Scores) -> tuple[np.ndarray, np.ndarray, float]:
+        """Returns scores where it should happen and where it should not, and the least of it."""
         if self.present:
-            return (
-                int(np.sum(present[self.score] >= self.threshold)),
-                int(np.sum(absent[self.score] >= self.threshold)),
-            )
-        return (
-            int(np.sum(absent[self.score] <= self.threshold)),
-            int(np.sum(present[self.score] <= self.threshold)),
-        )
+            return present[self.score], absent[self.score], self.threshold
+        return -absent[self.score], -present[self.score], -self.threshold
 
 
 class BlackBoxReport(NamedTuple):
@@ -203,23 +198,17 @@ def choose_event(
 ) -> tuple[float, Event]:
     """Returns the event of the largest bound on these trials, and that bound (which is biased)."""
     best = -math.inf, Event(next(iter(present)), True, math.inf)
-    for name in present:
-        for is_present in (True, False):
-            favoured = np.sort((present if is_present else absent)[name])
-            other = np.sort((absent if is_present else present)[name])
-            ranks = np.unique(np.geomspace(1, favoured.size, _THRESHOLDS).astype(int))
-            if is_present:
-                thresholds = favoured[-ranks]
-                hits = favoured.size - np.searchsorted(favoured, thresholds, side="left")
-                misses = other.size - np.searchsorted(other, thresholds, side="left")
-            else:
-                thresholds = favoured[ranks - 1]
-                hits = np.searchsorted(favoured, thresholds, side="right")
-                misses = np.searchsorted(other, thresholds, side="right")
-            bounds = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
-            k = int(np.argmax(bounds))
-            if bounds[k] > best[0]:
-                best = float(bounds[k]), Event(name, is_present, float(thresholds[k]))
+    for name, is_present in itertools.product(present, (True, False)):
+        favoured, other, _ = Event(name, is_present, math.nan).sides(present, absent)
+        favoured, other = np.sort(favoured), np.sort(other)
+        ranks = np.unique(np.geomspace(1, favoured.size, _THRESHOLDS).astype(int))
+        thresholds = favoured[-ranks]
+        hits, misses = (side.size - np.searchsorted(side, thresholds) for side in (favoured, other))
+        bounds = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
+        k = int(np.argmax(bounds))
+        if bounds[k] > best[0]:
+            least = float(thresholds[k])
+            best = float(bounds[k]), Event(name, is_present, least if is_present else -least)
     return best
 
 
@@ -231,15 +220,13 @@ def epsilon_lower_bound(
     The bound is wrong with probability at most 1 - `confidence`. It is never below 0, which holds
     without any trial.
     """
-    hits, misses = event.rates(present, absent)
-    sizes = present[event.score].size, absent[event.score].size
-    if not event.present:
-        sizes = sizes[::-1]
-    bound = _log_ratio(np.array([hits]), np.array([misses]), *sizes, delta, confidence)[0]
+    favoured, other, least = event.sides(present, absent)
+    hits, misses = (int(np.sum(side >= least)) for side in (favoured, other))
+    bound = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
     return max(0.0, float(bound)), hits, misses
 
 
-def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float):
+def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float) -> Any:
     """Returns log((p - delta) / q) with Clopper-Pearson bounds p below and q above; or -inf."""
     error = (1 - confidence) / 2
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -3,6 +3,7 @@
 Every test here fails by chance once in a million times, and seeds are fixed.
 """
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -24,7 +25,7 @@ from dpsgd.audit.report import (
 from dpsgd.audit.runtime import normality
 from dpsgd.audit.runtime.blocks import STEPS, block_checks
 from dpsgd.audit.runtime.noise import FULL, NOISE, noise_checks
-from dpsgd.audit.runtime.normality import _FINE, LAW
+from dpsgd.audit.runtime.normality import LAW
 from dpsgd.engine.feed import Layout
 from samplers import Poisson
 
@@ -50,23 +51,6 @@ def test_p_values_of_normal_draws_are_uniform(pvalue, size):
     assert stats.kstest(found, "uniform").pvalue > 1e-6
 
 
-def test_magnitudes_of_normal_draws_are_normal_and_know_nothing_of_the_sign():
-    draws = np.random.default_rng(0).normal(size=100_000)
-    found = normality.magnitudes(draws)
-    assert stats.kstest(found, "norm").pvalue > 1e-6
-    np.testing.assert_array_equal(found, normality.magnitudes(-draws))
-    assert np.isfinite(normality.magnitudes(np.zeros(1))).all()
-
-
-def test_magnitudes_of_a_coarse_grid_are_not_normal_and_of_a_fine_one_they_are():
-    """Which is why a coarse one's are not compared."""
-    draws = np.random.default_rng(0).normal(size=2**18)
-    for cell, passes in ((_FINE, True), (0.5, False)):
-        tests = Bonferroni()
-        normality.add_lags(tests, normality.magnitudes(np.round(draws / cell) * cell), "leaf")
-        assert tests.check("name").passed == passes
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_never_likely(value):
     assert variance_pvalue(value, 10) == 0
@@ -76,13 +60,8 @@ def test_what_is_not_finite_is_never_likely(value):
     assert not CheckResult.of("name", tests.pvalue).passed
     leaf = np.random.default_rng(0).normal(size=(40, 20)).astype(np.float32)
     leaf[3, 4] = value
-    for add in (normality.add_energies, normality.add_distribution, normality.add_lags):
-        tests = Bonferroni()
-        add(tests, leaf.ravel(), "leaf")
-        assert not tests.check("name").passed, add
-    tests = Bonferroni()
-    normality.add_counts(tests, leaf.ravel(), "leaf", CELL)
-    assert not tests.check("name").passed
+    for test in (energies, counts, lags):
+        assert not test(leaf).check("name").passed, test
 
 
 def test_of_several_tests_the_least_likely_counts_as_often_as_there_are_tests():
@@ -95,42 +74,23 @@ def test_of_several_tests_the_least_likely_counts_as_often_as_there_are_tests():
     assert check.detail == "detail; the least likely of 9: number 1; p = 0.09"
 
 
-def energies(leaf):
-    tests = Bonferroni()
-    normality.add_energies(tests, leaf.astype(np.float32).ravel(), "leaf")
+def found_by(add, *leaves, **how):
+    """What one of the tests finds in a leaf, or in several."""
+    tests, flat = Bonferroni(), [leaf.astype(np.float32).ravel() for leaf in leaves]
+    names = [f"leaf {k}" for k in range(len(leaves))]
+    add(tests, *((flat, names) if add in SEVERAL else (flat[0], names[0])), **how)
     return tests
 
 
-def counts(leaf):
-    tests = Bonferroni()
-    normality.add_counts(tests, leaf.astype(np.float32).ravel(), "leaf", CELL)
-    return tests
+SEVERAL = normality.add_cosines, normality.add_repeats
+energies = functools.partial(found_by, normality.add_energies)
+counts = functools.partial(found_by, normality.add_counts, cell=CELL)
+lags = functools.partial(found_by, normality.add_lags)
+repeats = functools.partial(found_by, normality.add_repeats, cell=CELL)
+EVERY = {"energies": energies, "counts": counts, "lags": lags, "repeats": repeats}
 
 
-def distribution(leaf):
-    tests = Bonferroni()
-    normality.add_distribution(tests, leaf.ravel(), "leaf")
-    return tests
-
-
-def lags(leaf):
-    tests = Bonferroni()
-    normality.add_lags(tests, leaf.ravel(), "leaf")
-    return tests
-
-
-def repeats(*leaves):
-    tests, found = Bonferroni(), normality.Repeats(sum(leaf.size for leaf in leaves), 2**-18)
-    for leaf in leaves:
-        found.add(leaf.astype(np.float32), "leaf")
-    found.add_to(tests)
-    return tests
-
-
-EVERY = [energies, counts, distribution, lags, repeats]
-
-
-@pytest.mark.parametrize("test", EVERY)
+@pytest.mark.parametrize("test", EVERY.values(), ids=EVERY)
 def test_sound_draws_have_p_values_that_are_valid(test):
     """P(p <= x) <= x, up to chance."""
     rng = np.random.default_rng(2)
@@ -187,6 +147,10 @@ def of_two_modes(leaf):
     leaf[:] = np.copysign(0.8, leaf) + 0.6 * np.random.default_rng(1).normal(size=leaf.shape)
 
 
+def never_negative(leaf):
+    np.abs(leaf, out=leaf)
+
+
 def in_pairs(leaf):
     leaf[:, 1::2] = leaf[:, ::2]
 
@@ -201,6 +165,10 @@ def counter_wraps(leaf):
 
 def negated(leaf):
     leaf.ravel()[-1000:] = -leaf.ravel()[77:1077]
+
+
+def with_other_signs(leaf):
+    leaf[300] = leaf[7] * np.random.default_rng(1).choice([-1, 1], 1024)
 
 
 def rows_alike(leaf):
@@ -219,13 +187,15 @@ BROKEN = {
     cut_at_three: counts,
     cut_at_four: counts,
     heavy_tails: counts,
-    uniform: distribution,
-    mixed: distribution,
-    of_two_modes: distribution,
+    uniform: counts,
+    mixed: counts,
+    of_two_modes: counts,
+    never_negative: counts,
     in_pairs: lags,
     neighbours_alike: lags,
     counter_wraps: repeats,
     negated: repeats,
+    with_other_signs: repeats,
     rows_alike: repeats,
     constant_stretch: repeats,
 }
@@ -238,43 +208,35 @@ def test_draws_of_another_law_are_seen(broken, test):
     assert not test(leaf).check("name").passed
 
 
-def test_repeats_of_many_coordinates_are_looked_for_among_some(monkeypatch):
-    monkeypatch.setattr(normality, "_SORTED", 2**12)
+def test_a_run_that_is_repeated_in_another_array_is_named():
     rng = np.random.default_rng(0)
     large, small = rng.normal(size=2**18), rng.normal(size=3000)
     assert repeats(large, small).pvalue == 1
     large[1000:4000] = -small
     found = repeats(large, small).check("name")
     assert not found.passed
-    assert "equal coordinates, leaf from" in found.detail
+    assert "equal coordinates, leaf 0 from 1," in found.detail
 
 
-def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths(monkeypatch):
-    monkeypatch.setattr(normality, "_BLOCK", 3)
+def test_all_pairs_of_vectors_are_compared_also_those_of_other_lengths():
     rng = np.random.default_rng(0)
     sizes = [96, 96, 20, 96, 20, 5, 40, 96, 20, 40]
     sound = [rng.normal(size=size) for size in sizes]
-    names = [str(k) for k in range(10)]
-
-    def test(vectors):
-        tests = Bonferroni()
-        normality.add_cosines(tests, vectors, names)
-        return tests
-
-    assert test(sound).count == 36  # all but those of the vector of 5
-    assert test(sound).pvalue > 1e-6
+    test = functools.partial(found_by, normality.add_cosines)
+    assert test(*sound).count == 36  # all but those of the vector of 5
+    assert test(*sound).pvalue > 1e-6
     for i in range(10):
         for j in range(i):
             vectors = list(sound)
             common = min(sizes[i], sizes[j])
             vectors[i] = vectors[i].copy()
             vectors[i][:common] = -3 * vectors[j][:common]
-            found = test(vectors)
-            assert (found.where == f"{j} and {i}") == (common >= 20)
+            found = test(*vectors)
+            assert (found.where == f"leaf {j} and leaf {i}") == (common >= 20)
             assert (found.pvalue <= FALSE_ALARM) == (common >= 20)
-    void = test([*sound[:4], np.zeros(20), *sound[5:]])
+    void = test(*sound[:4], np.zeros(20), *sound[5:])
     assert void.pvalue == 0
-    assert "nothing" in void.where
+    assert "leaf 4" in void.where
 
 
 def loss_fn(params, example):
