@@ -1,4 +1,4 @@
-"""A small pre-norm transformer over the tokens of one phrase, without any batch statistics."""
+"""A transformer over the tokens of one phrase, without any batch statistics."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 
 from dpsgd import split_module
+from experiments.tasks.text.layouts import LAYOUTS
 
 PyTree = Any
 
@@ -37,6 +38,8 @@ class Sizes:
     """Of the adapters beside the matrices of the blocks; 0 for none."""
     trained: Literal["all", "lora", "head"] = "all"
     """Which parameters have derivatives; the last layer always has."""
+    layout: Literal["own", "bert", "gpt2"] = "own"
+    """See `LAYOUTS`."""
 
     def __post_init__(self) -> None:
         least = {"tokens": 1, "length": 1, "classes": 2, "dim": 1, "heads": 1, "layers": 1}
@@ -50,12 +53,11 @@ class Sizes:
 
 
 class Block(nnx.Module):
-    """Adds attention, then two dense layers, to the vectors of tokens; each normalised before."""
+    """Adds attention, then two dense layers, to the vectors of tokens; each is normalised once."""
 
     def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
-        d, self.heads = sizes.dim, sizes.heads
-        self.attention_norm = nnx.LayerNorm(d, rngs=rngs)
-        self.dense_norm = nnx.LayerNorm(d, rngs=rngs)
+        d, self.heads, self.layout = sizes.dim, sizes.heads, LAYOUTS[sizes.layout]
+        self.attention_norm, self.dense_norm = _norm(sizes, rngs), _norm(sizes, rngs)
 
         def linear(m: int, n: int) -> nnx.Linear:
             if sizes.lora_rank:
@@ -67,36 +69,62 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, is_token: jax.Array) -> jax.Array:
         """Returns float32[length, dim] for such vectors and bool[length]; padding is not read."""
-        split = (len(x), 3, self.heads, -1)
-        q, k, v = jnp.moveaxis(self.qkv(self.attention_norm(x)).reshape(split), 1, 0)
+        for norm, layer in ((self.attention_norm, self.attend), (self.dense_norm, self.dense)):
+            if self.layout.post_norm:
+                x = norm(x + layer(x, is_token))
+            else:
+                x = x + layer(norm(x), is_token)
+        return x
+
+    def attend(self, x: jax.Array, is_token: jax.Array) -> jax.Array:
+        """Returns the sum of what each token takes from the tokens that it sees."""
+        q, k, v = jnp.moveaxis(self.qkv(x).reshape(len(x), 3, self.heads, -1), 1, 0)
         scores = jnp.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
-        weights = jax.nn.softmax(jnp.where(is_token, scores, -1e9))
-        x = x + self.out(jnp.einsum("hij,jhd->ihd", weights, v).reshape(x.shape))
-        return x + self.narrow(jax.nn.gelu(self.widen(self.dense_norm(x))))
+        sees = jnp.tril(jnp.tile(is_token, (len(x), 1))) if self.layout.causal else is_token
+        weights = jax.nn.softmax(jnp.where(sees, scores, -1e9))
+        return self.out(jnp.einsum("hij,jhd->ihd", weights, v).reshape(x.shape))
+
+    def dense(self, x: jax.Array, _: jax.Array) -> jax.Array:
+        """Returns two dense layers of each vector."""
+        return self.narrow(jax.nn.gelu(self.widen(x), approximate=not self.layout.exact_gelu))
+
+
+def _norm(sizes: Sizes, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    epsilon = LAYOUTS[sizes.layout].epsilon
+    return nnx.LayerNorm(sizes.dim, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
 
 
 class Transformer(nnx.Module):
-    """Maps the tokens of one phrase to the logits of its classes, by the mean of their vectors."""
+    """Maps the tokens of one phrase to the logits of its classes."""
 
     def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
-        small = nnx.initializers.normal(0.1)
+        self.layout = LAYOUTS[sizes.layout]
+        small, zeros = nnx.initializers.normal(0.1), nnx.initializers.zeros
         self.tokens = nnx.Embed(sizes.tokens, sizes.dim, embedding_init=small, rngs=rngs)
-        self.positions = nnx.Embed(
-            sizes.length, sizes.dim, embedding_init=nnx.initializers.zeros, rngs=rngs
-        )
+        self.positions = nnx.Embed(sizes.length, sizes.dim, embedding_init=zeros, rngs=rngs)
         self.blocks = nnx.List(Block(sizes, rngs) for _ in range(sizes.layers))
-        self.norm = nnx.LayerNorm(sizes.dim, rngs=rngs)
-        zeros = nnx.initializers.zeros
+        self.norm = _norm(sizes, rngs)
         self.head = nnx.Linear(sizes.dim, sizes.classes, kernel_init=zeros, rngs=rngs)
+        if self.layout.pooler:
+            self.segments = nnx.Embed(2, sizes.dim, embedding_init=zeros, rngs=rngs)
+            self.pooler = nnx.Linear(sizes.dim, sizes.dim, rngs=rngs)
 
     def __call__(self, tokens: Any) -> jax.Array:
         """Returns float32[classes] for int32[length], in which -1 is padding."""
         is_token = jnp.asarray(tokens) >= 0
         x = self.tokens(jnp.maximum(tokens, 0)) + self.positions(jnp.arange(len(tokens)))
+        if self.layout.pooler:
+            x = x + self.segments(jnp.zeros(len(tokens), int))
+        x = self.norm(x) if self.layout.post_norm else x
         for block in self.blocks:
             x = block(x, is_token)
-        kept = jnp.where(is_token[:, None], self.norm(x), 0.0)
-        return self.head(kept.sum(0) / jnp.maximum(is_token.sum(), 1))
+        x = x if self.layout.post_norm else self.norm(x)
+        count = jnp.maximum(is_token.sum(), 1)
+        if self.layout.reads == "mean":
+            read = jnp.where(is_token[:, None], x, 0.0).sum(0) / count
+        else:
+            read = x[0] if self.layout.reads == "first" else x[count - 1]
+        return self.head(jnp.tanh(self.pooler(read)) if self.layout.pooler else read)
 
 
 class Functions(NamedTuple):

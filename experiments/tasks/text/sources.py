@@ -41,20 +41,40 @@ class Tokens:
         from tokenizers import Tokenizer
 
         try:
-            return Tokenizer.from_str(self.vocabulary or "")
+            found = Tokenizer.from_str(self.vocabulary or "")
         except Exception as error:  # the library has no type of its own
             raise SourceError(f"the vocabulary is no JSON of tokenizers: {error}") from None
+        found.no_padding()
+        return found
 
     @property
     def count(self) -> int:
         """Number of different tokens."""
         return self.buckets if self.vocabulary is None else self._tokenizer.get_vocab_size()
 
+    @property
+    def special(self) -> int:
+        """Number of tokens that the vocabulary adds to each text, such as [CLS] and [SEP]."""
+        return 0 if self.vocabulary is None else self._tokenizer.num_special_tokens_to_add(False)
+
     def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Returns the first `length` tokens of each text, int32[texts, length], then -1.
+        """Returns the first tokens of each text, special ones among them, then -1.
 
         Without a vocabulary a token is the CRC-32 of a lower-case word, modulo `buckets`.
+
+        Returns:
+          int32[texts, length].
+
+        Raises:
+          SourceError: if special tokens alone take the whole length.
         """
+        if self.vocabulary is not None:
+            if length <= self.special:
+                raise SourceError(
+                    f"length must be more than the {self.special} tokens that the vocabulary adds "
+                    f"to each text, got {length}"
+                )
+            self._tokenizer.enable_truncation(length)
         found = np.full((len(texts), length), -1, np.int32)
         for row, text in zip(found, texts, strict=True):
             if self.vocabulary is None:

@@ -29,6 +29,13 @@ class TextModels:
         return initial(self.sizes, seed)
 
     @property
+    def init_map(self) -> tuple[str, ...]:
+        """Rules by which arrays of published files are parameters of this layout."""
+        from experiments.tasks.text.layouts import LAYOUTS
+
+        return LAYOUTS[self.sizes.layout].init_map
+
+    @property
     def loss(self) -> Callable[[PyTree, PyTree], Any]:
         """(params, example) -> cross entropy in nats: one function for all models alike."""
         return self._functions.loss
@@ -167,8 +174,14 @@ class Text(TextModels):
     rows: Literal["private", "public"] = "private"
     """Which of them train: those that are not declared public, or, to start a private run from
     (--init-from), those that are."""
+    layout: Literal["own", "bert", "gpt2"] = "own"
+    """Of the transformer: a small one of its own, or those of BERT and GPT-2, whose published files
+    --init-from then reads; with the --vocabulary of the same model (tokenizer.json), and its dim,
+    heads and layers."""
 
     def __post_init__(self) -> None:
+        if self.layout != "own" and self.vocabulary is None:
+            raise ValueError(f"layout is {self.layout}, which needs the vocabulary of its model")
         if not 0 <= self.public_share < 1:
             raise ValueError(f"public_share must be in [0, 1), got {self.public_share}")
         if self.rows == "public" and not self.public_share:
@@ -195,7 +208,7 @@ class Text(TextModels):
 
         return Sizes(
             self.tokens.count, self.length, self.classes, self.dim, self.heads, self.layers,
-            self.lora_rank, self.trained,
+            self.lora_rank, self.trained, self.layout,
         )  # fmt: skip
 
     @cached_property
@@ -230,6 +243,11 @@ class Text(TextModels):
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError if a split is empty, or model or vocabulary are not as a run began."""
+        if self.layout == "bert" and not self.tokens.special:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary} adds no special tokens, and BERT classifies by its "
+                "first one, [CLS]: give the tokenizer.json of the model"
+            )
         for split, rows in self.source.items():
             if not len(rows["label"]):
                 raise ValueError(f"{self.data} has no {split} phrases")
