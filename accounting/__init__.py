@@ -29,6 +29,7 @@ from accounting.profiles.truncation import (
 from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
 from accounting.profiles.user_poisson import UserPoissonProfile
 from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.releases.data_release import DataRelease, WithFailureProfile
 from accounting.releases.envelope import EnvelopeProfile
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 from accounting.releases.pure_release import WithPureReleaseProfile
@@ -38,6 +39,7 @@ __all__ = [
     "BallsAndBinsProfile",
     "Bound",
     "ContradictoryBounds",
+    "DataRelease",
     "EnvelopeProfile",
     "GaussianProfile",
     "MultistageProfile",
@@ -49,6 +51,7 @@ __all__ = [
     "TruncatedProfile",
     "UnitsThenPoissonProfile",
     "UserPoissonProfile",
+    "WithFailureProfile",
     "WithGaussianReleaseProfile",
     "WithPureReleaseProfile",
     "WorstLeafProfile",

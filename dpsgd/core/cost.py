@@ -71,7 +71,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     `accounting.SelectionProfile`.
     """
     *before, last = segments
-    taken = tuple(part for part in segments if part.steps)
+    taken = tuple(part for part in segments if part.steps or part.mechanism.data_release)
     planned = tuple(part for part in (*before, last.planned()) if part.steps)
     told = taken if last.steps else (*taken, last)
     whole = Guarantee(
@@ -167,6 +167,11 @@ def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
             notes.append(
                 f"the sampler {name_of(type(sampler))} is not audited: it states no law of its "
                 "rows, so that its draws are not held against what is claimed"
+            )
+        if mechanism.data_release is not None:
+            notes.append(
+                f"{mechanism.data_release} were released before the run, such as those of private "
+                "bounds: they are counted, once for each store of the same rows that is used"
             )
         if sums is not None:
             notes.append(
@@ -269,5 +274,7 @@ def _note_on(taken: Sequence[Part], bounds: Sequence[Bound]) -> str:
 def _declared(part: Part) -> str:
     if isinstance(part, Trials):
         return str(part)
+    if not part.steps:
+        return "no step"
     first, last = part.steps.start, part.steps.stop - 1
     return f"steps {first:,} to {last:,} of {part.mechanism.num_steps:,}"

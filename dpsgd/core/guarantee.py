@@ -176,6 +176,7 @@ class Guarantee:
         lower, upper = (end if math.isfinite(end) else None for end in ends)
         advantage, mechanism = self.attack_advantage, self.mechanism
         sums, clip = mechanism.full_sums, mechanism.l2_clip_norm
+        release = mechanism.data_release
         return {
             "guarantee": self.sentence(),
             "epsilon_lower": lower,
@@ -191,6 +192,7 @@ class Guarantee:
             "secure_noise": self.secure_noise,
             "noise": noise_record(mechanism.noise),
             "full_sums": dataclasses.asdict(sums) if sums else None,
+            "data_release": dataclasses.asdict(release) if release else None,
             "lazy_tables": self.lazy_tables,
             "earlier": list(self.earlier),
             "notes": list(self.notes),

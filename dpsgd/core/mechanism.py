@@ -11,6 +11,7 @@ import numpy as np
 
 from accounting import (
     Bound,
+    DataRelease,
     GaussianProfile,
     PrivacyProfile,
     WithGaussianReleaseProfile,
@@ -21,7 +22,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
 from dpsgd.noise.grid import SecureGrid
 from dpsgd.noise.keys import RootKey
-from samplers import BatchSampler, FullBatch
+from samplers import BatchSampler, FullBatch, Population
 from samplers.base import MAX_STEPS
 
 SCALES = 2.0**-100, 2.0**96
@@ -52,6 +53,7 @@ class Mechanism:
         for this sampler.
       full_sums: What is released after the sampler's last step, if anything: noisy sums over all
         rows, which count as further steps of the run.
+      data_release: What was released of the same rows before the run, if anything: it counts too.
     """
 
     sampler: BatchSampler
@@ -59,6 +61,7 @@ class Mechanism:
     l2_clip_norm: float
     noise: Noise = _INDEPENDENT
     full_sums: FullSums | None = None
+    data_release: DataRelease | None = None
 
     def __post_init__(self) -> None:
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
@@ -100,6 +103,11 @@ class Mechanism:
                     "itself is clipped"
                 )
             self.of_sums()  # refuses scales that float32 does not hold
+        if self.data_release is not None and self.sampler.unit != "example":
+            raise ValueError(
+                f"what is protected is a {self.sampler.unit}, and what was released before the run "
+                "counts each row by itself: prepare the data without private bounds and values"
+            )
 
     @property
     def num_steps(self) -> int:
@@ -145,21 +153,29 @@ class Mechanism:
         released under other noise.
         """
         last = self.sampler.num_steps
-        steps = [range(s.start, min(s.stop, last)) for s in segments if s.start < last]
+        steps = [range(s.start, min(s.stop, last)) for s in segments if s and s.start < last]
         sums = sum(max(0, s.stop - max(s.start, last)) for s in segments)
         if not steps:
-            assert self.full_sums is not None, "there are no steps beyond the sampler's"
-            return self.full_sums.release(sums)
+            return self._sums_alone(sums)
         trained = self.noise.privacy_of(self.sampler, self.noise_multiplier, steps)
         return self._with_sums(trained, sums)
 
     def _with_sums(self, trained: PrivacyProfile, count: int | None = None) -> PrivacyProfile:
-        """Returns what the steps of the sampler cost with `count` sums, by default all."""
+        """Returns what steps cost with `count` sums, by default all, and what was before them."""
         sums = self.full_sums
-        if sums is None or count == 0:
-            return trained
-        release = sums.release(count or sums.count)
-        return WithGaussianReleaseProfile(trained, release.noise_multiplier)
+        if sums is not None and count != 0:
+            release = sums.release(count or sums.count)
+            trained = WithGaussianReleaseProfile(trained, release.noise_multiplier)
+        return trained if self.data_release is None else self.data_release.before(trained)
+
+    def _sums_alone(self, count: int) -> PrivacyProfile:
+        """Returns what `count` sums cost, and what was before them; at least one of both is."""
+        if count == 0:
+            assert self.data_release is not None, "nothing is released"
+            return self.data_release.privacy()
+        assert self.full_sums is not None, "there are no steps beyond the sampler's"
+        release = self.full_sums.release(count)
+        return release if self.data_release is None else self.data_release.before(release)
 
     def parts(self, delta: float) -> list[Bound]:
         """Bounds what parts of a whole run cost, each priced by itself: its steps, and one sum.
@@ -170,6 +186,8 @@ class Mechanism:
         parts = [self.noise.privacy(self.sampler.untruncated(), self.noise_multiplier)]
         if self.full_sums is not None:
             parts.append(GaussianProfile(self.full_sums.noise_multiplier))
+        if self.data_release is not None:
+            parts.append(GaussianProfile(self.data_release.noise_multiplier))
         return [part.epsilon(delta, _COARSE) for part in parts]
 
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
@@ -206,6 +224,15 @@ class Mechanism:
                 f"{epsilon}: raise noise_multiplier"
             )
         return dataclasses.replace(self, sampler=self.sampler.with_epochs(epochs))
+
+    def check_data_release(self, population: Population) -> None:
+        """Raises ValueError if this is private and leaves out what was released of its rows."""
+        if self.noise_multiplier and self.data_release != population.data_release:
+            raise ValueError(
+                f"{population.data_release or 'nothing'} was released of these rows before the "
+                f"run, and its mechanism counts {self.data_release or 'nothing'}: give it "
+                "data_release="
+            )
 
     def scales(self) -> Scales:
         """Returns the numbers that the compiled step reads; rounding never shortens the noise."""

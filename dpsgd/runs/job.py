@@ -77,6 +77,7 @@ class Job(Training):
         """
         data, population = rows or rows_of(task)
         spec, chosen = run.spec, run.mechanism
+        chosen.check_data_release(population)
         unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(
             _loss(task),

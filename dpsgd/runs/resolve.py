@@ -152,9 +152,10 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
         except ValueError as error:
             raise ValueError(f"{_NO_CALIBRATION}: {error}; leave it out") from None
         noise = noise_of(spec)
-        sigma = search.smallest_noise(goal, delta, sampler, noise, sums)
+        released = population.data_release
+        sigma = search.smallest_noise(goal, delta, sampler, noise, sums, released)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
-        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums)
+        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums, released)
     return ResolvedRun(spec, mechanism, delta)
 
 

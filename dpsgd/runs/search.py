@@ -7,7 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from accounting import Bound, GaussianProfile, PrivacyProfile, calibrate, calibrate_advantage
+from accounting import (
+    Bound,
+    DataRelease,
+    GaussianProfile,
+    PrivacyProfile,
+    calibrate,
+    calibrate_advantage,
+)
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
@@ -26,7 +33,10 @@ _LEAST = 1e-6
 
 
 def privacy_with(
-    sums: FullSums | None, sampler: BatchSampler, noise: Noise | None = None
+    sums: FullSums | None,
+    sampler: BatchSampler,
+    noise: Noise | None = None,
+    released: DataRelease | None = None,
 ) -> Callable[[float], PrivacyProfile]:
     """Returns what a run costs by the noise multiplier of its steps, if it ends in `sums`.
 
@@ -34,16 +44,22 @@ def privacy_with(
       sums: Over all rows, if it ends in some.
       sampler: Of its steps.
       noise: Its law; by default that of independent noise.
+      released: What was released of the rows before, if anything.
     """
     law = noise or Independent()
-    if sums is None:
+    if sums is None and released is None:
         return functools.partial(law.privacy, sampler)
-    return lambda sigma: Mechanism(sampler, sigma, 1.0, law, sums).privacy()
+    return lambda sigma: Mechanism(sampler, sigma, 1.0, law, sums, released).privacy()
 
 
 @functools.lru_cache
 def smallest_noise(
-    goal: Goal, delta: float, sampler: BatchSampler, noise: Noise, sums: FullSums | None
+    goal: Goal,
+    delta: float,
+    sampler: BatchSampler,
+    noise: Noise,
+    sums: FullSums | None,
+    released: DataRelease | None = None,
 ) -> float:
     """Returns the smallest sufficient noise multiplier: once for all equal runs of a process.
 
@@ -53,13 +69,14 @@ def smallest_noise(
       sampler: Of the steps.
       noise: Its law.
       sums: Over all rows, if the run ends in some.
+      released: What was released of the rows before, if anything.
 
     Raises:
       ValueError: if no noise suffices.
     """
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
-    privacy = privacy_with(sums, sampler, noise)
+    privacy = privacy_with(sums, sampler, noise, released)
     if isinstance(goal, TargetAdvantage):
         return calibrate_advantage(privacy, advantage=goal.advantage)
     if goal.optimistic:

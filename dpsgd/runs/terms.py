@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting import check_guarantee_delta
+from accounting import DataRelease, check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
@@ -59,7 +59,7 @@ class Terms:
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
         mechanism = self.mechanism
-        sampler = mechanism.sampler
+        sampler, release = mechanism.sampler, mechanism.data_release
         finite = math.isfinite(mechanism.l2_clip_norm)
         record = {
             "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
@@ -73,6 +73,7 @@ class Terms:
             "reproducible_noise": self.reproducible_noise,
             "fingerprint": dict(self.fingerprint),
             **({"earlier": list(self.earlier)} if self.earlier else {}),
+            **({"data_release": to_json(release)} if release else {}),
         }
         return json.loads(json.dumps(record, allow_nan=False, default=_plain))  # as it is read back
 
@@ -91,6 +92,7 @@ class Terms:
             raise ValueError("this version would account for it with another adjacency")
         clip = body["l2_clip_norm"]
         sums = checked(body["full_sums"], dict[str, Any] | None, "full_sums")
+        release = checked(body.get("data_release"), dict[str, Any] | None, "data_release")
         return cls(
             Mechanism(
                 sampler,
@@ -98,6 +100,7 @@ class Terms:
                 math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
                 noise_from_record(checked(body["noise"], dict[str, Any], "noise")),
                 None if sums is None else build(FullSums, sums, "full_sums"),
+                None if release is None else build(DataRelease, release, "data_release"),
             ),
             check_guarantee_delta(checked(body["delta"], float, "delta")),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),

@@ -74,7 +74,7 @@ class FromFiles:
         Raises:
           ValueError: where there is no file or no store.
         """
-        files, runner = self.paths[:-1], self.pipeline.chosen()
+        files = self.paths[:-1]
         if not files:
             raise ValueError(
                 "give a FILE or several, and then the STORE to create, before all options"
@@ -82,6 +82,7 @@ class FromFiles:
         if self.out.is_file():
             raise ValueError(f"{self.out} is a file; the last path is the STORE to create")
         format, how = self.format(), {"hash_seed": self.hash_seed, **self.splits()}
+        runner = self.pipeline.chosen()
         if runner is None:
             format.prepare(files, self.out, progress=shown(console), **how)
             return
@@ -160,6 +161,16 @@ class PrepareCsv(FromFiles):
     """Public values of categories, COLUMN=VALUE,VALUE,... each, or a TOML file of COLUMN = [VALUE,
     VALUE, ...]; never read from rows, which are private. Each has a bucket of its own, and a value
     that is not declared counts as missing."""
+    private_bounds: tuple[str, ...] = ()
+    """Numbers whose bounds are not known, COLUMN=LOW:HIGH each, or such a file, with a wide public
+    range: bounds within it are chosen from noisy counts of the training rows, at --epsilon."""
+    private_values: tuple[str, ...] = ()
+    """Categories whose values are not known: those that are frequent are chosen likewise."""
+    epsilon: float | None = None
+    """Cost of all private bounds and values together, by themselves, paid once: the store records
+    it, and the guarantee of every run on it counts it."""
+    delta: float | None = None
+    """Of that cost; by default that of a run on as many rows."""
     buckets: tuple[int, ...] = (1 << 16,)
     """Hash buckets, a power of two: one for all categories without declared values, or one for each
     of these; chosen by what is publicly known, not by counting rows."""
@@ -186,18 +197,51 @@ class PrepareCsv(FromFiles):
         return TableFormat(table_schema(self.label, classes=_classes(self), **how))
 
     def splits(self) -> dict[str, Any]:
-        """Returns how rows are split."""
-        return {"order": self.order, "fractions": self.split}
+        """Returns how rows are split, and what is chosen of them privately."""
+        how: dict[str, Any] = {"order": self.order, "fractions": self.split}
+        if self.private_bounds or self.private_values:
+            if self.pipeline.beam:
+                raise ValueError(
+                    "private bounds and values are not chosen by a pipeline: no --beam"
+                )
+            if self.epsilon is None:
+                raise ValueError("private bounds and values cost privacy: say how much, --epsilon")
+            from experiments.tasks.clicks.tabular.private import PrivateColumns
+
+            named = "--private-bounds", self.private_bounds
+            ranges = _by_column(*named, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
+            how["private"] = PrivateColumns(ranges, self.private_values, self.epsilon, self.delta)
+        elif self.epsilon is not None or self.delta is not None:
+            raise ValueError(
+                "--epsilon and --delta are of private bounds and values: name columns by "
+                "--private-bounds or --private-values; `dpsgd train` takes those of a run"
+            )
+        return how
 
     def prepare(self, console: Console) -> None:
-        """Makes the store, and says which columns are left out."""
+        """Makes the store, and says which columns are left out and what was chosen."""
         super().prepare(console)
+        from accounting import format_delta
+        from experiments.tasks.clicks.store import Store
         from experiments.tasks.clicks.tabular.files import listed
 
-        format = self.format()
+        format, store = self.format(), Store.open(self.out)
+        if store.released is not None:
+            schema, terms = store.schema, store.released
+            delta = format_delta(terms["delta"])
+            console.line(
+                f"chosen privately, at epsilon {terms['epsilon']:g} and delta {delta}, which every "
+                "run on this store counts:"
+            )
+            for name in terms["bounds"]:
+                low, high = schema.bounded[name]
+                console.line(f"  bounds of {name}: {low:g}:{high:g}")
+            for name in terms["values"]:
+                kept = len(schema.declared.get(name, ())) or "none is frequent: hashed"
+                console.line(f"  values of {name}: {kept}")
         if left_out := format.left_out([format.open(path) for path in self.paths[:-1]]):
             console.line(f"left out: {listed(left_out)}")
-        schema = format.schema
+        schema = store.schema
         if without := [name for name in schema.integers if name not in schema.bounded]:
             console.line(f"numbers without public bounds (--bounds): {listed(without)}")
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from accounting import DataRelease
 from dpsgd.files import DAMAGED, parse_json
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
@@ -171,6 +172,8 @@ class Store:
     source: Mapping[str, Any]
     digest: str
     shards: tuple[Shard, ...]
+    released: Mapping[str, Any] | None = None
+    """What was released of the training rows to choose bounds and values; see `data_release`."""
     absent: frozenset[str] = frozenset()
     """Names of the files that were not there when it was opened in part: they are never read."""
 
@@ -221,6 +224,7 @@ class Store:
                 source=given["source"],
                 digest=hashlib.sha256(text).hexdigest(),
                 shards=tuple(build(Shard, shard, "shards") for shard in given["shards"]),
+                released=checked(manifest.get("released"), dict[str, Any] | None, "released"),
             )
             store._check()
         except StoreError:
@@ -236,8 +240,18 @@ class Store:
             store._column(shard, column)
         return store
 
+    @property
+    def data_release(self) -> DataRelease | None:
+        """What that release costs, which every run on these rows counts."""
+        if self.released is None:
+            return None
+        terms = {field.name for field in dataclasses.fields(DataRelease)}
+        found = {name: value for name, value in self.released.items() if name in terms}
+        return build(DataRelease, found, "released")
+
     def _check(self) -> None:
         """Raises ValueError if the parts of the manifest do not fit together."""
+        _ = self.data_release
         if sum(shard.rows for shard in self.shards) != self.num_rows:
             raise ValueError("rows of the shards do not add up")
         missing = {"train", "validation", "test"} - set(self.splits)

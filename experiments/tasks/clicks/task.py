@@ -268,7 +268,12 @@ class Clicks(ClickModels):
 
     def columns(self) -> PyTree:
         """Returns the training rows, memory-mapped: a process reads those of its data shards."""
-        return self.store.load("train")
+        columns, released = self.store.load("train"), self.store.data_release
+        if released is None:
+            return columns
+        from samplers import Population, UnitData
+
+        return UnitData(columns, Population(self.num_examples, data_release=released))
 
     def metrics(self, params: PyTree) -> dict[str, float]:
         """Returns what `evaluate` does of the validation and of the test rows, by their names."""

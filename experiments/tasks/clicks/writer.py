@@ -100,6 +100,7 @@ class PartialStore:
         splits: Splits,
         source: Mapping[str, Any],
         shards: Sequence[Mapping[str, Any]],
+        released: Mapping[str, Any] | None = None,
     ) -> Store:
         """Write the manifest, give the store its name and return it.
 
@@ -120,6 +121,7 @@ class PartialStore:
             "splits": dict(splits),
             "source": dict(source),
             "shards": list(shards),
+            **({"released": dict(released)} if released else {}),
         }
         with one_line_errors(self.out, lambda: num_rows):
             with open(self.path / MANIFEST, "wb") as file:
@@ -220,8 +222,17 @@ class StoreWriter:
                 progress(self.num_rows)
         return self.parts if order == "random" else chronological_split(self.num_rows, fractions)
 
-    def finish(self, *, splits: Splits, source: Mapping[str, Any]) -> Store:
-        """Give the store its name and return it; `source` (JSON) says where the rows are from."""
+    def finish(
+        self,
+        *,
+        splits: Splits,
+        source: Mapping[str, Any],
+        released: Mapping[str, Any] | None = None,
+    ) -> Store:
+        """Give the store its name and return it; `source` (JSON) says where the rows are from.
+
+        `released` (JSON) says what was released of the training rows, see `Store.released`.
+        """
         with self._errors():
             if self.num_rows == 0:
                 self._part("").begin_shard()
@@ -234,6 +245,7 @@ class StoreWriter:
             splits=splits,
             source=source,
             shards=[shard for part in self._parts.values() for shard in part.shards],
+            released=released,
         )
 
     def _part(self, name: str) -> _Part:

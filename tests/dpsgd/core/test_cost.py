@@ -14,6 +14,7 @@ import accounting
 from accounting import (
     Bound,
     ContradictoryBounds,
+    DataRelease,
     EnvelopeProfile,
     GaussianProfile,
     SelectionProfile,
@@ -52,6 +53,7 @@ from samplers import (
     Poisson,
     Population,
     Shuffle,
+    UnitData,
     UnitTree,
     UserPoisson,
     cap_contributions,
@@ -379,6 +381,13 @@ def priced(sampler, sigma, count=0, of_sums=1.5):
     return cost([Segment(Mechanism(sampler, sigma, 1.0, full_sums=sums))], DELTA)
 
 
+def before(sigma, noise_multiplier=1.5, steps=None):
+    """What a run costs on rows of which counts were released before."""
+    release = DataRelease(noise_multiplier, 1e-7)
+    run = Mechanism(SAMPLERS["deterministic"], sigma, 1.0, data_release=release)
+    return cost([Segment(run) if steps is None else Segment(run, steps)], DELTA)
+
+
 def declared(sigma):
     """What a ledger says of a costly whole run, and of a step of a cheap one."""
     found = History()
@@ -421,6 +430,10 @@ COMPOSED_WRONGLY = {
     "steps are left out": (
         lambda: priced(SAMPLERS["deterministic"], 0.7, 1, 50.0), Mechanism, "_with_sums",
         lambda sound: lambda self, trained, count=None: self.full_sums.release(1),
+    ),
+    "what was released before is left out": (
+        lambda: before(9.0), Mechanism, "_with_sums",
+        lambda sound: lambda self, trained, count=None: trained,
     ),
     "attempts cost less than one": (
         lambda: declared(2.25), Mechanism, "privacy_of",
@@ -509,3 +522,38 @@ def test_a_last_segment_of_no_step_hides_nothing_that_voids_a_guarantee(segments
     found = cost(segments, DELTA)
     assert found.epsilon is None
     assert why in found.sentence()
+
+
+# --- What was released of the rows before ---------------------------------------------------------
+
+
+def test_counts_that_were_released_before_compose_exactly_and_their_failure_adds_to_delta():
+    epochs = SAMPLERS["deterministic"].epochs
+    steps = 2.0 / math.sqrt(epochs)
+    both = 1.0 / math.hypot(1.0 / steps, 1.0 / 4.0)  # two Gaussian releases are one
+    found = before(2.0, 4.0).epsilon
+    exact = GaussianProfile(both).epsilon(DELTA - 1e-7)
+    assert exact.lower - 1e-9 <= found.upper <= exact.upper + 1e-4
+    assert found.lower <= GaussianProfile(steps).epsilon(DELTA).upper
+    assert any("were released before the run" in note for note in before(2.0, 4.0).notes)
+
+
+def test_a_run_of_no_step_pays_what_was_released_before():
+    found = before(2.0, 4.0, range(0))
+    assert found.epsilon.upper >= GaussianProfile(4.0).epsilon(DELTA).lower > 0
+    assert before(2.0, 4.0, range(10)).epsilon.upper > found.epsilon.upper
+
+
+def test_a_mechanism_that_leaves_out_what_was_released_before_is_not_trained():
+    sampler = SAMPLERS["poisson"]
+    public = Population(sampler.num_examples, data_release=DataRelease(4.0, 1e-7))
+    rows = UnitData(np.ones((sampler.num_examples, 2), np.float32), public)
+    with pytest.raises(ValueError, match="was released of these rows before the run"):
+        trained(rows, sampler)
+
+
+def test_what_was_released_before_counts_rows_and_no_users():
+    with pytest.raises(ValueError, match="counts each row by itself"):
+        Mechanism(
+            UserPoisson(1000, 10, max_contributions=3), 1.0, 1.0, data_release=DataRelease(4.0)
+        )

@@ -13,16 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from experiments.tasks.clicks.encoding import ColumnError, encode, encode_rows
 from experiments.tasks.clicks.raw.files import DataError, paths_of
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
-from experiments.tasks.clicks.tabular.files import TableFile, open_table
-from experiments.tasks.clicks.tabular.kinds import kinds_of
-from experiments.tasks.clicks.writer import Order, StoreWriter
-from experiments.tasks.splits import FRACTIONS, check_fractions
+from experiments.tasks.clicks.tabular.files import Batch, TableFile, open_table
+from experiments.tasks.clicks.tabular.kinds import Category, kinds_of
+from experiments.tasks.clicks.tabular.private import Counts, PrivateColumns
+from experiments.tasks.clicks.writer import Order, StoreWriter, refuse_existing
+from experiments.tasks.splits import (
+    FRACTIONS,
+    check_fractions,
+    chronological_split,
+    random_masks,
+)
 
 EMPTY = "has a header and no rows"
 """What is wrong with a file if all are so."""
@@ -123,6 +130,7 @@ class TableFormat:
         fractions: tuple[float, float, float] = FRACTIONS,
         hash_seed: int = 0,
         progress: Callable[[int], None] | None = None,
+        private: PrivateColumns | None = None,
     ) -> Prepared:
         """Turn the rows of files, one file after the other, into a store in the directory `out`.
 
@@ -136,20 +144,54 @@ class TableFormat:
             fractions: Of the rows that train, validate and test.
             hash_seed: Public seed of the hash of categories.
             progress: See above.
+            private: Bounds and values that are chosen privately, of the training rows alone: then
+                all rows are read once more, before.
 
         Raises:
             DataError: a file cannot be read, or is not of the columns of the schema.
             StoreError: `out` exists, or cannot be written.
-            ValueError: the fractions do not add up to 1, or a file is there twice.
+            ValueError: the fractions do not add up to 1, a file is there twice, or what is to be
+                chosen cannot be.
         """
         check_fractions(fractions)
         paths = paths_of(sources)
         files = [self.open(path) for path in paths]
-        with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
-            blocks = self._blocks(files, hash_seed, labelled=True)
+        format, released = self, None
+        if private is not None:
+            refuse_existing(Path(out))
+            counts = self._counts(files, private, order, fractions)
+            schema, released = counts.released(private)
+            format = TableFormat(schema)
+        with StoreWriter(out, format.schema, hash_seed=hash_seed) as writer:
+            blocks = format._blocks(files, hash_seed, labelled=True)
             splits = writer.append_all(blocks, order, fractions, progress)
-            store = writer.finish(splits=splits, source=self.source(paths))
+            store = writer.finish(splits=splits, source=self.source(paths), released=released)
             return Prepared(store, self.left_out(files))
+
+    def _counts(
+        self,
+        files: Sequence[TableFile],
+        private: PrivateColumns,
+        order: Order,
+        fractions: tuple[float, float, float],
+    ) -> Counts:
+        """Return the counts of the training rows; every row is read as the store's will be."""
+        counts, done = private.counts(self.schema), 0
+        category = Category(self.schema.missing)
+        whole = sum(len(block["label"]) for block in self._blocks(files, 0, labelled=True))
+        last = chronological_split(whole, fractions)["train"][1]
+        for file in files:
+            begun = done
+            for batch, block in self._encoded(file, 0):
+                numbers = np.arange(done, done + len(block["label"]), dtype=np.uint64)
+                random = random_masks(numbers, fractions)["train"]
+                try:
+                    texts = {name: category.texts(batch[name], name) for name in counts.texts}
+                    counts.add(block, texts, random if order == "random" else numbers < last)
+                except ColumnError as error:
+                    raise file.located(error, done - begun) from None
+                done += len(numbers)
+        return counts
 
     def source(self, paths: Sequence[Path]) -> dict[str, Any]:
         """Return where rows are from, for the manifest of their store."""
@@ -222,6 +264,12 @@ class TableFormat:
 
     def blocks(self, file: TableFile, hash_seed: int, labelled: bool = True) -> Iterator[Columns]:
         """Yield the rows of an opened file, which may have none; as `read` does."""
+        return (block for _, block in self._encoded(file, hash_seed, labelled))
+
+    def _encoded(
+        self, file: TableFile, hash_seed: int, labelled: bool = True
+    ) -> Iterator[tuple[Batch, Columns]]:
+        """Yield the rows of an opened file as they stand there, and as a store has them."""
         rows, kinds = 0, kinds_of(self.schema)
         label = self.schema.label if labelled else None
         for batch in file.batches(self._wanted(labelled)):
@@ -230,7 +278,7 @@ class TableFormat:
             except ColumnError as error:
                 raise file.located(error, rows) from None
             rows += len(block["categories"])
-            yield block
+            yield batch, block
 
     def open(self, path: Path) -> TableFile:
         """Open a file whose rows have labels; a DataError if it lacks a column."""

@@ -115,6 +115,14 @@ class Category:
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Return the hashes or the places."""
+        array = self.texts(array, column)
+        if self.values is None:
+            return hashed(array, self.missing)
+        index = pc.index_in(array, value_set=pa.array(self.values))
+        return Decoded(_filled(index, 0), np.asarray(index.is_null()))
+
+    def texts(self, array: pa.Array, column: str) -> pa.Array:
+        """Return how the values are spelled; bytes stay what they are."""
         array = _plain(array)
         kind, types = array.type, pa.types
         if types.is_date64(kind):
@@ -126,10 +134,7 @@ class Category:
         elif not types.is_string(kind):
             wanted = "texts, integers, booleans or dates, which are spelled one way"
             raise _type_error(column, kind, wanted)
-        if self.values is None:
-            return hashed(array, self.missing)
-        index = pc.index_in(array, value_set=pa.array(self.values))
-        return Decoded(_filled(index, 0), np.asarray(index.is_null()))
+        return array
 
 
 def _plain(array: pa.Array) -> pa.Array:

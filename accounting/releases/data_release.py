@@ -1,0 +1,105 @@
+"""What was released of the rows before a run: noisy counts, such as those of private bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    PrivacyProfile,
+    UpperEnd,
+    check_delta,
+    check_epsilon,
+    check_noise_multiplier,
+    proved,
+)
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.releases.gaussian_release import WithGaussianReleaseProfile
+
+_UP = 1.0 + 1e-12
+"""Outward rounding of what is computed in a few float operations."""
+
+
+@dataclass(frozen=True)
+class DataRelease:
+    """Noisy counts of the rows, and a chance that a value of one row alone comes out.
+
+    Attributes:
+      noise_multiplier: r > 0: standard deviation of the noise over the L2 norm by which one row
+        moves all counts together.
+      failure: f in [0, 1): with at most this probability is a value released that one row alone
+        has.
+
+    Raises:
+      ValueError: If a number is out of range.
+    """
+
+    noise_multiplier: float
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+        if not 0.0 <= self.failure < 1.0:
+            raise ValueError(f"failure must be in [0, 1), got {self.failure}")
+
+    def __str__(self) -> str:
+        """Returns what it is, in words."""
+        failure = f", failure probability {self.failure:.3g}" if self.failure else ""
+        return f"noisy counts of the rows (noise multiplier {self.noise_multiplier:.6g}{failure})"
+
+    def privacy(self) -> PrivacyProfile:
+        """Returns what the release costs by itself."""
+        return UpperEnd(WithFailureProfile(GaussianProfile(self.noise_multiplier), self.failure))
+
+    def before(self, profile: PrivacyProfile) -> PrivacyProfile:
+        """Returns what the release and a run after it cost; the lower end is that of the run.
+
+        Args:
+          profile: Of the run, which must hold whatever was released.
+        """
+        both = WithGaussianReleaseProfile(profile, self.noise_multiplier)
+        return UpperEnd(WithFailureProfile(both, self.failure), profile)
+
+
+@dataclass(frozen=True)
+class WithFailureProfile:
+    r"""The profile of a mechanism beside one that is (0, f)-DP, with f = `failure`.
+
+    .. math:: \delta(\epsilon) \le f + (1 - f)\, \delta'(\epsilon)
+
+    with delta' = `profile`'s. Proof: docs/explanation/composition-with-further-releases.md.
+
+    Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015.
+
+    Raises:
+      ValueError: If `failure` is not in [0, 1); on a question, if `profile` is not proved.
+    """
+
+    profile: PrivacyProfile
+    failure: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.failure < 1.0:
+            raise ValueError(f"failure must be in [0, 1), got {self.failure}")
+
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0."""
+        inner = proved(self.profile.delta(check_epsilon(epsilon), tolerance))
+        if not self.failure:
+            return inner
+        upper = (self.failure + (1.0 - self.failure) * inner.upper) * _UP
+        return Bound.resting_on(inner, inner.lower, min(1.0, upper))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
+        inner = proved(self.profile.epsilon(check_delta(delta), tolerance))
+        if not self.failure:
+            return inner
+        left = (delta / _UP - self.failure) / _UP  # divided by 1 - f it would be more
+        if left <= 0.0:
+            note = f"the failure probability {self.failure:.3g} leaves nothing of delta = {delta}"
+            return Bound.resting_on(inner, inner.lower, math.inf, note)
+        upper = proved(self.profile.epsilon(left, tolerance)).upper
+        return Bound.resting_on(inner, inner.lower, max(inner.upper, upper))
