@@ -64,8 +64,7 @@ def audit_program(
       ValueError: if the mechanism has no noise, or there are no rows.
     """
     root = root or RootKey.from_entropy()
-    shapes = () if algorithm.tables is None else (rows,)
-    state = state or algorithm.init(params, mechanism, *shapes)
+    state = state or algorithm.init(params, mechanism, rows)
     probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
     checks = sum_checks(probe) + noise_checks(probe) + block_checks(probe) + deferred_checks(probe)
     checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)

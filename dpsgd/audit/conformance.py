@@ -144,7 +144,7 @@ def check_clipping(
     if not isinstance(algorithm, Algorithm):
         algorithm = dpsgd(algorithm, optax.sgd(0.1))
     mechanism = Mechanism(Poisson(num_rows or 8 * batch_size, batch_size), 1.0, l2_clip_norm)
-    state = algorithm.init(params, mechanism, *([rows] if algorithm.tables else []))
+    state = algorithm.init(params, mechanism, rows)
     probe = Probe(algorithm, mechanism, state, rows)
     checks = sum_checks(probe)
     checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)

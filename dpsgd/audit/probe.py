@@ -19,7 +19,6 @@ from dpsgd.core.state import Table, TrainState, joined
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
-from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import Watch, flushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
@@ -44,7 +43,8 @@ class Probe:
       state: Where the run resumes, on the host: its step, parameters and optimizer state; the
         noise's state is one that has seen nothing.
       snapshot: The tables with deferred noise, if there are any.
-      frozen: Numbers of the leaves of the parameters that stay as they are.
+      frozen: Numbers of the leaves of the parameters that stay as they are: a release has none of
+        their coordinates.
       columns: The data, where the layout has them.
       root: The audit's.
       units: Synthetic examples, by number 0, ..., units - 1.
@@ -99,11 +99,10 @@ class Probe:
         self.columns = self._transport.hold(synthetic.columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
         self.places = self._passes * sampler.padded_batch_size // self.block
-        noise = jax.eval_shape(mechanism.noise.init, self.state.params)
+        self.frozen = frozenset(state.frozen)
+        noise = jax.eval_shape(mechanism.noise.init, self.state.dense_params)
         like = self.state._replace(noise=noise)
         self.program = self.layout.program(algorithm, mechanism, like, synthetic.columns)
-        example = shapes_of_rows(synthetic.columns, *sampler.clipped_shape)
-        self.frozen = algorithm.frozen(self.state.params, example)
         self._spent: Any = None
         self._schedules = Schedules(algorithm.groups, sampler.num_steps)
         self._known: dict[range, tuple[Any, ...]] = {}
@@ -163,7 +162,7 @@ class Probe:
         shapes = [leaf.shape for leaf in jax.tree.leaves(self.state.params)]
         for k, rows in self.snapshot.rows.items() if self.snapshot else ():
             shapes[k] = (rows.size, *shapes[k][1:])
-        return shapes
+        return [(0,) if k in self.frozen else shape for k, shape in enumerate(shapes)]
 
     @property
     def sizes(self) -> list[int]:
@@ -204,7 +203,10 @@ class Probe:
         after, _ = self._called(state, plan, mechanism, attempt, return_gradient=True)
         self._spent = after.opt_state  # given away in the next call: no release depends on it
         shown = after.raw_params if self.snapshot is None else self._read(after, number)
-        leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(shown)]
+        leaves = [
+            np.ravel(np.zeros(0) if k in self.frozen else np.asarray(leaf))
+            for k, leaf in enumerate(jax.tree.leaves(shown))
+        ]
         return [leaf.astype(np.float32, copy=False) for leaf in leaves]
 
     def _read(self, after: TrainState, step: int) -> PyTree:
@@ -214,7 +216,7 @@ class Probe:
         for k, table in self.snapshot.take_back(after.lazy_tables, step).items():
             read = np.equal(table.steps, step + 1).reshape(-1, *[1] * (table.values.ndim - 1))
             shown[k] = np.where(read, table.values, np.float32(0))
-        return joined(after.dense_params, shown)
+        return joined(after.params_without_tables, shown)
 
     def advanced(
         self,
@@ -319,14 +321,14 @@ class Probe:
         The optimizer's part may be one left over from a release.
         """
         kept, left_over = self.state, self._spent if spent else None
-        kept = kept._replace(raw_params=kept.dense_params, tables={})
+        kept = kept._replace(raw_params=kept.params_without_tables, tables={})
         self._spent = None
         if left_over is not None:
             kept = kept._replace(opt_state=())
         state = jax.tree.map(jnp.array, kept)
         if left_over is not None:
             state = state._replace(opt_state=left_over)
-        noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.params))
+        noise = jax.tree.map(jnp.array, self.mechanism.noise.init(self.state.dense_params))
         number = self.first_step if step is None else step
         state = state._replace(step=jnp.int32(number), noise=noise)
         if self.snapshot is not None:

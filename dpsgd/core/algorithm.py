@@ -99,16 +99,15 @@ class ParamGroup(Protocol):
         state: TrainState,
         total: PyTree,
         viewed: Any,
-        frozen: frozenset[int],
         context: Context,
     ) -> tuple[TrainState, PyTree]:
         """Returns the state after a noisy update of the group's leaves, but for its step.
 
         Args:
           state: Before the update.
-          total: Sum of clipped gradients, a tree like the parameters that were differentiated.
+          total: Sum of clipped gradients, a tree like the parameters that were differentiated,
+            with `optax.MaskedNode` in the place of frozen leaves.
           viewed: As `view` returned it.
-          frozen: Numbers of the leaves that stay as they are.
           context: Of the step.
 
         Returns:
@@ -149,19 +148,20 @@ class Algorithm(NamedTuple):
     init: Callable[..., TrainState]
     """(params, mechanism, rows) -> state before the first step, in buffers of its own, which blocks
     may overwrite. The mechanism may be left out where its noise keeps nothing from step to step,
-    and the rows of the data, or their shapes, where no parameter group reads them."""
+    and the rows of the data, some of them or their shapes, where there are no lazy tables and no
+    derivative of the loss misses a leaf."""
     clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
     The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
     fifth argument is the keys of the batch's examples. By name it takes `devices`, the number of
-    devices over which the compiler shards the batch where it shards the parameters, and `loss_fn`,
-    the loss in place of its own where a parameter group views the parameters otherwise."""
+    devices over which the compiler shards the batch where it shards the parameters, `loss_fn`,
+    the loss in place of its own where a parameter group views the parameters otherwise, and
+    `frozen`, the numbers of the leaves that get no sum, if there are any."""
     update: Callable[..., tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
-    of: the private mean gradient, in the types of the parameters). By name it takes `frozen`, the
-    numbers of the leaves that stay as they are, if there are any; and `viewed` and `contexts`, what
-    each parameter group needs, if a group needs it."""
+    of: the private mean gradient of `dense_params`, in their types). By name it takes `viewed` and
+    `contexts`, what each parameter group needs, if a group needs it."""
     takes_key: bool = False
     """Whether the loss takes a key."""
     groups: tuple[ParamGroup, ...] = ()

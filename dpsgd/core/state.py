@@ -45,11 +45,14 @@ class TrainState(NamedTuple):
     raw_params: PyTree
     """The parameters as they stand. The guarantee covers them where no noise is pending."""
     opt_state: optax.OptState
-    """The optimizer's state, of all parameters but lazy tables."""
+    """The optimizer's state, of `dense_params`."""
     noise: PyTree = ()
     """What the noise needs from step to step. It is a secret in any case: it subtracts noise."""
     tables: dict[int, TableState] = {}  # noqa: RUF012
     """Of each lazy table, by the number of its leaf."""
+    frozen: dict[int, tuple[()]] = {}  # noqa: RUF012
+    """The numbers of the leaves that no derivative of the loss reaches, and that stay as they are:
+    nothing is kept for them."""
 
     @property
     def pending(self) -> bool:
@@ -72,7 +75,12 @@ class TrainState(NamedTuple):
 
     @property
     def dense_params(self) -> PyTree:
-        """The parameters, with `optax.MaskedNode` in the place of each lazy table."""
+        """The parameters, with `optax.MaskedNode` in the place of each lazy or frozen leaf."""
+        return parted(self.raw_params, {*self.tables, *self.frozen})[0]
+
+    @property
+    def params_without_tables(self) -> PyTree:
+        """The parameters, frozen ones too, with `optax.MaskedNode` in the place of lazy tables."""
         return parted(self.raw_params, self.tables)[0]
 
     @property
@@ -84,7 +92,8 @@ class TrainState(NamedTuple):
     def with_tables(self, tables: Mapping[int, Table], dense: PyTree | None = None) -> TrainState:
         """Returns the state with other lazy tables, and with other dense parameters if given."""
         dense = self.dense_params if dense is None else dense
-        params = joined(dense, {k: table.values for k, table in tables.items()})
+        apart = parted(self.raw_params, self.frozen)[1]
+        params = joined(dense, apart | {k: table.values for k, table in tables.items()})
         states = {k: TableState(table.momentum, table.steps) for k, table in tables.items()}
         return self._replace(raw_params=params, tables=states)
 
@@ -98,19 +107,21 @@ def opened(state: TrainState) -> TrainState:
     return state.with_tables(tables)
 
 
-def parted(params: PyTree, tables: Collection[int]) -> tuple[PyTree, dict[int, Any]]:
-    """Returns the parameters without tables, and the tables by their numbers."""
-    leaves, structure = jax.tree.flatten(params)
-    dense = [optax.MaskedNode() if k in tables else leaf for k, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(structure, dense), {k: leaves[k] for k in tables}
+def parted(params: PyTree, apart: Collection[int]) -> tuple[PyTree, dict[int, Any]]:
+    """Returns the parameters without some leaves, and these by their numbers.
+
+    A leaf that was taken out before, `optax.MaskedNode`, keeps its number.
+    """
+    slots, structure = _slots(params)
+    dense = [optax.MaskedNode() if k in apart else leaf for k, leaf in enumerate(slots)]
+    return jax.tree.unflatten(structure, dense), {k: slots[k] for k in apart}
 
 
-def dense_numbers(leaves: Collection[int], tables: Collection[int]) -> frozenset[int]:
-    """Returns the numbers, among the parameters without tables, of leaves that are none."""
-    return frozenset(k - sum(table < k for table in tables) for k in leaves)
-
-
-def joined(dense: PyTree, tables: Mapping[int, Any]) -> PyTree:
+def joined(dense: PyTree, apart: Mapping[int, Any]) -> PyTree:
     """Returns the parameters whose parts `parted` returns."""
-    slots, structure = jax.tree.flatten(dense, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-    return jax.tree.unflatten(structure, [tables.get(k, leaf) for k, leaf in enumerate(slots)])
+    slots, structure = _slots(dense)
+    return jax.tree.unflatten(structure, [apart.get(k, leaf) for k, leaf in enumerate(slots)])
+
+
+def _slots(params: PyTree) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(params, is_leaf=lambda x: isinstance(x, optax.MaskedNode))

@@ -12,10 +12,10 @@ import optax
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, View, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, dense_numbers, joined, parted
-from dpsgd.engine.programs import compiled
+from dpsgd.core.state import TrainState, parted
+from dpsgd.engine.programs import compiled, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
-from dpsgd.gradients.frozen import frozen_leaves, with_leaves
+from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
@@ -51,7 +51,8 @@ def dpsgd(
     batches of one shape, share one compiled program; with and without noise are two.
 
     A leaf of the parameters without a path to the loss, such as one that the loss reads under
-    `jax.lax.stop_gradient`, stays as it is: it gets no noise and no update, weight decay included.
+    `jax.lax.stop_gradient`, stays as it is: it gets no noise and no update, weight decay included,
+    and no state of noise or optimizer is kept for it. `init` is then given rows to find it by.
 
     Args:
       loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
@@ -92,14 +93,15 @@ def dpsgd(
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if foreign_calls:
         loss_fn = ForeignCalls(loss_fn)
-    groups = (*([] if tables is None else [tables.group(loss_fn)]), DenseGroup(optimizer))
+    frozen, lazy = FrozenGroup(loss_fn), () if tables is None else (tables.group(loss_fn),)
+    groups = (*lazy, frozen, DenseGroup(optimizer))
     return Algorithm(
         _Init(groups),
         _ClippedSum(loss_fn, microbatch_size, clipping),
         _Update(groups),
         keyed,
         groups,
-        Frozen(loss_fn),
+        frozen,
         foreign_calls,
     )
 
@@ -108,10 +110,36 @@ def dpsgd(
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """See `Algorithm.frozen`."""
+class FrozenGroup:
+    """The `ParamGroup` of the leaves that no derivative of the loss reaches: they are left alone.
+
+    Called, it is `Algorithm.frozen`.
+    """
 
     loss_fn: LossFn
+
+    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
+        if rows is None:
+            return ()
+        example = shapes_of_rows(rows, *(mechanism.sampler.clipped_shape if mechanism else ()))
+        return tuple(sorted(self(params, example)))
+
+    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
+        return state._replace(frozen={k: () for k in leaves})
+
+    def schedule(self, num_steps: int) -> None:
+        return None
+
+    def view(self, state: TrainState, view: View, context: Context) -> tuple[View, None]:
+        return view, None
+
+    def update(
+        self, state: TrainState, total: PyTree, viewed: None, context: Context
+    ) -> tuple[TrainState, None]:
+        return state, None
+
+    def flush(self, state: TrainState, context: Context) -> TrainState:
+        return state
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
         found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
@@ -142,12 +170,10 @@ def _initial(
     params: PyTree,
 ) -> TrainState:
     # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
-    params = copied(params)
-    kept = copied(noise.init(params)) if noise else ()
-    state = TrainState(jnp.zeros((), jnp.int32), params, (), kept)
+    state = TrainState(jnp.zeros((), jnp.int32), copied(params), ())
     for group, own in zip(groups, leaves, strict=True):
         state = group.init(state, own)
-    return state
+    return state._replace(noise=copied(noise.init(state.dense_params)) if noise else ())
 
 
 @dataclass(frozen=True)
@@ -156,7 +182,9 @@ class _ClippedSum:
     microbatch_size: int | None
     clipping: ClippingRule
 
-    def __call__(self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None):
+    def __call__(
+        self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None, frozen=()
+    ):
         gradient = clipped_grad(
             loss_fn or self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
@@ -164,6 +192,7 @@ class _ClippedSum:
             microbatch_size=self.microbatch_size,
             grid=scales.grid,
             devices=devices,
+            frozen=frozen,
         )
         return gradient(params, batch, weights, keys)
 
@@ -176,14 +205,12 @@ class _Update:
     def optimizer(self) -> optax.GradientTransformation | None:
         return getattr(self.groups[-1], "optimizer", None)
 
-    def __call__(
-        self, state, total, noise_key, scales, *, frozen=frozenset(), viewed=None, contexts=None
-    ):
+    def __call__(self, state, total, noise_key, scales, *, viewed=None, contexts=None):
         viewed = viewed or [None] * len(self.groups)
         contexts = contexts or [Context(noise_key, scales)] * len(self.groups)
         gradient = None
         for group, seen, context in zip(self.groups, viewed, contexts, strict=True):
-            state, gradient = group.update(state, total, seen, frozen, context)
+            state, gradient = group.update(state, total, seen, context)
         return state._replace(step=state.step + 1), gradient
 
 
@@ -191,7 +218,7 @@ class _Update:
 class DenseGroup:
     """The `ParamGroup` of all leaves that no other group has: noise in each at every step.
 
-    The optimizer sees the private mean gradient alone, and 0 for what is frozen.
+    The optimizer sees the private mean gradient alone, and none but these leaves.
     """
 
     optimizer: optax.GradientTransformation
@@ -209,24 +236,15 @@ class DenseGroup:
         return view, None
 
     def update(
-        self,
-        state: TrainState,
-        total: PyTree,
-        viewed: None,
-        frozen: frozenset[int],
-        context: Context,
+        self, state: TrainState, total: PyTree, viewed: None, context: Context
     ) -> tuple[TrainState, PyTree]:
-        key, scales = context.noise_key, context.scales
-        old, tables = parted(state.raw_params, state.tables)
-        total, _ = parted(total, state.tables)
+        key, scales, old = context.noise_key, context.scales, state.dense_params
+        total, _ = parted(total, {*state.tables, *state.frozen})
         gradient, noise = privatize(total, state.noise, key, state.step, scales)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
-        frozen = dense_numbers(frozen, state.tables)
-        if frozen:
-            gradient = with_leaves(gradient, jax.tree.map(jnp.zeros_like, old), frozen)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)
-        params = joined(with_leaves(optax.apply_updates(old, updates), old, frozen), tables)
-        return state._replace(raw_params=params, opt_state=opt_state, noise=noise), gradient
+        state = state.with_tables(state.lazy_tables, optax.apply_updates(old, updates))
+        return state._replace(opt_state=opt_state, noise=noise), gradient
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
         return state

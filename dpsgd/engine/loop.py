@@ -224,11 +224,11 @@ def _check_state(algorithm: Algorithm, mechanism: Mechanism, state: TrainState) 
             f"{'with' if state.tables else 'without'} lazy tables, and this one is "
             f"{'without' if state.tables else 'with'} them: make it by algorithm.init"
         )
-    needed = jax.eval_shape(mechanism.noise.init, state.raw_params)
+    needed = jax.eval_shape(mechanism.noise.init, state.dense_params)
     if not mechanism.noise_multiplier:
         needed = ()
     if jax.tree.map(jnp.shape, state.noise) != jax.tree.map(jnp.shape, needed):
         raise ValueError(
             f"the state was not made for {mechanism.noise}: make it by algorithm.init(params, "
-            "mechanism)"
+            "mechanism, rows)"
         )

@@ -143,7 +143,7 @@ class Placement:
           ValueError: if the rows of such a leaf do not divide by the devices, or it lies beside
             lazy tables, with which all other leaves are whole on every device.
         """
-        rows = self._tables(shapes.dense_params)
+        rows = self._tables(shapes.params_without_tables)
         if rows and shapes.tables:
             raise ValueError(
                 f"a parameter of shape {min(rows)} is to be sharded by rows, and beside lazy "
@@ -161,6 +161,7 @@ class Placement:
             self._like(rows, shapes.raw_params),
             self._like(rows, shapes.opt_state),
             jax.tree.map(of_noise, shapes.noise),
+            frozen=shapes.frozen,
         )
         return where.with_tables({k: self._of_rows(t) for k, t in shapes.lazy_tables.items()})
 

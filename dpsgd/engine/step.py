@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from dpsgd.core.algorithm import Algorithm, Context, View
 from dpsgd.core.marks import marked
 from dpsgd.core.mechanism import Scales
-from dpsgd.core.state import TrainState, joined, parted
+from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.placement import AXIS, Exchange, Placement
 from dpsgd.engine.programs import executable, shapes_of_rows
 from dpsgd.gradients.clipping import Diagnostics
@@ -129,27 +129,30 @@ class _Step:
             step = functools.partial(whole, Exchange(placement))
             return placement.on_each(step, of_all, (parts, WHOLE))(state, j, data, plan, *given)
         total, diagnostics = self._placed_sum(state, j, data, plan, scales, loss_key)
-        contexts = [Context(noise_key, scales, return_gradient=watch.return_gradient)]
-        return self._updated(state, total, (None,), frozen, contexts), diagnostics
+        context = Context(noise_key, scales, return_gradient=watch.return_gradient)
+        groups = len(self.algorithm.groups)
+        viewed, contexts = (None,) * groups, [context] * groups
+        return self._updated(state, total, viewed, frozen, contexts), diagnostics
 
     def _placed_sum(self, state, j, data, plan, scales, loss_key):
         """Returns the clipped sum over the devices, and diagnostics; of dense parameters alone."""
         placement, rows = self.placement, self._specs(plan)
         assert placement is not None
+        frozen, groups = state.frozen, len(self.algorithm.groups)
         if placement.shards_rows(state):
-            contexts = [Context(None, scales)]
+            contexts = [Context(None, scales)] * groups
             # Each device looks up its own rows; what follows is sharded by the compiler.
             batch = placement.on_each(self._batch, (WHOLE, WHOLE, *rows, WHOLE), SHARDED)
             how = {"batch_at": batch, "devices": len(placement.devices)}
             found, _ = self._sum(state, j, data, plan, scales, loss_key, contexts, **how)
             total, diagnostics = found
-            shardings = placement.params(state.raw_params)
+            shardings, _ = parted(placement.params(state.raw_params), state.frozen)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
         def of_device(step, params, j, data, plan, scales, loss_key):
-            state = TrainState(step, params, ())
-            contexts = [Context(None, scales)]
-            found, _ = self._sum(state, j, data, plan, scales, loss_key, contexts)
+            own = TrainState(step, params, (), frozen=frozen)
+            contexts = [Context(None, scales)] * groups
+            found, _ = self._sum(own, j, data, plan, scales, loss_key, contexts)
             return placement.total(found)
 
         summed = placement.on_each(of_device, (*(WHOLE,) * 3, *rows, WHOLE, WHOLE), WHOLE)
@@ -167,6 +170,8 @@ class _Step:
                 view, seen = group.view(state, view, context)
                 viewed.append(seen)
             named = {**view.loss, **how}
+            if state.frozen:
+                named["frozen"] = frozenset(state.frozen)
             given = view.params, view.batch, view.weights, scales, *view.keys
             return self.algorithm.clipped_sum(*given, **named), tuple(viewed)
 
@@ -186,14 +191,25 @@ class _Step:
         total = jax.tree.map(lambda leaf: marked(leaf, "sum"), total)
         noise_key, scales, *_ = contexts[-1]
         # Asked when the loss has been differentiated, which refuses one that examples could mix in.
-        how: dict[str, Any] = {"frozen": numbers} if (numbers := frozen()) else {}
+        if (found := frozen()) != frozenset(state.frozen):
+            leaves = jax.tree_util.tree_leaves_with_path(state.raw_params)
+            names = [
+                jax.tree_util.keystr(leaves[k][0]) for k in sorted(found ^ state.frozen.keys())
+            ]
+            raise ValueError(
+                "the state was made for other frozen parameters than those that no derivative of "
+                f"the loss reaches; they differ in params{', params'.join(names[:3])}: make the "
+                "state by algorithm.init(params, mechanism, rows), with one row or more"
+            )
+        how: dict[str, Any] = {}
         if any(seen is not None for seen in viewed):
-            how |= {"viewed": viewed, "contexts": contexts}
+            how = {"viewed": viewed, "contexts": contexts}
         state, gradient = self.algorithm.update(state, total, noise_key, scales, **how)
         # In the one pass over all coordinates that the update is: a select costs nothing there.
-        params, tables = parted(state.raw_params, state.tables)
         shown = functools.partial(jnp.where, contexts[-1].return_gradient)
-        return state._replace(raw_params=joined(jax.tree.map(shown, gradient, params), tables))
+        return state.with_tables(
+            state.lazy_tables, jax.tree.map(shown, gradient, state.dense_params)
+        )
 
     def _batch(self, step, row, data, plan, loss_key):
         """Returns what is clipped in one pass: examples, their weights, and their keys if any."""

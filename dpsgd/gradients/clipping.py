@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from dpsgd.core.state import joined, parted
 from dpsgd.gradients import ghost, memory, norms
 from dpsgd.gradients.ghost import Gradients
 from dpsgd.gradients.isolation import ForeignCalls, isolated
@@ -24,6 +25,8 @@ from dpsgd.noise.secure import quantize
 from dpsgd.packing import join, packs, split
 
 PyTree = Any
+Sums = dict[int, Array]
+"""Of each leaf that is trained, by its number."""
 SumTree = PyTree
 """Tree of the structure and shapes of the parameters, in float32 (int32 on a secure grid)."""
 
@@ -57,30 +60,37 @@ def _vmap_gradients(
     example = _first_example(batch)
     foreign = isinstance(loss_fn, ForeignCalls)
     loss = isolated(loss_fn, params, example, foreign_calls=foreign)
-    gradient = jax.value_and_grad(loss)
-    differentiated = isolated(gradient, params, example, foreign_calls=foreign)
-    losses, grads = jax.vmap(differentiated, in_axes=(None, 0))(params, batch)
-    leaves = [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
+    every = dict(enumerate(jax.tree.leaves(params)))
+    own = {k: every[k] for k in sorted(k for group in groups for k in group)}
+
+    def of_own(own: dict[int, Array], params: PyTree, example: PyTree) -> Array:
+        return loss(joined(params, own), example)
+
+    arguments = own, params, example
+    differentiated = isolated(jax.value_and_grad(of_own), *arguments, foreign_calls=foreign)
+    losses, grads = jax.vmap(differentiated, in_axes=(None, None, 0))(own, params, batch)
+    leaves = {k: g.astype(jnp.float32) for k, g in grads.items()}
     each = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
     together = [pack for lines in each for pack in lines]
-    joined = [[join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in each]
+    beside = [[join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in each]
 
-    def add_clipped(total: SumTree, factors: Sequence[norms.ClipFactor]) -> SumTree:
+    def add_clipped(total: Sums, factors: Sequence[norms.ClipFactor]) -> SumTree:
         clipped = [
             norms.contribution(factor, g)
-            for factor, lines in zip(factors, joined, strict=True)
+            for factor, lines in zip(factors, beside, strict=True)
             for g in lines
         ]
         if grid is not None:
             clipped = jax.vmap(functools.partial(quantize, grid=grid))(clipped)
-        sums, structure = jax.tree.flatten(total)
+        sums = dict(total)
         for pack, c in zip(together, clipped, strict=True):
-            summed = split(jnp.sum(c, axis=0, dtype=sums[0].dtype), [sums[k].shape for k in pack])
+            dtype = sums[pack[0]].dtype
+            summed = split(jnp.sum(c, axis=0, dtype=dtype), [sums[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
                 sums[k] += x
-        return jax.tree.unflatten(structure, sums)
+        return sums
 
-    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in joined]
+    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in beside]
     return Gradients(losses, group_norms, add_clipped)
 
 
@@ -99,6 +109,7 @@ def clipped_grad(
     microbatch_size: int | None = None,
     grid: SecureGrid | None = None,
     devices: int = 1,
+    frozen: Collection[int] = (),
 ) -> Callable[..., tuple[SumTree, Diagnostics]]:
     r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
@@ -136,6 +147,8 @@ def clipped_grad(
       grid: Of the secure mode, from `secure_grid`: each clipped gradient is truncated to integers
         of norm $C / g$ at most, and the sum is theirs, int32 and exact. For it all gradients of a
         microbatch are formed, as by "vmap".
+      frozen: Numbers of leaves that no derivative of the loss reaches: they get no sum, and
+        `optax.MaskedNode` in its place, and a clipping rule does not see them.
       devices: Among how many the compiler deals out the batch, in equal runs. A microbatch then
         has its part of each run, and `microbatch_size` examples on each device: one that were of
         consecutive examples would have every device compute all of it.
@@ -179,10 +192,13 @@ def clipped_grad(
         gradients, dtype = functools.partial(_vmap_gradients, grid=grid), jnp.int32
 
     def add_microbatch(
-        params: PyTree, carry: tuple[SumTree, Diagnostics], batch: PyTree, weights: Array
-    ) -> tuple[SumTree, Diagnostics]:
+        params: PyTree, carry: tuple[Sums, Diagnostics], batch: PyTree, weights: Array
+    ) -> tuple[Sums, Diagnostics]:
         total, so_far = carry
-        losses, found, add_clipped = gradients(loss_fn, params, batch, clipping.groups(params))
+        trained = [k for k in range(len(jax.tree.leaves(params))) if k not in frozen]
+        groups = clipping.groups(parted(params, frozen)[0])
+        groups = [[trained[k] for k in group] for group in groups]
+        losses, found, add_clipped = gradients(loss_fn, params, batch, groups)
         real = weights > 0
         factors = clipping.factors(found, l2_clip_norm, real)
         shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
@@ -199,10 +215,13 @@ def clipped_grad(
         batch = jax.tree.map(jnp.asarray, rows_of(batch, keys, keyed))
         weights = jnp.asarray(weights)
         _check(loss_fn, params, batch, weights)
-        carry = (
-            jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), dtype), params),
-            Diagnostics(*(jnp.float32(0),) * 4),
-        )
+        masked = parted(params, range(len(jax.tree.leaves(params))))[0]
+        zeros = {
+            k: jnp.zeros(jnp.shape(p), dtype)
+            for k, p in enumerate(jax.tree.leaves(params))
+            if k not in frozen
+        }
+        carry = zeros, Diagnostics(*(jnp.float32(0),) * 4)
         size = weights.shape[0] // devices
         together = microbatch_size
         if together is None:
@@ -214,7 +233,8 @@ def clipped_grad(
                 ),
             )
         if together >= size:
-            return add_microbatch(params, carry, batch, weights)
+            total, diagnostics = add_microbatch(params, carry, batch, weights)
+            return joined(masked, total), diagnostics
         count = -(-size // together)
 
         # The last microbatch is filled up with copies of the last row, at weight zero.
@@ -235,7 +255,8 @@ def clipped_grad(
             return add_microbatch(params, carry, *xs), None
 
         xs = (jax.tree.map(lambda x: split(filled(x)), batch), split(weights))
-        return lax.scan(body, carry, xs)[0]
+        total, diagnostics = lax.scan(body, carry, xs)[0]
+        return joined(masked, total), diagnostics
 
     return clipped_sum
 

@@ -128,8 +128,8 @@ class PerLayerClipping:
             found[group].append(k)
         if empty := [pattern for pattern, leaves in found.items() if not leaves]:
             raise ValueError(
-                f"clip_groups: {empty[0]!r} has no parameter of its own: each belongs to the first "
-                "pattern that matches it"
+                f"clip_groups: {empty[0]!r} has no parameter of its own that is trained: each "
+                "belongs to the first pattern that matches it"
             )
         return list(found.values())
 

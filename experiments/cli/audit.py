@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from accounting import epsilon, format_delta
 from dpsgd.audit.audit import audit_queries
@@ -42,12 +41,11 @@ def coupled(
     refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
-    rows: tuple[Any, ...] = ()
     if isinstance(asked := run.spec.tables, Lazy):
         tables = LazyTables(Cosine(1.0, num_steps), asked.momentum or 0.0, asked.weight_decay)
-        rows = (task.generated(math.prod(mechanism.sampler.clipped_shape)),)
     algorithm = dpsgd(task.loss, ADAM, tables=tables)
-    state = algorithm.init(task.init(0), mechanism, *rows)
+    rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
+    state = algorithm.init(task.init(0), mechanism, rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
     claimed = claimed or mechanism.sampler

@@ -133,8 +133,8 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     noise = BandedToeplitz([0.5**j for j in range(config.bands)]) if config.bands > 1 else None
     mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
     params = jax.eval_shape(lambda: task.init(0))
-    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism), params)
     rows = shapes_of_rows(task.generated(1), sampler.num_examples)
+    state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, rows), params)
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(rows))
     data_on = spec.data_on or ("host" if size > memory / 2 else "device")
     devices = tuple(jax.devices("cpu")[: config.num_devices])

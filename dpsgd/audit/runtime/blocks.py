@@ -98,7 +98,9 @@ class _Blocks:
         exact = self._mechanism.noise.exact and sum(probe.sizes) > _EXACT
         self._block = 0 if large or exact else probe.layout.block_steps
         self._places = [
-            np.asarray(at) if k in probe.tables else self._expected.places(k, at.size)
+            np.asarray(at)
+            if k in (*probe.tables, *probe.frozen)
+            else self._expected.places(k, at.size)
             for k, at in enumerate(Watch.nothing(probe.state.params).places)
         ]
         self._unknown, self._noise = "", Comparison(STEPS)

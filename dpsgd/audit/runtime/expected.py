@@ -40,7 +40,9 @@ class ExpectedNoise:
     def __init__(self, probe: Probe):
         self.probe, self._noise = probe, probe.mechanism.noise
         self._end = probe.mechanism.sampler.num_steps
-        dense = [k for k in range(len(probe.sizes)) if k not in probe.tables]
+        dense = [
+            k for k in range(len(probe.sizes)) if k not in probe.tables and k not in probe.frozen
+        ]
         self._number = {k: number for number, k in enumerate(dense)}
         key, scales = self.key(probe.mechanism, 0), probe.mechanism.scales()
         self.states = self._noise.fresh(key, 0, 0, 1, scales) is not None

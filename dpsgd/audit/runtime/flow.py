@@ -20,7 +20,7 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, dense_numbers
+from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows, traced
 from dpsgd.engine.step import compiled_block, flush_program
@@ -318,7 +318,7 @@ def flow_checks(
       data: Its rows, or their shapes.
       layout: Of its blocks.
     """
-    kept = jax.eval_shape(mechanism.noise.init, state.params)
+    kept = jax.eval_shape(mechanism.noise.init, state.dense_params)
     arguments = layout.arguments(algorithm, mechanism, state._replace(noise=kept), data)
     trace = compiled_block(algorithm, mechanism.sampler, arguments, layout, traced)
     begun, columns, plan, _, scales, watch, *others = arguments
@@ -332,7 +332,7 @@ def flow_checks(
     )
     reader = _reader(mechanism)
     (after, _, shown), wrong = _through(reader, trace, given)
-    params, tables = after.dense_params, after.lazy_tables
+    params, tables = after.params_without_tables, after.lazy_tables
     leaks = [
         *_leaks("parameters", params, _SECRET),
         *_leaks("optimizer state", after.opt_state, _SECRET),
@@ -341,8 +341,7 @@ def flow_checks(
         *_leaks("what a block shows", () if after.pending else shown, _SECRET),
     ]
     example = shapes_of_rows(data, *mechanism.sampler.clipped_shape)
-    frozen = dense_numbers(algorithm.frozen(state.raw_params, example), tables)
-    still = {k: flow for k, flow in enumerate(jax.tree.leaves(params)) if k in frozen}
+    still = parted(after.raw_params, algorithm.frozen(state.raw_params, example))[1]
     leaks += _leaks("frozen parameters", still, frozenset({RELEASE}))
     if after.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("a step counts something else than one step")
@@ -381,7 +380,7 @@ def _flush(
     given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)
     leaks = [
-        *_leaks("flushed parameters", end.dense_params, _SECRET),
+        *_leaks("flushed parameters", end.params_without_tables, _SECRET),
         *_leaks("flushed optimizer state", end.opt_state, _SECRET),
         *_leaks("flushed tables", end.lazy_tables, _OF_TABLES),
     ]

@@ -134,8 +134,7 @@ class _Looks:
             places = self._expected.places(k, size if total <= most else share)
             if k in self._read:
                 places = np.intersect1d(places, self._read[k])
-            unnoised = k in without or k in probe.frozen  # at which `flow` looks, and `deferred`
-            if places.size and not unnoised:
+            if places.size and k not in without:
                 found.append((k, places, cast_of(dtype)))
         return found
 

@@ -48,7 +48,7 @@ def wrong_noise(
         return _wrong_rows(state, params)
     if not isinstance(noise, BandedToeplitz | BufferedToeplitz) or not jax.tree.leaves(state.noise):
         return ""
-    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(state.raw_params)]
+    sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(state.dense_params)]
     steps = range(first_step, int(state.step))
     most = _NUMBERS // max(1, len(steps) * len(sizes))
     places = [_places(size, int(np.clip(most, *_PLACES))) for size in sizes]

@@ -310,17 +310,12 @@ class LazyRows:
         small = {k: x.values for k, x in rows.items()}
         # Of a row that lies elsewhere there are zeros here.
         small |= exchange.total({k: small[k] for k, share in shares.items() if share.sharded})
-        params = joined(state.dense_params, small)
+        params = joined(state.params_without_tables, small)
         batch = Row(examples, look_ups.places)
         return View(params, batch, view.weights, (), {"loss_fn": loss.loss}), Viewed(shares, rows)
 
     def update(
-        self,
-        state: TrainState,
-        total: PyTree,
-        viewed: Viewed,
-        frozen: frozenset[int],
-        context: Context,
+        self, state: TrainState, total: PyTree, viewed: Viewed, context: Context
     ) -> tuple[TrainState, None]:
         laws = context.known.at(context.place)
         _, totals = parted(total, state.tables)

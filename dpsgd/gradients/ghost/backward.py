@@ -12,7 +12,7 @@ from jax import Array
 from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.norm import norm_of
 from dpsgd.gradients.ghost.parts import parts_of
-from dpsgd.gradients.ghost.routes import choose_route
+from dpsgd.gradients.ghost.routes import Route, choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
 from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.taps import Taps, Use, find_taps
@@ -27,12 +27,13 @@ class Gradients(NamedTuple):
     Attributes:
       losses: [B].
       group_norms: The B gradient norms over each group of parameters.
-      add_clipped: (sum so far, factor of each group) -> sum so far + sum of the contributions.
+      add_clipped: (sums so far, factor of each group) -> sums so far + sums of the contributions,
+        by the number of the leaf.
     """
 
     losses: Array
     group_norms: list[norms.Norm]
-    add_clipped: Callable[[PyTree, Sequence[norms.ClipFactor]], PyTree]
+    add_clipped: Callable[[dict[int, Array], Sequence[norms.ClipFactor]], dict[int, Array]]
 
 
 def gradients(
@@ -47,13 +48,18 @@ def gradients(
       loss_fn: (params, example) -> scalar.
       params: Tree of floating-point arrays.
       batch: Tree of arrays with a leading axis of B examples.
-      groups: Numbers of the leaves that are clipped together; each leaf is in one group.
+      groups: Numbers of the leaves that are clipped together; each leaf is in one group, or in
+        none where no derivative reaches it.
     """
     params = jax.tree.map(jnp.asarray, params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
-    routes = [choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves)]
+    group_of = {k: number for number, group in enumerate(groups) for k in group}
+    routes = [
+        choose_route(taps, k, leaf.shape) if k in group_of else Route.frozen()
+        for k, leaf in enumerate(leaves)
+    ]
     direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}
 
     def loss(
@@ -78,7 +84,7 @@ def gradients(
     for k, route in enumerate(routes):
         if route.kind == "entries":
             formed[k] = _entries(taps.uses[k], leaves[k].shape, others, cotangents)
-        elif route.kind not in ("unused", "vmap"):
+        elif route.kind not in ("frozen", "unused", "vmap"):
             parts[k] = parts_of(route, taps.uses[k], others, cotangents)
     packs, joined, group_norms = [], [], []
     for number, group in enumerate(groups):
@@ -94,10 +100,11 @@ def gradients(
         group_norms.append(norms.combine(squares) if squares else norms.norm(nothing))
         packs += [(number, pack) for pack in lines]
         joined += beside
-    group_of = {k: number for number, group in enumerate(groups) for k in group}
 
-    def add_clipped(total: PyTree, factors: Sequence[norms.ClipFactor]) -> PyTree:
-        sums, structure = jax.tree.flatten(total)
+    def add_clipped(
+        total: dict[int, Array], factors: Sequence[norms.ClipFactor]
+    ) -> dict[int, Array]:
+        sums = dict(total)
         for (number, pack), g in zip(packs, joined, strict=True):
             summed = split(sum_entries(g, factors[number]), [leaves[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
@@ -106,7 +113,7 @@ def gradients(
             factor = factors[group_of[k]]
             for u in taps.uses[k]:
                 sums[k] = add_use(sums[k], u, part, others[u.path], cotangents[u.path], factor)
-        return jax.tree.unflatten(structure, sums)
+        return sums
 
     return Gradients(losses, group_norms, add_clipped)
 

@@ -15,7 +15,7 @@ class Route:
     """How the gradients of one parameter are obtained.
 
     Attributes:
-      kind: "unused", "vmap", "entries" (per-example gradients of this parameter, from taps),
+      kind: "frozen", "unused", "vmap", "entries" (gradients of each example, from taps),
         "slice" (norm of the cotangent), "rows", "outer" or "gram".
       why: One line for people.
       floats: Numbers that each example takes beyond the backward pass: gradients, and again scaled.
@@ -26,6 +26,11 @@ class Route:
     why: str
     floats: int
     distinct: bool = False
+
+    @classmethod
+    def frozen(cls) -> Route:
+        """Returns the route of a parameter that is not trained."""
+        return cls("frozen", "no derivative of the loss reaches it", 0)
 
 
 def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:

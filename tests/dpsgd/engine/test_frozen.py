@@ -11,7 +11,11 @@ from jax import lax
 from dpsgd import Independent, LazyTables, Mechanism, Secure, dpsgd, explain, split_module, train
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.loop import train_blocks
 from dpsgd.gradients.frozen import frozen_leaves, with_leaves
+from dpsgd.gradients.rules import PerLayerClipping
+from dpsgd.noise.buffered import BufferedToeplitz
+from dpsgd.noise.keys import RootKey
 from dpsgd.noise.strategies import BandedToeplitz
 from samplers import Deterministic
 
@@ -44,6 +48,7 @@ KINDS = {
     "dense": (Independent(), None),
     "secure": (Secure(), None),
     "banded": (BandedToeplitz((4, 3)), None),
+    "buffered": (BufferedToeplitz((0.5, 0.3), (0.9, 0.5)), None),
     "lazy tables": (Independent(), LazyTables(0.1, momentum=0.5)),
 }
 
@@ -63,18 +68,61 @@ def test_a_leaf_without_a_path_to_the_loss_is_left_alone_and_the_audit_knows(kin
         assert same == (name in FROZEN), name
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_kept_or_summed_for_a_frozen_leaf_and_others_are_trained_as_if_alone(kind):
+    noise, tables = KINDS[kind]
+    mechanism, kept = Mechanism(SAMPLER, 1.0, 1.0, noise), {}
+    alone = {name: leaf for name, leaf in start().items() if name not in FROZEN}
+    held = {name: leaf for name, leaf in start().items() if name in FROZEN}
+    for params in (alone, start()):
+
+        def loss(params, example):
+            return loss_fn(held | params, example)
+
+        algorithm = dpsgd(loss, ADAMW, tables=tables, clipping=PerLayerClipping())
+        state = algorithm.init(params, mechanism, ROWS)
+        root = RootKey.from_insecure_seed(0)
+        for block in train_blocks(algorithm, mechanism, state, ROWS, root=root):
+            after = jax.device_get(block.state)
+        rest = after.opt_state, after.noise, [after.raw_params[name] for name in alone]
+        kept[len(params)] = [np.asarray(x).tobytes() for x in jax.tree.leaves(rest)]
+        total, _ = jax.eval_shape(
+            lambda p, algorithm=algorithm, frozen=state.frozen: algorithm.clipped_sum(
+                p, ROWS, jnp.ones(N), mechanism.scales(), frozen=frozen
+            ),
+            params,
+        )
+        assert len(jax.tree.leaves(total)) == len(alone)
+    if not tables:  # whose noise is named by the number of the leaf
+        assert kept[2] == kept[5]
+    assert list(map(len, kept[2])) == list(map(len, kept[5]))
+
+
+def test_frozen_leaves_are_found_by_rows_and_have_no_clipping_budget():
+    mechanism, algorithm = Mechanism(SAMPLER, 1.0, 1.0), dpsgd(loss_fn, ADAMW)
+    state = algorithm.init(start(), mechanism)
+    with pytest.raises(
+        ValueError, match=r"params\['stopped table'\].*init\(params, mechanism, rows"
+    ):
+        next(train_blocks(algorithm, mechanism, state, ROWS, root=RootKey.from_insecure_seed(0)))
+    rule = PerLayerClipping(("table", "bias", "weight"), (1.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="'weight' has no parameter of its own that is trained"):
+        train(dpsgd(loss_fn, ADAMW, clipping=rule), mechanism, start(), ROWS, delta=1e-5)
+
+
 def test_the_audit_sees_a_frozen_leaf_that_moves():
     sound = dpsgd(loss_fn, ADAMW)
 
-    def planted(state, total, noise_key, scales, *, frozen):
-        after, gradient = sound.update(state, total, noise_key, scales, frozen=frozen)
+    def planted(state, total, noise_key, scales):
+        after, gradient = sound.update(state, total, noise_key, scales)
         moved = jax.tree.map(lambda p: p + gradient["bias"], after.params)
-        return after._replace(raw_params=with_leaves(after.params, moved, frozen)), gradient
+        found = with_leaves(after.params, moved, frozenset(state.frozen))
+        return after._replace(raw_params=found), gradient
 
     mechanism, layout = Mechanism(SAMPLER, 1.0, 1.0), Layout.of(SAMPLER, ROWS)
     for update in (sound.update, planted):
         algorithm = sound._replace(update=update)
-        state = algorithm.init(start(), mechanism)
+        state = algorithm.init(start(), mechanism, ROWS)
         checks = flow_checks(algorithm, mechanism, state, ROWS, layout)
         details = [check.detail for check in checks if not check.passed]
         assert any("frozen" in detail for detail in details) == (update is planted), details

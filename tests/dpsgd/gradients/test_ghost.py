@@ -446,8 +446,9 @@ def ghost_program(name):
         groups = FLAT.groups(params)
         losses, (norm,), add_clipped = ghost.gradients(loss_fn, params, batch, groups)
         factor = norms.clip_factor(norm, clip_norm, weights > 0)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return losses, norms.value(norm), add_clipped(zeros, [factor])
+        leaves, structure = jax.tree.flatten(params)
+        total = add_clipped({k: jnp.zeros_like(x) for k, x in enumerate(leaves)}, [factor])
+        return losses, norms.value(norm), structure.unflatten(total[k] for k in range(len(leaves)))
 
     return jax.jit(run, compiler_options=FAST_COMPILE)
 
