@@ -6,7 +6,10 @@ Their gradient is 0 for every example: a fact of the trace, so that their sum ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -67,3 +70,55 @@ def with_leaves(tree: PyTree, other: PyTree, numbers: frozenset[int]) -> PyTree:
     return jax.tree.unflatten(
         structure, [others[k] if k in numbers else leaf for k, leaf in enumerate(leaves)]
     )
+
+
+@dataclass(frozen=True)
+class PartLoss:
+    """A loss that trains some parameters alone: it reads all others under `stop_gradient`.
+
+    Attributes:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+      pattern: Regular expression that is found in the names of what is trained, see `leaf_names`.
+
+    Raises:
+      ValueError: when called, if no name matches.
+    """
+
+    loss_fn: Callable[..., Any]
+    pattern: str
+
+    @classmethod
+    def of(cls, loss_fn: Callable[..., Any], pattern: str | None) -> Callable[..., Any]:
+        """Returns the loss of a part; the loss itself where no pattern says which."""
+        return loss_fn if pattern is None else cls(loss_fn, pattern)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Returns that of the loss."""
+        return inspect.signature(self.loss_fn)
+
+    def __call__(self, params: PyTree, *example: Any) -> Any:
+        """Returns the loss."""
+        trained = matching_leaves(params, self.pattern)
+        leaves, structure = jax.tree.flatten(params)
+        part = [x if k in trained else jax.lax.stop_gradient(x) for k, x in enumerate(leaves)]
+        return self.loss_fn(jax.tree.unflatten(structure, part), *example)
+
+
+def leaf_names(params: PyTree) -> list[str]:
+    """Returns the names of the parameters, such as `dense/kernel`, by the numbers of the leaves."""
+    paths = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+
+
+def matching_leaves(params: PyTree, pattern: str) -> Collection[int]:
+    """Returns the numbers of the leaves in whose names a regular expression is found.
+
+    Raises:
+      ValueError: if there are none; it lists the names.
+    """
+    names = leaf_names(params)
+    if found := {k for k, name in enumerate(names) if re.search(pattern, name)}:
+        return found
+    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if names[20:] else "")
+    raise ValueError(f"train: {pattern!r} is found in no parameter; there are {shown}")

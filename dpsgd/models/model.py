@@ -152,7 +152,10 @@ def read_model(
     task = _finished(run.task, task or _named(path, run.task["name"], kinds), where)
     params = folder.read_params(_shapes(task))
     folder.check_released()
-    return TrainedModel(path, run.task, run.history.guarantee().record(), task, params)
+    guarantee = run.history.guarantee().record()
+    if trained := run.history.attempts[-1].terms.fingerprint.get("trained"):
+        guarantee["trained"] = trained
+    return TrainedModel(path, run.task, guarantee, task, params)
 
 
 def load_exported(path: str | os.PathLike[str], task: Any = None) -> TrainedModel:

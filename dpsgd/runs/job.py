@@ -20,7 +20,9 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.engine.placement import Placement, hosted
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement
+from dpsgd.gradients.frozen import PartLoss, leaf_names
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.initial import earlier_guarantees, initial_params
@@ -80,7 +82,7 @@ class Job(Training):
         chosen.check_data_release(population)
         unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(
-            _loss(task),
+            PartLoss.of(_loss(task), spec.train),
             _optimizer(spec),
             clipping=spec.clipping,
             microbatch_size=spec.microbatch_size,
@@ -188,6 +190,10 @@ class Job(Training):
             stated["placement"] = self.placement.describe()
         if self.algorithm.tables is not None:
             stated["tables"] = "lazy"
+        example = shapes_of_rows(self.data, *self.mechanism.sampler.clipped_shape)
+        if frozen := self.algorithm.frozen(self.params, example):
+            names = leaf_names(self.params)
+            stated["trained"] = [name for k, name in enumerate(names) if k not in frozen]
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit, self.earlier)

@@ -10,6 +10,7 @@ import jax
 
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.engine.placement import Placement
+from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import budget, report
 from dpsgd.runs.initial import check_other_rows, pinned
@@ -60,6 +61,7 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     spec = pinned(spec)
     check(spec, placement=execution.placement)
     check_task(task, name or "the task")
+    matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train or "")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
     progress("checking the data")

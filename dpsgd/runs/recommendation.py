@@ -176,7 +176,9 @@ read a row, differentiate, noise and write it takes a step at least three times 
 for it, which so is at most a twentieth of the steps."""
 
 
-def table_sizes(task: Any, init_seed: int, rows: Any, sampler: BatchSampler) -> tuple[int, int]:
+def table_sizes(
+    task: Any, init_seed: int, rows: Any, sampler: BatchSampler, pattern: str | None = None
+) -> tuple[int, int]:
     """Returns how many rows the tables of a model have, and how many a batch looks up.
 
     Args:
@@ -184,6 +186,7 @@ def table_sizes(task: Any, init_seed: int, rows: Any, sampler: BatchSampler) -> 
       init_seed: Of its parameters, of which the shapes are read.
       rows: Arrays of the task, of which the shapes are read.
       sampler: Of the batches.
+      pattern: As in `RunSpec.train`.
 
     Raises:
       ValueError: if there are no tables, or a step has several passes.
@@ -192,13 +195,15 @@ def table_sizes(task: Any, init_seed: int, rows: Any, sampler: BatchSampler) -> 
 
     from dpsgd.engine.lazy.group import found_tables
     from dpsgd.engine.programs import shapes_of_rows
+    from dpsgd.gradients.frozen import PartLoss
     from dpsgd.gradients.losses import row_of
 
     params = jax.eval_shape(lambda: task.init(init_seed))
     example = shapes_of_rows(rows, *sampler.clipped_shape)
-    found = found_tables(task.loss, params, example)
+    loss = PartLoss.of(task.loss, pattern)
+    found = found_tables(loss, params, example)
     leaves = jax.tree.leaves(params)
-    read = jax.eval_shape(found.rows, row_of(task.loss, example))
+    read = jax.eval_shape(found.rows, row_of(loss, example))
     clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
     return (
         sum(leaves[k].shape[0] for k in found.tables),

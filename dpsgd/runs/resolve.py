@@ -269,7 +269,7 @@ def _with_settings(
         lazy = recommended(lazy)
         try:
             sampler = build_sampler(lazy, rows[1])
-            count, looked_up = table_sizes(task, lazy.init_seed, rows[0], sampler)
+            count, looked_up = table_sizes(task, lazy.init_seed, rows[0], sampler, spec.train)
         except ValueError as error:
             why = str(error)
         else:
@@ -337,6 +337,7 @@ def _with_calibration(
     else:
         try:
             full_sums(spec, build_sampler(spec, population), spec.delta_of(population))
+            _check_rescaled(spec, task)
         except ValueError as error:
             why = str(error)
     if why and spec.calibration:
@@ -344,6 +345,22 @@ def _with_calibration(
     if why and offered and spec.private:
         progress(f"no calibration: {why}")
     return dataclasses.replace(spec, calibration="none" if why else "platt")
+
+
+def _check_rescaled(spec: RunSpec, task: Any) -> None:
+    """Raises ValueError if a calibration would change parameters that `train` leaves alone."""
+    if spec.train is None:
+        return
+    import jax
+
+    from dpsgd.gradients.frozen import leaf_names, matching_leaves
+
+    params = jax.eval_shape(lambda: task.init(spec.init_seed))
+    refinement, trained = task.calibration(), matching_leaves(params, spec.train)
+    applied = jax.make_jaxpr(lambda p: refinement.apply(p, refinement.start()))(params).jaxpr
+    for k, (before, after) in enumerate(zip(applied.invars, applied.outvars, strict=True)):
+        if before is not after and k not in trained:
+            raise ValueError(f"it would rescale {leaf_names(params)[k]}, which train leaves alone")
 
 
 def with_noise(
@@ -392,8 +409,11 @@ def _best_bands(
         return 1, f"{name_of(type(sampler))} has no minimum separation"
     import jax
 
+    from dpsgd.gradients.frozen import matching_leaves
+
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    trained = matching_leaves(params, spec.train or "")
+    num_params = sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
     memory = bytes_of(noise.memory, "bands_memory")
     most = planning.most_bands(sampler, memory=memory, num_params=num_params)
     if most == 1:

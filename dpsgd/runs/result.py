@@ -124,7 +124,8 @@ def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
     """Returns what else differs between runs, or within one, than what was asked of them."""
     attempts = (attempt for run in runs for attempt in run.history.attempts)
     return differing(
-        [g.terms.fingerprint for g in attempts], but=("config", "initial_params", *BLINDED)
+        [g.terms.fingerprint for g in attempts],
+        but=("config", "initial_params", "trained", *BLINDED),
     )
 
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from numbers import Real
@@ -327,6 +328,10 @@ class RunSpec(_Checked):
     data_on: Literal["device", "host"] | None = _setting(None, must=_DATA_ON)
     """Where the training rows lie; on the host, those of a block of steps travel with it. By
     default on the device, unless they would take more than half of its free memory."""
+    train: str | None = None
+    """Train only the parameters in whose names this regular expression is found, such as
+    'logit|hidden'; names are like dense/kernel. All others stay as they begin: they get no noise,
+    and no place in the clipping norm."""
     init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
     """Seed of the initial parameters, which are public."""
     init_from: str | None = None
@@ -354,6 +359,11 @@ class RunSpec(_Checked):
             if type(part := getattr(self, name)) not in kinds.values():
                 named = ", ".join(kind.__name__ for kind in kinds.values())
                 raise ValueError(f"{name} must be one of {named}, got {part!r}")
+        if self.train is not None:
+            try:
+                re.compile(self.train)
+            except re.error as error:
+                raise ValueError(f"train: {self.train!r} is no pattern: {error}") from None
         if isinstance(self.sampler, SamplerSettings):
             self.sampler.check_sizes()
         if self.init_from is None and (self.init_map or self.init_sha256):

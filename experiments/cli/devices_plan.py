@@ -124,11 +124,13 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.planning import StepPlan
     from dpsgd.engine.programs import shapes_of_rows
+    from dpsgd.gradients.frozen import PartLoss
     from dpsgd.runs.optimizer import ADAM, SGD
 
     task = tasks.without_data(config)
     optimizer = SGD if spec.options()["optimizer"] == "sgd" else ADAM
-    algorithm = dpsgd(task.loss, optimizer, microbatch_size=spec.microbatch_size)
+    loss = PartLoss.of(task.loss, spec.train)
+    algorithm = dpsgd(loss, optimizer, microbatch_size=spec.microbatch_size)
     # Any coefficients: what is kept, and the program, depend on their number alone.
     noise = BandedToeplitz([0.5**j for j in range(config.bands)]) if config.bands > 1 else None
     mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
@@ -140,7 +142,7 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     devices = tuple(jax.devices("cpu")[: config.num_devices])
     placement = Placement(devices, rows_from(config.shard_rows_from)).fitting(state, memory)
     layout = Layout.of(sampler, rows, data_on=data_on, placement=placement)
-    return StepPlan.of(task.loss, algorithm, mechanism, state, rows, layout)
+    return StepPlan.of(loss, algorithm, mechanism, state, rows, layout)
 
 
 def _show(console: Console, config: PlanDevices, plan: StepPlan, rates: Rates, memory: int) -> None:
