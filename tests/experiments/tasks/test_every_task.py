@@ -7,16 +7,20 @@ import ast
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from dpsgd import Run, RunSpec, load_exported
 from dpsgd.audit.conformance import check_task
+from dpsgd.gradients.frozen import leaf_names
+from dpsgd.runs.ledger import read
 from dpsgd.runs.task import METHODS, find, load
 from experiments import cli
 from experiments.tasks import TASKS
@@ -231,6 +235,28 @@ def test_a_run_asked_for_on_the_command_line_is_audited_and_names_its_unit(case,
     )  # fmt: skip
     command(capsys, "report", out, "--out", tmp_path / "page.html")
     assert unit in (tmp_path / "page" / "report.md").read_text()
+
+
+PARTS = {"clicks": "logit", "images": "logits", "ratings": "factor", "text": "qkv.*lora"}
+"""Of each task, what is found in the names of some of its parameters."""
+
+
+@pytest.mark.long
+@each_case()
+def test_a_part_of_a_model_is_trained_and_audited_and_the_rest_keeps_its_bits(case, tmp_path):
+    made = case.settings | ({"data": str(case.data)} if case.data else {})
+    task = load({"name": TASKS[case.name], "settings": made}, "the task")
+    sampler = SETTINGS["poisson"](batch_size=60, epochs=1)
+    config = RunSpec.of(sampler, noise_multiplier=1.0, train=PARTS[case.name])
+    run = Run.create(task, config, tmp_path / "run", name=TASKS[case.name])
+    run.train()
+    assert "passed" in read(tmp_path / "run" / "ledger.jsonl").audit
+    before = jax.tree_util.tree_leaves_with_path(task.init(0))
+    names = leaf_names(task.init(0))
+    with np.load(tmp_path / "run" / "params.npz") as after:
+        same = [x.tobytes() == after[jax.tree_util.keystr(path)].tobytes() for path, x in before]
+    moved = [name for name, kept in zip(names, same, strict=True) if not kept]
+    assert moved == [name for name in names if re.search(PARTS[case.name], name)]
 
 
 USERS, RATINGS = ["--rows", "users"], ["--rows", "ratings"]
