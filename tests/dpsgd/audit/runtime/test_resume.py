@@ -44,7 +44,7 @@ def loss_fn(params, example):
 def state_of(noise, first=0):
     algorithm = dpsgd(loss_fn, optax.sgd(0.1))
     mechanism = Mechanism(Deterministic(N, 2), 1.0, 0.5, noise)
-    state = algorithm.init(PARAMS, mechanism)._replace(step=jnp.int32(first))
+    state = algorithm.init(PARAMS, mechanism, ROWS)._replace(step=jnp.int32(first))
     how = {"root": ROOT, "attempt": 2, "block_steps": STEPS}
     block = next(train_blocks(algorithm, mechanism, state, ROWS, **how))
     return block.state
