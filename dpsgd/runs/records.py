@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import numbers
 import sys
@@ -110,14 +111,15 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def field_types(kind: type) -> dict[str, Any]:
+@functools.lru_cache(maxsize=256)
+def field_types(kind: type) -> Mapping[str, Any]:
     """Returns the types of a dataclass's fields: of these alone, whatever else is annotated."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
         one = types.SimpleNamespace(__annotations__={field.name: field.type})
         found |= typing.get_type_hints(one, vars(sys.modules[owner.__module__]), dict(vars(owner)))
-    return found
+    return types.MappingProxyType(found)
 
 
 def build(kind: type[_T], fields: Any, where: str) -> _T:
@@ -130,7 +132,7 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
         begins with `where` and names the field.
     """
     given = dict(checked(fields, Mapping[str, Any], where))
-    hints = field_types(kind)
+    hints = field_types(kind)  # type: ignore[arg-type]
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in given.items():
         if name not in names:

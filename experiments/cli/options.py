@@ -148,7 +148,7 @@ def fields_of(
       types: Of fields that have others here.
     """
     try:
-        hints = typing.get_type_hints(kind, include_extras=True)
+        hints: Mapping[str, Any] = typing.get_type_hints(kind, include_extras=True)
     except NameError:  # annotations for type checkers alone, of what is no field
         hints = field_types(kind)
     below, found = _words(kind), []
@@ -413,5 +413,6 @@ def _help(text: str) -> str:
     lines = [textwrap.fill(usage, width, subsequent_indent=indent, break_on_hyphens=False)]
     for line in rest.split("\n"):
         margin = " " * (len(line) - len(line.lstrip()))
-        lines += textwrap.wrap(line, width, subsequent_indent=margin) or [""]
+        fits = len(line) <= width
+        lines += [line] if fits else textwrap.wrap(line, width, subsequent_indent=margin)
     return "\n".join(lines).rstrip()
