@@ -6,7 +6,7 @@ import threading
 import numpy as np
 from planting import after, before
 
-from samplers import EpochPlan, Participations, Poisson
+from samplers import EpochPlan, Multistage, Participations, Poisson, Shuffle, UnitTree
 
 
 def faulty(name, sampler):
@@ -230,6 +230,39 @@ def units_stay(found, self, seed, step):
     return np.sort([stay[i // 8] * 8 + i % 8 for i in found.tolist()]).astype(np.int32)
 
 
+def other_draws(change):
+    """`change(draws)` is how many units are drawn of each level."""
+    return {
+        "members": before(
+            lambda self: {"self": dataclasses.replace(self, draws=change(*self.draws))}
+        )
+    }
+
+
+def in_pairs(sizes, draws, apart):
+    """Members of units of these sizes are drawn with those that lie so many further."""
+    half = Multistage(UnitTree.even(sizes, ("unit", "shelf")), draws)
+
+    def members(self, seed, step):
+        block, within = np.divmod(half.members(seed, step), apart)
+        first = 2 * apart * block + within
+        return np.sort(np.concatenate([first, first + apart])).astype(np.int32)
+
+    return {"members": lambda sound: members}
+
+
+def neighbours_shuffled(sound):
+    """Whole blocks of two neighbours change places."""
+
+    def faulty(self, seed, epoch):
+        half = Shuffle(self.num_examples // 2, self.batch_size // 2).plan(seed, epoch)
+        pairs = np.stack([2 * half.examples, 2 * half.examples + 1], axis=1)
+        members = np.sort(pairs.reshape(-1, self.batch_size), axis=1).ravel()
+        return EpochPlan(2 * half.starts, members.astype(np.int32))
+
+    return faulty
+
+
 def rows_kept(where):
     """A cut keeps these of the members: `where(self)`."""
     return {
@@ -345,6 +378,8 @@ FAULTS = {
         lambda starts, examples: (
             starts, np.concatenate([[0], examples[examples > 0]]).astype(np.int32))),
     "ReversedEverySecondEpoch": {"plan": every_second_reversed},
+    "AnotherOrder": moved(lambda examples, steps, self, epoch: steps[::-1]),
+    "NeighboursShuffled": {"plan": neighbours_shuffled},
     "StepsBy64Share": {"participations": after(steps_by_64)},
     "MovedByOneStep": {"participations": moved_on},
     "BinsReversedEverySecondEpoch": {"participations": in_reverse},
@@ -390,7 +425,13 @@ FAULTS = {
     "StepsBy2Share": {"members": before(lambda step: {"step": step // 2})},
     "StepsBy16Share": {"members": before(lambda step: {"step": step % 16})},
     "UnitsStay": {"members": after(units_stay)},
+    "OneUnitTooMany": other_draws(lambda first, *rest: (first + 1, *rest)),
+    "PairsOfAShelf": in_pairs((20, 4, 4), (10, 2, 2), 1),
+    "OneShelfForTwo": other_draws(lambda shops, *_: (shops, 1, 8)),
+    "PairsOfShops": in_pairs((10, 4, 8), (2, 2, 4), 32),
     # cuts and passes
+    "CapNotKept": {"passes": lambda sound: lambda self, members, seed, step, shard=0: [members]},
+    "CutTooShort": passes(lambda found: [part[:-1] for part in found]),
     "FirstRowsKept": rows_kept(lambda self: slice(self.padded_batch_size)),
     "LastRowsKept": rows_kept(lambda self: slice(-self.padded_batch_size, None)),
     "LateRowsFavoured": {"passes": late_favoured},

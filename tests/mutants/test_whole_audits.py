@@ -47,6 +47,16 @@ def quieter(scales, where, factor=0.0):
     }
 
 
+def rescaled(field, factor):
+    """A fault of the scales of a mechanism: one of them, times `factor(mechanism)`."""
+
+    def changed(found, self):
+        number = np.float32(factor(self)) * getattr(found, field)
+        return dataclasses.replace(found, **{field: number})
+
+    return Fault("scales", after(changed), SCALES)
+
+
 def steps_noise(change):
     """A fault of the noise's scale in a step of a block."""
     return Fault("step", before(change), NOISE)
@@ -361,34 +371,10 @@ STEPS = {
     "a step is the sum of its first pass": Fault(
         "step's sum", before(first_pass_alone), BATCHES, "passes"
     ),
-    "the mechanism's scales with half the noise": Fault(
-        "scales",
-        after(lambda found: dataclasses.replace(found, noise_stddev=found.noise_stddev / 2)),
-        SCALES,
-    ),
-    "the mechanism's scales with 2 % more clip": Fault(
-        "scales",
-        after(
-            lambda found: dataclasses.replace(
-                found, l2_clip_norm=np.float32(1.02) * found.l2_clip_norm
-            )
-        ),
-        SCALES,
-    ),
-    "the mechanism's scales with twice the clip": Fault(
-        "scales",
-        after(lambda found: dataclasses.replace(found, l2_clip_norm=2 * found.l2_clip_norm)),
-        SCALES,
-    ),
-    "the noise scaled to sigma, without C": Fault(
-        "scales",
-        after(
-            lambda found, self: dataclasses.replace(
-                found, noise_stddev=found.noise_stddev * np.float32(self.l2_clip_norm)
-            )
-        ),
-        SCALES,
-    ),
+    "the mechanism's scales with half the noise": rescaled("noise_stddev", lambda of: 0.5),
+    "the mechanism's scales with 2 % more clip": rescaled("l2_clip_norm", lambda of: 1.02),
+    "the mechanism's scales with twice the clip": rescaled("l2_clip_norm", lambda of: 2),
+    "the noise scaled to sigma, without C": rescaled("noise_stddev", lambda of: of.l2_clip_norm),
     "the neighbour's norm in microbatches above 64": Fault(
         "factor",
         before(lambda norm: {"norm": jax.tree.map(lambda x: jnp.roll(x, int(x.size > 64)), norm)}),

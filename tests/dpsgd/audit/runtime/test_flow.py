@@ -292,27 +292,30 @@ def update_of(change):
     return {"change": replaced}
 
 
-def leaked(state, after, gradient, total, key):
-    w = after.params["w"] + 1e-6 * total["w"]
-    return after._replace(raw_params=after.params | {"w": w}), gradient
+def moving(change):
+    """An update that leaves w as `change(w, total, state, gradient, key)` makes it."""
+
+    def moved(state, after, gradient, total, key):
+        w = change(after.params["w"], total, state, gradient, key)
+        return after._replace(raw_params=after.params | {"w": w}), gradient
+
+    return update_of(moved)
 
 
-def leaked_last(state, after, gradient, total, key):
-    w = jnp.where(
-        after.step == 36, after.raw_params["w"] + 1e-6 * total["w"], after.raw_params["w"]
+def stepping(change):
+    """An update that leaves the number `change(step, total)` of steps."""
+    return update_of(
+        lambda state, after, gradient, total, key: (
+            after._replace(step=change(state.step, total)),
+            gradient,
+        )
     )
-    return after._replace(raw_params=after.params | {"w": w}), gradient
 
 
 def members_counted(state, after, gradient, total, key):
     adam, *rest = after.opt_state
     seen = jnp.int32(size(total) > 0)
     return after._replace(opt_state=(adam._replace(count=adam.count + seen), *rest)), gradient
-
-
-def last_bits(state, after, gradient, total, key):
-    w = after.params["w"] * jnp.where(size(total) > 0, 1 + 2.0**-23, 1)
-    return after._replace(raw_params=after.params | {"w": w}), gradient
 
 
 def shown(state, after, gradient, total, key):
@@ -335,32 +338,8 @@ def skipped_by_cond(state, after, gradient, total, key):
     return jax.lax.cond(size(total) > 0, lambda: after, lambda: state), gradient
 
 
-def looped(state, after, gradient, total, key):
-    def shrink(_, w):
-        return 0.9 * w
-
-    count = size(total).astype(jnp.int32)
-    w = jax.lax.fori_loop(0, count, shrink, after.params["w"])
-    return after._replace(raw_params=after.params | {"w": w}), gradient
-
-
-def looked_up(state, after, gradient, total, key):
-    place = (size(total) > 3.0).astype(jnp.int32)
-    w = after.params["w"] * jnp.array([1.0, 0.5])[place]
-    return after._replace(raw_params=after.params | {"w": w}), gradient
-
-
-def denoised(state, after, gradient, total, key):
-    less = gradient["w"] - 0.1 * standard_normal(key, state.step, 1, (D,))
-    return after._replace(raw_params=after.params | {"w": less}), gradient
-
-
-def counted_twice(state, after, gradient, total, key):
-    return after._replace(step=after.step + 1), gradient
-
-
-def counted_by_rows(state, after, gradient, total, key):
-    return after._replace(step=state.step + (size(total) > 0)), gradient
+def shrunk(w, total, *_):
+    return jax.lax.fori_loop(0, size(total).astype(jnp.int32), lambda _, w: 0.9 * w, w)
 
 
 def clip_of_rows(algorithm):
@@ -414,26 +393,35 @@ def times_leaked(after, total):
     return after._replace(raw_params=after.raw_params | {"w": w})
 
 
+ROWS_IN_W = "parameters['w'] .*private rows"
 PLANTED = {
-    "parameters leaked": (update_of(leaked), "parameters['w'] .*private rows but for releases"),
+    "parameters leaked": (
+        moving(lambda w, total, *_: w + 1e-6 * total["w"]), f"{ROWS_IN_W} but for releases"),
     "parameters leaked in the last step": (
-        update_of(leaked_last),
-        "parameters['w'] .*private rows",
-    ),
+        moving(lambda w, total, state, *_: jnp.where(state.step == 35, w + 1e-6 * total["w"], w)),
+        ROWS_IN_W),
+    "last bits that tell": (
+        moving(lambda w, total, *_: w * jnp.where(size(total) > 0, 1 + 2.0**-23, 1)), ROWS_IN_W),
+    "a trip count of rows": (moving(shrunk), ROWS_IN_W),
+    "a place of rows": (
+        moving(lambda w, total, *_: w * jnp.array([1, 0.5])[(size(total) > 3).astype(jnp.int32)]),
+        ROWS_IN_W),
+    "noise is subtracted": (
+        moving(lambda w, total, state, gradient, key:
+               gradient["w"] - 0.1 * standard_normal(key, state.step, 1, (D,))),
+        "parameters['w'] .*fresh noise"),
+    "steps are counted twice": (
+        stepping(lambda step, total: step + 2), "something else than one step"),
+    "steps are counted by rows": (
+        stepping(lambda step, total: step + (size(total) > 0)), "something else than one step"),
     "members counted": (update_of(members_counted), "optimizer state.*count.*private rows"),
-    "last bits that tell": (update_of(last_bits), "parameters['w'] .*private rows"),
-    "a sum is shown": (update_of(shown), "parameters['w'] .*private rows"),
+    "a sum is shown": (update_of(shown), ROWS_IN_W),
     "a sum is kept": (update_of(aggregated), "optimizer state.*private rows"),
     "skip if empty": (update_of(skipped), "parameters['table'] .*private rows"),
-    "skip if empty, by a branch": (update_of(skipped_by_cond), "parameters['w'] .*private rows"),
-    "a trip count of rows": (update_of(looped), "parameters['w'] .*private rows"),
-    "a place of rows": (update_of(looked_up), "parameters['w'] .*private rows"),
-    "noise is subtracted": (update_of(denoised), "parameters['w'] .*fresh noise"),
-    "steps are counted twice": (update_of(counted_twice), "something else than one step"),
-    "steps are counted by rows": (update_of(counted_by_rows), "something else than one step"),
-    "a leaf without noise": ({"noise": Mixed(how="leaf")}, "parameters['w'] .*private rows"),
-    "noise off in some steps": ({"noise": Mixed(how="off")}, "parameters['w'] .*private rows"),
-    "noise off in a last step": ({"noise": Mixed(how="last")}, "parameters['w'] .*private rows"),
+    "skip if empty, by a branch": (update_of(skipped_by_cond), ROWS_IN_W),
+    "a leaf without noise": ({"noise": Mixed(how="leaf")}, ROWS_IN_W),
+    "noise off in some steps": ({"noise": Mixed(how="off")}, ROWS_IN_W),
+    "noise off in a last step": ({"noise": Mixed(how="last")}, ROWS_IN_W),
     "a sum is scaled": ({"noise": Mixed(how="sum")}, "what a sum .* was turned into"),
     "half noise": ({"noise": Scaled(how="large")}, "sigma C that is computed, from private rows"),
     "sigma off": ({"noise": Scaled(how="off")}, "sigma C that is computed, from .*the step"),
@@ -460,8 +448,8 @@ PLANTED = {
         {**BANDED, "noise": Given((1, 0.5), "key")},
         "depends on no fresh draw and the noise key",
     ),
-    "own noise of rows": ({**BANDED, "noise": OwnWrong()}, "parameters['w'] .*private rows"),
-    "drawn noise on one leaf": ({"noise": DrawnOnce()}, "parameters['w'] .*private rows"),
+    "own noise of rows": ({**BANDED, "noise": OwnWrong()}, ROWS_IN_W),
+    "drawn noise on one leaf": ({"noise": DrawnOnce()}, ROWS_IN_W),
     **{
         f"released again, {how}": ({"noise": Again(how=how)}, named)
         for how, named in {
@@ -481,7 +469,7 @@ PLANTED = {
     "data in a loss": ({"loss": summed}, "a sum depends on an array in a closure"),
     "rows of a table leaked": (lazily(row_leaked), "tables.*values depends on private rows"),
     "times of a table leaked": (lazily(times_leaked), "parameters['w'] .*rows of tables were read"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("how", "named"), PLANTED.values(), ids=PLANTED)
