@@ -202,14 +202,6 @@ def test_steps_that_the_run_has_not_are_refused(steps):
         spent(SAMPLERS["poisson"], steps)
 
 
-def test_without_noise_or_with_a_seed_nothing_is_guaranteed_so_far():
-    without = cost([Segment(mechanism(SAMPLERS["poisson"], 0.0), range(3))], DELTA)
-    assert without.sentence() == "NO GUARANTEE: no noise was added"
-    noisy = mechanism(SAMPLERS["poisson"])
-    seeded = cost([Segment(noisy, range(3), reproducible_noise=True)], DELTA)
-    assert seeded.sentence().startswith("NO GUARANTEE: reproducible noise")
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -518,10 +510,13 @@ VOID = {
 
 
 @pytest.mark.parametrize(("segments", "why"), VOID.values(), ids=VOID)
-def test_a_last_segment_of_no_step_hides_nothing_that_voids_a_guarantee(segments, why):
-    found = cost(segments, DELTA)
-    assert found.epsilon is None
-    assert why in found.sentence()
+def test_a_last_segment_hides_nothing_that_voids_a_guarantee(segments, why):
+    last = segments[-1]
+    for steps in (range(0), range(3)):
+        found = cost([*segments[:-1], dataclasses.replace(last, steps=steps)], DELTA)
+        assert found.epsilon is None
+        assert found.sentence().startswith("NO GUARANTEE: ")
+        assert why in found.sentence()
 
 
 # --- What was released of the rows before ---------------------------------------------------------

@@ -520,21 +520,6 @@ def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
     assert "\n" not in str(refused.value)
 
 
-def test_a_link_that_was_put_in_place_of_the_secret_meanwhile_is_said(stopped, tmp_path):
-    (stopped / "root.key").rename(tmp_path / "elsewhere")
-    (stopped / "root.key").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"the root secret was not removed: .*elsewhere"):
-        RunDirectory(stopped).forget()
-    assert (tmp_path / "elsewhere").exists()
-
-
-def test_a_secret_that_was_linked_is_overwritten(stopped, tmp_path):
-    os.link(stopped / "root.key", tmp_path / "other name")
-    RunDirectory(stopped).forget()
-    assert not (stopped / "root.key").exists()
-    assert set((tmp_path / "other name").read_bytes()) == {0}
-
-
 def secrets(root, attempt):
     """The root secret and everything derived from it, in the forms in which it could leak."""
     noise = root.noise_key(attempt)
