@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +94,12 @@ class Mechanism:
                 raise ValueError(
                     f"{type(part).__name__} is compared without its {unseen[0]}, so that a cost "
                     "could be taken for that of another: leave out compare=False"
+                )
+            if fields and (hidden := _hidden(part, {field.name for field in fields})):
+                raise ValueError(
+                    f"{type(part).__name__} is compared without its {hidden[0]}, so that a cost "
+                    "could be taken for that of another: write @dataclass(frozen=True) above the "
+                    "class, and make it a field"
                 )
         if self.noise.exact:
             self._grid()  # refuses what it cannot do
@@ -260,3 +269,15 @@ class Mechanism:
     def noise_key(self, root: RootKey, attempt: int) -> np.ndarray:
         """Returns the key of the run's noise: uint32[4], or as its law has it."""
         return self.noise.key(root, attempt)
+
+
+def _hidden(part: Any, fields: set[str]) -> list[str]:
+    """Returns the attributes of an object that are neither fields nor computed of them, once."""
+    return [
+        name
+        for name in getattr(part, "__dict__", ())
+        if name not in fields
+        and not isinstance(
+            inspect.getattr_static(type(part), name, None), functools.cached_property
+        )
+    ]

@@ -76,10 +76,19 @@ class Hidden(Deterministic):
         return super().privacy(noise_multiplier / self.repeats**0.5)
 
 
-def test_what_is_equal_and_costs_otherwise_is_refused():
-    assert Hidden(100, 10) == Hidden(100, 10, repeats=9)  # one would be told the other's price
-    with pytest.raises(ValueError, match="Hidden is compared without its repeats, so that a cost"):
-        Mechanism(Hidden(100, 10), 1.0, 1.0)
+class Undecorated(Deterministic):
+    """Costs by an attribute that is no field."""
+
+    def __init__(self, num_examples, batch_size, repeats=1):
+        super().__init__(num_examples, batch_size)
+        object.__setattr__(self, "repeats", repeats)
+
+
+@pytest.mark.parametrize("kind", [Hidden, Undecorated])
+def test_what_is_equal_and_costs_otherwise_is_refused(kind):
+    assert kind(100, 10) == kind(100, 10, repeats=9)  # one would be told the other's price
+    with pytest.raises(ValueError, match=f"{kind.__name__} is compared without its repeats, so"):
+        Mechanism(kind(100, 10), 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
