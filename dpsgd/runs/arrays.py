@@ -53,9 +53,9 @@ def source(path: Path) -> Source:
     Raises:
       ValueError: if it is none of these, or damaged.
     """
+    if path.is_dir():
+        return _orbax(path)
     try:
-        if path.is_dir():
-            return _orbax(path)
         return _npz(path) if zipfile.is_zipfile(path) else _safetensors(path)
     except DAMAGED as error:
         what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
@@ -172,6 +172,7 @@ def _orbax(path: Path) -> Source:
         found = {
             name(at): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
             for at, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            if hasattr(leaf, "shape")  # texts have none
         }
 
     def read(names: Collection[str]) -> dict[str, np.ndarray]:
