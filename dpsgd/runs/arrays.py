@@ -10,7 +10,7 @@ import logging
 import math
 import re
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ import numpy as np
 
 from dpsgd.files import DAMAGED, parse_json
 from dpsgd.runs.records import checked
+
+PyTree = Any
 
 _HEADER = 100_000_000
 """Most bytes of a header that the library safetensors reads."""
@@ -55,11 +57,8 @@ def source(path: Path) -> Source:
     """
     if path.is_dir():
         return _orbax(path)
-    try:
-        return _npz(path) if zipfile.is_zipfile(path) else _safetensors(path)
-    except DAMAGED as error:
-        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{path} is damaged, or of another format: {what}{error}") from None
+    with _damaged(path):
+        return _npz(path, _dotted) if zipfile.is_zipfile(path) else _safetensors(path)
 
 
 def sha256(path: Path) -> str:
@@ -72,34 +71,69 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _npz(path: Path) -> Source:
+def read_arrays(path: Path, like: PyTree) -> PyTree:
+    """Reads arrays of a file .npz by their paths in a tree, in the structure of `like`.
+
+    Args:
+      path: The file, whose arrays are named `['a']['b']` or `a.b`.
+      like: Arrays, or `jax.ShapeDtypeStruct`, of the shapes and dtypes that are wanted.
+
+    Raises:
+      ValueError: if the arrays are damaged, or not those of such a model.
+    """
+    with _damaged(path):
+        found = _npz(path, lambda name: name)
+
+    def name(at: Any, leaf: Any) -> str:
+        for one in (jax.tree_util.keystr(at), jax.tree_util.keystr(at, simple=True, separator=".")):
+            stored = found.shapes.get(one)
+            if stored is not None and (stored.shape, stored.dtype) == (leaf.shape, leaf.dtype):
+                return one
+        wanted = f"{jax.tree_util.keystr(at)} {leaf.shape}"
+        raise ValueError(f"{path} does not hold the parameter {wanted}")
+
+    names = jax.tree_util.tree_map_with_path(name, like)
+    read = found.read(jax.tree.leaves(names))
+    return jax.tree.map(lambda one: jnp.asarray(read[one]), names)
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    """Has what damaged bytes raise be one line, which names the file."""
+    try:
+        yield
+    except DAMAGED as error:
+        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{path} is damaged, or of another format: {what}{error}") from None
+
+
+def _npz(path: Path, named: Callable[[str], str]) -> Source:
     """Reads the headers of the arrays that `numpy.savez` wrote."""
     found, members = dict[str, jax.ShapeDtypeStruct](), dict[str, zipfile.ZipInfo]()
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     with zipfile.ZipFile(path) as file:
         for info in file.infolist():
+            said, name = f"{info.filename!a:.80}", named(info.filename.removesuffix(".npy"))
             with file.open(info) as member:
-                version = np.lib.format.read_magic(member)
-                header = getattr(np.lib.format, f"read_array_header_{version[0]}_0")
-                shape, _, dtype = header(member)
+                if (read_header := headers.get(np.lib.format.read_magic(member))) is None:
+                    raise ValueError(f"{said} is no array of numbers")
+                shape, _, dtype = read_header(member)
                 size = member.tell() + math.prod(shape) * dtype.itemsize
-            if dtype.hasobject or size != info.file_size:
-                raise ValueError(f"{info.filename!a:.80} is no whole array of numbers")
+            if dtype.hasobject or size != info.file_size or name in found:
+                raise ValueError(f"{said} is no whole array of numbers, or there are two")
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{info.filename!a:.80} is compressed: write it by numpy.savez")
-            name = _dotted(info.filename.removesuffix(".npy"))
-            if name in found:
-                raise ValueError(f"it holds two arrays {name!a:.80}")
+                raise ValueError(f"{said} is compressed: write it by numpy.savez")
             found[name], members[name] = jax.ShapeDtypeStruct(shape, dtype), info
 
     def read(names: Collection[str]) -> dict[str, np.ndarray]:
-        def array(name: str) -> np.ndarray:
-            with zipfile.ZipFile(path) as file, file.open(members[name]) as member:
-                return np.lib.format.read_array(member, allow_pickle=False)
-
-        try:
-            return {name: array(name) for name in names}
-        except DAMAGED as error:
-            raise ValueError(f"{path} is damaged: {error!r}") from None
+        with _damaged(path), zipfile.ZipFile(path) as file:
+            return {
+                name: np.lib.format.read_array(file.open(members[name]), allow_pickle=False)
+                for name in names
+            }
 
     return Source(path, found, read)
 
@@ -146,14 +180,12 @@ def _safetensors(path: Path) -> Source:
 
     def read(names: Collection[str]) -> dict[str, np.ndarray]:
         def array(name: str) -> np.ndarray:
-            one = found[name]
-            count = math.prod(one.shape)
-            flat = np.fromfile(path, one.dtype, count, offset=begins[name])
-            if len(flat) != count:
-                raise ValueError(f"{path} was cut while it was read")
-            return flat.reshape(one.shape)
+            shape, dtype = found[name].shape, found[name].dtype
+            flat = np.fromfile(path, dtype, math.prod(shape), offset=begins[name])
+            return flat.reshape(shape)
 
-        return {name: array(name) for name in names}
+        with _damaged(path):
+            return {name: array(name) for name in names}
 
     return Source(path, found, read)
 
@@ -189,7 +221,7 @@ def _orbax(path: Path) -> Source:
 
 
 @contextmanager
-def _no_traceback(path: Path) -> Any:
+def _no_traceback(path: Path) -> Iterator[None]:
     """Has what Orbax raises, which has no type of its own, and what it logs, be one line."""
     loggers = logging.getLogger("absl"), logging.getLogger("asyncio")
     levels = [logger.level for logger in loggers]

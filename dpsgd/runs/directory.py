@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import mmap
 import os
 import secrets
 import shutil
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpsgd.files import (
-    DAMAGED,
     PUBLIC,
     SECRET,
     check_writable,
@@ -54,9 +51,6 @@ CALIBRATION = "calibration.json"
 
 SECRETS = "secret"
 """Folder of a private selection under way: nobody may see it, and nothing of it stays."""
-
-_HEADER_BYTES = 1 << 16
-"""More than what stands before the numbers of an array in a file."""
 
 
 class RunDirectory:
@@ -293,6 +287,8 @@ class RunDirectory:
 
     def read_params(self, like: PyTree) -> PyTree:
         """Reads the parameters back, see `read_arrays`."""
+        from dpsgd.runs.arrays import read_arrays  # with JAX
+
         return read_arrays(self.params_path, like)
 
     def check_released(self) -> None:
@@ -332,46 +328,3 @@ class RunDirectory:
                 file.truncate(cut)
         except FileNotFoundError:
             return
-
-
-def read_arrays(path: Path, like: PyTree) -> PyTree:
-    """Reads arrays by their paths in a tree, in the structure of `like`.
-
-    The file may be anybody's: it takes no more memory than `like`, nor than its own size.
-
-    Args:
-      path: A file .npz, whose arrays are named `['a']['b']` or `a.b`.
-      like: Arrays, or `jax.ShapeDtypeStruct`, of the shapes and dtypes that are wanted.
-
-    Raises:
-      ValueError: if the arrays are damaged, or not those of such a model.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    wanted, saved = jax.tree_util.tree_leaves_with_path(like), {}
-    try:
-        left = path.stat().st_size  # nothing is packed, so the arrays take no more than this
-        with zipfile.ZipFile(path) as file:
-            found = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            for at, leaf in wanted:
-                name = jax.tree_util.keystr(at)
-                if name not in found:
-                    name = jax.tree_util.keystr(at, simple=True, separator=".")
-                size = math.prod(leaf.shape) * leaf.dtype.itemsize
-                left -= size
-                fits = name in found and 0 < found[name].file_size - size <= _HEADER_BYTES
-                if fits and left > 0:
-                    with file.open(found[name]) as member:
-                        saved[at] = np.lib.format.read_array(member, allow_pickle=False)
-    except DAMAGED as error:
-        raise ValueError(f"{path} is damaged: {error!r}") from None
-
-    def read(at, leaf):
-        array = saved.get(at)
-        if array is None or (array.shape, array.dtype) != (leaf.shape, leaf.dtype):
-            name = jax.tree_util.keystr(at)
-            raise ValueError(f"{path} does not hold the parameter {name} {leaf.shape}")
-        return jnp.asarray(array)
-
-    return jax.tree_util.tree_map_with_path(read, like)

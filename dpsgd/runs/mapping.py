@@ -134,9 +134,10 @@ def matched(
     for at, value in jax.tree_util.tree_leaves_with_path(fresh):
         whole = jax.tree_util.keystr(at, simple=True, separator=".")
         short = whole.removesuffix(".value")
-        name = short if short not in leaves else whole
+        unique = (name for name in (short, whole) if name not in leaves)
+        name = next(unique, jax.tree_util.keystr(at))
         leaves[name] = _Leaf(value, {})
-        names |= {name: name, whole: name}
+        names = {whole: name, **names, name: name}
     own, others = list(map(Rule.of, rules)), list(map(Rule.of, known))
     forced = {name for name in leaves if _fresh(name, own)}
     left_out, unknown = list[str](), list[str]()

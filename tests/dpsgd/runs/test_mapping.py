@@ -170,6 +170,20 @@ def test_what_is_no_rule_is_refused(rule, message):
         lines_of([rule])
 
 
+def test_parameters_whose_names_look_alike_are_told_apart(tmp_path):
+    like = {"a": {"b": np.zeros(1, np.float32)}, "a.b": np.zeros(2, np.float32)}
+    names = {"a.b": np.ones(1, "<f4"), "other": np.ones(2, "<f4")}
+    found = source(safetensors(tmp_path / "m", names))
+    params, _ = matched(like, found, ["other=['a.b']"], ())
+    assert [leaf.tolist() for leaf in jax.tree.leaves(params)] == [[1], [1, 1]]
+
+
+def test_an_array_of_fields_is_no_array_of_numbers(tmp_path):
+    npz(tmp_path / "m.npz", {"w": np.zeros(3, [("ω", "<f4")])})  # version 3 of the format
+    with pytest.raises(ValueError, match=r"'w.npy' is no array of numbers"):
+        source(tmp_path / "m.npz")
+
+
 def test_a_file_of_rules_is_read_line_by_line(tmp_path):
     (tmp_path / "rules").write_text("# of a model\n\n(?=n)net=w \n=head\n")
     assert lines_of(["a=b", f"@{tmp_path / 'rules'}"]) == ("a=b", "(?=n)net=w", "=head")
