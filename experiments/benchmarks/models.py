@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 import dpsgd
 from dpsgd import RunSpec
 from experiments.benchmarks.case import Estimate, Row, at, figure
@@ -20,6 +22,8 @@ from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic.rows import SyntheticStore, write_store
 from experiments.tasks.clicks.task import Clicks
+from experiments.tasks.text import sources
+from experiments.tasks.text.task import Text
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -113,7 +117,7 @@ class Setting:
 class Models:
     """Models of one task, `seeds` of a kind; what runs gave is kept in the folder `written`."""
 
-    task: FewerRows
+    task: FewerRows | Text
     seeds: int
     written: Path | None = None
 
@@ -128,7 +132,7 @@ class Models:
 
     def trained(self, name: str, spec: RunSpec) -> list[Figures]:
         """Returns what the runs of `spec` gave, a seed of the initial parameters each."""
-        name = f"{name}, {self.task.kept_aside} rows kept aside"
+        name = f"{name}, {getattr(self.task, 'kept_aside', 0)} rows kept aside"
         return [self._trained(f"{name}, seed {seed}", spec, seed) for seed in range(self.seeds)]
 
     def _trained(self, label: str, spec: RunSpec, seed: int) -> Figures:
@@ -142,7 +146,8 @@ class Models:
         found = {k: math.nan if x is None else x for k, x in report["metrics"].items()}
         epsilon = report["epsilon_upper"]
         found |= spent._asdict() | {"epsilon": math.inf if epsilon is None else epsilon}
-        print(f"{label}: AUC {found['test_auc']:.4f}", file=sys.stderr, flush=True)
+        headline = str(self.task.describe()["headline"])
+        print(f"{label}: {headline} {found[headline]:.4f}", file=sys.stderr, flush=True)
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(found))
@@ -154,9 +159,9 @@ def run_of(sampler: str, batch_size: int | None, epochs: int | None = None, **re
     return RunSpec.of(SETTINGS[sampler](batch_size=batch_size, epochs=epochs), **rest)
 
 
-def defaults(**target: Any) -> RunSpec:
-    """Returns the run of which `target` alone is given, at delta = 1 / n."""
-    return run_of("balls-and-bins", None, target_delta="1/n", **target)
+def defaults(target_delta: float | str = "1/n", **target: Any) -> RunSpec:
+    """Returns the run of which `target` alone is given."""
+    return run_of("balls-and-bins", None, target_delta=target_delta, **target)
 
 
 @contextmanager
@@ -277,6 +282,54 @@ def means(
     """Yields the mean of each figure over runs."""
     for key, (name, unit) in SHOWN.items():
         yield at(place)(name, mean(runs, f"{split}_{key}"), unit, **bars.get(key, {}))
+
+
+LOST_ON_PHRASES = {math.inf: 0.0, 3.0: 0.04}
+"""By epsilon: how much less accurate than `words_alone` a model of phrases may be."""
+
+
+def phrases(
+    *,
+    store: str | None = None,
+    epsilons: tuple[float, ...] = (3.0, 1.0),
+    seeds: int = 5,
+    written: str | None = None,
+) -> Iterator[Row]:
+    """Measures models of phrases by default, beside what logistic regression reaches on words."""
+    assert store is not None, "the case needs --store"
+    task = Text(Path(store))
+    models = Models(task, seeds, None if written is None else Path(written))
+    reference = words_alone(task)
+    yield at("test rows")("accuracy of logistic regression on counts of words", reference)
+    for epsilon in (math.inf, *epsilons):
+        private = {"target_epsilon": epsilon} if epsilon < math.inf else {"non_private": True}
+        runs = models.trained(
+            f"phrases, epsilon {epsilon:g}", defaults(target_delta=1e-5, **private)
+        )
+        place = f"epsilon {epsilon:g}" if epsilon < math.inf else "no privacy"
+        lost = LOST_ON_PHRASES.get(epsilon)
+        bar = {} if lost is None else {"at_least": reference - lost}
+        yield at(f"{place}, test rows")("accuracy", mean(runs, "test_accuracy"), **bar)
+        yield at(f"{place}, test rows")("log loss", mean(runs, "test_log_loss"), "nats")
+        yield at(f"{place}, validation rows")("accuracy", mean(runs, "validation_accuracy"))
+        if epsilon < math.inf:
+            worst = max(run["epsilon"] for run in runs)
+            yield at(place)("certified epsilon", worst, "epsilon", at_most=epsilon)
+
+
+def words_alone(task: Text) -> float:
+    """Returns the test accuracy of scikit-learn's logistic regression on counts of words."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    found = sources.load(task.data, task.classes)
+    splits = [
+        ([found.texts[i] for i in np.flatnonzero(mask)], np.asarray(found.label)[mask])
+        for mask in map(sources.split(found.texts).get, ("train", "test"))
+    ]
+    model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
+    return float(model.fit(*splits[0]).score(*splits[1]))
 
 
 # ---------------------------------------------------------------------------------- of lazy tables

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 
 from dpsgd import split_module
+from experiments.tasks.text.bag import Bag
 from experiments.tasks.text.layouts import LAYOUTS
 
 PyTree = Any
@@ -33,21 +34,33 @@ class Sizes:
     heads: int
     """Heads of attention, which share that dimension."""
     layers: int
-    """Blocks of attention and two dense layers."""
+    """Blocks of attention and two dense layers; with 0 there is the bag of words alone."""
     lora_rank: int = 0
     """Of the adapters beside the matrices of the blocks; 0 for none."""
     trained: Literal["all", "lora", "head"] = "all"
-    """Which parameters have derivatives; the last layer always has."""
+    """Which parameters have derivatives; the last layer and the bag of words always have."""
     layout: Literal["own", "bert", "gpt2"] = "own"
     """See `LAYOUTS`."""
+    bag: int = 0
+    """Buckets of a bag of words, whose logits are added to the transformer's; 0 for none."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the model reads of a row."""
+        return ("tokens",) * (self.layers > 0) + ("words",) * (self.bag > 0)
 
     def __post_init__(self) -> None:
-        least = {"tokens": 1, "length": 1, "classes": 2, "dim": 1, "heads": 1, "layers": 1}
-        for name, low in {**least, "lora_rank": 0}.items():
+        least = {"tokens": 1, "length": 1, "classes": 2, "dim": 1, "heads": 1}
+        for name, low in {**least, "lora_rank": 0, "bag": 0, "layers": int(not self.bag)}.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if self.dim % self.heads:
             raise ValueError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
+        if not self.layers and (self.lora_rank or self.trained != "all" or self.layout != "own"):
+            raise ValueError(
+                "a bag of words alone has no adapters, no last layer and no layout of another model: "
+                "give the model transformer or wide-and-deep"
+            )
         if self.trained == "lora" and not self.lora_rank:
             raise ValueError("trained is lora, and lora_rank is 0: there are no adapters to train")
 
@@ -127,36 +140,56 @@ class Transformer(nnx.Module):
         return self.head(jnp.tanh(self.pooler(read)) if self.layout.pooler else read)
 
 
+class WideAndDeep(Transformer):
+    """Adds the logits of a bag of words to those of the transformer."""
+
+    def __init__(self, sizes: Sizes, rngs: nnx.Rngs):
+        super().__init__(sizes, rngs)
+        self.bag = Bag(sizes.bag, sizes.classes, rngs)
+
+    def __call__(self, tokens: Any, words: Any) -> jax.Array:
+        """Returns float32[classes] for the tokens and the words of a phrase."""
+        return super().__call__(tokens) + self.bag(words)
+
+
+def made(sizes: Sizes, rngs: nnx.Rngs) -> nnx.Module:
+    """Returns the model of these sizes: it maps its `Sizes.inputs` of one phrase to logits."""
+    if not sizes.layers:
+        return Bag(sizes.bag, sizes.classes, rngs)
+    return WideAndDeep(sizes, rngs) if sizes.bag else Transformer(sizes, rngs)
+
+
 class Functions(NamedTuple):
-    """The transformer as pure functions of its parameters."""
+    """The model as pure functions of its parameters."""
 
     loss: Callable[[PyTree, PyTree], jax.Array]
-    """(params, example) -> cross entropy in nats of "tokens" and their "label"."""
+    """(params, example) -> cross entropy in nats of what the model reads, and "label"."""
     predict: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> probabilities of the classes, float32[rows, classes], of "tokens"."""
+    """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
     logits: Callable[[PyTree, PyTree], jax.Array]
     """(params, rows) -> their logarithms, up to a constant a row; compiled."""
 
 
 def initial(sizes: Sizes, seed: int) -> PyTree:
     """Returns fresh parameters."""
-    return split_module(Transformer(sizes, nnx.Rngs(seed)), trained=nnx.Param)[0]
+    return split_module(made(sizes, nnx.Rngs(seed)), trained=nnx.Param)[0]
 
 
 @functools.cache
 def functions(sizes: Sizes) -> Functions:
     """Returns the same functions for equal sizes, so that what is compiled of them is shared."""
-    head = nnx.PathContains("head")
+    head = nnx.Any(nnx.PathContains("head"), nnx.PathContains("bag"))
     trained: dict[str, Any] = {"all": nnx.Param, "lora": nnx.Any(nnx.LoRAParam, head), "head": head}
-    shapes = nnx.eval_shape(lambda: Transformer(sizes, nnx.Rngs(0)))
+    shapes = nnx.eval_shape(lambda: made(sizes, nnx.Rngs(0)))
     _, network = split_module(shapes, trained=trained[sizes.trained])
 
     def loss(params, example):
-        found = network(params, example["tokens"])
+        found = network(params, *(example[name] for name in sizes.inputs))
         return optax.softmax_cross_entropy_with_integer_labels(found, example["label"])
 
     def logits(params, rows):
-        return jax.vmap(network, (None, 0))(params, rows["tokens"])
+        inputs = [rows[name] for name in sizes.inputs]
+        return jax.vmap(network, (None, *(0 for _ in inputs)))(params, *inputs)
 
     def predict(params, rows):
         return jax.nn.softmax(logits(params, rows))

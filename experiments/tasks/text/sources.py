@@ -159,5 +159,5 @@ def _grams(text: str) -> set[tuple[str, ...]]:
 
 def blocks(rows: Columns) -> Iterator[Columns]:
     """Yields the rows some at a time."""
-    for start in range(0, len(rows["tokens"]), ROWS_PER_READ):
+    for start in range(0, len(next(iter(rows.values()))), ROWS_PER_READ):
         yield {name: column[start : start + ROWS_PER_READ] for name, column in rows.items()}

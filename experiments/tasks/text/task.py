@@ -1,4 +1,4 @@
-"""Text as a task: rows of phrases, a small transformer, accuracy and log loss."""
+"""Text as a task: rows of phrases, a bag of words or a transformer, accuracy and log loss."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.splits import Columns
     from experiments.tasks.text.model import Functions, Sizes
     from experiments.tasks.text.sources import Tokens
@@ -17,7 +18,7 @@ PyTree = Any
 
 
 class TextModels:
-    """What a transformer needs beside rows to be trained on: its sizes and its tokens."""
+    """What a model of phrases needs beside rows to be trained on: its sizes and its tokens."""
 
     sizes: Sizes
     tokens: Tokens
@@ -52,10 +53,17 @@ class TextModels:
         return functions(self.sizes)
 
     def encode(self, rows: Mapping[str, Any]) -> PyTree:
-        """Returns the tokens of the texts in the column "sentence", int32[rows, length]."""
+        """Returns tokens, hashed words or both of the texts in the column "sentence"."""
+        from experiments.tasks.text.bag import words
+
         if "sentence" not in rows:
             raise ValueError(f"expected a column sentence, found {', '.join(rows) or 'none'}")
-        return {"tokens": self.tokens.encode(list(rows["sentence"]), self.sizes.length)}
+        sizes, texts = self.sizes, list(rows["sentence"])
+        read = {
+            "tokens": lambda: self.tokens.encode(texts, sizes.length),
+            "words": lambda: words(texts, sizes.bag, sizes.length),
+        }
+        return {name: read[name]() for name in sizes.inputs}
 
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
@@ -100,11 +108,23 @@ class TextModels:
         """Returns `count` phrases of uniform tokens, lengths and labels: synthetic probe rows."""
         import numpy as np
 
-        sizes, rng = self.sizes, np.random.default_rng(0)
-        tokens = rng.integers(0, sizes.tokens, (count, sizes.length), np.int32)
+        from experiments.tasks.text.bag import FEATURES
+
+        sizes, rng, found = self.sizes, np.random.default_rng(0), {}
+        most = {"tokens": (sizes.tokens, 1), "words": (sizes.bag, FEATURES)}
         lengths = rng.integers(1, sizes.length + 1, (count, 1))
-        tokens[np.arange(sizes.length) >= lengths] = -1
-        return {"tokens": tokens, "label": rng.integers(0, sizes.classes, count, np.int32)}
+        for name in sizes.inputs:
+            values, of_each = most[name]
+            column = rng.integers(0, values, (count, of_each * sizes.length), np.int32)
+            column[np.arange(column.shape[1]) >= of_each * lengths] = -1
+            found[name] = column
+        return {**found, "label": rng.integers(0, sizes.classes, count, np.int32)}
+
+    def recommend(self, request: RecommendationRequest) -> Settings:
+        """Returns the settings of a run where its user gives none, see `recommendation`."""
+        from experiments.tasks.text.recommendation import recommended
+
+        return recommended(request, self.sizes)
 
     def describe(self) -> dict[str, Any]:
         """Returns sizes and tokens: all that `described` needs, the public vocabulary with it."""
@@ -132,7 +152,7 @@ class TextModels:
 
 @dataclass(frozen=True)
 class DescribedText(TextModels):
-    """Transformers without rows: of a run or an export that is read back."""
+    """Models without rows: of a run or an export that is read back."""
 
     sizes: Sizes
     tokens: Tokens
@@ -140,7 +160,7 @@ class DescribedText(TextModels):
 
 @dataclass(frozen=True)
 class Text(TextModels):
-    """Phrases of some classes, a small transformer, accuracy.
+    """Phrases of some classes, a bag of words or a transformer, accuracy.
 
     Epsilon is per phrase: several phrases of one sentence, or of one author, are protected one at a
     time.
@@ -150,15 +170,20 @@ class Text(TextModels):
     """Tab-separated file, plain or .gz, whose first line names the columns: "sentence", and
     "label", whole numbers from 0. No phrase that validates or tests shares four words in a row
     with one that trains."""
+    model: Literal["bag", "transformer", "wide-and-deep"] | None = None
+    """A linear model of words and their beginnings, a transformer, or the sum of both. By default
+    the bag; the transformer where a vocabulary or a part to train is given."""
     vocabulary: Path | None = None
     """Public vocabulary, never learned from private rows: a JSON file of the library tokenizers. By
     default words are hashed."""
     buckets: int = 8192
-    """Of hashed words."""
+    """Of hashed words of the transformer."""
+    bag: int = 2**16
+    """Of hashed words and beginnings of the bag."""
     classes: int = 2
     """Number of classes, declared."""
     length: int = 32
-    """Tokens of a phrase that are read."""
+    """Tokens and words of a phrase that are read."""
     dim: int = 64
     """Dimension of a token's vector."""
     heads: int = 4
@@ -186,8 +211,12 @@ class Text(TextModels):
             raise ValueError(f"public_share must be in [0, 1), got {self.public_share}")
         if self.rows == "public" and not self.public_share:
             raise ValueError("rows is public, and public_share is 0: no phrase is declared public")
-        if self.buckets < 1:
-            raise ValueError(f"buckets must be at least 1, got {self.buckets}")
+        for name in ("buckets", "bag"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.model is None:  # the run's record holds what is chosen
+            part = self.vocabulary is not None or self.lora_rank or self.trained != "all"
+            object.__setattr__(self, "model", "transformer" if part else "bag")
 
     @cached_property
     def tokens(self) -> Tokens:  # type: ignore[override]
@@ -203,17 +232,18 @@ class Text(TextModels):
 
     @cached_property
     def sizes(self) -> Sizes:  # type: ignore[override]
-        """Of the transformer, by settings alone."""
+        """Of the model, by settings alone."""
         from experiments.tasks.text.model import Sizes
 
         return Sizes(
-            self.tokens.count, self.length, self.classes, self.dim, self.heads, self.layers,
-            self.lora_rank, self.trained, self.layout,
+            self.tokens.count, self.length, self.classes, self.dim, self.heads,
+            0 if self.model == "bag" else self.layers, self.lora_rank, self.trained,
+            self.layout, 0 if self.model == "transformer" else self.bag,
         )  # fmt: skip
 
     @cached_property
     def source(self) -> dict[str, Columns]:
-        """Tokens and labels of each split, read when they are first needed."""
+        """Tokens, words and labels of each split, read when they are first needed."""
         import numpy as np
 
         from experiments.tasks.text import sources
@@ -228,7 +258,7 @@ class Text(TextModels):
         }
 
     def columns(self) -> PyTree:
-        """Returns the training phrases: tokens, int32[rows, length], and labels."""
+        """Returns the training phrases: tokens or words, int32[rows, ...], and labels."""
         return self.source["train"]
 
     def metrics(self, params: PyTree) -> dict[str, float]:

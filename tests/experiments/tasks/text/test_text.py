@@ -1,18 +1,28 @@
 """Text: what is read, which phrases train, what is refused, and what the model makes of them."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from dpsgd.audit.conformance import check_task
+from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
+from dpsgd.runs.recommendation import RecommendationRequest as Request
 from experiments.tasks.text import sources
+from experiments.tasks.text.bag import words
 from experiments.tasks.text.model import Sizes, functions, initial
 from experiments.tasks.text.task import DescribedText, Text
 
-SMALL = {"dim": 4, "heads": 2, "layers": 1, "length": 6, "buckets": 32}
+SMALL = {"dim": 4, "heads": 2, "layers": 1, "length": 6, "buckets": 32, "bag": 64}
+MODELS = {
+    "bag": Sizes(32, 6, 3, 4, 2, 0, bag=64),
+    "transformer": Sizes(32, 6, 3, 4, 2, 1),
+    "wide-and-deep": Sizes(32, 6, 3, 4, 2, 1, bag=64),
+}
 
 
 def phrases(count=400, words=12, seed=0):
@@ -66,8 +76,8 @@ def test_public_and_private_rows_are_the_training_phrases_once(tmp_path):
     parts = [Text(data, **SMALL, public_share=0.3, rows=rows).columns()
              for rows in ("public", "private")]  # fmt: skip
     assert 0.2 < len(parts[0]["label"]) / len(whole["label"]) < 0.4
-    rows = np.concatenate([part["tokens"] for part in parts])
-    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(whole["tokens"], axis=0))
+    rows = np.concatenate([part["words"] for part in parts])
+    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(whole["words"], axis=0))
 
 
 def test_padding_is_inert_and_a_phrase_without_tokens_has_a_prediction():
@@ -82,6 +92,73 @@ def test_padding_is_inert_and_a_phrase_without_tokens_has_a_prediction():
     np.testing.assert_allclose(padded[:1], bare, rtol=1e-5)
     assert np.isfinite(padded).all()
     assert not np.allclose(padded[0], padded[1])
+
+
+def moved(params):
+    """Returns parameters of which none is zero, so that no layer hides another."""
+    return jax.tree.map(lambda x: x + 0.1 * (1 + np.arange(x.size).reshape(x.shape)) % 1, params)
+
+
+def test_words_are_read_with_their_beginnings():
+    found = words(["A Wonderful, ad", ""], 2**20, 4)
+    assert found.shape == (2, 16)
+    parts = ["wonderful", "won-", "wond-", "wonde-", "ad"]
+    np.testing.assert_array_equal(found[0, :5], [zlib.crc32(x.encode()) % 2**20 for x in parts])
+    assert (found[0, 5:] == -1).all()
+    assert (found[1] == -1).all()
+    cut = words(["no word is read behind the first four"], 2**20, 4)
+    np.testing.assert_array_equal(cut, words(["no word is read"], 2**20, 4))
+
+
+def test_the_features_of_a_phrase_have_norm_one_and_padding_is_inert():
+    params, tables = moved(initial(MODELS["bag"], 0)), functions(MODELS["bag"])
+    table, bias = params["weights"]["embedding"][...], params["bias"][...]
+    rows = np.array([[5, 9, -1, -1], [7, 7, 7, 7], [-1] * 4], np.int32)
+    expected = np.stack([(table[5] + table[9]) / 2**0.5, 2 * table[7], 0 * table[0]]) + bias
+    np.testing.assert_allclose(tables.logits(params, {"words": rows}), expected, rtol=1e-5)
+
+
+def test_wide_and_deep_is_the_sum_of_both():
+    params = {name: moved(initial(sizes, 0)) for name, sizes in MODELS.items()}
+    both = params["transformer"] | {"bag": params["bag"]}
+    rows = DescribedText(MODELS["wide-and-deep"], sources.Tokens(32)).generated(5)
+    apart = [functions(MODELS[name]).logits(params[name], rows) for name in ("bag", "transformer")]
+    summed = functions(MODELS["wide-and-deep"]).logits(type(params["transformer"])(both), rows)
+    np.testing.assert_allclose(summed, sum(apart), rtol=1e-4, atol=1e-5)
+
+
+def test_ghost_norms_clip_each_phrase_of_the_bag_as_its_own_gradient_does():
+    rows = DescribedText(MODELS["bag"], sources.Tokens(32)).generated(6)
+    params, loss = moved(initial(MODELS["bag"], 0)), functions(MODELS["bag"]).loss
+    sums = []
+    for method in ("ghost", "vmap"):
+        found, said = clipped_grad(loss, l2_clip_norm=0.1, method=method)(params, rows, np.ones(6))
+        assert said.clipped_count == 6
+        sums.append(found)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *sums)
+
+
+def test_the_task_keeps_to_what_a_run_assumes_of_it(tmp_path):
+    check_task(Text(written(tmp_path / "some.tsv", phrases(300)), **SMALL))
+
+
+def test_the_model_is_the_bag_of_words_where_no_part_of_a_transformer_is_asked_for():
+    given = [{}, {"lora_rank": 1}, {"trained": "head"}, {"vocabulary": Path("some.json")}]
+    found = [Text(Path("none.tsv"), **settings).model for settings in given]
+    assert found == ["bag", "transformer", "transformer", "transformer"]
+
+
+def test_settings_follow_from_public_numbers_alone(tmp_path):
+    for name, sizes in MODELS.items():
+        task, n = DescribedText(sizes, sources.Tokens(32)), 35_327
+        private = task.recommend(Request(n, 1e-5, target_epsilon=3.0))
+        bag = name == "bag"
+        assert (private.l2_clip_norm, private.epochs) == ((0.7, 30) if bag else (1.0, 20))
+        assert task.recommend(Request(n, 1e-5)).batch_size < private.batch_size
+        given = task.recommend(Request(10, 1e-5, target_epsilon=3.0, epochs=2, batch_size=7))
+        assert (given.epochs, given.batch_size) == (2, 7)
+        assert task.recommend(Request(10, 1e-5, target_epsilon=3.0)).batch_size <= 10
+    assert Text(tmp_path / "absent.tsv").recommend(Request(n, 1e-5)).batch_size == 512
 
 
 @pytest.mark.parametrize(("trained", "expected"), [("lora", {"lora", "head"}), ("head", {"head"})])
@@ -130,8 +207,10 @@ def test_a_file_without_phrases_is_refused_by_its_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dim": 5}, "dim must be a multiple of heads"),
+        ({"dim": 5, "model": "transformer"}, "dim must be a multiple of heads"),
         ({"trained": "lora"}, "lora_rank is 0"),
+        ({"trained": "head", "model": "bag"}, "has no adapters and no last layer"),
+        ({"bag": 0}, "bag must be at least 1"),
         ({"rows": "public"}, "public_share is 0"),
         ({"public_share": 1.0}, r"public_share must be in \[0, 1\)"),
     ],
