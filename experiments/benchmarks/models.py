@@ -324,9 +324,10 @@ def words_alone(task: Text) -> float:
     from sklearn.pipeline import make_pipeline
 
     found = sources.load(task.data, task.classes)
+    masks = sources.split(found.texts)
     splits = [
         ([found.texts[i] for i in np.flatnonzero(mask)], np.asarray(found.label)[mask])
-        for mask in map(sources.split(found.texts).get, ("train", "test"))
+        for mask in (masks["train"], masks["test"])
     ]
     model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
     return float(model.fit(*splits[0]).score(*splits[1]))

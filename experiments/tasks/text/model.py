@@ -58,7 +58,7 @@ class Sizes:
             raise ValueError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
         if not self.layers and (self.lora_rank or self.trained != "all" or self.layout != "own"):
             raise ValueError(
-                "a bag of words alone has no adapters, no last layer and no layout of another model: "
+                "a bag of words alone has no adapters, last layer or layout of another model: "
                 "give the model transformer or wide-and-deep"
             )
         if self.trained == "lora" and not self.lora_rank:
@@ -147,7 +147,7 @@ class WideAndDeep(Transformer):
         super().__init__(sizes, rngs)
         self.bag = Bag(sizes.bag, sizes.classes, rngs)
 
-    def __call__(self, tokens: Any, words: Any) -> jax.Array:
+    def __call__(self, tokens: Any, words: Any) -> jax.Array:  # type: ignore[override]
         """Returns float32[classes] for the tokens and the words of a phrase."""
         return super().__call__(tokens) + self.bag(words)
 

@@ -170,16 +170,11 @@ class Text(TextModels):
     """Tab-separated file, plain or .gz, whose first line names the columns: "sentence", and
     "label", whole numbers from 0. No phrase that validates or tests shares four words in a row
     with one that trains."""
-    model: Literal["bag", "transformer", "wide-and-deep"] | None = None
-    """A linear model of words and their beginnings, a transformer, or the sum of both. By default
-    the bag; the transformer where a vocabulary or a part to train is given."""
     vocabulary: Path | None = None
     """Public vocabulary, never learned from private rows: a JSON file of the library tokenizers. By
     default words are hashed."""
     buckets: int = 8192
     """Of hashed words of the transformer."""
-    bag: int = 2**16
-    """Of hashed words and beginnings of the bag."""
     classes: int = 2
     """Number of classes, declared."""
     length: int = 32
@@ -203,6 +198,11 @@ class Text(TextModels):
     """Of the transformer: a small one of its own, or those of BERT and GPT-2, whose published files
     --init-from then reads; with the --vocabulary of the same model (tokenizer.json), and its dim,
     heads and layers."""
+    model: Literal["bag", "transformer", "wide-and-deep"] | None = None
+    """A linear model of words and their beginnings, a transformer, or the sum of both. By default
+    the bag; the transformer where a vocabulary or a part to train is given."""
+    bag: int = 2**16
+    """Of hashed words and beginnings of the bag."""
 
     def __post_init__(self) -> None:
         if self.layout != "own" and self.vocabulary is None:

@@ -209,7 +209,7 @@ def test_a_file_without_phrases_is_refused_by_its_line(tmp_path, text, message):
     [
         ({"dim": 5, "model": "transformer"}, "dim must be a multiple of heads"),
         ({"trained": "lora"}, "lora_rank is 0"),
-        ({"trained": "head", "model": "bag"}, "has no adapters and no last layer"),
+        ({"trained": "head", "model": "bag"}, "has no adapters, last layer or layout"),
         ({"bag": 0}, "bag must be at least 1"),
         ({"rows": "public"}, "public_share is 0"),
         ({"public_share": 1.0}, r"public_share must be in \[0, 1\)"),
