@@ -24,22 +24,23 @@ def variable(request):
 
 
 @pytest.mark.parametrize(
-    ("n", "b", "epochs"), [(36_864_000, 1024, 1), (100_000, 500, 30), (20, 3, 1)]
+    ("n", "b", "epochs", "shards"),
+    [(36_864_000, 1024, 1, 1), (100_000, 500, 30, 1), (20, 3, 1, 1), (100_000, 500, 3, 8)],
 )
 def test_the_default_cap_is_the_smallest_that_costs_1e_5_of_delta_at_epsilon_10(
-    variable, n, b, epochs
+    variable, n, b, epochs, shards
 ):
-    sampler = variable(n, b, epochs)
+    sampler = variable(n, b, epochs, num_shards=shards)
 
-    def cost(cap):
-        return (
-            (1 + math.exp(10)) * sampler.num_steps * stats.binom.sf(cap, n, sampler.sampling_prob)
-        )
+    def cost(cap):  # of all shards
+        psi = stats.binom.sf(cap, math.ceil(n / shards), sampler.sampling_prob)
+        return (1 + math.exp(10)) * shards * sampler.num_steps * psi
 
     delta = default_delta(n)
-    assert cost(sampler.padded_batch_size) <= 1e-5 * delta * (1 + 1e-6)
-    assert cost(sampler.padded_batch_size - 1) > 1e-5 * delta
-    less = variable(n, b, epochs, target_delta=1e-3 * delta)
+    assert cost(sampler.shard_batch_size) <= 1e-5 * delta * (1 + 1e-6)
+    assert cost(sampler.shard_batch_size - 1) > 1e-5 * delta
+    assert sampler.padded_batch_size == shards * sampler.shard_batch_size
+    less = variable(n, b, epochs, target_delta=1e-3 * delta, num_shards=shards)
     assert less.padded_batch_size >= sampler.padded_batch_size
 
 
@@ -206,22 +207,11 @@ def test_the_exact_probability_is_what_draws_have(variable):
     assert stats.binomtest(cuts, runs, exact).pvalue > FALSE_ALARM
 
 
-def test_the_cap_of_a_shard_is_the_smallest_that_pays_for_all_shards(variable):
+def test_the_caps_of_shards_cost_what_that_of_the_whole_does(variable):
     sampler = variable(100_000, 500, 3, num_shards=8)
-    size = math.ceil(100_000 / 8)
-
-    def cost(cap):
-        psi = stats.binom.sf(cap, size, sampler.sampling_prob)
-        return (1 + math.exp(10)) * 8 * sampler.num_steps * psi
-
-    delta = default_delta(100_000)
-    assert cost(sampler.shard_batch_size) <= 1e-5 * delta * (1 + 1e-6)
-    assert cost(sampler.shard_batch_size - 1) > 1e-5 * delta
-    assert sampler.padded_batch_size == 8 * sampler.shard_batch_size
-    more = sampler.with_epochs(30)
-    assert more.shard_batch_size == sampler.shard_batch_size
+    assert sampler.with_epochs(30).shard_batch_size == sampler.shard_batch_size
     one = dataclasses.replace(sampler, num_shards=1)
-    ours, whole = (epsilon(s.privacy(0.8), delta) for s in (sampler, one))
+    ours, whole = (epsilon(s.privacy(0.8), default_delta(100_000)) for s in (sampler, one))
     assert ours.upper == pytest.approx(whole.upper, abs=2e-3)
 
 

@@ -112,40 +112,36 @@ def test_a_run_that_goes_on_is_audited_where_it_goes_on(tmp_path, monkeypatch, r
     assert read(out / "ledger.jsonl").audit == found
 
 
-@pytest.mark.long
-def test_equal_runs_of_a_process_are_audited_once(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        audit, "audit_program", lambda *of, **how: made.append(how) or audit.AuditReport(())
-    )
-    for number, changed in enumerate([{}, {}, {"noise_multiplier": 2.0}, {"init_seed": 1}]):
-        run(line, config_of(audit=True, **changed), tmp_path / str(number))
-    assert len(made) == 3
-
-
 def test_where_there_is_no_noise_there_is_nothing_to_audit(tmp_path):
     config = config_of(noise_multiplier=None, non_private=True, audit=True)
     assert run(line, config, tmp_path / "run")["audit"] == "not made: there is no noise"
 
 
-def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):
-    made = []
-    empty = audit.AuditReport(())
+def audits(monkeypatch):
+    """A list that grows with every audit of a program, each of which passes."""
+    made, empty = [], audit.AuditReport(())
     monkeypatch.setattr(audit, "audit_program", lambda *run, **how: made.append(run) or empty)
-    job = Job.of(line, resolved(config_of(audit=True), Population(160)))
-    for _ in range(2):
+    return made
+
+
+def job_of(**changed):
+    return Job.of(line, resolved(config_of(audit=True, **changed), Population(160)))
+
+
+def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):
+    made = audits(monkeypatch)
+    changes = [{}, {}, {"noise_multiplier": 2.0}, {"init_seed": 1}, {}]
+    for changed, count in zip(changes, (1, 1, 2, 3, 3), strict=True):
+        job = job_of(**changed)
         job.audit(job.start())
-    assert len(made) == 1
+        assert len(made) == count
     with jax.default_matmul_precision("bfloat16"):
         job.audit(job.start())
-    assert len(made) == 2
+    assert len(made) == 4
 
 
 def test_no_audit_is_remembered_of_samplers_that_are_equal_whatever_they_hold(monkeypatch):
-    made = []
-    empty = audit.AuditReport(())
-    monkeypatch.setattr(audit, "audit_program", lambda *run, **how: made.append(run) or empty)
-    job = Job.of(line, resolved(config_of(audit=True), Population(160)))
+    made, job = audits(monkeypatch), job_of()
 
     class Held(type(job.mechanism.sampler)):
         """May hold more than its fields."""

@@ -14,7 +14,7 @@ from tiny_task import (
 )
 
 from accounting import epsilon
-from dpsgd import BandedToeplitz, Independent, resume, run
+from dpsgd import resume, run
 from dpsgd.noise import planning
 from dpsgd.runs import checkpoint, plan
 from dpsgd.runs.history import LedgerError
@@ -154,33 +154,3 @@ def test_a_run_goes_on_with_its_own_noise_alone(auto, tmp_path):
     with pytest.raises(LedgerError, match="begun with banded toeplitz noise and resumes only so"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == before
-
-
-# --- Noise that is not what a run claims -------------------------------------------------------
-
-
-def independent(noise, total, state, key, step, scales):
-    return Independent().add(total, state, key, step, scales)[0], state
-
-
-def of_another_matrix(noise, total, state, key, step, scales):
-    return ADD(BandedToeplitz((1.0, 0.9)), total, state, key, step, scales)
-
-
-ADD = BandedToeplitz.add
-
-
-@pytest.mark.parametrize(
-    ("bug", "second"),
-    [pytest.param(independent, 0.53, marks=pytest.mark.long), (of_another_matrix, 0.54)],
-)
-def test_a_run_whose_noise_is_not_that_of_its_bands_is_refused_before_it_begins(
-    bug, second, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(BandedToeplitz, "add", bug)
-    config = sgd(bands=2, coefficients=(1.0, second), audit=True)  # no program has these
-    with pytest.raises(
-        ValueError, match=r"not what its guarantee assumes.*noise is what key, step"
-    ):
-        run(line, config, tmp_path / "run")
-    assert not list(tmp_path.iterdir())

@@ -38,17 +38,22 @@ def test_killed_at_any_file_operation_a_run_goes_on_to_the_same_bits(tmp_path, s
     assert len(drive(tmp_path, sampler)) >= 50
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_killed_at_any_file_operation_a_calibrated_run_goes_on_to_the_same_bits(tmp_path):
-    points = drive(tmp_path, "deterministic", task=CALIBRATED)
-    for file in ("calibration.json", ".000000000013.npz"):  # 10 steps and 3 sums
-        assert any(file in point for point in points)
+OTHERS = {  # and files of which each must have been one to be killed at
+    "calibrated": ("deterministic", CALIBRATED, ("calibration.json", ".000000000013.npz")),
+    "lazy tables": (
+        "balls-and-bins-lazy",
+        WORDS,
+        (".000000000002.pending.npz", ".000000000006.npz"),
+    ),
+}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_killed_at_any_file_operation_a_run_with_lazy_tables_goes_on_to_the_same_bits(tmp_path):
-    points = drive(tmp_path, "balls-and-bins-lazy", task=WORDS)
-    for file in (".000000000002.pending.npz", ".000000000006.npz"):  # between flushes, and at one
+@pytest.mark.parametrize(("sampler", "task", "files"), OTHERS.values(), ids=OTHERS)
+def test_killed_at_any_file_operation_other_runs_go_on_to_the_same_bits(
+    tmp_path, sampler, task, files
+):
+    points = drive(tmp_path, sampler, task=task)
+    for file in files:  # between flushes and at one, or after 10 steps and 3 sums
         assert any(file in point for point in points)

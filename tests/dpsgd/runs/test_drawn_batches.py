@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tiny_task import config_of, line, run_and_stop, short_blocks
+from tiny_task import assert_same, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
@@ -12,7 +12,6 @@ from dpsgd.runs import job
 from dpsgd.runs.ledger import read
 from dpsgd.runs.run import Run
 
-RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json")
 HOST = {"data_on": "host", "insecure_seed": 3}
 
 
@@ -33,11 +32,6 @@ def small_files(monkeypatch):
 
 def refuse_rows(self, data):
     raise AssertionError("a row was read at random")
-
-
-def assert_same(one, other, names=RELEASED):
-    for name in names:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
 def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(

@@ -9,16 +9,14 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from tiny_task import config_of, words
+from tiny_task import assert_same, config_of, words
 
 from accounting import epsilon
 from dpsgd import resume, run
 from dpsgd.runs import fingerprint, job, training
-from dpsgd.runs.directory import DIAGNOSTICS, RunDirectory
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.stop import Stopped
-
-RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +64,6 @@ def names(out):
 
 def segments(out):
     return [(g.steps.start, g.steps.stop) for g in read(out / "ledger.jsonl").attempts]
-
-
-def assert_same(one, other):
-    for name in RELEASED:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,17 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from tiny_task import Line, Scaled, Signalling, config_of, line, run_and_stop, short_blocks, words
+from tiny_task import (
+    Line,
+    Scaled,
+    Signalling,
+    assert_same,
+    config_of,
+    line,
+    run_and_stop,
+    short_blocks,
+    words,
+)
 
 from accounting import epsilon
 from dpsgd import Independent, RootKey, Run, resume, run
@@ -25,14 +35,6 @@ from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
-
-RELEASED = ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS)
-
-
-def assert_same(one, other, names=RELEASED):
-    for name in names:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-
 
 # --- Stopping and going on -----------------------------------------------------------------------
 

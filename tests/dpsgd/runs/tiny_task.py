@@ -14,6 +14,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job, training
+from dpsgd.runs.directory import DIAGNOSTICS
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
@@ -190,3 +191,9 @@ def short_blocks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "BLOCK_STEPS", BLOCK)
         yield
+
+
+def assert_same(one, other):
+    """What two runs wrote for others is the same, to the bit."""
+    for name in ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name

@@ -16,3 +16,15 @@ def text_hash(text: bytes) -> int:
     for at in range(0, len(text), 8):
         state = split_mix(state ^ int.from_bytes(text[at : at + 8], "little"))
     return state
+
+
+def edited(data: bytes, kind: str, where: float, byte: int) -> bytes:
+    """Returns bytes with one put, inserted, deleted, or all of them cut or repeated somewhere."""
+    at = int(where * len(data))
+    return {
+        "put": data[:at] + bytes([byte]) + data[at + 1 :],
+        "insert": data[:at] + bytes([byte]) + data[at:],
+        "delete": data[:at] + data[at + 1 :],
+        "cut": data[:at],
+        "double": data[:at] + data[at // 2 :],
+    }[kind]

@@ -30,6 +30,7 @@ from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED, Stopped
 from experiments import cli
 from experiments.tasks.clicks.store import Store
+from tests.experiments.tasks.clicks.slow import edited
 
 TASKS = Path(__file__).resolve().parents[3] / "dpsgd" / "runs"
 """Where the tests' own tasks are."""
@@ -129,14 +130,7 @@ def change_bytes(data, change):
             return data + extra
         case "all", [other]:
             return other
-    at, byte = int(where[0] * len(data)), bytes([where[1]])
-    return {
-        "put": data[:at] + byte + data[at + 1 :],
-        "insert": data[:at] + byte + data[at:],
-        "delete": data[:at] + data[at + 1 :],
-        "cut": data[:at],
-        "double": data[:at] + data[at // 2 :],
-    }[kind]
+    return edited(data, kind, *where)
 
 
 odd_values = st.one_of(

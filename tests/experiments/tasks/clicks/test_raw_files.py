@@ -31,7 +31,7 @@ from experiments.tasks.clicks.schema import (
 from experiments.tasks.clicks.store import StoreError
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import random_split
-from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, split_mix, text_hash
+from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, edited, split_mix, text_hash
 
 ROOT = Path(__file__).resolve().parents[4]
 FORMATS = {"display": display.FORMAT, "search": search.FORMAT}
@@ -257,19 +257,8 @@ mutations = st.lists(
 
 
 def mutate(data: bytes, changes) -> bytes:
-    for kind, where, byte in changes:
-        at = int(where * len(data))
-        match kind:
-            case "put":
-                data = data[:at] + bytes([byte]) + data[at + 1 :]
-            case "insert":
-                data = data[:at] + bytes([byte]) + data[at:]
-            case "delete":
-                data = data[:at] + data[at + 1 :]
-            case "cut":
-                data = data[:at]
-            case "double":
-                data = data[:at] + data[at // 2 :]
+    for change in changes:
+        data = edited(data, *change)
     return data
 
 
