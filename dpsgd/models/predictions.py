@@ -7,7 +7,7 @@ import functools
 import gzip
 import io
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,6 +66,7 @@ def write_predictions(
     blocks: Iterable[np.ndarray],
     *,
     name: str = "prediction",
+    columns: Sequence[str] = (),
     keys: tuple[str, Iterable[str]] | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> tuple[int, int]:
@@ -77,6 +78,7 @@ def write_predictions(
       out: File to create, compressed if its name ends in ".gz".
       blocks: Predictions of consecutive rows: a number each, or several.
       name: Of the one column; of several "name_0", "name_1", ...
+      columns: What stands for 0, 1, ... in names of several.
       keys: Name of a first column, and its value for each row.
       progress: Called with the number of rows done, after every block.
 
@@ -104,7 +106,7 @@ def write_predictions(
         for block in blocks:
             table = block.reshape(len(block), -1)
             if header is None:
-                wide = range(table.shape[1])
+                wide = columns or range(table.shape[1])
                 header = [f"{name}_{i}" for i in wide] if block.ndim > 1 else [name]
                 put(line([*([key] if key is not None else []), *header]).encode())
             found = [[f"{x:.9g}" for x in row] for row in table.tolist()]

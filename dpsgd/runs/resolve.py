@@ -331,9 +331,11 @@ def _with_calibration(
     """Returns a spec that says whether its run is calibrated: by default, if it can be."""
     if spec.calibration == "none":
         return spec
-    offered, why = callable(getattr(task, "calibration", None)), ""
+    made, why = getattr(task, "calibration", None), ""
+    offered = callable(made) and made() is not None
     if not offered:
-        why = f"the task, a {type(task).__name__}, offers none (see dpsgd.runs.task.Task)"
+        of = " for its labels" if callable(made) else " (see dpsgd.runs.task.Task)"
+        why = f"the task, a {type(task).__name__}, offers none{of}"
     else:
         try:
             full_sums(spec, build_sampler(spec, population), spec.delta_of(population))

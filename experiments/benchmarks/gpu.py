@@ -300,7 +300,7 @@ def epoch(
         {name: column[i : i + 2**16] for name, column in test.columns.items()}
         for i in range(0, test_rows, 2**16)
     )
-    found = evaluate(logit_fn, block.state.params, blocks_of_rows).auc
+    found = evaluate(logit_fn, block.state.params, blocks_of_rows, DISPLAY_ADS.target)["auc"]
     yield row("test AUC after two epochs, sigma 1", found)
     yield figure("best reachable AUC of these rows", test.bayes_auc)
     yield figure("test AUC short of the best by", test.bayes_auc - found)

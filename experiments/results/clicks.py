@@ -86,6 +86,12 @@ class Fit:
         if not isinstance(model.task, ClickModels):
             raise ValueError(f"{model.path} is no model of clicks, of which alone this can be said")
         blocks = model.task.read(rows.data, split=rows.split)
+        if not (target := model.task.schema.target).levels:
+            raise ValueError(
+                f"{model.path} predicts a label that has not two values: levels by group, and what "
+                f"privacy cost, are shown of such alone; `dpsgd evaluate` has its {target.headline}"
+                ", without --deciles, --by and --against"
+            )
         scores = model.task.score(model.params, blocks, rows.by)
         return cls(name, scores, binary_metrics(scores.logits, scores.labels))
 

@@ -136,7 +136,7 @@ class PrepareCriteoSearch(FromFiles):
 
 @dataclass(frozen=True)
 class PrepareCsv(FromFiles):
-    """Prepare your own table: CSV, TSV or Parquet files with a column of zeros and ones.
+    """Prepare your own table: CSV, TSV or Parquet files with a column to predict.
 
     Only named columns are read, and the others listed: to guess what they hold would be to learn it
     from rows that are private. Text files are UTF-8 with a header, plain or gzip. An empty field is
@@ -144,11 +144,14 @@ class PrepareCsv(FromFiles):
     """
 
     label: str = field(kw_only=True)
-    """Column to predict: 0 or 1, false or true, or two values that are declared."""
+    """Column to predict: 0 or 1, false or true, or one of the values that are declared."""
+    classes: str | None = None
+    """Values of the label, VALUE,VALUE,...: of two the last is the one to be predicted. None is
+    looked for in rows, which are private."""
     positive: str | None = None
-    """Value of the label that is to be predicted, where it is not 0 or 1; needs --negative."""
+    """In place of --classes, value of the label that is to be predicted; needs --negative."""
     negative: str | None = None
-    """The other value of the label: neither is looked for in rows, which are private."""
+    """The other value of the label."""
     categories: tuple[str, ...] = ()
     """Columns whose values are hashed: texts, integers, booleans or dates."""
     numbers: tuple[str, ...] = ()
@@ -278,10 +281,11 @@ class PrepareSynthetic:
 class PrepareTfds:
     """Read a data set of TensorFlow Datasets, which lies on the disk as array_record, into a store.
 
-    One row a record: the label is 0 or 1; numbers become numeric columns, class labels, booleans
-    and texts categories; other features must be left out by name. Or blocks of rows, as
-    CriteoDisplayBlocks and CriteoSearchBlocks of experiments.tasks.clicks.tfds.builders write them.
-    Where there are no validation or test rows, the other or the training rows are split at random.
+    One row a record: the label is 0 or 1, or declared; numbers become numeric columns, class
+    labels, booleans and texts categories; other features must be left out by name. Or blocks of
+    rows, as CriteoDisplayBlocks and CriteoSearchBlocks of experiments.tasks.clicks.tfds.builders
+    write them. Where there are no validation or test rows, the other or the training rows are split
+    at random.
     """
 
     name: tyro.conf.Positional[str]
@@ -292,8 +296,11 @@ class PrepareTfds:
     """Where data sets lie; by default where TensorFlow Datasets puts them."""
     label: str | None = None
     """Feature to predict; by default what the data set says, or "label"."""
+    classes: str | None = None
+    """Values of the label, where it is not 0 or 1, VALUE,VALUE,...: of two the last is the one to
+    be predicted."""
     positive: str | None = None
-    """Value of the label that is to be predicted, where it is not 0 or 1; needs --negative."""
+    """In place of --classes, value of the label that is to be predicted; needs --negative."""
     negative: str | None = None
     """The other value of the label."""
     leave_out: tuple[str, ...] = ()
@@ -404,9 +411,11 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _classes(asked: PrepareCsv | PrepareTfds) -> tuple[str, ...]:
-    """Returns the values of the label that mean 0 and 1, if they were declared."""
+    """Returns the values of the label that mean 0, 1, ..., if they were declared."""
     if asked.positive is None or asked.negative is None:
         if asked.positive != asked.negative:
             raise ValueError("--positive and --negative are given together")
-        return ()
+        return tuple(asked.classes.split(",")) if asked.classes is not None else ()
+    if asked.classes is not None:
+        raise ValueError("--classes stands for --positive and --negative: leave them out")
     return asked.negative, asked.positive

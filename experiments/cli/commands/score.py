@@ -53,6 +53,7 @@ def run(config: ScoreConfig) -> None:
             config.out,
             model.predictions(config.data, split=config.split),
             name=name,
+            columns=model.description.get("prediction_columns", ()),
             keys=keys,
             progress=lambda rows: console.progress(f"{rows:,} rows"),
         )

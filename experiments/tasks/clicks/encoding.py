@@ -41,7 +41,7 @@ class Decoded(NamedTuple):
     """The values of one column; a value that is `missing` means nothing."""
 
     values: np.ndarray
-    """Labels 0 and 1, numbers, or unsigned integers that stand for categories: [rows]."""
+    """Labels, numbers, or unsigned integers that stand for categories: [rows]."""
     missing: np.ndarray
     """bool[rows]."""
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from dpsgd.models.predictions import predictions
-from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
 from experiments.tasks.clicks.store import Columns
+from experiments.tasks.clicks.target import Target
 
 PyTree = Any
 
@@ -20,9 +20,9 @@ class Scores(NamedTuple):
     """What a model says of labelled rows."""
 
     logits: np.ndarray
-    """float32[rows]."""
+    """float32[rows], or float32[rows, outputs]."""
     labels: np.ndarray
-    """0 or 1, uint8[rows]."""
+    """[rows], as a store has them."""
     ids: np.ndarray
     """The values of one categorical column, hashed: int32[rows]; or none."""
 
@@ -36,33 +36,40 @@ def score(
     """Returns what the model says of labelled rows, read once, block by block.
 
     Args:
-      logit_fn: (params, example) -> logit.
+      logit_fn: (params, example) -> logits.
       params: The model's parameters.
       blocks: Columns of consecutive rows.
       category: Which categorical column to keep, if any.
+
+    Raises:
+      ValueError: if there are no rows.
     """
     params, of_rows = jax.device_put(params), _of_rows(logit_fn)
-    logits, labels = [np.zeros(0, np.float32)], [np.zeros(0, np.uint8)]
-    ids = [np.zeros(0, np.int32)]
+    logits, labels, ids = [], [], [np.zeros(0, np.int32)]
     for block in blocks:
         features = {name: column for name, column in block.items() if name != "label"}
         logits.append(predictions(of_rows, params, features))
         labels.append(np.asarray(block["label"]))
         if category is not None:
             ids.append(np.asarray(block["categories"][:, category]))
+    if not labels:
+        raise ValueError("there are no rows to evaluate the model on")
     return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids))
 
 
 def evaluate(
-    logit_fn: Callable[[PyTree, PyTree], jax.Array], params: PyTree, blocks: Iterable[Columns]
-) -> BinaryMetrics:
-    """Returns the metrics of the model on labelled rows, see `score`.
+    logit_fn: Callable[[PyTree, PyTree], jax.Array],
+    params: PyTree,
+    blocks: Iterable[Columns],
+    target: Target,
+) -> dict[str, float]:
+    """Returns the metrics of the model on labelled rows, see `score` and `Target.metrics`.
 
     Raises:
       ValueError: if there are no rows.
     """
     scores = score(logit_fn, params, blocks)
-    return binary_metrics(scores.logits, scores.labels)
+    return target.metrics(scores.logits, scores.labels)
 
 
 @functools.lru_cache(maxsize=8)

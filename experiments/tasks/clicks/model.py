@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from dpsgd.engine.modules import split_module
-from dpsgd.engine.platt import Platt
+from dpsgd.engine.queries import Refinement
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 
@@ -24,9 +23,6 @@ PyTree = Any
 INTEGER_SCALE = 0.2
 """Brings the log integers (up to about 12) to the embeddings' order of magnitude. Unscaled, they
 dominate every gradient's norm, and clipping would spend it on a few rows of the first layer."""
-
-INITIAL_LOGIT = -1.0
-"""Clicks are rarer than their absence: the data set's publishers state about one in four."""
 
 
 def table_rows(rows: int) -> int:
@@ -41,14 +37,14 @@ def table_rows(rows: int) -> int:
 
 
 class ClickModel(nnx.Module):
-    """Maps one example to the logit of its click probability."""
+    """Maps one example to its logits, see `Schema.target`."""
 
     def __init__(self, config: ModelConfig, schema: Schema, rngs: nnx.Rngs):
-        self.schema, self.config = schema, config
+        self.schema, self.config, outputs = schema, config, schema.target.outputs
         schema.table_offsets(config.max_buckets)  # refused before a table is made
         self.embedding = nnx.Embed(
             table_rows(sum(schema.table_sizes(config.max_buckets))),
-            config.embedding_dim + config.wide,
+            config.embedding_dim + outputs * config.wide,
             embedding_init=_with_zeros(nnx.initializers.normal(0.01), None, config.embedding_dim),
             rngs=rngs,
         )
@@ -61,14 +57,14 @@ class ClickModel(nnx.Module):
         )
         self.logit = nnx.Linear(
             widths[-1] + numbers * config.wide,
-            1,
+            outputs,
             kernel_init=_with_zeros(nnx.initializers.normal(0.1), widths[-1], None),
-            bias_init=nnx.initializers.constant(INITIAL_LOGIT),
+            bias_init=nnx.initializers.constant(schema.target.initial),
             rngs=rngs,
         )
 
     def __call__(self, example: dict[str, jax.Array]) -> jax.Array:
-        """Returns the logit, a float32 scalar, of one example: a row of the store's columns."""
+        """Returns the logits of one example, a row of the store's columns; see `Target`."""
         config, schema = self.config, self.schema
         ids = schema.fold(example["categories"], config.max_buckets)
         found = self.embedding(ids + schema.table_offsets(config.max_buckets))
@@ -78,10 +74,12 @@ class ClickModel(nnx.Module):
             x = jnp.concatenate([x, numbers])
         for layer in self.hidden:
             x = nnx.relu(layer(x))
-        if not config.wide:
-            return self.logit(x)[0]
-        weights = found[:, config.embedding_dim]
-        return self.logit(jnp.concatenate([x, numbers]))[0] + jnp.sum(weights)
+        if config.wide:
+            x = jnp.concatenate([x, numbers])
+        logits = self.logit(x)
+        if config.wide:
+            logits += jnp.sum(found[:, config.embedding_dim :], axis=0)
+        return logits if logits.size > 1 else logits[0]
 
 
 def _with_zeros(draw: nnx.Initializer, *drawn: int | None) -> nnx.Initializer:
@@ -142,37 +140,28 @@ class PureFunctions(NamedTuple):
     """A click model as functions of its parameters."""
 
     loss: Callable[[PyTree, PyTree], jax.Array]
-    """(params, example) -> cross entropy, in nats."""
+    """(params, example) -> loss."""
     logit: Callable[[PyTree, PyTree], jax.Array]
-    """(params, example) -> logit."""
+    """(params, example) -> logits."""
     predict: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> probability of the label 1 of each row."""
-    calibration: Platt
-    """Scale and shift of the logit, fitted after training: they go into its layer."""
+    """(params, rows) -> what is predicted of each row."""
+    calibration: Refinement | None
+    """What is fitted after training, and goes into the last layer, if anything."""
 
 
 @functools.lru_cache(maxsize=64)
 def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     """Returns the same functions for the same model, so that programs are compiled once."""
-    _, logit = shaped(config, schema)
+    target, (_, logit) = schema.target, shaped(config, schema)
 
     def loss(params: PyTree, example: PyTree) -> jax.Array:
-        label = example["label"].astype(jnp.float32)
-        return optax.sigmoid_binary_cross_entropy(logit(params, example), label)
+        return target.loss(logit(params, example), example["label"])
 
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
-        return jax.nn.sigmoid(jax.vmap(logit, in_axes=(None, 0))(params, rows))
+        return target.predict(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
-    return PureFunctions(
-        loss,
-        logit,
-        predict,
-        Platt(logit, _label, functools.partial(_rescaled, config.embedding_dim)),
-    )
-
-
-def _label(example: PyTree) -> jax.Array:
-    return example["label"]
+    rescaled = functools.partial(_rescaled, config.embedding_dim)
+    return PureFunctions(loss, logit, predict, target.calibration(logit, rescaled))
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:

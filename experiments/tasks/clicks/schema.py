@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from experiments.tasks.clicks.sizes import check_power_of_two
+from experiments.tasks.clicks.target import Target, target_of
 from experiments.tasks.splitmix import GOLDEN, mix
 
 MISSING = 0
@@ -99,7 +100,7 @@ def log_transform(values: np.ndarray) -> np.ndarray:
 class Schema:
     """Names of the feature columns and the bucket count of each categorical one.
 
-    The label is always one column of zeros and ones. A data set without numeric columns has
+    The label is one column, see `target`. A data set without numeric columns has
     ``integers = ()``. A bucket count is a power of two, or the number of declared values. The
     fields from `label` on are of data whose files name their columns, and which have no format of
     their own.
@@ -116,7 +117,7 @@ class Schema:
     missing: tuple[str, ...] = ()
     """Texts that stand for a missing value, beside the empty one."""
     classes: tuple[str, ...] = ()
-    """Texts of the label that mean 0 and 1, as they were declared; none where it is 0 or 1."""
+    """Texts of the label that mean 0, 1, ..., as they were declared; none where it is 0 or 1."""
     bounds: tuple[tuple[float, ...] | None, ...] = ()
     """Public (low, high) of each number, None for one without; empty if none has any."""
     values: tuple[tuple[str, ...] | None, ...] = ()
@@ -130,11 +131,7 @@ class Schema:
                 f"schema {self.name!r} has {len(self.categories)} categorical columns but "
                 f"{len(self.buckets)} bucket counts"
             )
-        if self.classes and (len(self.classes) != 2 or len({*self.classes, ""}) != 3):
-            raise ValueError(
-                "two different texts of the label are declared, one --positive and one --negative, "
-                f"not {' and '.join(map(ascii, self.classes))}"
-            )
+        _ = self.target  # refused before anything is read
         if self.values and len(self.values) != len(self.categories):
             raise ValueError(
                 f"schema {self.name!r} has {len(self.categories)} categorical columns but "
@@ -166,6 +163,11 @@ class Schema:
                     f"bounds of {column} are {low} and {high} in float32, as a model reads them: "
                     "give others"
                 )
+
+    @property
+    def target(self) -> Target:
+        """What the label is."""
+        return target_of(self.classes)
 
     @property
     def bounded(self) -> dict[str, tuple[float, ...]]:

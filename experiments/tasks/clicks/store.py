@@ -1,9 +1,9 @@
 """A columnar store of labelled rows: memory-mapped ``.npy`` shards and a ``manifest.json``.
 
-Columns, all with rows first: "label" uint8 [n]; "integers" float32 [n, I], already transformed,
-0 where missing; "integers_missing" bool [n, I]; "categories" int32 [n, C], hashed ids, 0 where
-missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a range of rows, one file per
-column.
+Columns, all with rows first: "label" [n], of the type of the schema's target; "integers"
+float32 [n, I], already transformed, 0 where missing; "integers_missing" bool [n, I]; "categories"
+int32 [n, C], hashed ids, 0 where missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a
+range of rows, one file per column.
 
 :mod:`experiments.tasks.clicks.writer` writes one.
 """
@@ -49,7 +49,7 @@ class StoreError(ValueError):
 def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
     """Return the dtype and the width (None for a vector) of each column of a store of `schema`."""
     return {
-        "label": (np.dtype(np.uint8), None),
+        "label": (np.dtype(schema.target.dtype), None),
         "integers": (np.dtype("<f4"), len(schema.integers)),
         "integers_missing": (np.dtype(bool), len(schema.integers)),
         "categories": (np.dtype("<i4"), len(schema.categories)),

@@ -1,4 +1,4 @@
-"""Clicks as a task: a store of rows, a model of embeddings, AUC and calibration."""
+"""Clicks and tables as a task: a store of rows, a model of embeddings, metrics of its label."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpsgd.runs.records import checked
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
-    from dpsgd.engine.platt import Platt
+    from dpsgd.engine.queries import Refinement
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.clicks.evaluate import Scores
     from experiments.tasks.clicks.schema import Schema
@@ -40,16 +40,19 @@ class ClickModels:
 
     @property
     def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, example) -> cross entropy in nats: one function for all tasks alike."""
+        """(params, example) -> loss, of cross entropy in nats: one function for all tasks alike."""
         return self._functions.loss
 
-    def calibration(self) -> Platt:
-        """Returns Platt scaling, whose two numbers go into the last layer."""
+    def calibration(self) -> Refinement | None:
+        """Returns Platt scaling, whose two numbers go into the last layer; or None.
+
+        It is of labels of two values alone.
+        """
         return self._functions.calibration
 
     @property
     def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> probability of the label 1, float32[rows]."""
+        """(params, rows) -> what is predicted of each row, float32, see `Target`."""
         return self._functions.predict
 
     @property
@@ -130,7 +133,7 @@ class ClickModels:
         """
         from experiments.tasks.clicks.evaluate import evaluate
 
-        return dataclasses.asdict(evaluate(self._functions.logit, params, blocks))
+        return evaluate(self._functions.logit, params, blocks, self.schema.target)
 
     def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
         """Returns what the model says of labelled rows, with their labels.
@@ -168,13 +171,15 @@ class ClickModels:
         """Returns sizes, columns and hash seed: all that `described` needs."""
         from dpsgd.runs.records import to_json
 
+        target = self.schema.target
         return {
             "model_sizes": to_json(self.sizes),
             "schema": to_json(self.schema),
             "hash_seed": self.hash_seed,
-            "headline": "test_auc",
-            "better": "higher",
-            "prediction": "probability",
+            "headline": f"test_{target.headline}",
+            "better": target.better,
+            "prediction": target.prediction,
+            **({"prediction_columns": list(target.columns)} if target.columns else {}),
         }
 
     @staticmethod
@@ -209,7 +214,7 @@ class DescribedClicks(ClickModels):
 
 @dataclass(frozen=True)
 class Clicks(ClickModels):
-    """Clicks: rows of numbers and hashed categories, a model of embeddings, AUC."""
+    """Clicks and tables: rows of numbers and categories, a model of embeddings, AUC or accuracy."""
 
     data: Path
     """Store of prepared examples (see `dpsgd prepare`)."""
@@ -297,7 +302,7 @@ class Clicks(ClickModels):
         return {**super().describe(), "generated": {"test_auc": best}}
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Compares every row with the store's checksums, and looks for both classes.
+        """Compares every row with the store's checksums, and looks whether there are metrics.
 
         Of several processes each compares the files that it has, and process 0, which evaluates,
         looks at the validation and test rows.
@@ -307,10 +312,8 @@ class Clicks(ClickModels):
 
         Raises:
           ValueError: if a shard was changed, the store is another's, or the validation or test rows
-            have no AUC.
+            have no metrics.
         """
-        import numpy as np
-
         from dpsgd.runs.processes import Processes
 
         self.store.verify()
@@ -319,12 +322,9 @@ class Clicks(ClickModels):
             if (why := self.store.schema_mismatch(other.schema, other.hash_seed)) is not None:
                 raise ValueError(f"{self.data} {why}")
         for split in ("validation", "test") if Processes.current().first else ():
-            blocks = self.store.blocks(split)
-            if {int(y) for block in blocks for y in np.unique(block["label"])} != {0, 1}:
-                raise ValueError(
-                    f"{self.data}: the {split} rows are not of both classes, so that they have no "
-                    "AUC; prepare more rows"
-                )
+            labels = (block["label"] for block in self.store.blocks(split))
+            if why := self.schema.target.problem(labels):
+                raise ValueError(f"{self.data}: the {split} rows {why}; prepare more rows")
 
     def digest(self) -> str:
         """Returns the digest of the store, which depends on every row and is not private.

@@ -14,7 +14,7 @@ def uniform_rows(schema: Schema, count: int) -> Columns:
     shape = count, len(schema.integers)
     missing = rng.random(shape) < 0.2
     return {
-        "label": rng.integers(0, 2, count).astype(np.uint8),
+        "label": schema.target.generated(rng, count),
         "integers": np.where(missing, 0, rng.uniform(0, 12, shape)).astype(np.float32),
         "integers_missing": missing,
         "categories": rng.integers(

@@ -53,14 +53,14 @@ def table_schema(
     """Return the schema of a table with these columns.
 
     Args:
-        label: Column to predict, of zeros and ones or of two declared classes.
+        label: Column to predict, of zeros and ones or of declared classes.
         categories: Columns whose values are hashed.
         numbers: Columns of numbers.
         buckets: Hash buckets, a power of two: one for all categories without declared values, or
             one for each of these.
         transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
         missing: Texts that stand for a missing value, beside the empty one.
-        classes: Texts of the label that mean 0 and 1, where it is not zeros and ones.
+        classes: Texts of the label that mean 0, 1, ..., where it is not zeros and ones.
         bounds: Public (low, high) of numbers, by column.
         values: Public values of categories, by column: they are not hashed, and all others are
             missing.

@@ -1,7 +1,7 @@
 """What the columns of a table hold, of any type of Arrow's.
 
-- the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or two texts,
-  integers or dates that were declared; never missing;
+- the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or two or more
+  texts, integers or dates that were declared; never missing;
 - a number: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
 - a category: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
   false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
@@ -51,7 +51,7 @@ def kinds_of(schema: Schema) -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class Label:
-    """Zeros and ones, or two `classes`; uint8."""
+    """Zeros and ones, or the places of `classes`."""
 
     classes: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ class Label:
             if not pa.types.is_string(kind) and not any(test(kind) for test in _SPELLED_ONE_WAY):
                 raise _type_error(column, kind, f"{wanted}, or what is spelled so")
             index = pc.index_in(array.cast(pa.string()), value_set=pa.array(self.classes))
-            labels, wrong = _filled(index, 0).astype(np.uint8), index.is_null()
+            labels, wrong = _filled(index, 0), index.is_null()
         elif pa.types.is_string(kind):
             index = pc.index_in(array, value_set=_LABEL_TEXTS)
             labels, wrong = _LABEL_VALUES[_filled(index, 0)], index.is_null()

@@ -69,7 +69,7 @@ def prepare(
         label: Feature to predict; by default what the data set says, or "label".
         leave_out: Features not to read.
         text_buckets: Hash buckets of a text, a power of two; see the note on *Nothing is learned*.
-        classes: Values of the label that mean 0 and 1, where it is not 0 or 1.
+        classes: Values of the label that mean 0, 1, ..., where it is not 0 or 1.
         hash_seed: Public seed of the hash of categories.
         progress: Called with the number of rows done, now and then.
 

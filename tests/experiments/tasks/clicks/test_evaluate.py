@@ -10,6 +10,7 @@ import pytest
 from dpsgd.models import predictions
 from experiments.tasks.clicks import evaluate
 from experiments.tasks.clicks.metrics import binary_metrics
+from experiments.tasks.clicks.target import Binary
 
 SIZES = [5, 16, 1, 40]  # with batches of 8: a part, whole ones, one row, and whole ones again
 
@@ -34,21 +35,21 @@ PARAMS = np.array([1.0, -2.0, 0.5], np.float32)
 def test_metrics_are_those_of_all_rows_scored_at_once(blocks):
     whole = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     expected = binary_metrics(np.asarray(whole["x"] @ PARAMS), whole["label"])
-    got = evaluate.evaluate(logit_fn, PARAMS, iter(blocks))
-    assert got.num_examples == sum(SIZES)
-    assert got.auc == expected.auc
-    assert got.log_loss == pytest.approx(expected.log_loss, rel=1e-6)
+    got = evaluate.evaluate(logit_fn, PARAMS, iter(blocks), Binary())
+    assert got["num_examples"] == sum(SIZES)
+    assert got["auc"] == expected.auc
+    assert got["log_loss"] == pytest.approx(expected.log_loss, rel=1e-6)
 
 
 def test_blocks_of_all_sizes_are_scored_by_one_program(blocks, caplog):
     predictions._compiled.cache_clear()
     evaluate._of_rows.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
-        evaluate.evaluate(logit_fn, PARAMS, blocks)
-        evaluate.evaluate(logit_fn, 2 * PARAMS, reversed(blocks))
+        evaluate.evaluate(logit_fn, PARAMS, blocks, Binary())
+        evaluate.evaluate(logit_fn, 2 * PARAMS, reversed(blocks), Binary())
     assert sum("Compiling jit(logit_fn)" in message for message in caplog.messages) == 1
 
 
 def test_no_rows_have_no_metrics():
-    with pytest.raises(ValueError, match="got"):
-        evaluate.evaluate(logit_fn, PARAMS, [])
+    with pytest.raises(ValueError, match="there are no rows"):
+        evaluate.evaluate(logit_fn, PARAMS, [], Binary())

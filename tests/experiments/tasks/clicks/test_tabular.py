@@ -542,8 +542,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         ({"categories": ("a", "b", "c"), "buckets": (8, 8)}, "one for each of the 3 categories"),
         ({"categories": ("a",), "buckets": (12,)}, "bucket count of a must be a power of two"),
         *(
-            ({"categories": ("c",), "classes": classes}, "two different texts of the label are")
-            for classes in (("a",), ("a", "a"), ("a", ""), ("a", "b", "c"))
+            (
+                {"categories": ("c",), "classes": classes},
+                "different texts of the label are declared",
+            )
+            for classes in (("a",), ("a", "a"), ("a", ""), ("a", "b", "a"))
         ),
         ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
         ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),

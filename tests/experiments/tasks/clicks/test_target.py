@@ -1,0 +1,253 @@
+"""Labels of every kind: read, learned, measured, predicted and refused by the same commands.
+
+A new kind gets all of this by one entry of `KINDS`.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.metrics as reference
+
+from dpsgd import load_exported
+from dpsgd.audit.conformance import check_task
+from experiments import cli
+from experiments.tasks.clicks.model import pure_functions
+from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.sizes import ModelConfig
+from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+from experiments.tasks.clicks.target import Binary, Classes
+from experiments.tasks.clicks.task import DescribedClicks
+
+N = 600
+RNG = np.random.default_rng(0)
+X, NOISE = RNG.uniform(0, 1, N), RNG.normal(0, 0.05, N)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How a label is asked for, what it is in a file, and what is said of it."""
+
+    options: tuple
+    settings: dict
+    label: np.ndarray
+    columns: tuple
+    """Of predictions."""
+    good: tuple
+    """A metric, and the range in which it lies after training without noise."""
+    most_gradient: float
+    """Of the loss, by the logits."""
+
+    @property
+    def target(self):
+        return self.schema().target
+
+    def schema(self, **more):
+        return table_schema("y", categories=("c",), numbers=("x",), **self.settings, **more)
+
+
+KINDS = {
+    "binary": Kind(
+        options=("--classes", "no,yes"),
+        settings={"classes": ("no", "yes")},
+        label=np.where(X + NOISE > 0.5, "yes", "no"),
+        columns=("probability",),
+        good=("auc", (0.9, 1)),
+        most_gradient=1.0,
+    ),
+    "classes": Kind(
+        options=("--classes", "low,middle,high"),
+        settings={"classes": ("low", "middle", "high")},
+        label=np.array(["low", "middle", "high"])[np.digitize(X + NOISE, [1 / 3, 2 / 3])],
+        columns=("probability_low", "probability_middle", "probability_high"),
+        good=("accuracy", (0.8, 1)),
+        most_gradient=math.sqrt(2),
+    ),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def write(path, kind, label=None):
+    label = kind.label if label is None else label
+    with open(path, "w", newline="") as file:
+        rows = zip(range(N), X, np.arange(N) % 3, label, strict=True)
+        csv.writer(file).writerows([("id", "x", "c", "y"), *rows])
+    return path
+
+
+def run(*words):
+    assert cli.main([str(word) for word in words]) == 0
+
+
+@pytest.mark.long
+@each_kind
+@pytest.mark.parametrize("extra", [["--model", "wide-and-deep", "--tables", "lazy"], []])
+def test_a_label_is_prepared_trained_evaluated_scored_and_exported(kind, extra, tmp_path, capsys):
+    table, store, out, model = (tmp_path / name for name in ("t.csv", "store", "run", "model"))
+    columns = ["--label", "y", "--numbers", "x", "--bounds", "x=0:1", "--categories", "c"]
+    run("prepare", "csv", write(table, kind), store, *columns, "--values", "c=0,1", *kind.options)
+    lazy = "lazy" in extra
+    noise = ["--noise-multiplier", "1"] if lazy else ["--non-private"]
+    sizes = ["--batch-size", "50", "--epochs", "2"] if lazy else ["--epochs", "15"]
+    run("train", store, "sampler:balls-and-bins", *noise, *sizes, *extra, "--out", out)
+    report = json.loads((out / "report.json").read_text())
+    assert report["audit"].startswith("passed" if lazy else "not made")
+    description = json.loads((out / "config.json").read_text())["task"]["description"]
+    assert description["headline"] in report["metrics"]
+    name, (low, high) = kind.good
+    assert lazy or low <= report["metrics"][f"test_{name}"] <= high
+    run("export", out, model)
+    capsys.readouterr()
+    run("evaluate", model, store, "--split", "test")
+    assert f"{name}: {report['metrics'][f'test_{name}']:.6g}\n" in capsys.readouterr().out
+    run("score", model, table, "--key", "id", "--out", tmp_path / "scores.csv")
+    with open(tmp_path / "scores.csv", newline="") as file:
+        header, *scores = csv.reader(file)
+    assert header == ["id", *kind.columns]
+    said = load_exported(model).predict({"x": X, "c": np.arange(N) % 3})
+    np.testing.assert_allclose(np.array(scores, float)[:, 1:], said.reshape(N, -1), rtol=1e-5)
+    run("report", out, "--out", tmp_path / "page.html")
+    code = cli.main(["evaluate", str(out), str(store), "--deciles"])
+    assert code == (0 if kind.target.levels else 2)
+    assert kind.target.levels or "that has not two values" in capsys.readouterr().err
+    audit = ["audit", "sampler:poisson", "--batch-size", 60, "--epochs", 1, "--data", store]
+    run(*audit, "--num-examples", 1000, "--noise-multiplier", 1)
+
+
+@pytest.mark.long
+@each_kind
+def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind, tmp_path, capsys):
+    table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
+    run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
+    words = ["train", store, "sampler:poisson", "--target-epsilon", 8, "--calibration", "platt"]
+    capsys.readouterr()
+    assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 2
+    offered = DescribedClicks(SIZES, kind.schema(), 0).calibration() is not None
+    why = "its noise would cost more" if offered else "offers none for its labels"
+    assert why in capsys.readouterr().err
+    assert offered == isinstance(kind.target, Binary)
+
+
+SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins=3)
+
+
+@pytest.fixture
+def task(kind):
+    """Models whose parameters are all drawn, and generated rows."""
+    task = DescribedClicks(SIZES, kind.schema(bounds={"x": (0, 5)}), 0)
+    drawn = jax.tree.map(lambda x: RNG.normal(size=x.shape).astype(np.float32), task.init(0))
+    return task, drawn, task.generated(200)
+
+
+@pytest.mark.long
+@each_kind
+def test_a_task_of_any_label_conforms(task):
+    of_rows, _, rows = task
+    assert check_task(_Trainable(of_rows, rows)).passed
+
+
+class _Trainable:
+    def __init__(self, task, rows):
+        self.columns, self._task = lambda: rows, task
+        self.metrics = lambda params: {"test_x": 0.0}
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+
+
+@each_kind
+def test_a_model_has_one_logit_or_one_a_class_and_is_described_by_its_record(kind, task):
+    of_rows, params, rows = task
+    functions = pure_functions(of_rows.sizes, of_rows.schema)
+    logits = jax.vmap(functions.logit, (None, 0))(params, rows)
+    outputs = len(kind.columns)
+    assert logits.shape == ((200,) if outputs == 1 else (200, outputs))
+    again = of_rows.described(json.loads(json.dumps(of_rows.describe())))
+    assert again == of_rows
+    assert again.schema.target == kind.target
+    assert again.loss is of_rows.loss
+
+
+@each_kind
+def test_losses_have_gradients_of_bounded_length(kind, task):
+    of_rows, _, rows = task
+    target = of_rows.schema.target
+    shape = (200,) if target.outputs == 1 else (200, target.outputs)
+    logits = jnp.asarray(2 * RNG.uniform(-1, 1, shape), jnp.float32)
+    gradients = jax.vmap(jax.grad(target.loss))(logits, rows["label"])
+    lengths = np.sqrt(np.square(gradients.reshape(200, -1)).sum(axis=1))
+    assert 0.5 * kind.most_gradient < lengths.max() <= kind.most_gradient
+
+
+def cases_of_metrics():
+    """Metrics of each target, with what scikit-learn has of the same predictions."""
+    z = RNG.normal(size=(300, 3)).astype(np.float32)
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    y = RNG.integers(0, 3, 300)
+    yield (
+        Classes(("a", "b", "c")),
+        z,
+        y,
+        lambda w: {
+            "accuracy": reference.accuracy_score(y, p.argmax(axis=1), sample_weight=w),
+            "log_loss": reference.log_loss(y, p, sample_weight=w),
+        },
+    )
+    one, both = np.round(z[:, 0], 1), (y > 1).astype(np.uint8)
+    q = 1 / (1 + np.exp(-one.astype(np.float64)))
+    yield (
+        Binary(),
+        one,
+        both,
+        lambda w: {
+            "auc": reference.roc_auc_score(both, one, sample_weight=w),
+            "log_loss": reference.log_loss(both, q, sample_weight=w),
+        },
+    )
+
+
+@pytest.mark.parametrize(("target", "logits", "labels", "expected"), [*cases_of_metrics()])
+def test_metrics_are_scikit_learns(target, logits, labels, expected):
+    found = target.metrics(logits, labels)
+    for name, value in expected(None).items():
+        assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    assert found["num_examples"] == len(labels)
+    broken = target.metrics(np.where(np.arange(len(labels)) == 7, np.nan, logits.T).T, labels)
+    assert all(math.isnan(broken[name]) for name in expected(None))
+
+
+BAD = [
+    ("classes", "middel", "found 'middel', expected 'low' or 'middle' or 'high'"),
+    ("classes", "", "found nothing, expected 'low' or 'middle' or 'high'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "said"), BAD)
+def test_a_label_that_is_not_as_declared_has_its_line_and_may_be_scored(
+    kind, value, said, tmp_path
+):
+    kind = KINDS[kind]
+    path = write(tmp_path / "t.csv", kind, [*kind.label[:5], value, *kind.label[6:]])
+    format = TableFormat(kind.schema())
+    with pytest.raises(DataError, match=re.escape(f"t.csv, line 7, column y: {said}")):
+        format.prepare([path], tmp_path / "store")
+    assert sum(len(block["integers"]) for block in format.read(path, labelled=False)) == N
+
+
+@each_kind
+def test_labels_are_stored_as_they_are_learned(kind, tmp_path):
+    made = TableFormat(kind.schema()).prepare([write(tmp_path / "t.csv", kind)], tmp_path / "s")
+    store = Store.open(made.store.path)
+    labels = np.concatenate([np.asarray(store.load(split)["label"]) for split in store.splits])
+    assert labels.dtype == kind.target.dtype
+    texts = kind.settings.get("classes")
+    expected = [texts.index(x) for x in kind.label] if texts else kind.label
+    np.testing.assert_allclose(np.sort(labels), np.sort(expected), rtol=1e-6)
+    assert kind.target.problem([labels]) == ""
