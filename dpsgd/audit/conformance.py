@@ -227,8 +227,9 @@ def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
     sampler = Poisson(num_rows, min(batch_size, num_rows))
     mechanism = Mechanism(sampler, 1.0, 1.0, full_sums=FullSums(2, 1.0))
     checks += audit_program(algorithm, mechanism, params, rows).checks
-    if callable(getattr(task, "calibration", None)):
-        checks += audit_queries(task.calibration(), mechanism, params, rows).checks
+    offered = getattr(task, "calibration", None)
+    if callable(offered) and (refinement := offered()) is not None:
+        checks += audit_queries(refinement, mechanism, params, rows).checks
     return _required(checks)
 
 

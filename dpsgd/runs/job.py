@@ -35,7 +35,7 @@ from dpsgd.runs.optimizer import (
 )
 from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import SGD, Lazy, RunSpec
-from dpsgd.runs.task import Task, arrays_digest, data_digest, identity, task_record
+from dpsgd.runs.task import Task, arrays_digest, calibration_of, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
 from dpsgd.runs.training import Training, first_state
 from samplers import Population, UnitData
@@ -224,12 +224,12 @@ def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
     """
     if mechanism.full_sums is None:
         return None
-    if not callable(getattr(task, "calibration", None)):
+    if (made := calibration_of(task)) is None:
         raise ValueError(
             f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
             "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
         )
-    return task.calibration()
+    return made
 
 
 def _optimizer(spec: RunSpec) -> optax.GradientTransformation:

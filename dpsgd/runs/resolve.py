@@ -42,6 +42,7 @@ from dpsgd.runs.spec import (
     RunSpec,
 )
 from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
+from dpsgd.runs.task import calibration_of
 from dpsgd.sizes import bytes_of
 from samplers import BatchSampler, Population
 from samplers.settings import DEFAULTS, SamplerSettings, name_of
@@ -331,10 +332,9 @@ def _with_calibration(
     """Returns a spec that says whether its run is calibrated: by default, if it can be."""
     if spec.calibration == "none":
         return spec
-    made, why = getattr(task, "calibration", None), ""
-    offered = callable(made) and made() is not None
+    offered, why = calibration_of(task) is not None, ""
     if not offered:
-        of = " for its labels" if callable(made) else " (see dpsgd.runs.task.Task)"
+        of = " for its labels" if hasattr(task, "calibration") else " (see dpsgd.runs.task.Task)"
         why = f"the task, a {type(task).__name__}, offers none{of}"
     else:
         try:

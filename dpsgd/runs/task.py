@@ -121,6 +121,12 @@ def check_task(task: Any, name: str) -> None:
         )
 
 
+def calibration_of(task: Any) -> Any:
+    """Returns the `calibration` of a task; None if it offers none."""
+    made = getattr(task, "calibration", None)
+    return made() if callable(made) else None
+
+
 def find(name: str) -> Any:
     """Returns the object called "module:name", whose module is imported.
 

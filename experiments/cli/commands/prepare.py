@@ -144,7 +144,8 @@ class PrepareCsv(FromFiles):
     """
 
     label: str = field(kw_only=True)
-    """Column to predict: 0 or 1, false or true, or one of the values that are declared."""
+    """Column to predict: 0 or 1, false or true; one of the values that are declared; or a number,
+    whose bounds are."""
     classes: str | None = None
     """Values of the label, VALUE,VALUE,...: of two the last is the one to be predicted. None is
     looked for in rows, which are private."""
@@ -152,6 +153,9 @@ class PrepareCsv(FromFiles):
     """In place of --classes, value of the label that is to be predicted; needs --negative."""
     negative: str | None = None
     """The other value of the label."""
+    label_bounds: str | None = None
+    """Public bounds of a label that is a number, LOW:HIGH, to which it is clipped; never read from
+    rows, which are private."""
     categories: tuple[str, ...] = ()
     """Columns whose values are hashed: texts, integers, booleans or dates."""
     numbers: tuple[str, ...] = ()
@@ -197,6 +201,8 @@ class PrepareCsv(FromFiles):
         how["bounds"] = _by_column("--bounds", self.bounds, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
         wanted = "VALUE,VALUE,...", '["VALUE", "VALUE", ...]'
         how["values"] = _by_column("--values", self.values, ",", _texts, *wanted)
+        if self.label_bounds is not None:
+            how["label_bounds"] = _range("--label-bounds", self.label_bounds)
         return TableFormat(table_schema(self.label, classes=_classes(self), **how))
 
     def splits(self) -> dict[str, Any]:
@@ -390,6 +396,13 @@ def _by_column(
             if found.setdefault(column, value) != value:
                 raise ValueError(f"{option}: {column} is given twice, with different values")
     return found
+
+
+def _range(option: str, given: str) -> tuple[float, float]:
+    try:
+        return _ends(given.split(":"))
+    except ValueError:
+        raise ValueError(f"{option} takes LOW:HIGH, two numbers, not {given!a}") from None
 
 
 def _ends(parts: list[Any]) -> tuple[float, float]:

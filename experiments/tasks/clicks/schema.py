@@ -118,6 +118,8 @@ class Schema:
     """Texts that stand for a missing value, beside the empty one."""
     classes: tuple[str, ...] = ()
     """Texts of the label that mean 0, 1, ..., as they were declared; none where it is 0 or 1."""
+    label_bounds: tuple[float, ...] = ()
+    """Public (low, high) of a label that is a number, to which it is clipped."""
     bounds: tuple[tuple[float, ...] | None, ...] = ()
     """Public (low, high) of each number, None for one without; empty if none has any."""
     values: tuple[tuple[str, ...] | None, ...] = ()
@@ -167,7 +169,7 @@ class Schema:
     @property
     def target(self) -> Target:
         """What the label is."""
-        return target_of(self.classes)
+        return target_of(self.classes, self.label_bounds)
 
     @property
     def bounded(self) -> dict[str, tuple[float, ...]]:

@@ -1,8 +1,9 @@
-"""What a label is: one of two values, or one of several; and all that a task does by it."""
+"""What a label is: one of two values, of several, or a number; and all that a task does by it."""
 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -188,12 +189,82 @@ class Classes(Target):
         return rng.integers(0, self.outputs, count, np.int32)
 
 
-def target_of(classes: tuple[str, ...]) -> Target:
-    """Returns the target of a label with these declared values, in their order; none are 0 and 1.
+@dataclass(frozen=True)
+class Number(Target):
+    r"""A number in a public range: one logit z, squared error, RMSE in the label's own units.
+
+    The prediction is m + h z / 2, clipped to [m - h, m + h]: m and h are the middle of the range
+    and half its length. The loss is the square of z / 2 - (y - m) / h, so that its gradient by z,
+    the residual in units of h, is at most 2 long where -2 <= z <= 2: steps of a logit's size are
+    right for it.
+
+    Attributes:
+      bounds: (low, high), to which labels are clipped.
+    """
+
+    bounds: tuple[float, ...]
+
+    dtype = "<f4"
+    headline, better, prediction = "rmse", "lower", "prediction"
+
+    def __post_init__(self) -> None:
+        low, high = (*self.bounds, math.nan, math.nan)[:2]
+        with np.errstate(over="ignore"):
+            ends = np.array([low, high, (high - low) / 2]).astype(np.float32)
+        if len(self.bounds) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
+            shown = ":".join(f"{end:g}" for end in self.bounds)
+            raise ValueError(
+                "bounds of the label (--label-bounds LOW:HIGH) must be finite, LOW below HIGH, also"
+                f" as numbers of 32 bits, not {shown}"
+            )
+
+    @property
+    def _middle_and_half(self) -> tuple[float, float]:
+        low, high = self.bounds
+        return low + (high - low) / 2, (high - low) / 2
+
+    def loss(self, logits: Any, label: Any) -> Any:
+        """Returns the squared error in units of half the range."""
+        middle, half = self._middle_and_half
+        return (0.5 * logits - (label - middle) / half) ** 2
+
+    def predict(self, logits: Any) -> Any:
+        """Returns the number, in the label's own units, within its bounds."""
+        import jax.numpy as jnp
+
+        middle, half = self._middle_and_half
+        return jnp.clip(middle + 0.5 * half * logits, *self.bounds)
+
+    def metrics(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        """Returns root mean squared, mean absolute and mean error, of predictions less labels."""
+        off = np.asarray(self.predict(logits), np.float64) - labels
+        return {
+            "rmse": float(np.sqrt(np.mean(off**2))),
+            "mae": float(np.mean(np.abs(off))),
+            "mean_error": float(np.mean(off)),
+            "num_examples": labels.size,
+        }
+
+    def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Returns uniform numbers within the bounds."""
+        return rng.uniform(*self.bounds, count).astype(self.dtype)
+
+
+def target_of(classes: tuple[str, ...], bounds: tuple[float, ...] = ()) -> Target:
+    """Returns the target of a label: a number if it has bounds, or else one of some values.
+
+    Args:
+      classes: Declared values, in their order; none are 0 and 1.
+      bounds: Public (low, high) of a number.
 
     Raises:
-      ValueError: if they are fewer than two, or not different texts.
+      ValueError: if the values are fewer than two or not different texts, if bounds are no range,
+        or if there are both.
     """
+    if classes and bounds:
+        raise ValueError("a label has declared values or bounds, not both")
+    if bounds:
+        return Number(bounds)
     if classes and (len(classes) < 2 or len({*classes, ""}) <= len(classes)):
         raise ValueError(
             "two or more different texts of the label are declared (--classes, or --positive and "

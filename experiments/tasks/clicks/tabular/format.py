@@ -47,13 +47,14 @@ def table_schema(
     transform: Literal["log1p", "none"] = "log1p",
     missing: Sequence[str] = (),
     classes: Sequence[str] = (),
+    label_bounds: Sequence[float] = (),
     bounds: Mapping[str, tuple[float, float]] | None = None,
     values: Mapping[str, Sequence[str]] | None = None,
 ) -> Schema:
     """Return the schema of a table with these columns.
 
     Args:
-        label: Column to predict, of zeros and ones or of declared classes.
+        label: Column to predict: zeros and ones, declared classes, or numbers with bounds.
         categories: Columns whose values are hashed.
         numbers: Columns of numbers.
         buckets: Hash buckets, a power of two: one for all categories without declared values, or
@@ -61,6 +62,7 @@ def table_schema(
         transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
         missing: Texts that stand for a missing value, beside the empty one.
         classes: Texts of the label that mean 0, 1, ..., where it is not zeros and ones.
+        label_bounds: Public (low, high) of a label that is a number.
         bounds: Public (low, high) of numbers, by column.
         values: Public values of categories, by column: they are not hashed, and all others are
             missing.
@@ -100,6 +102,7 @@ def table_schema(
         transform=transform,
         missing=tuple(missing),
         classes=tuple(classes),
+        label_bounds=tuple(label_bounds),
         bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
         values=tuple(tuple(values[x]) if x in values else None for x in categories)
         if values

@@ -1,7 +1,7 @@
 """What the columns of a table hold, of any type of Arrow's.
 
 - the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or two or more
-  texts, integers or dates that were declared; never missing;
+  texts, integers or dates that were declared; or a number, clipped to its bounds; never missing;
 - a number: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
 - a category: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
   false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
@@ -43,7 +43,7 @@ _SPELLED_ONE_WAY = (
 def kinds_of(schema: Schema) -> dict[str, Kind]:
     """Return what each column of a table holds."""
     return {
-        schema.label: Label(schema.classes),
+        schema.label: Clipped(*ends) if (ends := schema.label_bounds) else Label(schema.classes),
         **dict.fromkeys(schema.integers, Number(schema.missing, schema.transform == "log1p")),
         **{name: Category(schema.missing, schema.declared.get(name)) for name in schema.categories},
     }
@@ -85,6 +85,7 @@ class Number:
 
     missing: tuple[str, ...]
     logarithmic: bool
+    wanted: str = "a finite number, or nothing"
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Return the numbers, NaN where they are missing."""
@@ -93,16 +94,30 @@ class Number:
             missing = absent(array, self.missing)
             if missing.any():
                 array = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), array)
-            array = _parsed(array, given, column)
+            array = _parsed(array, given, column, self.wanted)
         elif pa.types.is_null(array.type) or _is_number(array.type):
             array = array.cast(pa.float64(), safe=False)
         else:
             raise _type_error(column, array.type, "numbers")
         values = _filled(array, np.nan)
         most = float(np.finfo(np.float64 if self.logarithmic else np.float32).max)
-        kind = "finite number" if self.logarithmic else f"number of at most {most:.1e}"
-        _refuse(np.abs(values) > most, given, column, f"a {kind}, or nothing")
+        wanted = self.wanted if self.logarithmic else f"a number of at most {most:.1e}, or nothing"
+        _refuse(np.abs(values) > most, given, column, wanted)
         return Decoded(values, np.isnan(values))
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Finite numbers, none missing, clipped to a public range; how many are, nothing says."""
+
+    low: float
+    high: float
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Return the numbers in [low, high]."""
+        values, missing = Number((), True, wanted := "a finite number").decode(array, column)
+        _refuse(missing, _plain(array), column, wanted)
+        return Decoded(np.clip(values, self.low, self.high), missing)
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def _parsed(texts: pa.Array, given: pa.Array, column: str) -> pa.Array:
+def _parsed(texts: pa.Array, given: pa.Array, column: str, wanted: str) -> pa.Array:
     """Return the numbers that `texts` are, blanks around them aside."""
     with suppress(pa.ArrowInvalid):
         return texts.cast(pa.float64())
@@ -166,7 +181,7 @@ def _parsed(texts: pa.Array, given: pa.Array, column: str) -> pa.Array:
         return trimmed.cast(pa.float64())
     except pa.ArrowInvalid:
         wrong = np.array([not _is_decimal(text) for text in trimmed])
-        _refuse(wrong, given, column, "a finite number, or nothing")
+        _refuse(wrong, given, column, wanted)
         raise
 
 

@@ -548,6 +548,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
             )
             for classes in (("a",), ("a", "a"), ("a", ""), ("a", "b", "a"))
         ),
+        *(
+            ({"categories": ("c",), "label_bounds": ends}, "bounds of the label .* must be finite")
+            for ends in (
+                (1, 0),
+                (0,),
+                (0, math.inf),
+                (0, math.nan),
+                (-3e38, 3.5e38),
+                (1e8, 1e8 + 1),
+            )
+        ),
+        ({"numbers": ("a",), "label_bounds": (0, 1), "classes": ("a", "b")}, "values or bounds"),
         ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
         ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),
         ({"numbers": ("a",), "bounds": {"a": (1e8, 1e8 + 1)}}, "bounds of a are .* in float32"),

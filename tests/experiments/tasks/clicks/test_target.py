@@ -23,7 +23,7 @@ from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
-from experiments.tasks.clicks.target import Binary, Classes
+from experiments.tasks.clicks.target import Binary, Classes, Number
 from experiments.tasks.clicks.task import DescribedClicks
 
 N = 600
@@ -69,6 +69,14 @@ KINDS = {
         columns=("probability_low", "probability_middle", "probability_high"),
         good=("accuracy", (0.8, 1)),
         most_gradient=math.sqrt(2),
+    ),
+    "number": Kind(
+        options=("--label-bounds", "10:100"),
+        settings={"label_bounds": (10, 100)},
+        label=100 * (X + NOISE),
+        columns=("prediction",),
+        good=("rmse", (0, 9)),
+        most_gradient=2.0,
     ),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -200,6 +208,18 @@ def cases_of_metrics():
             "log_loss": reference.log_loss(y, p, sample_weight=w),
         },
     )
+    labels = RNG.uniform(0, 500, 300).astype(np.float32)
+    number = np.clip(250 + 125 * z[:, 0], 0, 500)
+    yield (
+        Number((0, 500)),
+        z[:, 0],
+        labels,
+        lambda w: {
+            "rmse": reference.root_mean_squared_error(labels, number, sample_weight=w),
+            "mae": reference.mean_absolute_error(labels, number, sample_weight=w),
+            "mean_error": np.average(number - labels, weights=w),
+        },
+    )
     one, both = np.round(z[:, 0], 1), (y > 1).astype(np.uint8)
     q = 1 / (1 + np.exp(-one.astype(np.float64)))
     yield (
@@ -226,6 +246,14 @@ def test_metrics_are_scikit_learns(target, logits, labels, expected):
 BAD = [
     ("classes", "middel", "found 'middel', expected 'low' or 'middle' or 'high'"),
     ("classes", "", "found nothing, expected 'low' or 'middle' or 'high'"),
+    *(
+        (
+            "number",
+            value,
+            f"found {ascii(value) if value else 'nothing'}, expected a finite",
+        )
+        for value in ("", "many", "nan", "inf")
+    ),
 ]
 
 
@@ -248,6 +276,6 @@ def test_labels_are_stored_as_they_are_learned(kind, tmp_path):
     labels = np.concatenate([np.asarray(store.load(split)["label"]) for split in store.splits])
     assert labels.dtype == kind.target.dtype
     texts = kind.settings.get("classes")
-    expected = [texts.index(x) for x in kind.label] if texts else kind.label
+    expected = [texts.index(x) for x in kind.label] if texts else np.clip(kind.label, 10, 100)
     np.testing.assert_allclose(np.sort(labels), np.sort(expected), rtol=1e-6)
     assert kind.target.problem([labels]) == ""
