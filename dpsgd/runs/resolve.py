@@ -334,7 +334,11 @@ def _with_calibration(
         return spec
     offered, why = calibration_of(task) is not None, ""
     if not offered:
-        of = " for its labels" if hasattr(task, "calibration") else " (see dpsgd.runs.task.Task)"
+        of = (
+            " for such labels, or for weights"
+            if hasattr(task, "calibration")
+            else " (see dpsgd.runs.task.Task)"
+        )
         why = f"the task, a {type(task).__name__}, offers none{of}"
     else:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.tasks.clicks.hashing import hash_text, words_of
 from experiments.tasks.clicks.schema import MISSING, Schema
-from experiments.tasks.clicks.store import Columns, columns_of
+from experiments.tasks.clicks.store import LABELS, Columns, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +72,7 @@ def encode(
         schema: Which columns are numbers and categories.
         kinds: What each of these columns holds.
         hash_seed: Public seed of the hash of categories.
-        label: Column of the label; None for rows without one.
+        label: Column of the label; None for rows without one, and without weights.
 
     Raises:
         ColumnError: names the first column that cannot be read, and its first such row.
@@ -83,9 +83,12 @@ def encode(
         for name, (dtype, width) in columns_of(schema).items()
     }
     if label is None:
-        del columns["label"]
+        columns = {name: x for name, x in columns.items() if name not in LABELS}
     else:
         columns["label"][:] = kinds[label].decode(batch[label], label).values
+        if schema.weight:
+            column = schema.weight
+            columns["weight"][:] = kinds[column].decode(batch[column], column).values
     for j, name in enumerate(schema.integers):
         values, missing = kinds[name].decode(batch[name], name)
         columns["integers"][:, j] = np.where(missing, 0, schema.transformed(values))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import entr, expit
-from scipy.stats import rankdata
 
 
 @dataclass(frozen=True)
@@ -27,15 +26,16 @@ class BinaryMetrics:
     num_positives: int
 
 
-def auc(logits: np.ndarray, labels: np.ndarray) -> float:
+def auc(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
     """Returns the exact area under the ROC curve by the Mann-Whitney statistic.
 
-    With R the sum of the positives' midranks among all n scores and n_1, n_0 the class counts,
-    AUC = (R - n_1 (n_1 + 1) / 2) / (n_1 n_0); midranks give every tied pair one half.
+    It is the weight of pairs of a positive and a negative in the right order over that of all
+    pairs; a tied pair counts one half, and the weight of a pair is the product of its rows'.
 
     Args:
       logits: float[n], any increasing transform of the scores.
       labels: [n], 0 or 1.
+      weights: float[n]; by default all 1.
 
     Returns:
       The area; NaN, as it is undefined, where one class is absent or a logit is not finite.
@@ -44,16 +44,17 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     0.875
     """
     positive = np.asarray(labels) == 1
-    n1 = int(positive.sum())
-    n0 = positive.size - n1
-    if n1 == 0 or n0 == 0 or not np.isfinite(logits).all():
+    w = np.ones(positive.size) if weights is None else np.asarray(weights, np.float64)
+    if not (w[positive].any() and w[~positive].any() and np.isfinite(logits).all()):
         return float("nan")
-    rank_sum = rankdata(logits, method="average")[positive].sum()
-    return float((rank_sum - n1 * (n1 + 1) / 2) / (n1 * n0))
+    _, place = np.unique(logits, return_inverse=True)
+    above, below = np.bincount(place, w * positive), np.bincount(place, w * ~positive)
+    ordered = np.sum(above * (np.cumsum(below) - below / 2))
+    return float(ordered / (above.sum() * below.sum()))
 
 
-def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats.
+def log_loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Returns the (weighted) mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats.
 
     It is undefined, NaN, where a logit is not finite: what a model that diverged says of a row is
     no probability.
@@ -61,21 +62,25 @@ def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
     z = np.asarray(logits, np.float64)
     if not np.isfinite(z).all():
         return float("nan")
-    return float(np.mean(np.logaddexp(0.0, z) - np.asarray(labels) * z))
+    return float(np.average(np.logaddexp(0.0, z) - np.asarray(labels) * z, weights=weights))
 
 
-def base_rate_entropy(labels: np.ndarray) -> float:
+def base_rate_entropy(labels: np.ndarray, weights: np.ndarray | None = None) -> float:
     """Returns -y log y - (1 - y) log(1 - y), y the mean of `labels` (0 or 1, [n]), in nats.
 
     It is the log loss of always predicting the base rate: 0 where one class is absent.
     """
-    return float(entr(np.mean(labels)) + entr(1.0 - np.mean(labels)))
+    rate = np.average(labels, weights=weights)
+    return float(entr(rate) + entr(1.0 - rate))
 
 
 def expected_calibration_error(
-    probabilities: np.ndarray, labels: np.ndarray, bins: int = 15
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    bins: int = 15,
+    weights: np.ndarray | None = None,
 ) -> float:
-    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over `bins` equal-width bins of p; or NaN.
+    """Returns sum_b |sum_{i in b} w_i (p_i - y_i)| / sum_i w_i over `bins` equal bins of p.
 
     It is undefined, NaN, where a probability is.
 
@@ -84,14 +89,18 @@ def expected_calibration_error(
     if np.isnan(probabilities).any():
         return float("nan")
     bin_of = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
-    gaps = np.bincount(bin_of, weights=probabilities - labels, minlength=bins)
-    return float(np.abs(gaps).sum() / probabilities.size)
+    w = np.ones(probabilities.size) if weights is None else weights
+    gaps = np.bincount(bin_of, weights=w * (probabilities - labels), minlength=bins)
+    return float(np.abs(gaps).sum() / w.sum())
 
 
-def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
+def binary_metrics(
+    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> BinaryMetrics:
     """Returns every metric of the model's `logits` (float[n]) against `labels` (0 or 1, [n]).
 
-    All are undefined, NaN, where a logit is not finite.
+    With `weights` (float[n]) all are weighted but counts. All are undefined, NaN, where a logit is
+    not finite.
 
     Raises:
       ValueError: if there are no rows, or not as many logits as labels.
@@ -103,15 +112,16 @@ def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
             f"metrics need equally many logits and labels, got {z.shape} and {y.shape}"
         )
     probabilities = expit(np.where(np.isfinite(z), z, np.nan))
-    positives, loss, entropy = int(y.sum()), log_loss(z, y), base_rate_entropy(y)
+    w = np.ones(y.size) if weights is None else np.asarray(weights, np.float64)
+    observed, loss, entropy = (w * y).sum(), log_loss(z, y, w), base_rate_entropy(y, w)
     return BinaryMetrics(
-        auc=auc(z, y),
+        auc=auc(z, y, w),
         log_loss=loss,
         normalised_entropy=loss / entropy if entropy else float("nan"),
-        predicted_over_observed=float(probabilities.sum() / positives)
-        if positives
+        predicted_over_observed=float((w * probabilities).sum() / observed)
+        if observed
         else float("nan"),
-        expected_calibration_error=expected_calibration_error(probabilities, y),
+        expected_calibration_error=expected_calibration_error(probabilities, y, weights=w),
         num_examples=z.size,
-        num_positives=positives,
+        num_positives=int(y.sum()),
     )

@@ -155,13 +155,16 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     target, (_, logit) = schema.target, shaped(config, schema)
 
     def loss(params: PyTree, example: PyTree) -> jax.Array:
-        return target.loss(logit(params, example), example["label"])
+        found = target.loss(logit(params, example), example["label"])
+        return found * example["weight"] if schema.weight else found
 
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
         return target.predict(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
     rescaled = functools.partial(_rescaled, config.embedding_dim)
-    return PureFunctions(loss, logit, predict, target.calibration(logit, rescaled))
+    # Noise of calibration is chosen for rows that all weigh 1.
+    calibration = None if schema.weight else target.calibration(logit, rescaled)
+    return PureFunctions(loss, logit, predict, calibration)
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:

@@ -1,9 +1,10 @@
 """A columnar store of labelled rows: memory-mapped ``.npy`` shards and a ``manifest.json``.
 
-Columns, all with rows first: "label" [n], of the type of the schema's target; "integers"
-float32 [n, I], already transformed, 0 where missing; "integers_missing" bool [n, I]; "categories"
-int32 [n, C], hashed ids, 0 where missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a
-range of rows, one file per column.
+Columns, all with rows first: "label" [n], of the type of the schema's target; "weight"
+float32 [n] in [0, 1], where rows have weights; "integers" float32 [n, I], already transformed, 0
+where missing; "integers_missing" bool [n, I]; "categories" int32 [n, C], hashed ids, 0 where
+missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a range of rows, one file per
+column.
 
 :mod:`experiments.tasks.clicks.writer` writes one.
 """
@@ -32,6 +33,9 @@ Columns = dict[str, np.ndarray]
 Splits = Mapping[str, tuple[int, int]]
 """Split name to its range of rows, first (included) and last (excluded)."""
 
+LABELS = ("label", "weight")
+"""Columns of labelled rows that a model does not read."""
+
 FORMAT = "dpsgd-columns"
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -50,6 +54,7 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
     """Return the dtype and the width (None for a vector) of each column of a store of `schema`."""
     return {
         "label": (np.dtype(schema.target.dtype), None),
+        **({"weight": (np.dtype("<f4"), None)} if schema.weight else {}),
         "integers": (np.dtype("<f4"), len(schema.integers)),
         "integers_missing": (np.dtype(bool), len(schema.integers)),
         "categories": (np.dtype("<i4"), len(schema.categories)),

@@ -54,8 +54,15 @@ class Target(abc.ABC):
         """Returns the predictions of rows: float32[rows], or float32[rows, outputs]."""
 
     @abc.abstractmethod
-    def metrics(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def metrics(
+        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    ) -> dict[str, float]:
         """Returns figures of merit; NaN where one is undefined, as where the training diverged.
+
+        Args:
+          logits: As a model says them of rows.
+          labels: Of these.
+          weights: Of these, some of them above 0; by default all 1.
 
         Raises:
           ValueError: if there are no rows.
@@ -67,8 +74,7 @@ class Target(abc.ABC):
 
     def problem(self, labels: Iterable[np.ndarray]) -> str:
         """Returns why rows with these labels have no `metrics`; empty if they have."""
-        del labels
-        return ""
+        return "" if any(block.size for block in labels) else "have no weight"
 
     def calibration(
         self,
@@ -113,11 +119,13 @@ class Binary(Target):
 
         return jax.nn.sigmoid(logits)
 
-    def metrics(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def metrics(
+        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    ) -> dict[str, float]:
         """Returns those of `BinaryMetrics`."""
         from experiments.tasks.clicks.metrics import binary_metrics
 
-        return vars(binary_metrics(logits, labels))
+        return vars(binary_metrics(logits, labels, weights))
 
     def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Returns zeros and ones."""
@@ -178,11 +186,13 @@ class Classes(Target):
 
         return jax.nn.softmax(logits)
 
-    def metrics(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def metrics(
+        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    ) -> dict[str, float]:
         """Returns accuracy and log loss."""
         from experiments.tasks.classes import class_metrics
 
-        return class_metrics([(logits, labels)] if labels.size else [])
+        return class_metrics([(logits, labels, weights)] if labels.size else [])
 
     def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Returns uniform classes."""
@@ -235,19 +245,22 @@ class Number(Target):
         middle, half = self._middle_and_half
         return jnp.clip(middle + 0.5 * half * logits, *self.bounds)
 
-    def metrics(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def metrics(
+        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+    ) -> dict[str, float]:
         """Returns root mean squared, mean absolute and mean error, of predictions less labels."""
         off = np.asarray(self.predict(logits), np.float64) - labels
         return {
-            "rmse": float(np.sqrt(np.mean(off**2))),
-            "mae": float(np.mean(np.abs(off))),
-            "mean_error": float(np.mean(off)),
+            "rmse": float(np.sqrt(np.average(off**2, weights=weights))),
+            "mae": float(np.average(np.abs(off), weights=weights)),
+            "mean_error": float(np.average(off, weights=weights)),
             "num_examples": labels.size,
         }
 
     def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Returns uniform numbers within the bounds."""
-        return rng.uniform(*self.bounds, count).astype(self.dtype)
+        low, high = self.bounds
+        return rng.uniform(low, high, count).astype(self.dtype)
 
 
 def target_of(classes: tuple[str, ...], bounds: tuple[float, ...] = ()) -> Target:

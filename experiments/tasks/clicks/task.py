@@ -46,7 +46,7 @@ class ClickModels:
     def calibration(self) -> Refinement | None:
         """Returns Platt scaling, whose two numbers go into the last layer; or None.
 
-        It is of labels of two values alone.
+        It is of labels of two values alone, and of rows without weights.
         """
         return self._functions.calibration
 
@@ -75,7 +75,7 @@ class ClickModels:
           ValueError: if the data cannot be read, or are not such as the model reads.
         """
         from experiments.tasks.clicks.formats import format_of
-        from experiments.tasks.clicks.store import Store
+        from experiments.tasks.clicks.store import LABELS, Store
 
         if not path.is_dir():
             if split is not None:
@@ -88,7 +88,7 @@ class ClickModels:
         for name in splits:
             store.rows(name)  # there is such a split
         store.verify()
-        left_out = () if labelled else ("label",)
+        left_out = () if labelled else LABELS
         return (
             {column: x for column, x in block.items() if column not in left_out}
             for name in splits
@@ -322,7 +322,10 @@ class Clicks(ClickModels):
             if (why := self.store.schema_mismatch(other.schema, other.hash_seed)) is not None:
                 raise ValueError(f"{self.data} {why}")
         for split in ("validation", "test") if Processes.current().first else ():
-            labels = (block["label"] for block in self.store.blocks(split))
+            labels = (
+                block["label"][block["weight"] > 0] if self.schema.weight else block["label"]
+                for block in self.store.blocks(split)
+            )
             if why := self.schema.target.problem(labels):
                 raise ValueError(f"{self.data}: the {split} rows {why}; prepare more rows")
 

@@ -536,9 +536,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     ("asked", "says"),
     [
         ({}, "name the columns to learn from"),
-        ({"categories": ("y",)}, "y: a column is the label, a category or a number"),
-        ({"categories": ("a",), "numbers": ("a",)}, "a: a column is the label"),
-        ({"numbers": ("a", "a")}, "a: a column is the label"),
+        ({"categories": ("y",)}, "y: a column is label, weight, a category"),
+        ({"categories": ("a",), "numbers": ("a",)}, "a: a column is label"),
+        ({"numbers": ("a", "a")}, "a: a column is label"),
         ({"categories": ("a", "b", "c"), "buckets": (8, 8)}, "one for each of the 3 categories"),
         ({"categories": ("a",), "buckets": (12,)}, "bucket count of a must be a power of two"),
         *(
@@ -559,6 +559,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
                 (1e8, 1e8 + 1),
             )
         ),
+        *(
+            ({"numbers": ("a",), "weight": "w", "weight_bound": bound}, "bound of weights")
+            for bound in (0.0, -1.0, math.inf, math.nan)
+        ),
+        ({"numbers": ("a",), "weight": "a"}, "a: a column is label, weight"),
         ({"numbers": ("a",), "label_bounds": (0, 1), "classes": ("a", "b")}, "values or bounds"),
         ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
         ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),

@@ -21,10 +21,10 @@ from experiments import cli
 from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.sizes import ModelConfig
-from experiments.tasks.clicks.store import Store
+from experiments.tasks.clicks.store import LABELS, Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.clicks.target import Binary, Classes, Number
-from experiments.tasks.clicks.task import DescribedClicks
+from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 N = 600
 RNG = np.random.default_rng(0)
@@ -44,6 +44,7 @@ class Kind:
     """A metric, and the range in which it lies after training without noise."""
     most_gradient: float
     """Of the loss, by the logits."""
+    weights: np.ndarray | None = None
 
     @property
     def target(self):
@@ -79,14 +80,21 @@ KINDS = {
         most_gradient=2.0,
     ),
 }
+KINDS["weighted"] = dataclasses.replace(
+    KINDS["number"],
+    options=(*KINDS["number"].options, "--weight", "w", "--weight-bound", "4"),
+    settings={**KINDS["number"].settings, "weight": "w", "weight_bound": 4.0},
+    weights=np.arange(N) % 7,
+)
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def write(path, kind, label=None):
+def write(path, kind, label=None, weights=None):
     label = kind.label if label is None else label
+    weights = np.arange(N) % 7 if weights is None else weights
     with open(path, "w", newline="") as file:
-        rows = zip(range(N), X, np.arange(N) % 3, label, strict=True)
-        csv.writer(file).writerows([("id", "x", "c", "y"), *rows])
+        rows = zip(range(N), X, np.arange(N) % 3, label, weights, strict=True)
+        csv.writer(file).writerows([("id", "x", "c", "y", "w"), *rows])
     return path
 
 
@@ -123,8 +131,9 @@ def test_a_label_is_prepared_trained_evaluated_scored_and_exported(kind, extra, 
     np.testing.assert_allclose(np.array(scores, float)[:, 1:], said.reshape(N, -1), rtol=1e-5)
     run("report", out, "--out", tmp_path / "page.html")
     code = cli.main(["evaluate", str(out), str(store), "--deciles"])
-    assert code == (0 if kind.target.levels else 2)
-    assert kind.target.levels or "that has not two values" in capsys.readouterr().err
+    shown = kind.target.levels and kind.weights is None
+    assert code == (0 if shown else 2)
+    assert shown or "are not shown" in capsys.readouterr().err
     audit = ["audit", "sampler:poisson", "--batch-size", 60, "--epochs", 1, "--data", store]
     run(*audit, "--num-examples", 1000, "--noise-multiplier", 1)
 
@@ -138,9 +147,9 @@ def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind,
     capsys.readouterr()
     assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 2
     offered = DescribedClicks(SIZES, kind.schema(), 0).calibration() is not None
-    why = "its noise would cost more" if offered else "offers none for its labels"
+    why = "its noise would cost more" if offered else "offers none for such labels"
     assert why in capsys.readouterr().err
-    assert offered == isinstance(kind.target, Binary)
+    assert offered == (isinstance(kind.target, Binary) and kind.weights is None)
 
 
 SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins=3)
@@ -181,6 +190,21 @@ def test_a_model_has_one_logit_or_one_a_class_and_is_described_by_its_record(kin
     assert again == of_rows
     assert again.schema.target == kind.target
     assert again.loss is of_rows.loss
+
+
+@each_kind
+def test_a_weight_multiplies_the_loss_and_is_not_predicted_from(kind, task):
+    of_rows, params, rows = task
+    schema = dataclasses.replace(of_rows.schema, weight="")
+    plain = dataclasses.replace(of_rows, schema=schema)
+    found, expected = (jax.vmap(x.loss, (None, 0))(params, rows) for x in (of_rows, plain))
+    if kind.weights is None:
+        assert of_rows.loss is plain.loss
+    else:
+        assert 0 <= rows["weight"].min() < 0.5 < rows["weight"].max() <= 1
+        np.testing.assert_allclose(found, expected * rows["weight"], rtol=1e-5)
+    features = {name: x for name, x in rows.items() if name not in LABELS}
+    np.testing.assert_array_equal(of_rows.predict(params, features), plain.predict(params, rows))
 
 
 @each_kind
@@ -239,6 +263,13 @@ def test_metrics_are_scikit_learns(target, logits, labels, expected):
     for name, value in expected(None).items():
         assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     assert found["num_examples"] == len(labels)
+    weights = RNG.integers(0, 3, len(labels)) / 2
+    weighted = target.metrics(logits, labels, weights)
+    for name, value in expected(weights).items():
+        assert weighted[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    twice = target.metrics(*(np.repeat(x, (2 * weights).astype(int), 0) for x in (logits, labels)))
+    for name, value in weighted.items():
+        assert name.startswith("num_") or value == pytest.approx(twice[name], rel=1e-6), name
     broken = target.metrics(np.where(np.arange(len(labels)) == 7, np.nan, logits.T).T, labels)
     assert all(math.isnan(broken[name]) for name in expected(None))
 
@@ -279,3 +310,30 @@ def test_labels_are_stored_as_they_are_learned(kind, tmp_path):
     expected = [texts.index(x) for x in kind.label] if texts else np.clip(kind.label, 10, 100)
     np.testing.assert_allclose(np.sort(labels), np.sort(expected), rtol=1e-6)
     assert kind.target.problem([labels]) == ""
+    if kind.weights is not None:
+        found = np.concatenate([np.asarray(store.load(x)["weight"]) for x in store.splits])
+        np.testing.assert_array_equal(np.sort(found), np.sort(np.minimum(kind.weights / 4, 1)))
+
+
+@pytest.mark.parametrize("weight", ["", "-1", "nan", "inf", "heavy"])
+def test_a_weight_that_is_none_has_its_line_and_no_score_needs_it(weight, tmp_path):
+    kind = KINDS["weighted"]
+    path = write(tmp_path / "t.csv", kind, weights=[*kind.weights[:5], weight, *kind.weights[6:]])
+    format, shown = TableFormat(kind.schema()), ascii(weight) if weight else "nothing"
+    said = f"t.csv, line 7, column w: found {shown}, expected a weight >= 0"
+    with pytest.raises(DataError, match=re.escape(said)):
+        format.prepare([path], tmp_path / "store")
+    blocks = [*format.read(path, labelled=False)]
+    assert sum(len(block["integers"]) for block in blocks) == N
+    assert not {*LABELS} & {*blocks[0]}
+
+
+def test_rows_without_weight_have_no_metrics(tmp_path):
+    format = TableFormat(KINDS["weighted"].schema())
+    path = write(tmp_path / "t.csv", KINDS["weighted"], weights=np.zeros(N))
+    format.prepare([path], tmp_path / "store")
+    task = Clicks(tmp_path / "store")
+    with pytest.raises(ValueError, match="the validation rows have no weight; prepare more rows"):
+        task.check()
+    with pytest.raises(ValueError, match="the rows have no weight: no metric is defined"):
+        task.metrics(task.init(0))
