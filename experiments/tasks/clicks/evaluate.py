@@ -23,10 +23,10 @@ class Scores(NamedTuple):
     """float32[rows], or float32[rows, outputs]."""
     labels: np.ndarray
     """[rows], as a store has them."""
-    weights: np.ndarray | None
-    """float32[rows], if rows have weights."""
     ids: np.ndarray
     """The values of one categorical column, hashed: int32[rows]; or none."""
+    weights: np.ndarray | None = None
+    """float32[rows], if rows have weights."""
 
 
 def score(
@@ -60,7 +60,7 @@ def score(
     of_rows = np.concatenate(weights) if weights else None
     if of_rows is not None and not of_rows.any():
         raise ValueError("the rows have no weight: no metric is defined")
-    return Scores(np.concatenate(logits), np.concatenate(labels), of_rows, np.concatenate(ids))
+    return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids), of_rows)
 
 
 def evaluate(
