@@ -64,20 +64,16 @@ def initial_params(
     if init_from is None:
         return Start(fresh, {})
     path = _found(init_from)
-    if digest is not None and (now := sha256(_arrays_at(path))) != digest:
+    arrays = _released(path)
+    if digest is not None and (now := sha256(arrays)) != digest:
         raise ValueError(
             f"init_from: {path} is not the model that the run is to start from, of which the "
             f"SHA-256 is {digest!a:.70}: it is {now}; restore it from a copy"
         )
-    if not _of_arrays(path):
-        if (path / MODEL).is_file():
-            Bundle.read(path)  # refuses parts of two
-        else:
-            RunDirectory.open(path).check_released()
-        if not rules:
-            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh)
-            return Start(RunDirectory(path).read_params(like), {})
-    return Start(*matched(fresh, source(_arrays_at(path)), rules, known))
+    if arrays != path and not rules:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh)
+        return Start(RunDirectory(path).read_params(like), {})
+    return Start(*matched(fresh, source(arrays), rules, known))
 
 
 def pinned(spec: RunSpec) -> RunSpec:
@@ -89,7 +85,7 @@ def pinned(spec: RunSpec) -> RunSpec:
     """
     if spec.init_from is None:
         return spec
-    found = sha256(_arrays_at(_found(spec.init_from)))
+    found = sha256(_released(_found(spec.init_from)))
     if spec.init_sha256 not in (None, found):
         raise ValueError(
             f"init_sha256: {spec.init_from} has the SHA-256 {found}, not {spec.init_sha256!a:.70}"
@@ -158,8 +154,15 @@ def _of_arrays(path: Path) -> bool:
     return path.is_file() or (not (path / MODEL).is_file() and is_orbax(path))
 
 
-def _arrays_at(path: Path) -> Path:
-    return path if _of_arrays(path) else RunDirectory(path).params_path
+def _released(path: Path) -> Path:
+    """Returns where the arrays of a model lie, of which nothing is pending."""
+    if _of_arrays(path):
+        return path
+    if (path / MODEL).is_file():
+        Bundle.read(path)  # refuses parts of two
+    else:
+        RunDirectory.open(path).check_released()
+    return RunDirectory(path).params_path
 
 
 def _stated(record: Mapping[str, Any], where: Path) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ class Rule(NamedTuple):
     """(k, n): it is the k-th of n equal parts of the last axis (`:K/N`)."""
 
     @classmethod
-    def of(cls, text: str) -> Rule:
-        """Returns the rule that `text` says.
+    def of(cls, text: str, where: str = "") -> Rule:
+        """Returns the rule that `text` says, which stands at `where` in a file.
 
         >>> Rule.of(r"h.(\\d+).query.weight=blocks.\\1.qkv.kernel:T:1/3").part
         (1, 3)
@@ -44,6 +44,7 @@ class Rule(NamedTuple):
           ValueError: if it says none.
         """
         said = f"init_map: {text!a:.80} is no rule REGEX=NAME, REGEX= or =REGEX"
+        said += f" ({where})" if where else ""
         pattern, *target = re.split(r"(?<![?<])=", text, maxsplit=1)  # not the = of (?=
         if not target:
             raise ValueError(f"{said}: it has no =")
@@ -79,37 +80,25 @@ def lines_of(rules: Iterable[str]) -> tuple[str, ...]:
     """
     found = list[str]()
     for rule in rules:
-        lines, where = [rule], ""
-        if rule.startswith("@"):
-            try:
-                lines = Path(rule[1:]).read_text(encoding="utf-8").splitlines()
-            except (OSError, ValueError) as error:
-                raise ValueError(f"init_map: {rule[1:]} cannot be read: {error}") from None
-            where = rule[1:]
-        for number, line in enumerate(map(str.strip, lines), 1):
-            if not line or (where and line.startswith("#")):
-                continue
-            try:
-                Rule.of(line)
-            except ValueError as error:
-                place = f" ({where}, line {number})" if where else ""
-                raise ValueError(f"{error}{place}") from None
-            found.append(line)
+        try:
+            lines = [(rule, "")]
+            if rule.startswith("@"):
+                text = Path(rule[1:]).read_text(encoding="utf-8").splitlines()
+                lines = [(line.strip(), f"{rule[1:]}, line {k}") for k, line in enumerate(text, 1)]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"init_map: {rule[1:]} cannot be read: {error}") from None
+        for line, where in lines:
+            if line and not (where and line.startswith("#")):
+                Rule.of(line, where)
+                found.append(line)
     return tuple(found)
 
 
 class _Leaf(NamedTuple):
-    """A parameter, and what is taken for it."""
+    """A parameter, and the array and rule of each part that is taken for it."""
 
     value: Any
     taken: dict[tuple[int, int], tuple[str, Rule]]
-    """Array and rule, by the part that they are."""
-
-    def put(self, name: str, rule: Rule, where: str) -> None:
-        for part, (other, _) in self.taken.items():
-            if part == rule.part or part[1] != rule.part[1]:
-                raise ValueError(f"{where} would be both {other!a:.80} and {name!a:.80}")
-        self.taken[rule.part] = name, rule
 
 
 def matched(
@@ -143,48 +132,55 @@ def matched(
     left_out, unknown = list[str](), list[str]()
     for array in source.shapes:
         rule, goes = _target(array, own)
-        if rule is None and array in names:
-            rule, goes = _SAME, names[array]
-        if rule is None:
+        asked = rule is not None
+        if not asked and array in names:
+            rule, goes = _SAME, array
+        elif not asked:
             rule, goes = _target(array, others)
-        if rule not in own and names.get(goes) in forced:
-            goes = ""
+        name = names.get(goes, "")
         if rule is None:
             unknown.append(array)
-        elif not goes:
+        elif not goes or (name in forced and not asked):
             left_out.append(array)
-        elif goes not in names:
+        elif not name:
             raise ValueError(f"init_map: {array!a:.80} goes to {goes!a:.80}, which is no parameter")
-        elif names[goes] in forced:
-            raise ValueError(f"init_map: {goes} is to start fresh, and to be {array!a:.80}")
+        elif name in forced:
+            raise ValueError(f"init_map: {name} is to start fresh, and to be {array!a:.80}")
         else:
-            leaves[names[goes]].put(array, rule, f"init_map: {goes}")
-    parts = [f"{source.path}"]
+            taken = leaves[name].taken
+            for part, (other, _) in taken.items():
+                if part == rule.part or part[1] != rule.part[1]:
+                    wrong = f"{name} would be both {other!a:.80} and {array!a:.80}"
+                    raise ValueError(f"init_map: {wrong}")
+            taken[rule.part] = array, rule
     begin = {name for name, leaf in leaves.items() if not leaf.taken}
-    if missing := [name for name in leaves if name in begin - forced and not _fresh(name, others)]:
-        shape = tuple(leaves[missing[0]].value.shape)
-        more = f" (nor {some(missing[1:])})" if missing[1:] else ""
-        parts.append(f"does not hold the parameter {missing[0]} {shape}{more}")
+    missing = [name for name in leaves if name in begin - forced and not _fresh(name, others)]
+    parts = []
+    if missing:
+        parts = [
+            f"does not hold the parameter {missing[0]} {tuple(leaves[missing[0]].value.shape)}"
+        ]
+        parts[0] += f" (nor {some(missing[1:])})" if missing[1:] else ""
     if unknown:
-        parts.append(("and " * bool(missing)) + f"holds arrays of no parameter: {some(unknown)}")
-    if missing or unknown:
+        parts.append(f"holds arrays of no parameter: {some(unknown)}")
+    if parts:
         raise ValueError(
-            f"{' '.join(parts)}; init_map says by REGEX=NAME what an array is, by REGEX= what is "
-            "left out, and by =REGEX which parameters start fresh"
+            f"{source.path} {' and '.join(parts)}; init_map says by REGEX=NAME what an array is, "
+            "by REGEX= what is left out, and by =REGEX which parameters start fresh"
         )
     for name, leaf in leaves.items():
         _check(name, leaf, source)
     read = source.read([array for leaf in leaves.values() for array, _ in leaf.taken.values()])
-    made = [_made(name, leaf, read, source) for name, leaf in leaves.items()]
-    taken = {
-        name: [
-            array + _cast(source.shapes[array].dtype, leaf.value.dtype)
-            for _, (array, _) in sorted(leaf.taken.items())
-        ]
-        for name, leaf in leaves.items()
-        if leaf.taken
+    made = [_made(leaf, read, source) for leaf in leaves.values()]
+    record = {
+        "taken": {
+            name: [_said(source, array, leaf) for _, (array, _) in sorted(leaf.taken.items())]
+            for name, leaf in leaves.items()
+            if leaf.taken
+        },
+        "fresh": sorted(begin),
+        "left_out": sorted(left_out),
     }
-    record = {"taken": taken, "fresh": sorted(begin), "left_out": sorted(left_out)}
     return jax.tree.unflatten(jax.tree.structure(fresh), made), record
 
 
@@ -217,8 +213,9 @@ def _target(array: str, rules: Sequence[Rule]) -> tuple[Rule | None, str]:
     return None, ""
 
 
-def _cast(dtype: Any, wanted: Any) -> str:
-    return "" if dtype == wanted else f" (from {np.dtype(dtype).name})"
+def _said(source: Source, array: str, leaf: _Leaf) -> str:
+    dtype = source.shapes[array].dtype
+    return array if dtype == leaf.value.dtype else f"{array} (from {np.dtype(dtype).name})"
 
 
 def _check(name: str, leaf: _Leaf, source: Source) -> None:
@@ -249,7 +246,7 @@ def _check(name: str, leaf: _Leaf, source: Source) -> None:
             )
 
 
-def _made(name: str, leaf: _Leaf, read: dict[str, np.ndarray], source: Source) -> Any:
+def _made(leaf: _Leaf, read: dict[str, np.ndarray], source: Source) -> Any:
     """Returns a parameter of what is taken for it, or fresh."""
     if not leaf.taken:
         return leaf.value

@@ -175,6 +175,14 @@ def test_a_run_that_was_cut_resumes_from_the_same_start(models, tmp_path):
     assert len(read(cut / "ledger.jsonl").attempts) == 1
 
 
+def test_what_is_no_finished_run_is_said(tmp_path):
+    cut = run_and_stop(line, config_of(), tmp_path / "cut")
+    (tmp_path / "empty").mkdir()
+    for folder, why in ((cut, "`dpsgd resume"), (tmp_path / "empty", "is not the directory of a")):
+        with pytest.raises(FileNotFoundError, match=why):
+            run(TOMORROW, config(init_from=str(folder)), tmp_path / "out")
+
+
 def test_a_run_does_not_resume_on_the_rows_of_a_model_before_it(models, tmp_path):
     cut = run_and_stop(TOMORROW, config_of(init_from=str(models / "run")), tmp_path / "cut")
     with pytest.raises(ValueError, match="run was trained on these very rows"):

@@ -189,7 +189,7 @@ def test_a_file_of_rules_is_read_line_by_line(tmp_path):
     assert lines_of(["a=b", f"@{tmp_path / 'rules'}"]) == ("a=b", "(?=n)net=w", "=head")
     assert Rule.of("(?=n)net=w").pattern.fullmatch("net")
     (tmp_path / "rules").write_text("a=b\nw\n")
-    with pytest.raises(ValueError, match=r"has no = \(.*rules, line 2\)"):
+    with pytest.raises(ValueError, match=r"or =REGEX \(.*rules, line 2\): it has no ="):
         lines_of([f"@{tmp_path / 'rules'}"])
 
 
