@@ -148,12 +148,13 @@ def one_step(
     algorithm = dpsgd(loss_fn, optimizer)
 
     def step(state: Any, batch: PyTree, weights: Any, noise_key: Any, scales: Any) -> Any:
-        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
+        how = {"frozen": frozenset(state.frozen)} if state.frozen else {}
+        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales, **how)
         return (algorithm.update(state, total, noise_key, scales)[0],)
 
     noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
     weights = jnp.ones(len(jax.tree.leaves(batch)[0]))
-    state = algorithm.init(params, mechanism)
+    state = algorithm.init(params, mechanism, batch)
     return step, (state, batch, weights, noise_key, mechanism.scales())
 
 
