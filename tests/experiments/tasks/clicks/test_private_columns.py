@@ -157,6 +157,22 @@ def test_every_run_on_a_store_counts_what_was_released_of_its_rows(tmp_path, cap
 
 
 @pytest.mark.parametrize(
+    "label",
+    [("--label", "y"), ("--label", "device", "--classes", "0,1,2,3,4,5,6,7,8"),
+     ("--label", "sum", "--label-bounds", "-99:99"), ("--label", "y", "--weight", "device")],
+    ids=["two values", "classes", "a number", "weights"],
+)  # fmt: skip
+def test_what_is_chosen_does_not_depend_on_the_kind_of_label(tmp_path, label, capsys):
+    data, store = write(tmp_path / "rows.csv", rows()[:1000]), tmp_path / "store"
+    columns = ("--categories", "city", "--numbers", "age")
+    assert run("prepare", "csv", data, store, *label, *columns, *PRIVATE) == 0
+    opened = Store.open(store)
+    assert opened.data_release.noise_multiplier > 1
+    assert set(opened.schema.bounded) == {"age"}
+    assert Clicks(store).columns().population.data_release == opened.data_release
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--epsilon", "1"), "--epsilon and --delta are of private bounds and values"),
