@@ -264,7 +264,14 @@ def floor_of_step(
 
 
 def adapters(batch_size: int = 64, *, rounds: int = 7) -> Iterator[Row]:
-    sizes = {"tokens": 8192, "length": 32, "classes": 2, "dim": 64, "heads": 4, "layers": 2}
+    sizes: dict[str, Any] = {
+        "tokens": 8192,
+        "length": 32,
+        "classes": 2,
+        "dim": 64,
+        "heads": 4,
+        "layers": 2,
+    }
     made = {"whole": text.Sizes(**sizes), "LoRA": text.Sizes(**sizes, lora_rank=4, trained="lora")}
     tokens = np.random.default_rng(0).integers(0, 8192, (batch_size, 32), np.int32)
     batch = {"tokens": tokens, "label": np.arange(batch_size, dtype=np.int32) % 2}
