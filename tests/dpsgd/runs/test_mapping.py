@@ -193,6 +193,9 @@ def test_a_file_of_rules_is_read_line_by_line(tmp_path):
         lines_of([f"@{tmp_path / 'rules'}"])
 
 
+HOLE = [("w", 0), ("v", 8)]
+
+
 def entry(name, value):
     return lambda header: header["w"].update({name: value})
 
@@ -215,6 +218,9 @@ def entry(name, value):
         lambda header: header.update(v=header["w"]),
         lambda header: header.pop("w"),
         lambda header: header.update(w={}),
+        lambda header: header.update(  # four bytes between them are no array's
+            {n: {"dtype": "F32", "shape": [1], "data_offsets": [k, k + 4]} for n, k in HOLE}
+        ),
     ],
 )
 def test_a_header_that_lies_is_refused(change, tmp_path):
