@@ -36,6 +36,10 @@ class Estimate(float):
         return cls(statistics.median(values), error and math.sqrt(math.pi / 2) * error)
 
 
+class LeftOut(Exception):
+    """Why a case cannot be measured here, which no failure is."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One figure: a value of None could not be measured, and a bar (">= 8") is none if empty."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.environment import environment
-from experiments.benchmarks.case import Case, Row
+from experiments.benchmarks.case import Case, LeftOut, Row
 
 LONGEST = 300
 """Characters of an error that are kept."""
@@ -83,6 +83,8 @@ class Record:
                 entry["rows"].append(asdict(shown))
                 self._write()
             entry["status"] = "done"
+        except LeftOut as reason:
+            entry |= {"status": "left out", "why": str(reason)}
         except Exception as error:
             traceback.print_exc()
             entry |= {"status": "failed", "why": _line(error)}

@@ -204,3 +204,23 @@ def test_the_tables_of_logistic_models_and_few_shot_episodes_are_what_was_record
     for (label, cells), row in zip(table_rows("sigma | Thm 3"), recorded_rows, strict=True):
         assert [label, *cells.values()] == row
         assert list(cells) == header[1:]
+
+
+def test_the_table_of_evidence_is_what_was_recorded():
+    from experiments.figures.evidence import points
+
+    file = ROOT / "experiments/records/evidence.json"
+    found = points(read(file))
+    rows = table_rows("test rows | no privacy |")
+    names = [f"{data}, {what}" for data, curves in found.items() for what in curves]
+    assert sorted(label for label, _ in rows) == sorted(names)
+    for label, cells in rows:
+        data, _, what = label.partition(", ")
+        points_of = {point.epsilon: point for point in found[data][what]}
+        for column, cell in cells.items():
+            point = points_of.get(None if column == "no privacy" else float(column.split()[1]))
+            alone = point and (f"{point.value:.3f}" if point.error is None else shown(point))
+            assert cell == (alone or ""), (label, column)
+        assert {None, 8.0, 3.0, 1.0} >= points_of.keys()
+    for one in (row for case in read(file)["cases"] for row in case["rows"] if row["bar"]):
+        assert one["holds"] or f"{one['value']:.4f}" in PROSE, one["name"]  # a page says so

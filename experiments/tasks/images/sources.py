@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.tasks import tfds
-from experiments.tasks.splits import Columns, random_split
+from experiments.tasks.splits import Columns, random_halves, random_split
 from experiments.tasks.tfds import SourceError
 
 ROWS_PER_READ = 1024
@@ -178,8 +178,41 @@ def stored(path: Path) -> Images:
     return Images(path.name, pixels.shape[1:], int(y.max()) + 1, random_split(rows, 0))
 
 
-def load(data: Path | None) -> Images:
-    """Returns the digits, or the images that `data` names."""
-    if data is None:
-        return digits()
+def _named(data: Path) -> Images:
     return stored(data) if data.suffix == ".npz" else prepared(data)
+
+
+def load(data: Path | None, features: str = "none", test: Path | None = None) -> Images:
+    """Returns the digits, or the images that `data` names, or their `features` as images of theirs.
+
+    Args:
+      data: A NumPy archive (.npz), or the directory of a version of a data set.
+      features: "none" or "scattering", see `scattering`.
+      test: An archive of the images that validate and test; all of `data` train then.
+
+    Raises:
+      SourceError: if the images cannot be read, or have no such features.
+    """
+    found = digits() if data is None else _named(data)
+    if test is not None:
+        held = stored(test)
+        if held.shape != found.shape or held.classes > found.classes:
+            raise SourceError(
+                f"{test} has images of shape {held.shape} of {held.classes} classes, {found.name} "
+                f"of {found.shape} of {found.classes}"
+            )
+        found = found._replace(
+            splits={"train": found.rows(None), **random_halves(held.rows(None), 0)}
+        )
+    if features == "none":
+        return found
+    from experiments.tasks.images.scattering import scattering
+
+    try:
+        splits = {
+            split: {**rows, "image": scattering(rows["image"])}
+            for split, rows in found.splits.items()
+        }
+    except ValueError as error:
+        raise SourceError(f"{found.name}: {error}") from None
+    return found._replace(shape=splits["train"]["image"].shape[1:], splits=splits)

@@ -6,13 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+    from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.images import sources
     from experiments.tasks.images.model import Functions, Sizes
 
 PyTree = Any
+
+LINEAR_BATCH, LINEAR_EPOCHS, LINEAR_CLIP_NORM = 4096, 20, 0.7
+"""Of one layer on scattering features, found on a part of MNIST's images at epsilon 3."""
+ADAM_RATE = 0.07
+SGD_RATE = 300.0
+"""Of SGD without momentum: features are short, and probabilities near their classes."""
 
 
 class ImageModels:
@@ -57,8 +64,8 @@ class ImageModels:
         """
         from experiments.tasks.images.sources import blocks, load
 
-        found = load(path)
         sizes = self.sizes
+        found = load(path, sizes.features)
         if (found.shape, found.classes) != (sizes.shape, sizes.classes):
             raise ValueError(
                 f"{found.name} has images of shape {found.shape} of {found.classes} classes: the "
@@ -131,7 +138,7 @@ class Images(ImageModels):
     array_record, with one image and one class a record; or a NumPy archive (.npz) of images x and
     labels y; by default scikit-learn's digits."""
     channels: tuple[int, ...] = (16, 32)
-    """Channels of the convolutions, each of which halves the image's sides."""
+    """Channels of the convolutions, each of which halves the image's sides; none for one layer."""
     new_classes: int = 0
     """The last classes, of which no image trains: training is then few-shot, by sampler:multistage.
     An episode draws classes, then images of each, and its one gradient is clipped (clipped level
@@ -139,6 +146,12 @@ class Images(ImageModels):
     tasks: int = 1
     """Of few-shot training: parts of the images, by their public numbers. If there are several, a
     step draws some, and an episode of each (clipped level 1)."""
+    test: Path | None = None
+    """A NumPy archive of the images that validate and test; all images of --data train then."""
+    features: Literal["none", "scattering"] = "none"
+    """What the network reads of an image: its pixels, or scattering features, a fixed function of
+    it alone, which costs no privacy: drawn characters are learned best from these by one layer, by
+    --channels without values. Sides are then multiples of 4."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1 or (self.tasks > 1 and not self.new_classes):
@@ -151,7 +164,7 @@ class Images(ImageModels):
         """The images, read when they are first needed."""
         from experiments.tasks.images.sources import load
 
-        found = load(self.data)
+        found = load(self.data, self.features, self.test)
         return found.few_shot(self.new_classes) if self.new_classes else found
 
     @property
@@ -160,7 +173,26 @@ class Images(ImageModels):
         from experiments.tasks.images.model import Sizes
 
         source = self.source
-        return Sizes(source.shape, source.classes, self.channels, self.new_classes)
+        return Sizes(source.shape, source.classes, self.channels, self.new_classes, self.features)
+
+    def recommend(self, request: RecommendationRequest) -> Settings:
+        """Returns the settings of a run: of one layer on scattering features, those for MNIST."""
+        from dataclasses import replace
+
+        from dpsgd.runs.recommendation import generic
+
+        found = generic(request)
+        if self.features == "none" or self.channels or not request.private:
+            return found
+        epochs = LINEAR_EPOCHS if request.most_epochs is None else request.most_epochs
+        rates = {"adam": ADAM_RATE, "sgd": SGD_RATE * (1 - request.momentum)}
+        return replace(
+            found,
+            batch_size=min(LINEAR_BATCH, request.num_examples),
+            epochs=min(LINEAR_EPOCHS, epochs),
+            l2_clip_norm=LINEAR_CLIP_NORM,
+            learning_rate=rates[request.optimizer],
+        )
 
     def columns(self) -> PyTree:
         """Returns the training images: uint8[rows, height, width, channels], and labels.

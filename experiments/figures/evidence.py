@@ -1,0 +1,115 @@
+"""Utility over epsilon, a panel a data set: ours, peers in the same run, and what papers report.
+
+All of it from the record of `scripts/bench evidence`; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from experiments.cli.console import Console
+from experiments.figures.drawing import (
+    MARKERS,
+    PALETTE,
+    Picture,
+    blank,
+    label_ones_twos_fives,
+    legend,
+    panels,
+)
+from experiments.figures.records import RECORDS
+
+ROW = re.compile(
+    r"(?P<metric>[^,]+), (?P<kind>test rows|published), (?P<data>\w+), "
+    r"(?:epsilon (?P<epsilon>[\d.]+)|no privacy)(?:, (?P<what>.+))?"
+)
+"""The name of a row of the record that this figure shows."""
+OURS, PAPER = "ours", "published: "
+
+
+@dataclass(frozen=True)
+class Config(Picture):
+    """Utility over epsilon by data set, beside peers and published figures."""
+
+    record: Path = RECORDS / "evidence.json"
+    """What `scripts/bench evidence --json` wrote."""
+
+
+class Point(NamedTuple):
+    """A figure of one model, or of several seeds of it; an epsilon of None is without privacy."""
+
+    metric: str
+    epsilon: float | None
+    value: float
+    error: float | None
+
+
+def points(record: Mapping[str, Any]) -> dict[str, dict[str, list[Point]]]:
+    """Returns the points of each curve of each data set, by epsilon, those without privacy last."""
+    found: dict[str, dict[str, list[Point]]] = {}
+    for row in (row for case in record["cases"] for row in case["rows"]):
+        named = ROW.fullmatch(row["name"])
+        if named is None or row["value"] is None:
+            continue
+        what = (named["what"] or OURS).split(" (")[0]
+        what = re.sub(r"^delta [^,]+, ", PAPER, what) if named["kind"] == "published" else what
+        epsilon = None if named["epsilon"] is None else float(named["epsilon"])
+        of = found.setdefault(named["data"], {}).setdefault(what, [])
+        of.append(Point(named["metric"], epsilon, row["value"], row["error"]))
+    for curves in found.values():
+        for of in curves.values():
+            of.sort(key=lambda point: (point.epsilon is None, point.epsilon or 0.0))
+    return found
+
+
+def draw(config: Config, console: Console) -> Figure:
+    """Returns the figure, and prints its points.
+
+    Raises:
+      ValueError: if the record is none of this benchmark, or has no figure.
+    """
+    from experiments.benchmarks.record import read
+
+    found = points(read(config.record))
+    if not found:
+        raise ValueError(f"{config.record} has no figures of scripts/bench evidence")
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
+    figure = blank(4.2 * columns, 3.4 * rows)
+    axes = panels(figure, rows, columns)
+    for extra in axes[len(found) :]:
+        extra.remove()
+    shown: list[list[str]] = []
+    every = list(dict.fromkeys([OURS, *(what for curves in found.values() for what in curves)]))
+    for ax, (data, curves) in zip(axes, found.items(), strict=False):
+        for what, of in curves.items():
+            number = every.index(what)
+            color = PALETTE[number % len(PALETTE)]
+            private = [point for point in of if point.epsilon is not None]
+            style: dict[str, Any] = {
+                "color": color,
+                "marker": MARKERS[number % len(MARKERS)],
+                "label": what,
+            }
+            style["linestyle"] = "" if what.startswith(PAPER) else "-"
+            x, y = [p.epsilon or 0.0 for p in private], [p.value for p in private]
+            ax.errorbar(x, y, yerr=[2 * (p.error or 0.0) for p in private], **style)
+            for point in of:
+                if point.epsilon is None:
+                    ax.axhline(point.value, color=color, linestyle=":", label="no privacy")
+                at = "" if point.epsilon is None else f"{point.epsilon:g}"
+                error = "" if point.error is None else f"{point.error:.4f}"
+                shown.append([data, what, at, point.metric, f"{point.value:.4f}", error])
+        ax.set(title=data, xlabel="epsilon", ylabel=next(iter(curves.values()))[0].metric)
+        ax.set_xscale("log")
+        label_ones_twos_fives(ax.xaxis)
+        legend(ax)
+    header = ["data", "model", "epsilon", "figure", "on test rows", "standard error"]
+    console.table(header, shown)
+    return figure
