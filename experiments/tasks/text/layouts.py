@@ -39,7 +39,7 @@ _BERT, _BERT_BLOCK, _GPT2 = (
     r"(?:bert\.)?encoder\.layer\.(\d+)\.",
     r"(?:transformer\.)?",
 )
-_FRESH = (r"=head\..*", r"=.*\.lora\..*")
+_FRESH = (r"=(?:head|bag)\..*", r"=.*\.lora\..*")
 """Parameters that no published file has."""
 
 

@@ -1,5 +1,6 @@
 """BERT's and GPT-2's files are read as they are published: their numbers come out, to 1e-5."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -183,6 +184,15 @@ def test_nothing_but_the_head_and_adapters_starts_fresh(name, tmp_path):
         assert record["taken"]["blocks.1.qkv.kernel"] == [
             f"{at}.query.weight", f"{at}.key.weight", f"{at}.value.weight",
         ]  # fmt: skip
+
+
+def test_a_bag_of_words_beside_a_published_model_starts_fresh(tmp_path):
+    _, file, rules = PUBLISHED["gpt2"]
+    both = initial(dataclasses.replace(SIZES["gpt2"], bag=16, lora_rank=2), 0)
+    path = str(safetensors(tmp_path / "model", file))
+    fresh = initial_params(both, path, rules, LAYOUTS["gpt2"].init_map).taken["fresh"]
+    assert {name.split(".")[0] for name in fresh} == {"bag", "blocks", "head"}
+    assert all(".lora." in name for name in fresh if name.startswith("blocks"))
 
 
 def vocabulary(path, layout):
