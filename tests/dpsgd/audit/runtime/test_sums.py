@@ -127,7 +127,7 @@ def checks_of(algorithm, sampler=None, rows=ROWS, noise=None, dtype=jnp.float32)
     mechanism = Mechanism(sampler or Deterministic(N, B), 1.0, CLIP)
     if noise is not None:
         mechanism = dataclasses.replace(mechanism, noise=noise)
-    state = algorithm.init(start(dtype), mechanism)
+    state = algorithm.init(start(dtype), mechanism, rows)
     root = RootKey.from_insecure_seed(0)
     program = Probe(algorithm, mechanism, state, rows, root=root)
     return {check.name: check for check in sum_checks(program)}
