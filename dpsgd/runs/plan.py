@@ -61,7 +61,8 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     spec = pinned(spec)
     check(spec, placement=execution.placement)
     check_task(task, name or "the task")
-    matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train or "")
+    if spec.train is not None:
+        matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train)
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
     progress("checking the data")
