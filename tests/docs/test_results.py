@@ -133,6 +133,21 @@ def test_the_table_of_models_by_data_set_is_what_was_recorded():
             assert cell == " / ".join(f"{x:.3f}" for x in both)
 
 
+def test_the_table_of_phrases_is_what_was_recorded():
+    found = recorded("phrases")
+    rows = table_rows("| accuracy on test phrases | log loss | accuracy on validation phrases |")
+    assert [label for label, _ in rows] == ["no privacy", "epsilon 3", "epsilon 1"]
+    for label, cells in rows:
+        assert cells["accuracy on test phrases"] == shown(found[f"accuracy, {label}, test rows"])
+        assert cells["log loss"] == shown(found[f"log loss, {label}, test rows"])
+        validated = found[f"accuracy, {label}, validation rows"]
+        assert cells["accuracy on validation phrases"] == shown(validated)
+    [reference] = [row for name, row in found.items() if "logistic regression" in name]
+    assert (
+        f"scikit-learn's logistic regression on counts of words has {reference.value:.4f}" in PROSE
+    )
+
+
 def test_the_table_of_models_with_lazy_tables_is_what_was_recorded():
     measured = recorded("tables")
     rows = table_rows("10 epochs, batch 1,024 |")

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,6 +13,7 @@ from dpsgd.audit.conformance import check_task
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.runs.recommendation import RecommendationRequest as Request
+from dpsgd.runs.recommendation import Settings, generic
 from experiments.tasks.text import sources
 from experiments.tasks.text.bag import words
 from experiments.tasks.text.model import Sizes, functions, initial
@@ -149,16 +151,16 @@ def test_the_model_is_the_bag_of_words_where_no_part_of_a_transformer_is_asked_f
 
 
 def test_settings_follow_from_public_numbers_alone(tmp_path):
-    for name, sizes in MODELS.items():
-        task, n = DescribedText(sizes, sources.Tokens(32)), 35_327
-        private = task.recommend(Request(n, 1e-5, target_epsilon=3.0))
-        bag = name == "bag"
-        assert (private.l2_clip_norm, private.epochs) == ((0.7, 30) if bag else (1.0, 20))
-        assert task.recommend(Request(n, 1e-5)).batch_size < private.batch_size
-        given = task.recommend(Request(10, 1e-5, target_epsilon=3.0, epochs=2, batch_size=7))
-        assert (given.epochs, given.batch_size) == (2, 7)
-        assert task.recommend(Request(10, 1e-5, target_epsilon=3.0)).batch_size <= 10
-    assert Text(tmp_path / "absent.tsv").recommend(Request(n, 1e-5)).batch_size == 512
+    task = Text(tmp_path / "absent.tsv")
+    private = Request(35_327, 1e-5, target_epsilon=3.0)
+    assert task.recommend(private) == Settings(4096, 30, 0.7, 0.07)
+    assert task.recommend(Request(35_327, 1e-5)) == Settings(512, 20, 0.7, 0.02)
+    given = task.recommend(replace(private, num_examples=10, epochs=2, batch_size=7))
+    assert (given.epochs, given.batch_size) == (2, 7)
+    assert task.recommend(replace(private, num_examples=10)).batch_size <= 10
+    assert task.recommend(replace(private, most_epochs=4)).epochs == 4
+    for model in ("transformer", "wide-and-deep"):
+        assert replace(task, model=model).recommend(private) == generic(private)
 
 
 @pytest.mark.parametrize(("trained", "expected"), [("lora", {"lora", "head"}), ("head", {"head"})])
