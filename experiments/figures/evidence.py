@@ -77,7 +77,9 @@ def draw(config: Config, console: Console) -> Figure:
     from experiments.benchmarks.record import read
 
     found = points(read(config.record))
-    if not found:
+    of_all = [point for curves in found.values() for of in curves.values() for point in of]
+    drawn = [point.epsilon for point in of_all if point.epsilon is not None]
+    if not drawn:
         raise ValueError(f"{config.record} has no figures of scripts/bench evidence")
     columns = min(3, len(found))
     rows = -(-len(found) // columns)
@@ -108,6 +110,7 @@ def draw(config: Config, console: Console) -> Figure:
                 shown.append([data, what, at, point.metric, f"{point.value:.4f}", error])
         ax.set(title=data, xlabel="epsilon", ylabel=next(iter(curves.values()))[0].metric)
         ax.set_xscale("log")
+        ax.set_xlim(0.8 * min(drawn), 1.25 * max(drawn))
         label_ones_twos_fives(ax.xaxis)
         legend(ax)
     header = ["data", "model", "epsilon", "figure", "on test rows", "standard error"]
