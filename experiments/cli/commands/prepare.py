@@ -175,13 +175,13 @@ class PrepareCsv(FromFiles):
     that is not declared counts as missing."""
     private_bounds: tuple[str, ...] = ()
     """Numbers whose bounds are not known, COLUMN=LOW:HIGH each, or such a file, with a wide public
-    range: bounds within it are chosen from noisy counts of the training rows, at --epsilon."""
+    range: bounds within it are chosen from noisy counts of the training rows, at --private-epsilon."""
     private_values: tuple[str, ...] = ()
     """Categories whose values are not known: those that are frequent are chosen likewise."""
-    epsilon: float | None = None
+    private_epsilon: float | None = None
     """Cost of all private bounds and values together, by themselves, paid once: the store records
     it, and the guarantee of every run on it counts it."""
-    delta: float | None = None
+    private_delta: float | None = None
     """Of that cost; by default that of a run on as many rows."""
     buckets: tuple[int, ...] = (1 << 16,)
     """Hash buckets, a power of two: one for all categories without declared values, or one for each
@@ -218,16 +218,20 @@ class PrepareCsv(FromFiles):
                 raise ValueError(
                     "private bounds and values are not chosen by a pipeline: no --beam"
                 )
-            if self.epsilon is None:
-                raise ValueError("private bounds and values cost privacy: say how much, --epsilon")
+            if self.private_epsilon is None:
+                raise ValueError(
+                    "private bounds and values cost privacy: say how much, --private-epsilon"
+                )
             from experiments.tasks.clicks.tabular.private import PrivateColumns
 
             named = "--private-bounds", self.private_bounds
             ranges = _by_column(*named, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
-            how["private"] = PrivateColumns(ranges, self.private_values, self.epsilon, self.delta)
-        elif self.epsilon is not None or self.delta is not None:
+            how["private"] = PrivateColumns(
+                ranges, self.private_values, self.private_epsilon, self.private_delta
+            )
+        elif self.private_epsilon is not None or self.private_delta is not None:
             raise ValueError(
-                "--epsilon and --delta are of private bounds and values: name columns by "
+                "--private-epsilon and --private-delta are of private bounds and values: name columns by "
                 "--private-bounds or --private-values; `dpsgd train` takes those of a run"
             )
         return how

@@ -125,7 +125,7 @@ def run(*words):
 
 
 PREPARE = ("--label", "y", "--categories", "city", "device", "--numbers", "age", "sum")
-PRIVATE = ("--private-bounds", "age=0:1000", "--private-values", "city", "--epsilon", "0.5")
+PRIVATE = ("--private-bounds", "age=0:1000", "--private-values", "city", "--private-epsilon", "0.5")
 
 
 def test_every_run_on_a_store_counts_what_was_released_of_its_rows(tmp_path, capsys):
@@ -175,16 +175,16 @@ def test_what_is_chosen_does_not_depend_on_the_kind_of_label(tmp_path, label, ca
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--epsilon", "1"), "--epsilon and --delta are of private bounds and values"),
+        (("--private-epsilon", "1"), "--private-epsilon and --private-delta are of private bounds and values"),
         (PRIVATE[:-2], "private bounds and values cost privacy: say how much"),
         ((*PRIVATE[:-1], "0"), "epsilon of a private choice must be > 0"),
-        ((*PRIVATE[:-1], "1e-9", "--delta", "1e-8"), "raise it"),
-        ((*PRIVATE, "--delta", "0.5"), "delta"),
+        ((*PRIVATE[:-1], "1e-9", "--private-delta", "1e-8"), "raise it"),
+        ((*PRIVATE, "--private-delta", "0.5"), "delta"),
         ((*PRIVATE, "--beam"), "no --beam"),
-        (("--private-bounds", "age=9", "--epsilon", "1"), "'age' has no private-bounds LOW:HIGH"),
-        (("--private-bounds", "age=9:1", "--epsilon", "1"), "bounds of age must be finite"),
-        (("--private-bounds", "city=0:1", "--epsilon", "1"), "'city' is no number of the table"),
-        (("--private-values", "age", "--epsilon", "1"), "'age' is no category of the table"),
+        (("--private-bounds", "age=9", "--private-epsilon", "1"), "'age' has no private-bounds LOW:HIGH"),
+        (("--private-bounds", "age=9:1", "--private-epsilon", "1"), "bounds of age must be finite"),
+        (("--private-bounds", "city=0:1", "--private-epsilon", "1"), "'city' is no number of the table"),
+        (("--private-values", "age", "--private-epsilon", "1"), "'age' is no category of the table"),
         ((*PRIVATE, "--bounds", "age=0:9"), "public bounds or values: give these or have them"),
     ],
 )  # fmt: skip
