@@ -175,7 +175,7 @@ class PrepareCsv(FromFiles):
     that is not declared counts as missing."""
     private_bounds: tuple[str, ...] = ()
     """Numbers whose bounds are not known, COLUMN=LOW:HIGH each, or such a file, with a wide public
-    range: bounds within it are chosen from noisy counts of the training rows, at --private-epsilon."""
+    range: bounds within it are chosen from noisy counts of the training rows."""
     private_values: tuple[str, ...] = ()
     """Categories whose values are not known: those that are frequent are chosen likewise."""
     private_epsilon: float | None = None
@@ -231,8 +231,8 @@ class PrepareCsv(FromFiles):
             )
         elif self.private_epsilon is not None or self.private_delta is not None:
             raise ValueError(
-                "--private-epsilon and --private-delta are of private bounds and values: name columns by "
-                "--private-bounds or --private-values; `dpsgd train` takes those of a run"
+                "--private-epsilon and --private-delta are of private bounds and values: name "
+                "columns by --private-bounds or --private-values; `dpsgd train` takes those of a run"
             )
         return how
 

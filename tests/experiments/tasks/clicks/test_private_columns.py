@@ -172,19 +172,22 @@ def test_what_is_chosen_does_not_depend_on_the_kind_of_label(tmp_path, label, ca
     assert Clicks(store).columns().population.data_release == opened.data_release
 
 
+ONE = ("--private-epsilon", "1")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--private-epsilon", "1"), "--private-epsilon and --private-delta are of private bounds and values"),
+        (ONE, "--private-delta are of private bounds and values"),
         (PRIVATE[:-2], "private bounds and values cost privacy: say how much"),
         ((*PRIVATE[:-1], "0"), "epsilon of a private choice must be > 0"),
         ((*PRIVATE[:-1], "1e-9", "--private-delta", "1e-8"), "raise it"),
         ((*PRIVATE, "--private-delta", "0.5"), "delta"),
         ((*PRIVATE, "--beam"), "no --beam"),
-        (("--private-bounds", "age=9", "--private-epsilon", "1"), "'age' has no private-bounds LOW:HIGH"),
-        (("--private-bounds", "age=9:1", "--private-epsilon", "1"), "bounds of age must be finite"),
-        (("--private-bounds", "city=0:1", "--private-epsilon", "1"), "'city' is no number of the table"),
-        (("--private-values", "age", "--private-epsilon", "1"), "'age' is no category of the table"),
+        (("--private-bounds", "age=9", *ONE), "'age' has no private-bounds LOW:HIGH"),
+        (("--private-bounds", "age=9:1", *ONE), "bounds of age must be finite"),
+        (("--private-bounds", "city=0:1", *ONE), "'city' is no number of the table"),
+        (("--private-values", "age", *ONE), "'age' is no category of the table"),
         ((*PRIVATE, "--bounds", "age=0:9"), "public bounds or values: give these or have them"),
     ],
 )  # fmt: skip
