@@ -232,7 +232,7 @@ class PrepareCsv(FromFiles):
         elif self.private_epsilon is not None or self.private_delta is not None:
             raise ValueError(
                 "--private-epsilon and --private-delta are of private bounds and values: name "
-                "columns by --private-bounds or --private-values; `dpsgd train` takes those of a run"
+                "columns by --private-bounds or --private-values; `dpsgd train` has its own"
             )
         return how
 
