@@ -25,10 +25,10 @@ FLOORS = ["accounting", "samplers", "dpsgd", "experiments"]
 
 PUBLIC = {
     "accounting": """
-        BallsAndBinsProfile Bound ContradictoryBounds EnvelopeProfile GaussianProfile
+        BallsAndBinsProfile Bound ContradictoryBounds DataRelease EnvelopeProfile GaussianProfile
         MultistageProfile PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount
-        TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile WithGaussianReleaseProfile
-        WithPureReleaseProfile WorstLeafProfile
+        TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile WithFailureProfile
+        WithGaussianReleaseProfile WithPureReleaseProfile WorstLeafProfile
         attack_accuracy attack_advantage calibrate calibrate_advantage check_guarantee_delta
         default_delta epsilon format_delta
         implied_advantage largest_count log_overflow_probability smallest_count

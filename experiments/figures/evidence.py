@@ -5,6 +5,7 @@ All of it from the record of `scripts/bench evidence`; nothing is computed here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,9 +75,11 @@ def draw(config: Config, console: Console) -> Figure:
     Raises:
       ValueError: if the record is none of this benchmark, or has no figure.
     """
-    from experiments.benchmarks.record import read
-
-    found = points(read(config.record))
+    try:
+        found = points(json.loads(config.record.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        why = f"{config.record} is not a record of benchmarks: name another file"
+        raise ValueError(why) from None
     of_all = [point for curves in found.values() for of in curves.values() for point in of]
     drawn = [point.epsilon for point in of_all if point.epsilon is not None]
     if not drawn:
