@@ -8,9 +8,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import dpsgd
 from accounting import DataRelease, GaussianProfile
+from dpsgd.noise.secure import rounded_gaussian
 from experiments import cli
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
@@ -93,6 +95,24 @@ def test_bounds_hold_almost_all_rows_and_frequent_values_are_kept(tmp_path):
     # One row moves three counts: the noise of each is larger by sqrt(3), and drawn in whole rows.
     cells = round(record["noise_multiplier"] * math.sqrt(3))
     assert GaussianProfile((cells - 2) / math.sqrt(3)).epsilon(record["delta"]).upper > 1.0
+
+
+def test_each_count_has_the_noise_that_its_key_and_its_column_say():
+    asked = PrivateColumns(ASKED.ranges, ("city", "device"), epsilon=1.0)
+    whole = asked.counts(FORMAT.schema)
+    exact = np.arange(1, 401)
+    for texts in whole.texts.values():
+        texts.update({f"{i:03}": int(i) for i in exact})
+    whole.num_rows = int(exact.sum())
+    schema, record = whole.released(asked, KEY)
+    # One row moves four counts by one: by 2 in the L2 norm, and the noise is as much larger.
+    cells, share = round(2 * record["noise_multiplier"]), record["failure"] / 2
+    least = next(t for t in range(2, 10_000) if stats.norm.sf((t - 1.5) / cells) <= share)
+    for leaf, column in ((2, "city"), (3, "device")):
+        noisy = exact + rounded_gaussian(KEY, 0, leaf, exact.shape, cells)
+        assert schema.declared[column] == tuple(f"{i:03}" for i in exact[noisy >= least])
+    fresh = [whole.released(asked)[0].declared for _ in range(2)]
+    assert fresh[0] != fresh[1]  # no key is used twice
 
 
 def test_a_value_of_one_row_alone_comes_out_no_more_often_than_is_claimed(tmp_path):
