@@ -41,8 +41,7 @@ class DataRelease:
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
-        if not 0.0 <= self.failure < 1.0:
-            raise ValueError(f"failure must be in [0, 1), got {self.failure}")
+        _check_failure(self.failure)
 
     def __str__(self) -> str:
         """Returns what it is, in words."""
@@ -81,8 +80,7 @@ class WithFailureProfile:
     failure: float
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.failure < 1.0:
-            raise ValueError(f"failure must be in [0, 1), got {self.failure}")
+        _check_failure(self.failure)
 
     def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds delta at `epsilon` >= 0."""
@@ -103,3 +101,8 @@ class WithFailureProfile:
             return Bound.resting_on(inner, inner.lower, math.inf, note)
         upper = proved(self.profile.epsilon(left, tolerance)).upper
         return Bound.resting_on(inner, inner.lower, max(inner.upper, upper))
+
+
+def _check_failure(failure: float) -> None:
+    if not 0.0 <= failure < 1.0:
+        raise ValueError(f"failure must be in [0, 1), got {failure}")

@@ -70,7 +70,8 @@ class ParamGroup(Protocol):
     """How some leaves of the parameters get their noise and their update.
 
     Each function takes the whole training state and returns it with the group's part changed. The
-    last group of an algorithm has all leaves that no other group has.
+    last group of an algorithm has all leaves that no other group has. A class that derives from
+    this one views the parameters as they are, and has no pending noise.
     """
 
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
@@ -90,9 +91,11 @@ class ParamGroup(Protocol):
 
     def schedule(self, num_steps: int) -> Schedule | None:
         """Returns what the group knows of a run of so many steps; None for nothing."""
+        return None
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Any]:
         """Returns what is differentiated, and what `update` needs to know of it."""
+        return view, None
 
     def update(
         self,
@@ -116,6 +119,7 @@ class ParamGroup(Protocol):
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
         """Returns the state with all pending noise of the group's leaves added."""
+        return state
 
 
 class Schedules:

@@ -71,7 +71,9 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     `accounting.SelectionProfile`.
     """
     *before, last = segments
-    taken = tuple(part for part in segments if part.steps or part.mechanism.data_release)
+    taken = tuple(part for part in segments if part.steps)
+    if not taken and last.mechanism.data_release:  # which was made before any step
+        taken = (last,)
     planned = tuple(part for part in (*before, last.planned()) if part.steps)
     told = taken if last.steps else (*taken, last)
     whole = Guarantee(

@@ -164,27 +164,26 @@ class Mechanism:
         last = self.sampler.num_steps
         steps = [range(s.start, min(s.stop, last)) for s in segments if s and s.start < last]
         sums = sum(max(0, s.stop - max(s.start, last)) for s in segments)
-        if not steps:
-            return self._sums_alone(sums)
-        trained = self.noise.privacy_of(self.sampler, self.noise_multiplier, steps)
+        trained = None
+        if steps:
+            trained = self.noise.privacy_of(self.sampler, self.noise_multiplier, steps)
         return self._with_sums(trained, sums)
 
-    def _with_sums(self, trained: PrivacyProfile, count: int | None = None) -> PrivacyProfile:
+    def _with_sums(
+        self, trained: PrivacyProfile | None, count: int | None = None
+    ) -> PrivacyProfile:
         """Returns what steps cost with `count` sums, by default all, and what was before them."""
-        sums = self.full_sums
+        found, sums = trained, self.full_sums
         if sums is not None and count != 0:
             release = sums.release(count or sums.count)
-            trained = WithGaussianReleaseProfile(trained, release.noise_multiplier)
-        return trained if self.data_release is None else self.data_release.before(trained)
-
-    def _sums_alone(self, count: int) -> PrivacyProfile:
-        """Returns what `count` sums cost, and what was before them; at least one of both is."""
-        if count == 0:
-            assert self.data_release is not None, "nothing is released"
-            return self.data_release.privacy()
-        assert self.full_sums is not None, "there are no steps beyond the sampler's"
-        release = self.full_sums.release(count)
-        return release if self.data_release is None else self.data_release.before(release)
+            found = release
+            if trained is not None:
+                found = WithGaussianReleaseProfile(trained, release.noise_multiplier)
+        if self.data_release is not None:
+            earlier = self.data_release
+            return earlier.privacy() if found is None else earlier.before(found)
+        assert found is not None, "nothing is released"
+        return found
 
     def parts(self, delta: float) -> list[Bound]:
         """Bounds what parts of a whole run cost, each priced by itself: its steps, and one sum.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, View, privatize
+from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.programs import compiled, shapes_of_rows
@@ -110,7 +110,7 @@ def dpsgd(
 
 
 @dataclass(frozen=True)
-class FrozenGroup:
+class FrozenGroup(ParamGroup):
     """The `ParamGroup` of the leaves that no derivative of the loss reaches: they are left alone.
 
     Called, it is `Algorithm.frozen`.
@@ -127,19 +127,10 @@ class FrozenGroup:
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         return state._replace(frozen={k: () for k in leaves})
 
-    def schedule(self, num_steps: int) -> None:
-        return None
-
-    def view(self, state: TrainState, view: View, context: Context) -> tuple[View, None]:
-        return view, None
-
     def update(
         self, state: TrainState, total: PyTree, viewed: None, context: Context
     ) -> tuple[TrainState, None]:
         return state, None
-
-    def flush(self, state: TrainState, context: Context) -> TrainState:
-        return state
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
         found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
@@ -215,7 +206,7 @@ class _Update:
 
 
 @dataclass(frozen=True)
-class DenseGroup:
+class DenseGroup(ParamGroup):
     """The `ParamGroup` of all leaves that no other group has: noise in each at every step.
 
     The optimizer sees the private mean gradient alone, and none but these leaves.
@@ -229,12 +220,6 @@ class DenseGroup:
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         return state._replace(opt_state=copied(self.optimizer.init(state.dense_params)))
 
-    def schedule(self, num_steps: int) -> None:
-        return None
-
-    def view(self, state: TrainState, view: View, context: Context) -> tuple[View, None]:
-        return view, None
-
     def update(
         self, state: TrainState, total: PyTree, viewed: None, context: Context
     ) -> tuple[TrainState, PyTree]:
@@ -245,6 +230,3 @@ class DenseGroup:
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)
         state = state.with_tables(state.lazy_tables, optax.apply_updates(old, updates))
         return state._replace(opt_state=opt_state, noise=noise), gradient
-
-    def flush(self, state: TrainState, context: Context) -> TrainState:
-        return state

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from dpsgd.gradients.frozen import with_leaves
+from dpsgd.gradients.frozen import stopped
 
 PyTree = Any
 
@@ -82,7 +82,7 @@ def split_module(
                 "draws, for example as rngs=nnx.Rngs(dropout=key)"
             )
         if frozen:
-            params = with_leaves(params, jax.lax.stop_gradient(params), frozen)
+            params = stopped(params, frozen)
         seeded = _seeded(streams, key)
         before = {path: variable.get_value() for path, variable in nnx.to_flat_state(seeded)}
         read = jax.tree.map(lambda x: x, statistics)  # variables of this call's own

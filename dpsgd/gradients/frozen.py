@@ -63,13 +63,11 @@ def _reached(jaxpr: core.Jaxpr) -> set[Any]:
     return reached
 
 
-def with_leaves(tree: PyTree, other: PyTree, numbers: frozenset[int]) -> PyTree:
-    """Returns `tree`, whose leaves of these numbers are those of `other`."""
-    leaves, structure = jax.tree.flatten(tree)
-    others = jax.tree.leaves(other)
-    return jax.tree.unflatten(
-        structure, [others[k] if k in numbers else leaf for k, leaf in enumerate(leaves)]
-    )
+def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
+    """Returns `params`, whose leaves of these numbers are read under `jax.lax.stop_gradient`."""
+    leaves, structure = jax.tree.flatten(params)
+    read = [jax.lax.stop_gradient(x) if k in numbers else x for k, x in enumerate(leaves)]
+    return jax.tree.unflatten(structure, read)
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,8 @@ class PartLoss:
 
     def __call__(self, params: PyTree, *example: Any) -> Any:
         """Returns the loss."""
-        trained = matching_leaves(params, self.pattern)
-        leaves, structure = jax.tree.flatten(params)
-        part = [x if k in trained else jax.lax.stop_gradient(x) for k, x in enumerate(leaves)]
-        return self.loss_fn(jax.tree.unflatten(structure, part), *example)
+        others = {*range(len(jax.tree.leaves(params)))} - matching_leaves(params, self.pattern)
+        return self.loss_fn(stopped(params, others), *example)
 
 
 def leaf_names(params: PyTree) -> list[str]:
@@ -111,7 +107,7 @@ def leaf_names(params: PyTree) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
 
 
-def matching_leaves(params: PyTree, pattern: str) -> Collection[int]:
+def matching_leaves(params: PyTree, pattern: str) -> set[int]:
     """Returns the numbers of the leaves in whose names a regular expression is found.
 
     Raises:

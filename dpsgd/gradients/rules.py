@@ -113,9 +113,11 @@ class PerLayerClipping:
     def groups(self, params: PyTree) -> list[list[int]]:
         import jax
 
+        from dpsgd.gradients.frozen import leaf_names
+
         found: dict[str, list[int]] = {pattern: [] for pattern in self.patterns or ()}
-        for k, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        for k, (path, name) in enumerate(zip(paths, leaf_names(params), strict=True)):
             if self.patterns is None:
                 found.setdefault(jax.tree_util.keystr(path[:1]), []).append(k)
                 continue

@@ -24,7 +24,16 @@ from typing import Any, NamedTuple
 from dpsgd import RunSpec
 from dpsgd.runs.task import Task
 from experiments.benchmarks.case import Estimate, LeftOut, Row, at, cases
-from experiments.benchmarks.models import BARS, FewerRows, Models, mean, run_of
+from experiments.benchmarks.models import (
+    BARS,
+    FewerRows,
+    Models,
+    aims,
+    certified,
+    defaults,
+    mean,
+    run_of,
+)
 from experiments.benchmarks.timing import Peer
 from experiments.tasks.images.task import Images
 from experiments.tasks.ratings.task import Ratings
@@ -67,11 +76,6 @@ BANK = Table(
 )  # fmt: skip
 
 
-def recommended(**target: Any) -> RunSpec:
-    """Returns the run of which `target` alone is given."""
-    return run_of("balls-and-bins", None, **target)
-
-
 def sized(batch_size: int, epochs: int, **settings: Any) -> Callable[..., RunSpec]:
     """Returns runs whose settings are given, by their targets."""
     return lambda **target: run_of("balls-and-bins", batch_size, epochs, **settings, **target)
@@ -85,7 +89,7 @@ class DataSet:
     task: Callable[[Path], Task]
     """Of the file, or of the store that is prepared of it."""
     metric: str = "auc"
-    run: Callable[..., RunSpec] = recommended
+    run: Callable[..., RunSpec] = defaults
     delta: float | str = "1/n"
     prepare: tuple[str, ...] | Table | None = None
     """What `dpsgd prepare` is told, if the task reads a store."""
@@ -143,17 +147,15 @@ def evidence(
     name = METRICS[found.metric]
     with found.opened(Path(files)) as task:
         models = Models(task, seeds, None if written is None else Path(written) / data)
-        for epsilon in (math.inf, *epsilons):
-            place = f"{data}, " + (f"epsilon {epsilon:g}" if epsilon < math.inf else "no privacy")
-            target = {"target_epsilon": epsilon, "target_delta": found.delta}
-            spec = found.run(**(target if epsilon < math.inf else {"non_private": True}))
+        for epsilon, named, target in aims(epsilons):
+            place = f"{data}, {named}"
+            spec = found.run(target_delta=found.delta, **target)
             runs, row = models.trained(place, spec), at(place)
             bar = BARS.get(data, {}).get(epsilon, {}).get(found.metric, {})
             yield row(f"{name}, test rows", mean(runs, f"test_{found.metric}"), **bar)
             yield row(f"{name}, validation rows", mean(runs, f"validation_{found.metric}"))
             if epsilon < math.inf:
-                most = max(run["epsilon"] for run in runs)
-                yield row("certified epsilon", most, "epsilon", at_most=epsilon)
+                yield certified(place, runs, epsilon)
             yield row("CPU time of a run", mean(runs, "cpu_seconds"), "s")
 
 

@@ -165,6 +165,20 @@ def defaults(target_delta: float | str = "1/n", **target: Any) -> RunSpec:
     return run_of("balls-and-bins", None, target_delta=target_delta, **target)
 
 
+def aims(epsilons: Sequence[float]) -> Iterator[tuple[float, str, dict[str, Any]]]:
+    """Yields no privacy and each epsilon: its value, its name, and the target of a run."""
+    yield math.inf, "no privacy", {"non_private": True}
+    for epsilon in epsilons:
+        yield epsilon, f"epsilon {epsilon:g}", {"target_epsilon": epsilon}
+
+
+def certified(place: str, runs: Sequence[Figures], epsilon: float) -> Row:
+    """Returns the largest epsilon that is certified for a run, beside the one that was asked."""
+    return at(place)(
+        "certified epsilon", max(x["epsilon"] for x in runs), "epsilon", at_most=epsilon
+    )
+
+
 @contextmanager
 def generated(rows: int, model: ModelConfig) -> Iterator[tuple[Clicks, Path, SyntheticStore]]:
     """Yields clicks on a store of so many generated rows, a folder for runs, and what was planted.
@@ -248,8 +262,7 @@ def at_defaults(
         place, config = f"epsilon {epsilon:g}", defaults(target_epsilon=epsilon)
         row, private = at(place), models.trained(place, config)
         yield from beside_bars(private, without, "kept" if kept_aside else "test", epsilon, bars)
-        worst = max(run["epsilon"] for run in private)
-        yield row("certified epsilon", worst, "epsilon", at_most=epsilon)
+        yield certified(place, private, epsilon)
         most = max(run["cpu_seconds"] for run in private)
         yield row("CPU time of the longest run", most, "s", at_most=MOST_SECONDS)
         yield row("mean time of a run by the clock", mean(private, "seconds"), "s")
@@ -303,20 +316,16 @@ def phrases(
     models = Models(task, seeds, None if written is None else Path(written))
     reference = words_alone(task)
     yield at("test rows")("accuracy of logistic regression on counts of words", reference)
-    for epsilon in (math.inf, *epsilons):
-        private = {"target_epsilon": epsilon} if epsilon < math.inf else {"non_private": True}
-        runs = models.trained(
-            f"phrases, epsilon {epsilon:g}", defaults(target_delta=1e-5, **private)
-        )
-        place = f"epsilon {epsilon:g}" if epsilon < math.inf else "no privacy"
+    for epsilon, place, target in aims(epsilons):
+        spec = defaults(target_delta=1e-5, **target)
+        runs = models.trained(f"phrases, epsilon {epsilon:g}", spec)
         lost = LOST_ON_PHRASES.get(epsilon)
         bar = {} if lost is None else {"at_least": reference - lost}
         yield at(f"{place}, test rows")("accuracy", mean(runs, "test_accuracy"), **bar)
         yield at(f"{place}, test rows")("log loss", mean(runs, "test_log_loss"), "nats")
         yield at(f"{place}, validation rows")("accuracy", mean(runs, "validation_accuracy"))
         if epsilon < math.inf:
-            worst = max(run["epsilon"] for run in runs)
-            yield at(place)("certified epsilon", worst, "epsilon", at_most=epsilon)
+            yield certified(place, runs, epsilon)
 
 
 def words_alone(task: Text) -> float:

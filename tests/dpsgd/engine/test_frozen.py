@@ -10,9 +10,10 @@ from jax import lax
 
 from dpsgd import Independent, LazyTables, Mechanism, Secure, dpsgd, explain, split_module, train
 from dpsgd.audit.runtime.flow import flow_checks
+from dpsgd.core.state import joined, parted
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
-from dpsgd.gradients.frozen import frozen_leaves, with_leaves
+from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.rules import PerLayerClipping
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.keys import RootKey
@@ -116,7 +117,7 @@ def test_the_audit_sees_a_frozen_leaf_that_moves():
     def planted(state, total, noise_key, scales):
         after, gradient = sound.update(state, total, noise_key, scales)
         moved = jax.tree.map(lambda p: p + gradient["bias"], after.params)
-        found = with_leaves(after.params, moved, frozenset(state.frozen))
+        found = joined(after.dense_params, parted(moved, state.frozen)[1])
         return after._replace(raw_params=found), gradient
 
     mechanism, layout = Mechanism(SAMPLER, 1.0, 1.0), Layout.of(SAMPLER, ROWS)

@@ -96,12 +96,11 @@ def table_schema(
             f"{' without declared values' * bool(values)}, not {len(buckets)}"
         )
     sizes = dict(zip(hashed, [*buckets] * (len(hashed) if len(buckets) == 1 else 1), strict=True))
-    sizes |= {name: len(texts) for name, texts in values.items()}
-    return Schema(
+    schema = Schema(
         name="table",
         integers=tuple(numbers),
         categories=tuple(categories),
-        buckets=tuple(sizes[name] for name in categories),
+        buckets=tuple(sizes.get(name, 1) for name in categories),
         label=label,
         transform=transform,
         missing=tuple(missing),
@@ -109,11 +108,8 @@ def table_schema(
         label_bounds=tuple(label_bounds),
         weight=weight,
         weight_bound=weight_bound,
-        bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
-        values=tuple(tuple(values[x]) if x in values else None for x in categories)
-        if values
-        else (),
     )
+    return schema.choosing(bounds, {name: tuple(texts) for name, texts in values.items()})
 
 
 @dataclass(frozen=True)
@@ -187,16 +183,20 @@ class TableFormat:
         """Return the counts of the training rows; every row is read as the store's will be."""
         counts, done = private.counts(self.schema), 0
         category = Category(self.schema.missing)
-        whole = sum(len(block["label"]) for block in self._blocks(files, 0, labelled=True))
-        last = chronological_split(whole, fractions)["train"][1]
+        last = 0
+        if order == "chronological":  # how many rows there are decides which of them train
+            whole = sum(len(block["label"]) for block in self._blocks(files, 0, labelled=True))
+            last = chronological_split(whole, fractions)["train"][1]
         for file in files:
             begun = done
             for batch, block in self._encoded(file, 0):
                 numbers = np.arange(done, done + len(block["label"]), dtype=np.uint64)
-                random = random_masks(numbers, fractions)["train"]
+                is_train = numbers < last
+                if order == "random":
+                    is_train = random_masks(numbers, fractions)["train"]
                 try:
                     texts = {name: category.texts(batch[name], name) for name in counts.texts}
-                    counts.add(block, texts, random if order == "random" else numbers < last)
+                    counts.add(block, texts, is_train)
                 except ColumnError as error:
                     raise file.located(error, done - begun) from None
                 done += len(numbers)

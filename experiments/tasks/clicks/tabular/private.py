@@ -87,8 +87,7 @@ class PrivateColumns:
             if name in schema.bounded or name in schema.declared:
                 raise ValueError(f"{name!a} has public bounds or values: give these or have them "
                                  "chosen, not both")  # fmt: skip
-        bounds = tuple(self.ranges.get(name) for name in schema.integers)
-        dataclasses.replace(schema, bounds=bounds)  # refuses what is no range
+        schema.choosing(self.ranges, schema.declared)  # refuses what is no range
         grids = {}
         for name, ends in self.ranges.items():
             low, high = schema.transformed(np.array(ends)).tolist()
