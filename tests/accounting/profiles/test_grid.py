@@ -20,6 +20,10 @@ from accounting import (
 SIGMAS = [0.5, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0]
 DELTAS = [1e-4, 1e-8]
 TOLERANCE = 1e-3
+ROUNDING = 1e-13
+"""Of a delta of dp_accounting's, by its fast Fourier transform, whose errors it does not bound. At
+(0.5, 1e-3, 100, 1e-8) its epsilon is 4.4e-7 below that of its own masses composed by a transform
+that is tilted towards large losses, as they differ by some 1e-14 in delta."""
 # Where each kind is asked: its axes besides sigma and delta, each in the order of falling cost.
 AXES = {
     "deterministic": {"epochs": [10, 3, 1]},
@@ -150,6 +154,6 @@ def test_two_accountants_agree_over_the_grid():
         one = pld.from_gaussian_mechanism(
             sigma, sampling_prob=q, value_discretization_interval=min(1e-3, 0.1 * q)
         )
-        peer = one.self_compose(steps).get_epsilon_for_delta(delta)  # from above, and pessimistic
-        assert bound.lower <= peer
-        assert bound.upper <= peer + TOLERANCE
+        peer = one.self_compose(steps)  # from above, and pessimistic, but for what rounding does
+        assert bound.lower <= peer.get_epsilon_for_delta(delta - ROUNDING)
+        assert bound.upper <= peer.get_epsilon_for_delta(delta) + TOLERANCE
