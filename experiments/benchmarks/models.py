@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,8 +138,9 @@ class Models:
 
     def _trained(self, label: str, spec: RunSpec, seed: int) -> Figures:
         file = None if self.written is None else self.written / f"{label}.json"
-        if file is not None and file.exists():
-            return json.loads(file.read_text())
+        return kept(file, lambda: self._measured(label, spec, seed))
+
+    def _measured(self, label: str, spec: RunSpec, seed: int) -> Figures:
         seeded, report = replace(spec, init_seed=seed), {}
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
@@ -149,10 +150,18 @@ class Models:
         found |= spent._asdict() | {"epsilon": math.inf if epsilon is None else epsilon}
         headline = str(self.task.describe()["headline"])
         print(f"{label}: {headline} {found[headline]:.4f}", file=sys.stderr, flush=True)
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(found))
         return found
+
+
+def kept(file: Path | None, measure: Callable[[], Any]) -> Any:
+    """Returns what `file` holds, or else what `measure` gives, which is then written there."""
+    if file is not None and file.exists():
+        return json.loads(file.read_text())
+    found = measure()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found))
+    return found
 
 
 def run_of(sampler: str, batch_size: int | None, epochs: int | None = None, **rest: Any) -> RunSpec:

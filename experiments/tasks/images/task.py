@@ -17,6 +17,9 @@ PyTree = Any
 
 LINEAR_BATCH, LINEAR_EPOCHS, LINEAR_CLIP_NORM = 4096, 20, 0.7
 """Of one layer on scattering features, found on a part of MNIST's images at epsilon 3."""
+WITHOUT_NOISE_BATCH, WITHOUT_NOISE_RATE = 256, 0.02
+"""Of Adam without privacy in as many epochs: 0.991 on validation images, and 0.990 in batches of
+1,024 at 0.07; the settings for a network have 0.970."""
 ADAM_RATE = 0.07
 SGD_RATE = 300.0
 """Of SGD without momentum: features are short, and probabilities near their classes."""
@@ -176,19 +179,26 @@ class Images(ImageModels):
         return Sizes(source.shape, source.classes, self.channels, self.new_classes, self.features)
 
     def recommend(self, request: RecommendationRequest) -> Settings:
-        """Returns the settings of a run: of one layer on scattering features, those for MNIST."""
+        """Returns the settings of a run: of one layer on scattering features, those for MNIST.
+
+        Without privacy SGD has the settings of a network.
+        """
         from dataclasses import replace
 
         from dpsgd.runs.recommendation import generic
 
         found = generic(request)
-        if self.features == "none" or self.channels or not request.private:
+        if self.features == "none" or self.channels:
             return found
+        batch, rates = LINEAR_BATCH, {"adam": ADAM_RATE, "sgd": SGD_RATE * (1 - request.momentum)}
+        if not request.private:
+            if request.optimizer == "sgd":
+                return found
+            batch, rates = WITHOUT_NOISE_BATCH, {"adam": WITHOUT_NOISE_RATE}
         epochs = LINEAR_EPOCHS if request.most_epochs is None else request.most_epochs
-        rates = {"adam": ADAM_RATE, "sgd": SGD_RATE * (1 - request.momentum)}
         return replace(
             found,
-            batch_size=min(LINEAR_BATCH, request.num_examples),
+            batch_size=min(batch, request.num_examples),
             epochs=min(LINEAR_EPOCHS, epochs),
             l2_clip_norm=LINEAR_CLIP_NORM,
             learning_rate=rates[request.optimizer],

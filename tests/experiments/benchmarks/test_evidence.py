@@ -1,20 +1,25 @@
 """Evidence is of the rows that are said, beside peers on the same rows, or says why it is not."""
 
 import gzip
+import itertools
+import json
 
 import numpy as np
 import pytest
 
-from experiments.benchmarks import evidence
+from accounting import PoissonProfile, ShuffleProfile
+from experiments.benchmarks import evidence, evidence_data, evidence_peers, evidence_rules
 from experiments.benchmarks.case import cases
+from experiments.benchmarks.evidence_rules import GRID, UNITS, best, loses_least
 from experiments.benchmarks.record import Record, read
 from experiments.figures.evidence import points
+from experiments.tasks.images.task import Images
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a table of the columns of Adult, in which age is the number of the row."""
-    table = evidence.ADULT
+    table = evidence_data.ADULT
     rng = np.random.default_rng(0)
     lines = [",".join([*table.bounds, *table.categories, table.label])]
     for number in range(60):
@@ -27,39 +32,162 @@ def folder(tmp_path):
 
 
 def test_peers_learn_and_are_tested_on_the_rows_that_our_models_are(folder):
-    rows, labels, train = evidence._rows(folder / "adult.csv.gz", evidence.ADULT)
-    with evidence.DATA["adult"].opened(folder) as task:
-        np.testing.assert_array_equal(task.columns()["label"], labels[:train])
-        assert 0 < len(labels) - train < train
-    ages = [int(row[0]) - 17 for row in rows]
-    assert ages[:train] == sorted(ages[:train])
-    assert len({*ages}) == len(ages)
+    found = evidence_peers.encoded(folder / "adult.csv.gz", evidence_data.ADULT)
+    train = len(found["y"])
+    with evidence_data.DATA["adult"].opened(folder) as task:
+        np.testing.assert_array_equal(task.columns()["label"], found["y"])
+        assert 0 < len(found["test_y"]) < train
+    ages = found["numbers"][:, 0].astype(int)
+    assert [*ages[:train]] == sorted(ages[:train])
+    assert len({*ages}) == len(ages) == len(found["x"]) + len(found["test_x"])
+    low, high = found["bounds"][0]
+    np.testing.assert_allclose(found["x"][:, 0], (ages[:train] - low) / (high - low), rtol=1e-6)
+    flags = found["x"][:, len(found["bounds"]) :]
+    np.testing.assert_array_equal(flags.sum(1), len(evidence_data.ADULT.categories))
 
 
-@pytest.mark.parametrize("measure", [evidence.evidence, evidence.peers])
+@pytest.mark.parametrize("measure", [evidence.evidence, evidence_peers.peers])
 def test_a_file_that_is_not_there_leaves_its_case_out_and_says_so(measure, tmp_path):
     file = tmp_path / "record.json"
     told = Record(file, "evidence")
-    for case in cases(measure, over={"data": ["bank"]}, needs=("--files",)):
-        told.run(case, "command", {"files": str(tmp_path)})
+    given = {"files": str(tmp_path)}
+    over = {"data": ["bank"]}
+    if measure is evidence_peers.peers:
+        given, over = given | {"environments": str(tmp_path)}, over | {"peer": ["ours"]}
+    for case in cases(measure, over=over, needs=("--files",)):
+        told.run(case, "command", given)
     (entry,) = read(file)["cases"]
     assert (entry["status"], entry["rows"]) == ("left out", [])
     assert "bank.csv.gz is not in the folder" in entry["why"]
     assert told.status() == 2
 
 
-def test_a_peer_that_is_not_installed_is_a_row_without_a_value(folder, monkeypatch):
-    monkeypatch.setattr(evidence, "PEERS", "print('{\"DP-EBM\": null}', flush=True)")
-    (row,) = evidence.peers("adult", files=str(folder))
+def test_a_peer_that_cannot_be_installed_is_a_row_that_says_so(folder, monkeypatch):
+    nowhere = evidence_peers.Library("with_opacus", (f"file://{folder}/no-such-package.whl",))
+    monkeypatch.setitem(evidence_peers.PEERS, "Opacus", nowhere)
+    (row,) = evidence_peers.peers(
+        "adult", "Opacus", files=str(folder), environments=str(folder / "environments")
+    )
     assert row.value is None
-    assert "DP-EBM" in row.name
+    assert "Opacus" in row.name
     assert "not installed" in row.name
+
+
+def test_a_program_is_measured_on_the_test_rows_and_priced_by_its_own_sampler(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(evidence_peers.SETTINGS, "batch_size", 8)
+
+    def rows():
+        found = evidence_peers.peers(
+            "adult", "ours", files=str(folder), environments=str(tmp_path), seeds=1,
+            peer_epsilons=(3.0,), written=str(tmp_path),
+        )  # fmt: skip
+        return {row.name.split(",")[0]: row.value for row in found}
+
+    found = rows()
+    assert 0 <= found["AUC"] <= 1
+    assert found["CPU time of a run"] > 0
+    assert found["peak memory"] > 0
+    assert found["lines of its program"] > 10
+    assert found["epsilon of its balls-and-bins batches"] <= found["epsilon"] + 1e-3 <= 3.001
+    (kept,) = (tmp_path / "peers").iterdir()
+    assert "scores" not in json.loads(kept.read_text())
+    again = rows()
+    assert again == found  # to the second: read, not measured
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"sampler": "poisson", "sampling_prob": 0.1, "steps": 20}, PoissonProfile(1.0, 0.1, 20)),
+        ({"sampler": "shuffle", "steps_per_epoch": 9, "epochs": 2}, ShuffleProfile(1.0, 9, 2)),
+        ({"printed": 3.0}, None),
+    ],
+)
+def test_what_a_program_drew_decides_its_price(told, expected):
+    assert evidence_peers.profile({"noise_multiplier": 1.0, **told}) == expected
+
+
+def test_a_shuffled_loader_earns_less_than_the_poisson_epsilon_that_it_prints():
+    told = {"noise_multiplier": 0.8, "printed": 1.0, "steps_per_epoch": 50, "epochs": 5}
+    as_poisson = PoissonProfile(0.8, 1 / 50, 250).epsilon(1e-5)
+    shown = evidence_peers.earned(
+        evidence_peers.at("x"), told | {"sampler": "shuffle", "printed": as_poisson.upper}, 1e-5
+    )
+    by_name = {row.name: row.value for row in shown}
+    assert by_name["epsilon of its shuffle batches, at least, x"] > as_poisson.upper
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Images of which each is alone in its pixels, so that rows can be told apart."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (600, 8, 8), np.uint8)
+    np.savez(tmp_path / "images.npz", x=x, y=np.arange(600) % 3)
+    return tmp_path / "images.npz", x
+
+
+def test_fresh_test_rows_trained_before_and_lie_in_neither_end_of_the_file(archive, monkeypatch):
+    monkeypatch.setattr(evidence_data, "TESTED", 50)
+    monkeypatch.setattr(evidence_data, "VALIDATED", 20)
+    path, x = archive
+    fresh, usual = evidence_data.FreshTest(path, channels=()), Images(path, channels=())
+
+    def numbers(task, split):
+        rows = task.source.splits[split]["image"][..., 0]
+        at = [int(np.flatnonzero((x == one).all((1, 2)))[0]) for one in rows]
+        np.testing.assert_array_equal(task.source.splits[split]["label"], np.array(at) % 3)
+        return set(at)
+
+    parts = [numbers(fresh, split) for split in ("train", "validation", "test")]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 600
+    assert len(parts[2]) == 50
+    assert parts[2] <= numbers(usual, "train") & set(range(100, 500))
+    assert parts[1] <= numbers(usual, "validation")
+
+
+def test_the_grid_has_24_settings_and_each_takes_about_its_steps():
+    assert len(set(GRID)) == 24
+    for choice, (_, units), rows in itertools.product(GRID, UNITS.items(), (26_000, 88_000)):
+        spec = choice.spec(rows, units, target_epsilon=1.0, target_delta="1/n")
+        steps = rows / spec.sampler.batch_size * choice.epochs
+        assert 0.7 <= steps / choice.steps <= 1.45
+
+
+def test_the_rule_is_the_setting_that_loses_least_on_validation_rows():
+    first, second, third = GRID[:3]
+    flat = dict.fromkeys(GRID, (0.0, 0.9))
+    one = flat | {first: (0.8, 0.1), third: (0.7, 0.2)}
+    other = flat | {second: (0.9, 0.1), third: (0.8, 0.2)}
+    assert (best(one), best(other)) == (first, second)
+    assert loses_least([one]) == first
+    assert loses_least([one, other]) == third
+
+
+def test_regret_is_of_test_rows_and_leaves_out_the_data_set_that_is_told(monkeypatch, folder):
+    first, second = GRID[:2]
+    flat = dict.fromkeys([*GRID, None], (0.0, 0.5))
+    scores = {
+        "adult": flat | {first: (0.9, 0.8), None: (0.0, 0.4)},
+        "bank": flat | {second: (0.9, 0.7), None: (0.0, 0.3)},
+    }
+    monkeypatch.setattr(evidence_rules, "measured", lambda data, *_: scores[data])
+    data = evidence_data.DATA
+    monkeypatch.setitem(evidence_rules.DATA, "bank", data["adult"])
+    rows = evidence_rules.regret(
+        files=str(folder), grid_data=("adult", "bank"), grid_epsilons=(3.0,)
+    )
+    found = {row.name: row.value for row in rows}
+    assert found["mean lost by today's rules"] == pytest.approx(0.4)
+    assert found["mean lost by one rule of the other data sets"] == pytest.approx(0.25)
+    assert found["the same, each left out / today's"] == pytest.approx(0.625)
 
 
 def test_what_papers_report_is_drawn_at_its_epsilon_beside_what_was_measured():
     rows = [vars(row) for row in evidence.published()]
     rows += [{"name": "accuracy, test rows, mnist, no privacy", "value": 0.99, "error": None}]
-    rows += [{"name": "AUC, test rows, adult: the peer is not installed", "value": None}]
+    rows += [{"name": "AUC, test rows, adult, Opacus: is not installed", "value": None}]
     found = points({"cases": [{"rows": rows}]})
     drawn = [(d, p.epsilon, p.value) for d, curves in found.items() for of in curves.values()
              for p in of if p.epsilon is not None]  # fmt: skip

@@ -1,0 +1,161 @@
+"""Public data sets of the evidence: their rows, what learns them, and which rows test."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpsgd import RunSpec
+from dpsgd.runs.task import Task
+from experiments.benchmarks.case import LeftOut
+from experiments.benchmarks.models import FewerRows, defaults, generated, run_of
+from experiments.tasks.clicks.sizes import PRESETS
+from experiments.tasks.images import sources
+from experiments.tasks.images.task import Images
+from experiments.tasks.ratings.task import Ratings
+from experiments.tasks.splits import Columns, random_masks
+from experiments.tasks.text.task import Text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A CSV file, as `dpsgd prepare csv` is told of it: what is public of its columns."""
+
+    label: str
+    positive: str
+    negative: str
+    categories: tuple[str, ...]
+    bounds: Mapping[str, tuple[float, float]]
+    """Of each numeric column."""
+
+    @property
+    def words(self) -> list[str]:
+        """The command's, but for its paths."""
+        told = [f"{name}={low:g}:{high:g}" for name, (low, high) in self.bounds.items()]
+        labels = ["--label", self.label, "--positive", self.positive, "--negative", self.negative]
+        return [*labels, "--categories", *self.categories, "--numbers", *self.bounds,
+                "--bounds", *told]  # fmt: skip
+
+
+ADULT = Table(
+    "income", ">50K", "<=50K",
+    ("workclass", "education", "marital-status", "occupation", "relationship", "race", "sex",
+     "native-country"),
+    {"age": (16, 90), "fnlwgt": (1e4, 1e6), "education-num": (0, 16), "capital-gain": (0, 1e5),
+     "capital-loss": (0, 5000), "hours-per-week": (0, 99)},
+)  # fmt: skip
+BANK = Table(
+    "y", "yes", "no",
+    ("poutcome", "job", "marital", "education", "default", "housing", "loan", "contact", "month"),
+    {"day": (0, 31), "campaign": (0, 60), "duration": (0, 4000), "pdays": (0, 900),
+     "previous": (0, 60), "age": (17, 95), "balance": (-8000, 100000)},
+)  # fmt: skip
+
+
+TESTED, VALIDATED = 10_000, 1_000
+COLUMNS = "image", "label"
+
+
+@dataclass(frozen=True)
+class FreshTest(Images):
+    """Images of which those test that no earlier choice of settings was measured on.
+
+    Settings were chosen by the accuracy on a sixth of the file, at one of its ends, and figures
+    were shown of the validation and test rows of the split by number. Rows that train by that split
+    and lie in neither end test here; some validation rows remain, and all others train.
+    """
+
+    @cached_property
+    def source(self) -> sources.Images:
+        """The images, read when they are first needed."""
+        found = sources.load(self.data, self.features)
+        before, total = found.splits, sum(len(x["label"]) for x in found.splits.values())
+        numbers = np.flatnonzero(random_masks(np.arange(total, dtype=np.uint64))["train"])
+        middle = np.flatnonzero((numbers >= total // 6) & (numbers < total - total // 6))
+        tests = np.isin(np.arange(len(numbers)), middle[:TESTED])
+        parts: dict[str, list[tuple[Columns, Any]]] = {
+            "train": [(before["train"], ~tests), (before["test"], slice(None)),
+                      (before["validation"], slice(VALIDATED, None))],
+            "validation": [(before["validation"], slice(VALIDATED))],
+            "test": [(before["train"], tests)],
+        }  # fmt: skip
+        splits = {
+            split: {k: np.concatenate([rows[k][which] for rows, which in some]) for k in COLUMNS}
+            for split, some in parts.items()
+        }
+        return found._replace(splits=splits)
+
+
+def sized(batch_size: int, epochs: int, **settings: Any) -> Callable[..., RunSpec]:
+    """Returns runs whose settings are given, by their targets."""
+    return lambda **target: run_of("balls-and-bins", batch_size, epochs, **settings, **target)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Rows in a file, what learns them, and the figure that tells models apart."""
+
+    file: str
+    task: Callable[[Path], Task]
+    """Of the file, or of the store that is prepared of it."""
+    metric: str = "auc"
+    run: Callable[..., RunSpec] = defaults
+    delta: float | str = "1/n"
+    prepare: tuple[str, ...] | Table | None = None
+    """What `dpsgd prepare` is told, if the task reads a store."""
+
+    chosen_on: Callable[[Path], Task] | None = None
+    """Where settings are chosen, if other rows than the task's test there."""
+    generated: int = 0
+    """Rows that are generated in place of a file."""
+
+    @contextlib.contextmanager
+    def opened(self, folder: Path, *, chosen_on: bool = False) -> Iterator[Task]:
+        """Yields the task on the rows in a folder; LeftOut if their file is not there."""
+        path, task = folder / self.file, self.chosen_on if chosen_on else None
+        if self.generated:
+            with generated(self.generated, PRESETS["wide-and-deep"]) as (clicks, _, _):
+                yield self.task(clicks.data)
+            return
+        if not path.exists():
+            raise LeftOut(f"{self.file} is not in the folder that --files names")
+        if self.prepare is None:
+            yield (task or self.task)(path)
+            return
+        from experiments import cli
+
+        told = self.prepare
+        first, *rest = ("csv", *told.words) if isinstance(told, Table) else told
+        with tempfile.TemporaryDirectory() as name:
+            store = Path(name) / "store"
+            with contextlib.redirect_stdout(io.StringIO()):
+                if cli.main(["prepare", first, str(path), str(store), *rest]):
+                    raise ValueError(f"{path} could not be prepared")
+            yield self.task(store)
+
+
+DATA: Mapping[str, DataSet] = {
+    "criteo": DataSet("criteo_display_110k.tsv.gz", FewerRows, prepare=("criteo-display",)),
+    "adult": DataSet("adult.csv.gz", FewerRows, prepare=ADULT),
+    "bank": DataSet("bank.csv.gz", FewerRows, prepare=BANK),
+    "mnist": DataSet(
+        "mnist_60k.npz",
+        lambda path: FreshTest(path, features="scattering", channels=()),
+        "accuracy",
+        delta=1e-5,
+        chosen_on=lambda path: Images(path, features="scattering", channels=()),
+    ),
+    "movielens": DataSet("ml-100k_u.data.gz", Ratings, "rmse", sized(256, 60, learning_rate=2e-2)),
+    "sst2": DataSet("sst2.tsv.gz", Text, "accuracy", delta=1e-5),
+    "generated_460k": DataSet("", FewerRows, generated=460_000),
+    "generated_4600k": DataSet("", FewerRows, generated=4_600_000),
+}
+"""By name. Of phrases and ratings the 80/10/10 split, by number, is the task's."""
