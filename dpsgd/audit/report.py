@@ -7,7 +7,6 @@ fails by chance with probability `FALSE_ALARM` at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,13 +47,13 @@ class CheckResult(NamedTuple):
     """Part of the noise that may be missing and not be seen."""
 
     @classmethod
-    def of(cls, name: str, pvalue: float, detail: str = "") -> CheckResult:
-        """Returns a check of randomness; NaN, which no test gives to what is sound, fails it.
+    def of(cls, name: str, pvalues: Any, detail: str = "") -> CheckResult:
+        """Returns a check of randomness, of one p-value or several (`smallest`); NaN fails it.
 
         >>> CheckResult.of("coins are fair", 0.25, "60 of 100").detail
         '60 of 100; p = 0.25'
         """
-        pvalue = float(np.minimum(1.0, pvalue))
+        pvalue = smallest(pvalues)
         shown = f"p = {pvalue:.2g}"
         detail = f"{detail}; {shown}" if detail else shown
         return cls(name, bool(pvalue > FALSE_ALARM), detail, pvalue=pvalue)
@@ -134,54 +133,21 @@ def _verdict(check: CheckResult) -> str:
     return "FAIL" if not check.passed else "pass" if check.made else "skip"
 
 
-class Bonferroni:
-    """Several tests that are one check: the smallest p-value times their number (Bonferroni)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.least = 1.0
-        self.where = ""
-
-    def add(
-        self, pvalues: Any, where: str | Callable[[int], str], count: int | None = None
-    ) -> None:
-        """Adds tests.
-
-        Args:
-          pvalues: An array or a number, of whatever dependence; none are none.
-          where: What they are about, or what the one in a place of the array is about.
-          count: Of the tests that were made, if `pvalues` are but those that hold the smallest.
-        """
-        values = np.ravel(np.asarray(pvalues, np.float64))
-        self.count += values.size if count is None else count
-        if values.size == 0:
-            return
-        place = int(np.argmin(values))  # of NaN, if there is one
-        if not values[place] >= self.least:
-            self.least = float(values[place])
-            self.where = where if isinstance(where, str) else where(place)
-
-    @property
-    def pvalue(self) -> float:
-        """Of all of them: 1 if there are none; NaN if one is."""
-        return float(np.minimum(1.0, max(1, self.count) * self.least))
-
-    def check(self, name: str, detail: str = "") -> CheckResult:
-        """Returns the check, which says what was the least likely."""
-        worst = f"the least likely of {self.count:,}: {self.where}" if self.where else ""
-        parts = [detail, worst]
-        return CheckResult.of(name, self.pvalue, "; ".join(part for part in parts if part))
-
-
 def smallest(pvalues: Any, count: int | None = None) -> float:
     """Returns the p-value of several: the smallest times their number (Bonferroni).
 
-    Itself one of several, so that a few tests are not outweighed by many others beside them.
+    In a list each one may be several, so that a few are not outweighed by many beside them.
 
     Args:
-      pvalues: Of whatever dependence; of none, it is 1. NaN gives NaN.
+      pvalues: Of whatever dependence: a number, an array, or a list of such. NaN gives NaN, and
+        none at all 1.
       count: Of the tests that were made, if `pvalues` are but those that hold the smallest.
+
+    >>> smallest([0.02, np.array([0.5, 0.001, 0.3])])
+    0.006
     """
+    if isinstance(pvalues, list):
+        pvalues = [smallest(np.asarray(one)) for one in pvalues]
     values = np.asarray(pvalues, np.float64)
     return float(np.minimum(1.0, max(1, count or values.size) * np.min(values, initial=1.0)))
 
@@ -203,6 +169,19 @@ def count_pvalue(count: Any, trials: Any, probability: Any) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         divergence = special.rel_entr(share, p) + special.rel_entr(1 - share, 1 - p)
         return np.minimum(1.0, 2 * np.exp(-trials * np.maximum(0.0, divergence)))
+
+
+def order_pvalue(count: Any, expected: Any) -> Any:
+    """Returns Chatterjee's bound on a count X of entries of random orders, two-sided.
+
+    Pr[|X - E X| >= t] <= 2 exp(-t^2 / (4 E X + 2 t)): docs/explanation/tests-of-sampled-batches.md.
+
+    Args:
+      count: X, an array or a number.
+      expected: E X.
+    """
+    apart = np.abs(count - expected)
+    return np.minimum(1.0, 2 * np.exp(-(apart**2) / np.maximum(4 * expected + 2 * apart, 1e-9)))
 
 
 def variance_pvalue(square: Any, size: Any) -> Any:

@@ -50,69 +50,54 @@ def wrong_noise(
         return ""
     sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(state.dense_params)]
     steps = range(first_step, int(state.step))
-    most = _NUMBERS // max(1, len(steps) * len(sizes))
-    places = [_places(size, int(np.clip(most, *_PLACES))) for size in sizes]
-    count = sum(map(len, places))
-    recursion: _Bands | _Buffers
-    if isinstance(noise, BandedToeplitz):
-        recursion = _Bands(noise, count)
-    else:
-        recursion = _Buffers(noise, count)
-    for start in range(steps.start, steps.stop, _CHUNK):
-        numbers = np.arange(start, min(start + _CHUNK, steps.stop))
-        drawn = [reference.normals(key, numbers[:, None], k, at) for k, at in enumerate(places)]
-        for step, z in zip(numbers.tolist(), np.concatenate(drawn, axis=1), strict=True):
-            recursion.step(step, z)
-    borders = np.cumsum([len(at) for at in places])[:-1]
-    expected = np.split(recursion.kept, borders, axis=1)
+    most = int(np.clip(_NUMBERS // max(1, len(steps) * len(sizes)), *_PLACES))
+    places = [
+        np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64)) for size in sizes
+    ]
+    kept, stddev = _kept(noise, key, steps, places)
+    expected = np.split(kept, np.cumsum([len(at) for at in places])[:-1], axis=1)
     for pack, rows in zip(packs(dict(enumerate(sizes))), state.noise, strict=True):
         offsets = [0, *itertools.accumulate(sizes[k] for k in pack)]
         for k, offset in zip(pack, offsets, strict=False):
-            found = [_some(row, offset + places[k]) for row in rows]
-            off = [
-                x is not None and not np.all(np.abs(x - y) <= _ERROR * size)
-                for x, y, size in zip(found, expected[k], recursion.size, strict=True)
-            ]
-            if any(off):
-                return (
-                    f"vector {off.index(True)} of {len(off)} that the noise keeps is, in array {k} "
-                    f"of the parameters, not that of steps {steps.start:,} to {steps.stop - 1:,}"
-                )
+            for number, (row, wanted) in enumerate(zip(rows, expected[k], strict=True)):
+                if isinstance(row, jax.Array) and not row.is_fully_addressable:
+                    continue
+                found = np.asarray(row[offset + places[k]], np.float64)
+                if not np.all(np.abs(found - wanted) <= _ERROR * stddev[number]):
+                    return (
+                        f"vector {number} of {len(rows)} that the noise keeps is, in array {k} of "
+                        f"the parameters, not that of steps {steps.start:,} to {steps.stop - 1:,}"
+                    )
     return ""
 
 
-class _Bands:
-    """n of the last steps, each in row step mod (b - 1)."""
-
-    def __init__(self, noise: BandedToeplitz, count: int):
-        self._c = np.array(noise.coefficients)
-        self.kept = np.zeros((len(self._c) - 1, count))
-        self.size = np.full(len(self.kept), max(1.0, noise.spread))
-
-    def step(self, step: int, z: np.ndarray) -> None:
-        rows = len(self.kept)
-        lag = (step - 1 - np.arange(rows)) % rows if rows else np.arange(0)
-        n = (z - self._c[1 + lag] @ self.kept) / self._c[0]
-        if rows:
-            self.kept[step % rows] = n
-
-
-class _Buffers:
-    """Sums of n with weights that decay."""
-
-    def __init__(self, noise: BufferedToeplitz, count: int):
-        self._weights, self._decays = np.array(noise.weights), np.array(noise.decays)
-        pairs = np.outer(self._weights, self._weights)
-        inner = 1 - np.outer(self._decays, self._decays)
-        self._gain = math.sqrt(1 + float(np.sum(pairs / inner)))
-        self.kept = np.zeros((len(self._weights), count))
-        # A buffer forgets its roundings as slowly as it decays.
-        slow = (1 - self._decays) ** -0.5
-        self.size = noise.spread * np.maximum(1.0, slow) * (1 + slow / 64)
-
-    def step(self, step: int, z: np.ndarray) -> None:
-        n = self._gain * z - self._weights @ self.kept
-        self.kept = self._decays[:, None] * self.kept + n
+def _kept(
+    noise: BandedToeplitz | BufferedToeplitz,
+    key: np.ndarray,
+    steps: range,
+    places: list[np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what a noise keeps after some steps, and the standard deviation of each vector."""
+    if isinstance(noise, BandedToeplitz):  # n of the last steps, each in row step mod (b - 1)
+        c = np.array(noise.coefficients)
+        kept = np.zeros((len(c) - 1, sum(map(len, places))))
+        stddev = np.full(len(kept), max(1.0, noise.spread))
+    else:  # sums of n with weights that decay
+        weights, decays = np.array(noise.weights), np.array(noise.decays)
+        inner = 1 - np.outer(decays, decays)
+        gain = math.sqrt(1 + float(np.sum(np.outer(weights, weights) / inner)))
+        kept = np.zeros((len(weights), sum(map(len, places))))
+        slow = (1 - decays) ** -0.5  # a buffer forgets its roundings as slowly as it decays
+        stddev = noise.spread * np.maximum(1.0, slow) * (1 + slow / 64)
+    for some in np.array_split(np.array(steps), len(steps) // _CHUNK + 1):
+        drawn = [reference.normals(key, some[:, None], k, at) for k, at in enumerate(places)]
+        for step, z in zip(some.tolist(), np.concatenate(drawn, axis=1), strict=True):
+            if isinstance(noise, BufferedToeplitz):
+                kept = decays[:, None] * kept + (gain * z - weights @ kept)
+            elif len(kept):
+                lag = (step - 1 - np.arange(len(kept))) % len(kept)
+                kept[step % len(kept)] = (z - c[1 + lag] @ kept) / c[0]
+    return kept, stddev
 
 
 def _wrong_rows(state: TrainState, params: PyTree) -> str:
@@ -129,14 +114,3 @@ def _wrong_rows(state: TrainState, params: PyTree) -> str:
         if bool(moved):
             return f"rows of table {k} have moved that no step has read"
     return ""
-
-
-def _places(size: int, most: int) -> np.ndarray:
-    """Returns coordinates from the first to the last."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
-
-
-def _some(row: Any, at: np.ndarray) -> np.ndarray | None:
-    if isinstance(row, jax.Array) and not row.is_fully_addressable:
-        return None
-    return np.asarray(row[at], np.float64)

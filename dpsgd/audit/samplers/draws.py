@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -121,15 +121,16 @@ class Draws:
 
     def folded(self, cycle_length: int) -> Draws:
         """Returns these draws with the steps of an example counted among those of its group."""
-        folded = copy.copy(self)
-        folded.steps = self.steps // cycle_length
 
         def fold(draw: Draw) -> Draw:
             parts = draw.parts.reshape(len(draw.parts), -1, cycle_length).sum(axis=2)
             return draw._replace(steps=draw.steps // np.int32(cycle_length), parts=parts)
 
-        folded.all = [fold(draw) for draw in self.all]
-        folded.independent = [fold(draw) for draw in self.independent]
+        folded = copy.copy(self)
+        folded.steps = self.steps // cycle_length
+        folded.all, folded.independent = (
+            [fold(draw) for draw in of] for of in (self.all, self.independent)
+        )
         return folded
 
     @cached_property
@@ -143,6 +144,19 @@ class Draws:
         codes = [self.keys(draw) << _BITS | number for number, draw in enumerate(some)]
         merged = np.sort(np.concatenate(codes), kind="stable")
         return some, merged >> _BITS, merged & ((1 << _BITS) - 1)
+
+    def of_examples(self, some: list[Draw] | None = None, stop: int | None = None) -> np.ndarray:
+        """Returns how often each watched example takes part: int64[rows].
+
+        Args:
+          some: Draws that are counted; by default the independent ones.
+          stop: Step before which it does; by default any.
+        """
+        count = np.zeros(self.rows, np.int64)
+        for draw in self.independent if some is None else some:
+            examples = draw.examples if stop is None else draw.examples[draw.steps < stop]
+            count += np.bincount(examples, minlength=self.rows)
+        return count
 
     def keys(self, draw: Draw) -> np.ndarray:
         """Returns the entries (i, t) of a draw as ascending numbers i T + t: int64[entries]."""
@@ -184,7 +198,7 @@ class Draws:
             examples, steps = (np.concatenate(part) for part in zip(*rows, strict=True))
             some = np.isin(self._watched[self.chunks(draw.examples)], chunks)
             read = draw._replace(examples=draw.examples[some], steps=draw.steps[some])
-            yield read, self._made(0, draw.epoch, examples, steps)
+            yield read, self._draw(0, draw.epoch, [(examples, steps)])
 
     def _shard_borders(self) -> set[int]:
         """Returns the chunks at either side of where shards meet."""
@@ -195,39 +209,21 @@ class Draws:
 
     def _read(self, number: int, epochs: list[range]) -> Iterator[Draw]:
         source = BatchSource(self.sampler, self.seeds[number], read_ahead=number < _AHEAD)
-        length = self.steps
-        for some in epochs:
-            begun: dict[int, _Epoch] = {}
-            blocks = plan_blocks(
-                source,
-                first_step=some.start * length,
-                stop=some.stop * length,
-                block_steps=_BLOCK_STEPS,
-            )
-            for steps, block in blocks:
-                if number == 0 and steps.start == 0:
-                    self._compare_shards(block)
-                entries = self._entries(block, steps.start)
-                del block  # of many millions of rows, what lingers is felt
-                yield from self._ended(number, steps, *entries, begun)
-                del entries
+        for epoch in itertools.chain(*epochs):
+            yield self._draw(number, epoch, self._blocks(source, epoch, shards=number == 0))
 
-    def _ended(
-        self,
-        number: int,
-        steps: range,
-        examples: np.ndarray,
-        at: np.ndarray,
-        begun: dict[int, _Epoch],
-    ) -> Iterator[Draw]:
-        """Yields the epochs that end in a block of steps; the rest of it is kept in `begun`."""
-        length = self.steps
-        for epoch in range(steps.start // length, -(-steps.stop // length)):
-            mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
-            counted = begun.setdefault(epoch, _Epoch(self))
-            counted.add(examples[mine], at[mine] - epoch * length)
-            if (epoch + 1) * length <= steps.stop:
-                yield begun.pop(epoch).draw(number, epoch)
+    def _blocks(
+        self, source: BatchSource, epoch: int, *, shards: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the entries of an epoch, block after block; compares shards in its first one."""
+        first, length = epoch * self.steps, self.steps
+        where = {"first_step": first, "stop": first + length}
+        for steps, block in plan_blocks(source, **where, block_steps=min(length, _BLOCK_STEPS)):
+            if shards and steps.start == 0:
+                self._compare_shards(block)
+            examples, at = self._entries(block, steps.start - first)
+            del block  # of many millions of rows, what lingers is felt
+            yield examples, at
 
     def _entries(self, block, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns what counts of a block: examples, and steps of the run."""
@@ -273,68 +269,46 @@ class Draws:
 
     def _planned(self, number: int, epoch: int) -> Draw:
         starts, examples = self.sampler.plan(self.seeds[number], epoch)
-        return self._made(
-            number, epoch, examples, np.repeat(np.arange(self.steps), np.diff(starts))
-        )
+        steps = np.repeat(np.arange(self.steps), np.diff(starts))
+        return self._draw(number, epoch, [(examples, steps)])
 
-    def _made(self, number: int, epoch: int, examples: np.ndarray, steps: np.ndarray) -> Draw:
-        counted = _Epoch(self)
-        counted.add(examples, steps)
-        return counted.draw(number, epoch)
-
-    def watch(self, examples: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which of these examples are watched, and their places among the watched ones."""
-        slots = self._slot[chunks]
-        some = slots >= 0
-        return some, slots[some] * self.width + examples[some] % self.width
-
-
-class _Epoch:
-    """What is counted of an epoch, block after block: of a large population little is kept."""
-
-    def __init__(self, draws: Draws) -> None:
-        self._draws, sampler = draws, draws.sampler
-        self._shards = Shards(sampler.num_examples, sampler.num_shards)
-        self._parts = np.zeros(sampler.num_shards * draws.steps, np.int64)
-        self._by_chunk = np.zeros(sampler.num_chunks, np.int64)
-        self._present = np.zeros(sampler.num_examples if draws.once else 0, bool)
-        self._count, self._keys, self._strange = 0, list[np.ndarray](), False
-
-    def add(self, examples: np.ndarray, steps: np.ndarray) -> None:
-        """Counts entries."""
-        draws, n = self._draws, self._draws.sampler.num_examples
-        self._strange |= bool(examples.size and not (examples.min() >= 0 and examples.max() < n))
-        if self._strange:
-            return
-        self._count += examples.size
-        if draws.once:
-            self._present[examples] = True
-        cells = steps
-        if draws.sampler.num_shards > 1:
-            cells = self._shards.of(examples) * draws.steps + steps
-        self._parts += _counts(cells, self._parts.size)
-        chunks = examples // draws.width
-        self._by_chunk += _counts(chunks, self._by_chunk.size)
-        if draws.large:
-            some, examples = draws.watch(examples, chunks)
-            steps = steps[some]
-        self._keys.append(examples.astype(np.int64) * draws.steps + steps)
-
-    def draw(self, number: int, epoch: int) -> Draw:
-        """Returns what was counted, of an epoch under a seed."""
-        draws, strays = self._draws, 0
-        if self._strange:
-            draws.fault = draws.fault or f"epoch {epoch} has examples that there are not"
-        if draws.once:
-            strays = self._present.size + self._count - 2 * int(np.count_nonzero(self._present))
+    def _draw(
+        self, number: int, epoch: int, entries: Iterable[tuple[np.ndarray, np.ndarray]]
+    ) -> Draw:
+        """Returns an epoch of so many parts: of a large population little of each is kept."""
+        sampler, n = self.sampler, self.sampler.num_examples
+        shards = Shards(n, sampler.num_shards)
+        parts = np.zeros(sampler.num_shards * self.steps, np.int64)
+        by_chunk = np.zeros(sampler.num_chunks, np.int64)
+        present = np.zeros(n if self.once else 0, bool)
+        count, keys = 0, [np.empty(0, np.int64)]
+        for examples, steps in entries:
+            if examples.size and not (examples.min() >= 0 and examples.max() < n):
+                self.fault = self.fault or f"epoch {epoch} has examples that there are not"
+                continue
+            count += examples.size
+            if self.once:
+                present[examples] = True
+            several = sampler.num_shards > 1
+            cells = shards.of(examples) * self.steps + steps if several else steps
+            parts += _counts(cells, parts.size)
+            chunks = examples // self.width
+            by_chunk += _counts(chunks, by_chunk.size)
+            if self.large:
+                slots = self._slot[chunks]
+                some = slots >= 0
+                examples = slots[some] * self.width + examples[some] % self.width
+                steps = steps[some]
+            keys.append(examples.astype(np.int64) * self.steps + steps)
+        strays = present.size + count - 2 * int(np.count_nonzero(present)) if self.once else 0
         # They come in runs that ascend, one a step: what a merge sort is fastest with.
-        keys = np.sort(np.concatenate(self._keys or [np.empty(0, np.int64)]), kind="stable")
-        if (keys[1:] == keys[:-1]).any():
-            draws.fault = draws.fault or f"a batch of epoch {epoch} has an example twice"
-        places = keys // draws.steps
-        when = (keys - places * draws.steps).astype(np.int32)
-        parts = self._parts.reshape(draws.sampler.num_shards, -1)
-        return Draw(number, epoch, places.astype(np.int32), when, parts, self._by_chunk, strays)
+        ordered = np.sort(np.concatenate(keys), kind="stable")
+        if (ordered[1:] == ordered[:-1]).any():
+            self.fault = self.fault or f"a batch of epoch {epoch} has an example twice"
+        places = ordered // self.steps
+        when = (ordered - places * self.steps).astype(np.int32)
+        by_shard = parts.reshape(sampler.num_shards, -1)
+        return Draw(number, epoch, places.astype(np.int32), when, by_shard, by_chunk, strays)
 
 
 def _counts(numbers: np.ndarray, length: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting import PrivacyProfile
-from dpsgd.audit.report import CheckResult, smallest
+from dpsgd.audit.report import CheckResult, order_pvalue
 from dpsgd.audit.samplers.draws import Draws
 from dpsgd.audit.samplers.independence import coincidence_checks
 from dpsgd.audit.samplers.participation import share_checks
@@ -84,10 +84,10 @@ def _worst(shards: list[int], checks: tuple[CheckResult, ...]) -> CheckResult:
     pvalues = [1.0 * check.passed if check.pvalue is None else check.pvalue for check in checks]
     worst = int(np.argmin(pvalues))
     check = checks[worst]
-    detail = f"shard {shards[worst]} of {len(shards)} looked at: {check.detail}"
-    if check.pvalue is None:
-        return check._replace(detail=detail)
-    return CheckResult.of(check.name, len(checks) * check.pvalue, detail)
+    check = check._replace(
+        detail=f"shard {shards[worst]} of {len(shards)} looked at: {check.detail}"
+    )
+    return check if check.pvalue is None else CheckResult.of(check.name, pvalues, check.detail)
 
 
 def _apart(draws: list[Draws], law: RandomOrders, shards: list[int]) -> CheckResult:
@@ -101,10 +101,9 @@ def _apart(draws: list[Draws], law: RandomOrders, shards: list[int]) -> CheckRes
             steps = first.steps[first.examples < rows]
             count += int(np.count_nonzero(steps == second.steps[second.examples < rows]))
             expected += float(rates[steps].sum())
-        apart = abs(count - expected)
-        pvalues.append(min(1.0, 2 * float(np.exp(-(apart**2) / (4 * expected + 2 * apart)))))
+        pvalues.append(order_pvalue(count, expected))
         found, wanted = found + count, wanted + expected
     detail = (
         f"shards {', '.join(map(str, shards))}: {found:,} rows share a step, {wanted:,.1f} expected"
     )
-    return CheckResult.of(APART, smallest(np.array(pvalues)), detail)
+    return CheckResult.of(APART, pvalues, detail)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsgd.audit.report import CheckResult, count_pvalue, smallest
+from dpsgd.audit.report import CheckResult, count_pvalue
 from samplers import BatchSampler
 from samplers.base import stated_law
 
@@ -68,15 +68,13 @@ def _survivors(
     sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
 ) -> list[CheckResult]:
     """Who survives, by place and number; and whether each step, shard and seed has its choice."""
-    n, cap = len(sampler.shard_range(0)), sampler.shard_batch_size
+    n, cap, last = len(sampler.shard_range(0)), sampler.shard_batch_size, sampler.num_shards - 1
     size = min(n, 2 * cap)  # the largest choice
-    members = _some(rng, n, size)
+    members, share = _some(rng, n, size), cap / size
     cuts = int(np.clip(_ROWS // size, 24, _CUTS))
     steps = sorted({*range(min(cuts - cuts // 4, sampler.num_steps)), sampler.num_steps - 1})
+    few = sorted({1, (last + 1) // 2, last} & {*range(1, last + 1)})
     drawn = [(seeds[0], step, 0) for step in steps]
-    few = sorted(
-        {0, 1, sampler.num_shards // 2, sampler.num_shards - 1} & {*range(1, sampler.num_shards)}
-    )
     rest = [(seeds[0], step, shard) for step in steps[:8] for shard in few]
     rest += [(seed, step, 0) for step in steps for seed in seeds[1:9]]
     drawn += rest[: max(4 + len(few), cuts - len(drawn))]
@@ -84,41 +82,35 @@ def _survivors(
     for row, (seed, step, shard) in zip(kept, drawn, strict=True):
         (survivors,) = sampler.passes(members, seed, step, shard)
         row[np.isin(members, survivors)] = 1
-    count, share = kept.sum(axis=0).astype(np.int64), cap / size
-    up_to = np.arange(1, size)
-    residues = members % _RESIDUES
-    of_residue = np.bincount(residues, minlength=_RESIDUES)
-    some = of_residue > 0
-    pvalues = [
-        smallest(count_pvalue(count, len(drawn), share)),
-        smallest(count_pvalue(np.cumsum(count)[:-1], len(drawn) * up_to, share)),
-        smallest(
-            count_pvalue(
-                np.bincount(residues, count, _RESIDUES)[some], len(drawn) * of_residue[some], share
-            )
-        ),
+    count = kept.sum(axis=0).astype(np.int64)
+    of_residue = np.bincount(residues := members % _RESIDUES, minlength=_RESIDUES)
+    some, by_residue = of_residue > 0, np.bincount(residues, count, _RESIDUES)
+    uniform = [
+        count_pvalue(count, len(drawn), share),
+        count_pvalue(np.cumsum(count)[:-1], len(drawn) * np.arange(1, size), share),
+        count_pvalue(by_residue[some], len(drawn) * of_residue[some], share),
     ]
-    detail = (
-        f"of {len(drawn)} cuts of {size:,} rows, each survives {count.min()} to {count.max()}, "
-        f"{share * len(drawn):.4g} expected"
-    )
-    uniform = CheckResult.of("survivors of a cut are uniform", smallest(pvalues), detail)
     # Any two cuts; steps and the next ones, and shards of a step, in pairs that share none.
     first, second = np.triu_indices(len(drawn), 1)
     both = (kept @ kept.T)[first, second].astype(np.int64)
     adjacent = both[(first < len(steps) - 1) & (first % 2 == 0) & (second == first + 1)]
-    pvalues = [smallest(count_pvalue(both, cap, share))]
-    if adjacent.size:
-        pvalues.append(float(count_pvalue(adjacent.sum(), cap * adjacent.size, share)))
-    for shard in few:
-        at = [row for row, (_, _, of) in enumerate(drawn) if of == shard]
-        alike = [int(kept[row] @ kept[steps.index(drawn[row][1])]) for row in at]
-        pvalues.append(float(count_pvalue(sum(alike), cap * len(alike), share)))
-    detail = (
-        f"{both.size:,} pairs of cuts share {both.min()} to {both.max()} of {cap:,} survivors, "
-        f"{cap * share:.4g} expected"
-    )
+    alike = [
+        [kept[row] @ kept[steps.index(step)] for row, (_, step, of) in enumerate(drawn) if of == k]
+        for k in few
+    ]
+    pooled = [np.asarray(pairs, np.int64) for pairs in (adjacent, *alike) if len(pairs)]
+    apart = [count_pvalue(pairs.sum(), cap * pairs.size, share) for pairs in pooled]
     return [
-        uniform,
-        CheckResult.of("every step and every seed cuts by itself", smallest(pvalues), detail),
+        CheckResult.of(
+            "survivors of a cut are uniform",
+            uniform,
+            f"of {len(drawn)} cuts of {size:,} rows, each survives {count.min()} to "
+            f"{count.max()}, {share * len(drawn):.4g} expected",
+        ),
+        CheckResult.of(
+            "every step and every seed cuts by itself",
+            [count_pvalue(both, cap, share), *apart],
+            f"{both.size:,} pairs of cuts share {both.min()} to {both.max()} of {cap:,} "
+            f"survivors, {cap * share:.4g} expected",
+        ),
     ]
