@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context, Decimal
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 Direction = Literal["remove", "add"]
 """Which law of a pair is P and which Q: the example's row against zeros, or zeros against it."""
@@ -93,6 +94,10 @@ class Bound:
             1.0 - math.fsum(1.0 - bound.confidence for bound in found),
             "; ".join(dict.fromkeys(bound.note for bound in found if bound.note)),
         )
+
+    def intersection(self, other: Bound) -> Bound:
+        """Returns this bound of a number, with the ends of another one where these are sharper."""
+        return replace(self, lower=max(self.lower, other.lower), upper=min(self.upper, other.upper))
 
     def covering(self, parts: Iterable[Bound]) -> Bound:
         """Returns this bound, of a whole, if none of its parts is known to lie above it.
@@ -181,8 +186,53 @@ class ComposesWithGaussian(PrivacyProfile, Protocol):
         ...
 
 
+Curve = Callable[[float], float]
+"""A bound on delta from one side, as a function of epsilon."""
+
+
+class Question(NamedTuple):
+    """Asks a profile for delta at the epsilon `at`, or for epsilon at the delta `at`."""
+
+    wanted: Literal["delta", "epsilon"]
+    at: float
+    tolerance: float = EPSILON_TOLERANCE
+
+    def of(self, profile: PrivacyProfile) -> Bound:
+        """Returns the profile's answer."""
+        ask = profile.delta if self.wanted == "delta" else profile.epsilon
+        return ask(self.at, self.tolerance)
+
+    def between(self, lower: Curve, upper: Curve, resolution: float = 1e-12) -> Bound:
+        """Returns the answer of a profile that lies between two curves."""
+        if self.wanted == "epsilon":
+            return epsilon_from_delta(upper, lower, self.at, resolution=resolution)
+        return Bound(max(0.0, lower(self.at)), min(1.0, upper(self.at)))
+
+    def width(self, bound: Bound) -> float:
+        """Returns the width at which `bound` is sharp enough."""
+        if self.wanted == "epsilon":
+            return wanted_width(self.tolerance, bound.upper)
+        return self.tolerance * bound.lower
+
+
+class Profile(abc.ABC):
+    """A `PrivacyProfile` that answers both questions in one way."""
+
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
+        return self.answer(Question("delta", check_epsilon(epsilon), tolerance))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
+        return self.answer(Question("epsilon", check_delta(delta), tolerance))
+
+    @abc.abstractmethod
+    def answer(self, question: Question) -> Bound:
+        """Answers a question whose epsilon or delta was checked."""
+
+
 @dataclass(frozen=True)
-class UpperEnd:
+class UpperEnd(Profile):
     """The upper end of one profile and the lower end of another one, or 0 and a note that says so.
 
     >>> from accounting import GaussianProfile
@@ -197,19 +247,12 @@ class UpperEnd:
     profile: PrivacyProfile
     below: PrivacyProfile | None = None
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        return self._ends(lambda profile: profile.delta(epsilon, tolerance))
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        return self._ends(lambda profile: profile.epsilon(delta, tolerance))
-
-    def _ends(self, ask: Callable[[PrivacyProfile], Bound]) -> Bound:
-        found = ask(self.profile)
+    def answer(self, question: Question) -> Bound:
+        """Answers by both profiles."""
+        found = question.of(self.profile)
         least = Bound(0.0, 0.0, note="no lower end is proved")
         if self.below is not None:
-            least = ask(self.below)
+            least = question.of(self.below)
         notes = dict.fromkeys(note for note in (found.note, least.note) if note)
         confidence = found.confidence + least.confidence - 1.0
         return Bound(least.lower, found.upper, confidence, "; ".join(notes))
@@ -329,6 +372,33 @@ def check_probability(name: str, value: float) -> None:
     """Raises a ValueError unless `value` is in (0, 1]."""
     if not 0.0 < value <= 1.0:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
+
+
+def check_settings(
+    settings: Any,
+    *,
+    counts: Sequence[str] = (),
+    probabilities: Sequence[str] = (),
+    mode: str | None = None,
+) -> None:
+    """Raises a ValueError unless the noise of `settings` and the fields named are in range.
+
+    Args:
+      settings: Has a `noise_multiplier`, and maybe a `release`: that of a further Gaussian release
+        of every example, infinite for none.
+      counts: Names of integers from 1 on.
+      probabilities: Names of numbers in (0, 1].
+      mode: Name of a field that is 'redrawn' or 'fixed'.
+    """
+    check_noise_multiplier(settings.noise_multiplier)
+    for name in counts:
+        check_count(name, getattr(settings, name))
+    for name in probabilities:
+        check_probability(name, getattr(settings, name))
+    if mode and getattr(settings, mode) not in ("redrawn", "fixed"):
+        raise ValueError(f"{mode} must be 'redrawn' or 'fixed', got {getattr(settings, mode)!r}")
+    if (release := getattr(settings, "release", math.inf)) != math.inf:
+        check_noise_multiplier(release)
 
 
 def epsilon_from_delta(

@@ -25,7 +25,7 @@ from accounting.algebra.moments import (
     second_order,
 )
 from accounting.algebra.tilts import Tilts, log_peak
-from accounting.profile import Bound
+from accounting.profile import Bound, Profile, Question
 
 _SMALLEST = 1e-305
 _LEAST_LOG = -700.0
@@ -247,7 +247,7 @@ def log_ceiling(releases: Releases, loss: float, tilt: float) -> float:
 
 
 @dataclass(frozen=True)
-class Curves:
+class Inverted(Profile):
     """Both directions' profiles of `releases`, by inversion at one `accuracy`.
 
     Raises, when asked:
@@ -257,9 +257,14 @@ class Curves:
     releases: Releases
     accuracy: float
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
-        """Bounds the larger of both directions' delta at `epsilon` >= 0."""
+    def answer(self, question: Question) -> Bound:
+        """Bounds the larger of both directions' delta, or the larger epsilon."""
         tilts = Tilts(self.releases)
+        if question.wanted == "delta":
+            return Bound(*self._delta(question.at, tilts))
+        return self._epsilon(question.at, tilts)
+
+    def _delta(self, epsilon: float, tilts: Tilts) -> tuple[float, float]:
         tilt = tilts.at(epsilon)
         # Between 0 and 1 there is no such bound, as o(v) is not small there.
         log_bound = 0.0 if 0.0 < tilt < 1.0 else log_ceiling(self.releases, epsilon, tilt)
@@ -275,16 +280,13 @@ class Curves:
         other_low, other_high = add.value(epsilon)
         return max(low, other_low), max(high, other_high)
 
-    def epsilon(self, delta: float) -> Bound:
-        """Bounds the smallest epsilon >= 0 at which both directions' delta is <= `delta`."""
-        tilts = Tilts(self.releases)
+    def _epsilon(self, delta: float, tilts: Tilts) -> Bound:
         tilt, start = tilts.for_delta(math.log(delta))
         found = Bound(0.0, math.inf)
         for _ in range(4):
             remove, start = self._remove(start, tilt, tilts)
             tilt = remove.tilt
-            again = _crossing(remove.value, delta, start, 1.0 / abs(tilt - 1.0))
-            found = Bound(max(found.lower, again.lower), min(found.upper, again.upper))
+            found = found.intersection(_crossing(remove.value, delta, start, 1.0 / abs(tilt - 1.0)))
             # Once more with the line laid for the answer, where that is far from the first guess.
             answer = found.upper if found.upper < math.inf else 0.9 * start
             if abs((start - answer) * (tilt - 1.0)) <= 1.0:
@@ -297,7 +299,7 @@ class Curves:
         if add.value(at)[1] <= delta:
             return found
         other = _crossing(add.value, delta, at, 1.0 / abs(add.inversion.tilt - 1.0))
-        return Bound(max(found.lower, other.lower), max(found.upper, other.upper))
+        return Bound.largest((found, other))
 
     def _remove(self, start: float, tilt: float, tilts: Tilts) -> tuple[Inversion, float]:
         """Returns the sum for `start`, or for the first point below whose sum is short enough."""

@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from accounting.profile import Bound, epsilon_from_delta, wanted_width
-
-Curve = Callable[[float], float]
-"""A bound on delta, of one direction and from one side, as a function of epsilon."""
+from accounting.profile import Bound, Curve, Question
 
 _STALLS = 3
 """How many finer grids in a row may be of no use."""
@@ -45,22 +42,16 @@ class GridBounds:
     floor: Callable[[float, float], float] = lambda lower, upper: 0.0
     finest: float = 0.0
 
-    def delta(self, epsilon: float) -> Bound:
-        """Bounds delta at `epsilon`."""
-        lower = max(low(epsilon) for low, _ in self.directions)
-        return Bound(float(lower), float(self.upper(epsilon)))
+    def answer(self, question: Question) -> Bound:
+        """Bounds what is asked for: epsilon by bisection."""
+        resolution = 1e-3 * question.tolerance
+        return Bound.largest(
+            question.between(low, high, resolution) for low, high in self.directions
+        )
 
     def upper(self, epsilon: float) -> float:
         """Returns the upper bound on delta at `epsilon`."""
         return max(high(epsilon) for _, high in self.directions)
-
-    def epsilon(self, delta: float, resolution: float) -> Bound:
-        """Bounds the smallest epsilon that holds with `delta`, by bisection (see there)."""
-        found = [
-            epsilon_from_delta(high, low, delta, resolution=resolution)
-            for low, high in self.directions
-        ]
-        return Bound(max(b.lower for b in found), max(b.upper for b in found))
 
 
 @runtime_checkable
@@ -99,93 +90,42 @@ class Grids(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Question:
-    """Delta at `epsilon`, else epsilon at `delta`; and how sharply."""
-
-    epsilon: float | None
-    delta: float
-    slack: float
-    relative: float
-
-    def read(self, grid: GridBounds) -> Bound:
-        if self.epsilon is not None:
-            return grid.delta(self.epsilon)
-        return grid.epsilon(self.delta, 1e-3 * self.slack)
-
-    def wanted(self, bound: Bound) -> float:
-        if self.epsilon is None:
-            return max(wanted_width(self.slack, bound.upper), self.relative * bound.lower)
-        return max(self.relative * bound.lower, _SMALLEST_WIDTH)
-
-    def settled(self, before: Bound, found: Bound, wanted: float) -> bool:
-        """Whether the rest of the gap is not the grid's: halving it again changes nothing."""
-        moved = max(before.upper - found.upper, found.lower - before.lower)
-        if self.epsilon is None:
-            # A gap of second order moves by a third as much, in all, from here on.
-            return moved <= 3.0 * wanted
-        fallen = found.upper < before.upper * (1.0 - self.relative)
-        return not fallen and found.lower <= before.lower * (1.0 + self.relative)
-
-    def floored(self, grid: GridBounds, bound: Bound) -> bool:
-        """Whether the computation's certified error is a part of what is left of the gap."""
-        if self.epsilon is not None:
-            return grid.floor(self.epsilon, self.epsilon) > 0.1 * bound.upper
-        return grid.floor(bound.lower, bound.upper) > 0.1 * self.delta
-
-
-def refine_delta(grids: Grids, epsilon: float, within: Bound, relative: float) -> Bound:
-    """Bounds delta at `epsilon`, to `relative` of itself.
-
-    Args:
-      grids: What is refined.
-      epsilon: Where, >= 0.
-      within: Bounds that are known without a grid.
-      relative: A width, relative to delta, that is sharp enough.
-    """
-    return _refine(grids, _Question(epsilon, 1.0, 0.0, relative), within)
-
-
-def refine_epsilon(
-    grids: Grids, delta: float, within: Bound, tolerance: float, relative: float = 0.0
-) -> Bound:
-    """Bounds the smallest epsilon that holds with `delta`, to `tolerance` (see `wanted_width`).
-
-    Args:
-      grids: What is refined.
-      delta: In (0, 1).
-      within: Bounds that are known without a grid.
-      tolerance: Width at which a bound is sharp enough.
-      relative: A width, relative to epsilon, that is sharp enough as well.
-    """
-    return _refine(grids, _Question(None, delta, tolerance, relative), within)
-
-
-def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
+def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0) -> Bound:
     """Intersects `bound` with the bounds of finer and finer grids, until it is sharp.
 
     Where the two ends are to meet, the next resolution is chosen by the gap that is left, once that
     is not all of delta; else it is halved until the ends settle.
+
+    Args:
+      grids: What is refined.
+      question: What is asked, and how sharply.
+      bound: What is known of the answer without a grid.
+      relative: A width, relative to epsilon, that is sharp enough as well.
     """
+    at_epsilon = question.at if question.wanted == "delta" else None
+
+    def sharp(found: Bound) -> float:
+        return max(question.width(found), relative * found.lower, _SMALLEST_WIDTH)
+
     resolution, gap, stalled = grids.first, math.inf, 0
     grid: GridBounds | None = None
-    while bound.width > question.wanted(bound):
-        known = bound.upper if question.epsilon is not None else question.delta
+    while bound.width > sharp(bound):
+        known = question.at if at_epsilon is None else bound.upper
         try:
-            grid = grids.bounds(resolution, known, question.epsilon)
+            grid = grids.bounds(resolution, known, at_epsilon)
         except GridError as error:
             if grid is not None or 4.0 * resolution > grids.coarsest:
                 return replace(bound, note=str(error))
             resolution *= 4.0
             continue
-        found, before = question.read(grid), bound
-        bound = Bound(max(bound.lower, found.lower), min(bound.upper, found.upper))
-        wanted = question.wanted(bound)
+        found, before = grid.answer(question), bound
+        bound = bound.intersection(found)
+        wanted = sharp(bound)
         if bound.width <= wanted:
             break
-        floored = resolution < _FINE and question.floored(grid, bound)
+        floored = resolution < _FINE and _floored(question, grid, bound)
         if grids.gap_note:
-            if question.settled(before, found, wanted):
+            if _settled(question, before, found, wanted):
                 return replace(bound, note=_FLOOR if floored else grids.gap_note)
         elif floored:
             return replace(bound, note=_FLOOR)
@@ -194,11 +134,11 @@ def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
             if stalled == _STALLS:
                 return replace(bound, note=_ROUNDED)
         gap = found.width
-        far = question.epsilon is not None and (resolution > _FINE or gap > 0.5 * bound.upper)
+        far = at_epsilon is not None and (resolution > _FINE or gap > 0.5 * bound.upper)
         if grids.gap_note or far:
             resolution *= 0.5
             continue
-        if question.epsilon is not None:
+        if at_epsilon is not None:
             # There are two resolutions to a factor of 2, so that questions at many points share
             # grids; one that is a little too coarse would cost as much again.
             wished = -math.log2(max(0.04, math.sqrt(0.3 * wanted / max(gap, wanted))))
@@ -211,3 +151,19 @@ def _refine(grids: Grids, question: _Question, bound: Bound) -> Bound:
         shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
         resolution = max(shrink * resolution, min(most * resolution, grid.finest))
     return bound
+
+
+def _settled(question: Question, before: Bound, found: Bound, wanted: float) -> bool:
+    """Whether the rest of the gap is not the grid's: halving it again changes nothing."""
+    if question.wanted == "epsilon":
+        # A gap of second order moves by a third as much, in all, from here on.
+        return max(before.upper - found.upper, found.lower - before.lower) <= 3.0 * wanted
+    fallen = found.upper < before.upper * (1.0 - question.tolerance)
+    return not fallen and found.lower <= before.lower * (1.0 + question.tolerance)
+
+
+def _floored(question: Question, grid: GridBounds, bound: Bound) -> bool:
+    """Whether the computation's certified error is a part of what is left of the gap."""
+    if question.wanted == "delta":
+        return grid.floor(question.at, question.at) > 0.1 * bound.upper
+    return grid.floor(bound.lower, bound.upper) > 0.1 * question.at

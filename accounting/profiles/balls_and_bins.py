@@ -15,28 +15,12 @@ from accounting.algebra.laplace import average_delta
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.moments import NotInvertibleError
-from accounting.algebra.refinement import (
-    Curve,
-    GridBounds,
-    GridError,
-    refine_delta,
-    refine_epsilon,
-)
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_noise_multiplier,
-    epsilon_from_delta,
-)
+from accounting.algebra.refinement import GridBounds, GridError, refine
+from accounting.profile import Bound, Curve, Question, check_settings, epsilon_from_delta
 from accounting.profiles.gaussian import (
     GaussianProfile,
     WithRelease,
     as_redrawn,
-    check_mode,
-    check_release,
     composed_noise,
 )
 from accounting.profiles.largest_release import LargestRelease
@@ -91,43 +75,22 @@ class BallsAndBinsProfile(WithRelease):
     release: float = math.inf
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("bins", self.bins)
-        check_count("epochs", self.epochs)
-        check_mode("assignment", self.assignment)
-        check_release(self.release)
+        check_settings(self, counts=("bins", "epochs"), mode="assignment")
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
-        check_epsilon(epsilon)
-        known_order, closed, grids = self._bounds()
-        if self.bins == 1:
-            return known_order.delta(epsilon)
-        lower = closed.lower_delta(epsilon)
-        upper = min(known_order.delta(epsilon).upper, closed.upper_delta(epsilon))
-        invertible = grids.epochs == 1 and self.release == math.inf and upper > _INVERTED
-        if invertible and upper - lower > tolerance * lower:
-            with contextlib.suppress(NotInvertibleError):
-                low, high = average_delta(grids.sigma, self.bins, epsilon)
-                lower, upper = max(lower, low), min(upper, high)
-        within = Bound(lower, upper)
-        return refine_delta(grids, epsilon, within, tolerance)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
-        check_delta(delta)
-        known_order, closed, grids = self._bounds()
-        if self.bins == 1:
-            return known_order.epsilon(delta)
-        upper = min(known_order.epsilon(delta).upper, closed.upper_epsilon(delta))
-        within = Bound(closed.lower_epsilon(delta), upper)
-        return refine_epsilon(grids, delta, within, tolerance)
-
-    def _bounds(self) -> tuple[GaussianProfile, LargestRelease, _Grids]:
+    def answer(self, question: Question) -> Bound:
+        """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
         known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
+        bound = question.of(known_order)
+        if self.bins == 1:
+            return bound
         law = sigma, self.bins, epochs, self.release
-        return known_order, LargestRelease(*law), _Grids(*law)
+        bound = question.of(LargestRelease(*law)).intersection(Bound(0.0, bound.upper))
+        invertible = epochs == 1 and self.release == math.inf and bound.upper > _INVERTED
+        if question.wanted == "delta" and invertible and bound.width > question.width(bound):
+            with contextlib.suppress(NotInvertibleError):
+                bound = bound.intersection(Bound(*average_delta(sigma, self.bins, question.at)))
+        return refine(_Grids(*law), question, bound)
 
 
 def _tail(delta: float, epochs: int) -> float:

@@ -8,20 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from accounting.algebra.gaussian import gaussian_delta
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    check_delta,
-    check_epsilon,
-    check_noise_multiplier,
-    epsilon_from_delta,
-)
+from accounting.profile import Bound, Profile, Question, check_noise_multiplier
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class GaussianProfile:
+class GaussianProfile(Profile):
     r"""The profile of one Gaussian release with sensitivity 1: P = N(1, s^2), Q = N(0, s^2).
 
     .. math:: \delta(\epsilon) = \Phi(a) - e^\epsilon \Phi(b), \quad
@@ -54,14 +47,9 @@ class GaussianProfile:
         if not 0.0 <= self.relative_error < 1.0:
             raise ValueError(f"relative_error must be in [0, 1), got {self.relative_error}")
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0; `tolerance` is not needed."""
-        check_epsilon(epsilon)
-        return Bound(max(0.0, self._lower(epsilon)), min(1.0, self._upper(epsilon)))
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`; `tolerance` is not needed."""
-        return epsilon_from_delta(self._upper, self._lower, check_delta(delta))
+    def answer(self, question: Question) -> Bound:
+        """Answers in closed form, whatever the tolerance."""
+        return question.between(self._lower, self._upper)
 
     def _upper(self, epsilon: float) -> float:
         return sum(gaussian_delta(self.noise_multiplier * (1.0 - self.relative_error), epsilon))
@@ -88,7 +76,7 @@ def composed_noise(noise_multiplier: float, release: float) -> float:
     return less / math.hypot(1.0, less / more)
 
 
-class WithRelease:
+class WithRelease(Profile):
     """A dataclass with the noise multiplier `release` of a further Gaussian release."""
 
     release: float
@@ -97,18 +85,6 @@ class WithRelease:
         """Returns the profile with a further Gaussian release."""
         this: Any = self
         return replace(this, release=composed_noise(this.release, noise_multiplier))
-
-
-def check_release(noise_multiplier: float) -> None:
-    """Raises ValueError unless this is the noise multiplier of a further release, or infinite."""
-    if noise_multiplier != math.inf:
-        check_noise_multiplier(noise_multiplier)
-
-
-def check_mode(name: str, mode: str) -> None:
-    """Raises ValueError unless `mode`, which is called `name`, is 'redrawn' or 'fixed'."""
-    if mode not in ("redrawn", "fixed"):
-        raise ValueError(f"{name} must be 'redrawn' or 'fixed', got {mode!r}")
 
 
 def as_redrawn(noise_multiplier: float, epochs: int, mode: str) -> tuple[float, int]:

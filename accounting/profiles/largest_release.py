@@ -6,14 +6,14 @@ Proof: docs/explanation/balls-and-bins-at-little-noise.md.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array
-from accounting.profile import epsilon_from_delta
+from accounting.profile import Bound, Profile, Question, epsilon_from_delta
 from accounting.profiles.gaussian import GaussianProfile, composed_noise
 
 _ROUNDING = 1e-14
@@ -22,7 +22,8 @@ _SHARE = 1e-8
 """Share of delta that is left to events on which other releases matter."""
 
 
-class LargestRelease(NamedTuple):
+@dataclass(frozen=True)
+class LargestRelease(Profile):
     """Bounds on balls-and-bins' profile, sharp where one release outweighs all others."""
 
     noise_multiplier: float
@@ -30,18 +31,19 @@ class LargestRelease(NamedTuple):
     epochs: int
     release: float = math.inf
 
-    def lower_delta(self, epsilon: float) -> float:
-        """Returns a lower bound on delta at `epsilon` >= 0."""
+    def answer(self, question: Question) -> Bound:
+        """Answers in closed form."""
+        if question.wanted == "delta":
+            return Bound(self._lower_delta(question.at), self._upper_delta(question.at))
+        shifted = question.of(self._gaussian()).lower
+        lower = max(0.0, _down(shifted, self.epochs * math.log(self.bins)))
+        return Bound(lower, self._upper_epsilon(question.at))
+
+    def _lower_delta(self, epsilon: float) -> float:
         shifted = epsilon + self.epochs * math.log(self.bins)
         return self._gaussian().delta(shifted * (1.0 + _ROUNDING)).lower
 
-    def lower_epsilon(self, delta: float) -> float:
-        """Returns a lower bound on the epsilon that holds with `delta`."""
-        shifted = self._gaussian().epsilon(delta).lower
-        return max(0.0, _down(shifted, self.epochs * math.log(self.bins)))
-
-    def upper_delta(self, epsilon: float) -> float:
-        """Returns an upper bound on delta at `epsilon` >= 0."""
+    def _upper_delta(self, epsilon: float) -> float:
         guess = self._gaussian().delta(epsilon + self.epochs * math.log(self.bins)).lower
         if guess <= 0.0:
             return 1.0
@@ -59,8 +61,7 @@ class LargestRelease(NamedTuple):
         remove += 1.0001e-5 * guess
         return min(1.0, max(remove, math.exp(min(0.0, self._log_add(epsilon)))))
 
-    def upper_epsilon(self, delta: float) -> float:
-        """Returns an upper bound on the epsilon that holds with `delta`, or infinity."""
+    def _upper_epsilon(self, delta: float) -> float:
         moved = self._moved(math.log(delta) + math.log(_SHARE))
         rest = delta * (1.0 - 1.0001 * _SHARE)
         curve = self._gaussian().delta
@@ -86,7 +87,7 @@ class LargestRelease(NamedTuple):
 
         The events that are left out then have at most the mass e^`log_share`.
         """
-        sigma, bins, epochs, _ = self
+        sigma, bins, epochs = self.noise_multiplier, self.bins, self.epochs
         part = log_share - math.log(epochs) - (math.log(2.0) if self._several else 0.0)
         log_r = min(-part, (_quantile(part - math.log(bins)) - 0.5 / sigma) / sigma)
         if not self._several:
@@ -98,14 +99,14 @@ class LargestRelease(NamedTuple):
 
     def _log_add(self, epsilon: float) -> float:
         """Bounds the logarithm of H_epsilon(Q || P)."""
-        sigma, bins, epochs, release = self
+        sigma, bins, epochs = self.noise_multiplier, self.bins, self.epochs
         if not self._several:
             at = sigma * (math.log(bins) - epsilon) + 0.5 / sigma
             return bins * float(scipy.special.log_ndtr(at + 1e-12 * abs(at) + 1e-9))
         slopes, log_moments = _log_moments(bins)
         each = log_moments + slopes * (sigma * math.log(bins) + 0.5 / sigma)
         powers = slopes * sigma
-        beside = 0.5 * (powers / release) * ((powers + 1.0) / release)
+        beside = 0.5 * (powers / self.release) * ((powers + 1.0) / self.release)
         bounds = epochs * each + beside - powers * epsilon
         return float(bounds.min()) + 1e-12 * float((epochs * np.abs(each) + beside).max())
 

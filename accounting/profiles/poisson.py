@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
 from accounting.algebra.gaussian import gaussian_delta
-from accounting.algebra.inversion import ACCURACIES, Curves
+from accounting.algebra.inversion import ACCURACIES, Inverted
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import MOST_CELLS
 from accounting.algebra.moments import NotInvertibleError, Releases
-from accounting.algebra.refinement import GridError, refine_delta, refine_epsilon
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_noise_multiplier,
-    check_probability,
-    epsilon_from_delta,
-    wanted_width,
-)
-from accounting.profiles.gaussian import (
-    GaussianProfile,
-    WithRelease,
-    check_release,
-    composed_noise,
-)
+from accounting.algebra.refinement import GridError, refine
+from accounting.profile import Bound, Question, check_settings
+from accounting.profiles.gaussian import GaussianProfile, WithRelease, composed_noise
 from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
@@ -77,63 +61,32 @@ class PoissonProfile(WithRelease):
     release: float = math.inf
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("steps", self.steps)
-        check_probability("sampling_prob", self.sampling_prob)
-        check_release(self.release)
+        check_settings(self, counts=("steps",), probabilities=("sampling_prob",))
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0, to within `tolerance` of it."""
-        check_epsilon(epsilon)
-        exact = self._deterministic().delta(epsilon)
+    def answer(self, question: Question) -> Bound:
+        """Answers by inversion, and by grids where that is not sharp enough."""
+        bound = question.of(self._deterministic())
         if self.sampling_prob == 1.0:
-            return exact
+            return bound
         if self.steps == 1 and self.release == math.inf:
-            return Bound(*self._one_step(epsilon))
-        lower, upper = 0.0, exact.upper
-        for curves in self._curves():
-            try:
-                low, high = curves.delta(epsilon)
-            except NotInvertibleError:
-                break
-            lower, upper = max(lower, low), min(upper, high)
-            # Digits beyond the tolerance cost next to nothing here.
-            if upper - lower <= 1e-3 * tolerance * lower:
-                break
-        return refine_delta(self._grids(), epsilon, Bound(lower, upper), tolerance)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`, to within `tolerance`."""
-        check_delta(delta)
-        exact = self._deterministic().epsilon(delta)
-        if self.sampling_prob == 1.0:
-            return exact
-        if self.steps == 1 and self.release == math.inf:
-            return epsilon_from_delta(
-                lambda e: self._one_step(e)[1], lambda e: self._one_step(e)[0], delta
-            )
-        lower, upper = 0.0, exact.upper
-        for curves in self._curves():
-            try:
-                found = curves.epsilon(delta)
-            except NotInvertibleError:
-                break
-            lower, upper = max(lower, found.lower), min(upper, found.upper)
-            # Digits beyond the tolerance cost next to nothing here.
-            if upper - lower <= 1e-4 * wanted_width(tolerance, upper):
-                break
-        if upper - lower <= wanted_width(tolerance, upper):
-            return Bound(lower, upper)
-        if upper - lower <= _SHARP * lower:
-            return Bound(lower, upper, note=_PRECISION)
-        return refine_epsilon(self._grids(), delta, Bound(lower, upper), tolerance)
-
-    def _curves(self) -> Iterator[Curves]:
-        if 0.5 / min(self.noise_multiplier, self.release) ** 2 > _LARGEST_LOSS:
-            return
+            return question.between(lambda e: self._one_step(e)[0], lambda e: self._one_step(e)[1])
+        bound = Bound(0.0, bound.upper)
         releases = Releases(self.noise_multiplier, self.sampling_prob, self.steps, self.release)
-        for accuracy in ACCURACIES:
-            yield Curves(releases, accuracy)
+        loss = 0.5 / min(self.noise_multiplier, self.release) ** 2
+        for accuracy in ACCURACIES if loss <= _LARGEST_LOSS else ():
+            try:
+                bound = bound.intersection(question.of(Inverted(releases, accuracy)))
+            except NotInvertibleError:
+                break
+            # Digits beyond the tolerance cost next to nothing here.
+            if bound.width <= 1e-4 * question.width(bound):
+                break
+        if (
+            question.wanted == "epsilon"
+            and question.width(bound) < bound.width <= _SHARP * bound.lower
+        ):
+            return replace(bound, note=_PRECISION)
+        return refine(self._grids(), question, bound)
 
     def _one_step(self, epsilon: float) -> tuple[float, float]:
         """Bounds delta of one step: q times a Gaussian profile at log(1 + (e^epsilon - 1) / q)."""

@@ -11,24 +11,16 @@ from typing import ClassVar
 from accounting.algebra.composition import ComposedLoss, compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import release_ratio, with_release
-from accounting.algebra.refinement import (
-    Curve,
-    GridBounds,
-    GridError,
-    refine_delta,
-    refine_epsilon,
-)
+from accounting.algebra.refinement import GridBounds, GridError, refine
 from accounting.profile import (
-    EPSILON_TOLERANCE,
     Bound,
     ComposesWithGaussian,
+    Curve,
     PrivacyProfile,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_noise_multiplier,
+    Question,
+    check_settings,
 )
-from accounting.profiles.gaussian import WithRelease, check_release
+from accounting.profiles.gaussian import WithRelease
 
 _FINEST = 2e-4
 _COARSEST_STEP = 500.0
@@ -118,7 +110,9 @@ class RepeatedGrids:
         bounds = GridBounds([(_largest(low), _largest(high))], floor, _FINEST)
         if ratio.q.size > _FEW_ATOMS:
             return bounds
-        at = bounds.epsilon(delta, 1e-3).lower if epsilon is None else epsilon
+        at = epsilon
+        if at is None:
+            at = bounds.answer(Question("epsilon", delta, 1.0)).lower
         if floor(at, at) <= _FEW_DIGITS * max(part.delta(at) for part in low):
             return bounds
         # Where the FFT's error is a part of delta, convolutions have none, but coarser grids.
@@ -161,9 +155,7 @@ class RepeatedProfile(WithRelease, abc.ABC):
     """Why the two ends of the finest grids may still differ; empty where they meet."""
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("steps", self.steps)
-        check_release(self.release)
+        check_settings(self, counts=("steps",))
 
     @abc.abstractmethod
     def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:
@@ -196,24 +188,15 @@ class RepeatedProfile(WithRelease, abc.ABC):
             return releases
         return releases.with_gaussian_release(self.release)
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        if simpler := self.simpler():
-            return self._beside(simpler).delta(epsilon, tolerance)
-        upper = self._beside(self.ceiling()).delta(check_epsilon(epsilon)).upper
-        return refine_delta(self._grids(), epsilon, Bound(0.0, upper), tolerance)
+    def answer(self, question: Question) -> Bound:
+        """Answers by grids, until neither end moves by more than about the tolerance.
 
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`.
-
-        The grid is refined until neither end moves by more than about `tolerance`, or by 1e-4 of
-        an epsilon above 10.
+        Or by 1e-4 of an epsilon above 10.
         """
         if simpler := self.simpler():
-            return self._beside(simpler).epsilon(delta, tolerance)
-        upper = self._beside(self.ceiling()).epsilon(check_delta(delta)).upper
-        within = Bound(0.0, upper)
-        return refine_epsilon(self._grids(), delta, within, tolerance, 0.1 * tolerance)
+            return question.of(self._beside(simpler))
+        within = Bound(0.0, question.of(self._beside(self.ceiling())).upper)
+        return refine(self._grids(), question, within, 0.1 * question.tolerance)
 
     def _grids(self) -> RepeatedGrids:
         return RepeatedGrids(self.ratios, self.deviation(), self.steps, self.release, self.gap_note)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -16,23 +15,12 @@ from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import GridError
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_noise_multiplier,
-    epsilon_from_delta,
-    wanted_width,
-)
+from accounting.profile import Bound, Curve, Question, check_settings
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import (
     GaussianProfile,
     WithRelease,
     as_redrawn,
-    check_mode,
-    check_release,
     composed_noise,
 )
 from accounting.profiles.max_events import (
@@ -85,49 +73,30 @@ class ShuffleProfile(WithRelease):
     release: float = math.inf
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("steps_per_epoch", self.steps_per_epoch)
-        check_count("epochs", self.epochs)
-        check_mode("order", self.order)
-        check_release(self.release)
+        check_settings(self, counts=("steps_per_epoch", "epochs"), mode="order")
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        check_epsilon(epsilon)
-        if self.steps_per_epoch == 1:
-            return self._deterministic().delta(epsilon)
-        upper = self._deterministic().delta(epsilon).upper
-        lower = self._little_noise_delta(epsilon)
-        if upper - lower > 1e-3 * lower:
-            lower = max(lower, self._balls_and_bins().delta(epsilon, tolerance).lower)
-            lower = max(lower, self._event_delta(at_epsilon=epsilon)(epsilon))
-        return Bound(lower, upper, note=_UNKNOWN if upper - lower > 1e-3 * lower else "")
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`; the gap is not the grid's."""
-        check_delta(delta)
-        if self.steps_per_epoch == 1:
-            return self._deterministic().epsilon(delta)
-        upper = self._deterministic().epsilon(delta).upper
-        wanted = wanted_width(tolerance, upper)
-
-        def proved(curve: Callable[[float], float]) -> float:
-            return epsilon_from_delta(curve, curve, delta, resolution=1e-6).lower
-
-        lower = proved(self._little_noise_delta)
-        if upper - lower > wanted:
-            lower = max(lower, self._balls_and_bins().epsilon(delta, tolerance).lower)
-            lower = max(lower, proved(self._event_delta(at_delta=delta)))
-        return Bound(lower, upper, note=_UNKNOWN if upper - lower > wanted else "")
-
-    def _deterministic(self) -> GaussianProfile:
+    def answer(self, question: Question) -> Bound:
+        """Answers by closed forms, and by lower bounds on grids where these are wide."""
         epochs = self.noise_multiplier / math.sqrt(self.epochs)
-        return GaussianProfile(composed_noise(epochs, self.release))
+        known_order = question.of(GaussianProfile(composed_noise(epochs, self.release)))
+        if self.steps_per_epoch == 1:
+            return known_order
 
-    def _balls_and_bins(self) -> BallsAndBinsProfile:
-        return BallsAndBinsProfile(
-            self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release
-        )
+        def proved(curve: Curve) -> float:
+            return question.between(curve, curve, 1e-6).lower
+
+        def wide(bound: Bound) -> bool:
+            by_delta = question.wanted == "delta"
+            return bound.width > (1e-3 * bound.lower if by_delta else question.width(bound))
+
+        bound = Bound(proved(self._little_noise_delta), known_order.upper)
+        if wide(bound):
+            bins = BallsAndBinsProfile(
+                self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release
+            )
+            lower = max(question.of(bins).lower, proved(self._event_delta(question)))
+            bound = bound.intersection(Bound(lower, math.inf))
+        return replace(bound, note=_UNKNOWN) if wide(bound) else bound
 
     def _as_redrawn(self) -> tuple[float, int]:
         return as_redrawn(self.noise_multiplier, self.epochs, self.order)
@@ -138,12 +107,10 @@ class ShuffleProfile(WithRelease):
             epsilon, noise_multiplier=sigma, bins=self.steps_per_epoch, epochs=epochs
         )
 
-    def _event_delta(
-        self, *, at_epsilon: float | None = None, at_delta: float | None = None
-    ) -> Callable[[float], float]:
+    def _event_delta(self, question: Question) -> Curve:
         """Lower bounds on delta by tests of max_t x_t, or of its values in several epochs.
 
-        Of several epochs sharp near the epsilon or the delta that is given.
+        Of several epochs sharp near the point that is asked about.
         """
         sigma, epochs = self._as_redrawn()
         if epochs == 1 and self.release == math.inf:
@@ -158,13 +125,8 @@ class ShuffleProfile(WithRelease):
             if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
                 several = _several_epochs(sigma, self.steps_per_epoch, epochs)
                 return with_release(several, self.release).delta
-            parts = compose_both(
-                ratio,
-                epochs,
-                release_ratio(self.release, ratio),
-                epsilon=at_epsilon,
-                delta=at_delta,
-            )
+            at = {"epsilon" if question.wanted == "delta" else "delta": question.at}
+            parts = compose_both(ratio, epochs, release_ratio(self.release, ratio), **at)
         except GridError:
             return lambda epsilon: 0.0
         return lambda epsilon: max(part.delta(epsilon) for part in parts)

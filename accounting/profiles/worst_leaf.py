@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, UpperEnd
+from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
 from accounting.profiles.gaussian import WithRelease
 from accounting.profiles.multistage import MultistageProfile
 
@@ -66,13 +66,9 @@ class WorstLeafProfile(WithRelease):
         for path in self.paths:
             self._profile(path)
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        return Bound.largest(profile.delta(epsilon, tolerance) for profile in self._worst())
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        return Bound.largest(profile.epsilon(delta, tolerance) for profile in self._worst())
+    def answer(self, question: Question) -> Bound:
+        """Answers by the largest of the worst leaves' profiles."""
+        return Bound.largest(question.of(profile) for profile in self._worst())
 
     def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
         return MultistageProfile(

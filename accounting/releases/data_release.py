@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 
 from accounting.profile import (
-    EPSILON_TOLERANCE,
     Bound,
     PrivacyProfile,
+    Profile,
+    Question,
     UpperEnd,
-    check_delta,
-    check_epsilon,
     check_noise_multiplier,
     proved,
 )
@@ -63,7 +62,7 @@ class DataRelease:
 
 
 @dataclass(frozen=True)
-class WithFailureProfile:
+class WithFailureProfile(Profile):
     r"""The profile of a mechanism beside one that is (0, f)-DP, with f = `failure`.
 
     .. math:: \delta(\epsilon) \le f + (1 - f)\, \delta'(\epsilon)
@@ -82,24 +81,19 @@ class WithFailureProfile:
     def __post_init__(self) -> None:
         _check_failure(self.failure)
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        inner = proved(self.profile.delta(check_epsilon(epsilon), tolerance))
+    def answer(self, question: Question) -> Bound:
+        """Answers by the mechanism's profile, which is asked for a smaller delta."""
+        inner = proved(question.of(self.profile))
         if not self.failure:
             return inner
-        upper = (self.failure + (1.0 - self.failure) * inner.upper) * _UP
-        return Bound.resting_on(inner, inner.lower, min(1.0, upper))
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        inner = proved(self.profile.epsilon(check_delta(delta), tolerance))
-        if not self.failure:
-            return inner
-        left = (delta / _UP - self.failure) / _UP  # divided by 1 - f it would be more
+        if question.wanted == "delta":
+            upper = (self.failure + (1.0 - self.failure) * inner.upper) * _UP
+            return Bound.resting_on(inner, inner.lower, min(1.0, upper))
+        left = (question.at / _UP - self.failure) / _UP  # divided by 1 - f it would be more
         if left <= 0.0:
-            note = f"the failure probability {self.failure:.3g} leaves nothing of delta = {delta}"
-            return Bound.resting_on(inner, inner.lower, math.inf, note)
-        upper = proved(self.profile.epsilon(left, tolerance)).upper
+            note = f"the failure probability {self.failure:.3g} leaves nothing of delta = "
+            return Bound.resting_on(inner, inner.lower, math.inf, f"{note}{question.at}")
+        upper = proved(self.profile.epsilon(left, question.tolerance)).upper
         return Bound.resting_on(inner, inner.lower, max(inner.upper, upper))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile
+from accounting.profile import Bound, PrivacyProfile, Profile, Question
 
 
 @dataclass(frozen=True)
-class EnvelopeProfile:
+class EnvelopeProfile(Profile):
     """The pointwise maximum of profiles, delta(epsilon) = max_i delta_i(epsilon).
 
     It bounds a mechanism that is one of several, chosen independently of the data, with the choice
@@ -32,10 +32,6 @@ class EnvelopeProfile:
         if not self.profiles:
             raise ValueError("profiles must name at least one")
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        return Bound.largest(profile.delta(epsilon, tolerance) for profile in self.profiles)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
-        return Bound.largest(profile.epsilon(delta, tolerance) for profile in self.profiles)
+    def answer(self, question: Question) -> Bound:
+        """Answers by the largest of the profiles."""
+        return Bound.largest(question.of(profile) for profile in self.profiles)

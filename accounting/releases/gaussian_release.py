@@ -15,13 +15,12 @@ import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells
 from accounting.profile import (
-    EPSILON_TOLERANCE,
     Bound,
     ComposesWithGaussian,
     PrivacyProfile,
+    Profile,
+    Question,
     UpperEnd,
-    check_delta,
-    check_epsilon,
     check_noise_multiplier,
     epsilon_from_delta,
     proved,
@@ -45,7 +44,7 @@ _NOTE = "the lower end is that of one of both parts alone"
 
 
 @dataclass(frozen=True)
-class WithGaussianReleaseProfile:
+class WithGaussianReleaseProfile(Profile):
     """The profile of a mechanism that precedes (or follows) a Gaussian release of sensitivity 1.
 
     >>> from accounting import GaussianProfile
@@ -68,13 +67,22 @@ class WithGaussianReleaseProfile:
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        return self._product.delta(epsilon, tolerance)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        return self._product.epsilon(delta, tolerance)
+    def answer(self, question: Question) -> Bound:
+        """Answers by the product that is known, or by chords of the mechanism's curve."""
+        if self._product is not None:
+            return question.of(self._product)
+        inner = proved(question.of(self.profile))
+        lower = max(inner.lower, question.of(GaussianProfile(self.noise_multiplier)).lower)
+        chords = self._chords.setdefault(
+            question.tolerance,
+            _Chords(self.profile, 1.0 / self.noise_multiplier, question.tolerance),
+        )
+        if question.wanted == "delta":
+            chords.refine(question.at, lower)
+            upper = chords.delta(question.at)
+        else:
+            upper = self._upper_epsilon(question, chords, lower) * _UP
+        return Bound(lower, max(lower, upper), note=inner.note or _NOTE)
 
     def with_gaussian_release(self, noise_multiplier: float) -> WithGaussianReleaseProfile:
         """Returns the profile with another release."""
@@ -82,7 +90,7 @@ class WithGaussianReleaseProfile:
         return WithGaussianReleaseProfile(self.profile, noise)
 
     @functools.cached_property
-    def _product(self) -> PrivacyProfile:
+    def _product(self) -> PrivacyProfile | None:
         if isinstance(self.profile, TruncatedProfile | UpperEnd):
             inner = replace(self, profile=self.profile.profile)
             if isinstance(self.profile, UpperEnd) and self.profile.below is not None:
@@ -90,27 +98,16 @@ class WithGaussianReleaseProfile:
             return replace(self.profile, profile=inner)
         if isinstance(self.profile, ComposesWithGaussian):
             return self.profile.with_gaussian_release(self.noise_multiplier)
-        return _Averaged(self.profile, self.noise_multiplier)
+        return None
 
+    @functools.cached_property
+    def _chords(self) -> dict[float, _Chords]:
+        return {}
 
-@dataclass(frozen=True)
-class _Averaged:
-    profile: PrivacyProfile
-    noise_multiplier: float
-
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        inner = proved(self.profile.delta(check_epsilon(epsilon), tolerance))
-        lower = max(inner.lower, GaussianProfile(self.noise_multiplier).delta(epsilon).lower)
-        chords = self._chords(tolerance)
-        chords.refine(epsilon, lower)
-        return Bound(lower, max(lower, chords.delta(epsilon)), note=inner.note or _NOTE)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        inner = proved(self.profile.epsilon(check_delta(delta), tolerance))
-        lower = max(inner.lower, GaussianProfile(self.noise_multiplier).epsilon(delta).lower)
+    def _upper_epsilon(self, question: Question, chords: _Chords, at: float) -> float:
+        delta, tolerance = question.at, question.tolerance
         release = GaussianProfile(self.noise_multiplier).epsilon(0.5 * delta)
         upper = proved(self.profile.epsilon(0.5 * delta, tolerance)).upper + release.upper
-        chords, at = self._chords(tolerance), lower
         for _ in range(_ROUNDS):
             chords.refine(at, delta)
             found = epsilon_from_delta(chords.delta, lambda _: 0.0, delta, resolution=1e-6).upper
@@ -118,17 +115,7 @@ class _Averaged:
             if upper == math.inf or abs(upper - at) <= tolerance:
                 break
             at = upper
-        return Bound(lower, max(lower, upper * _UP), note=inner.note or _NOTE)
-
-    @functools.cached_property
-    def _by_tolerance(self) -> dict[float, _Chords]:
-        return {}
-
-    def _chords(self, tolerance: float) -> _Chords:
-        made = self._by_tolerance
-        if tolerance not in made:
-            made[tolerance] = _Chords(self.profile, 1.0 / self.noise_multiplier, tolerance)
-        return made[tolerance]
+        return upper
 
 
 @dataclass

@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    PrivacyProfile,
-    check_delta,
-    check_epsilon,
-)
+from accounting.profile import Bound, PrivacyProfile, Profile, Question, check_epsilon
 
 
 @dataclass(frozen=True)
-class WithPureReleaseProfile:
+class WithPureReleaseProfile(Profile):
     r"""The profile of a mechanism that follows (or precedes) a release with pure epsilon_0.
 
     .. math:: \delta(\epsilon) \le p\, \delta'(\epsilon - \epsilon_0)
@@ -40,19 +34,15 @@ class WithPureReleaseProfile:
     def __post_init__(self) -> None:
         check_epsilon(self.pure_epsilon)
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        inner = self.profile.delta(check_epsilon(epsilon), tolerance)
-        less, more = epsilon - self.pure_epsilon, epsilon + self.pure_epsilon
-        above = self.profile.delta(abs(less), tolerance).upper
+    def answer(self, question: Question) -> Bound:
+        """Answers by the mechanism's profile at two other epsilons, or by the sum of both."""
+        inner = question.of(self.profile)
+        if question.wanted == "epsilon":
+            return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon)
+        less, more = question.at - self.pure_epsilon, question.at + self.pure_epsilon
+        above = self.profile.delta(abs(less), question.tolerance).upper
         if less < 0.0:
             above = 1.0 - math.exp(less) * (1.0 - above)
         right = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
-        upper = right * above + (1.0 - right) * self.profile.delta(more, tolerance).upper
-        upper = min(1.0, upper * (1.0 + 1e-12))
-        return Bound.resting_on(inner, inner.lower, upper)
-
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta`."""
-        inner = self.profile.epsilon(check_delta(delta), tolerance)
-        return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon)
+        upper = right * above + (1.0 - right) * self.profile.delta(more, question.tolerance).upper
+        return Bound.resting_on(inner, inner.lower, min(1.0, upper * (1.0 + 1e-12)))

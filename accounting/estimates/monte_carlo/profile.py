@@ -27,12 +27,11 @@ from accounting.profile import (
     EPSILON_TOLERANCE,
     Bound,
     Direction,
-    check_count,
     check_delta,
-    check_noise_multiplier,
+    check_settings,
     epsilon_from_delta,
 )
-from accounting.profiles.gaussian import as_redrawn, check_mode
+from accounting.profiles.gaussian import as_redrawn
 from accounting.profiles.max_events import max_event_lower_bound
 
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
@@ -82,11 +81,7 @@ class MonteCarloProfile:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("bins", self.bins)
-        check_count("epochs", self.epochs)
-        check_count("num_samples", self.num_samples)
-        check_mode("assignment", self.assignment)
+        check_settings(self, counts=("bins", "epochs", "num_samples"), mode="assignment")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")

@@ -8,9 +8,10 @@ import pytest
 from scipy import special
 
 from accounting import GaussianProfile, PoissonProfile
-from accounting.algebra.inversion import Curves, Inversion, _Add
+from accounting.algebra.inversion import Inversion, Inverted, _Add
 from accounting.algebra.moments import Line, NotInvertibleError, Releases
 from accounting.algebra.tilts import Tilts
+from accounting.profile import Question
 
 
 def exact_moment(sigma, rate, z):
@@ -115,9 +116,9 @@ def test_two_releases_are_one_release_averaged_over_the_other(sigma, rate, epsil
         return above_p - np.exp(at) * above
 
     truth = float(np.sum(weight * np.exp(log_x) * one(epsilon - log_x)))
-    low, high = Curves(Releases(sigma, rate, 2), 20.0).delta(epsilon)
-    assert low * (1.0 - 1e-6) <= truth <= high * (1.0 + 1e-6)
-    assert high - low <= 1e-3 * high
+    bound = Inverted(Releases(sigma, rate, 2), 20.0).delta(epsilon)
+    assert bound.lower * (1.0 - 1e-6) <= truth <= bound.upper * (1.0 + 1e-6)
+    assert bound.width <= 1e-3 * bound.upper
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9, 1e-3, 0.1, 0.6125, 1.0])
@@ -140,7 +141,8 @@ def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rat
     assert bound.width <= 1e-3 * bound.lower
     grids = profile._grids()
     step = 0.05 if sigma < 0.7 else 0.2 * grids.deviation
-    coarse = grids.bounds(step / min(1.0, grids.deviation), 1.0, epsilon).delta(epsilon)
+    grid = grids.bounds(step / min(1.0, grids.deviation), 1.0, epsilon)
+    coarse = grid.answer(Question("delta", epsilon))
     assert coarse.lower <= bound.upper
     assert bound.lower <= coarse.upper
 
@@ -148,8 +150,8 @@ def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rat
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(0.5, 0.3, 300), (0.3, 0.2, 50)])
 def test_near_0_the_sum_is_short_and_sharp_at_the_saddle_point_alone(sigma, rate, count):
     """On a line right of 1 the first is 22 % wide."""
-    low, high = Curves(Releases(sigma, rate, count), 20.0).delta(0.0)
-    assert 0.0 < low <= high <= low * (1.0 + 1e-6)
+    bound = Inverted(Releases(sigma, rate, count), 20.0).delta(0.0)
+    assert 0.0 < bound.lower <= bound.upper <= bound.lower * (1.0 + 1e-6)
 
 
 @pytest.mark.parametrize("loss", [1.0, -1.0])
@@ -210,8 +212,8 @@ def test_adding_at_an_epsilon_whose_exponential_is_no_float_is_not_bounded_by_ze
 
 @pytest.mark.parametrize("epsilon", [100.0, 130.0, 300.0])
 def test_what_underflows_is_no_lower_bound_and_no_zero(epsilon):
-    low, high = Curves(Releases(1.0, 0.01, 1000), 37.0).delta(epsilon)
-    assert low == 0.0 < high <= 1e-290
+    bound = Inverted(Releases(1.0, 0.01, 1000), 37.0).delta(epsilon)
+    assert bound.lower == 0.0 < bound.upper <= 1e-290
 
 
 def test_a_line_whose_results_underflow_is_refused():

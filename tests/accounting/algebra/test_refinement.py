@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from accounting import Bound, ContradictoryBounds
-from accounting.algebra.refinement import GridBounds, GridError, refine_delta, refine_epsilon
+from accounting.algebra.refinement import GridBounds, GridError, refine
+from accounting.profile import Question
 
 NOTHING = Bound(0.0, math.inf)
 TRUE_EPSILON = -math.log(1e-3)  # of the curve e^-epsilon at delta = 1e-3
@@ -47,7 +48,7 @@ class Exponential:
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-6])
 def test_two_ends_that_meet_are_refined_to_the_tolerance_and_hardly_further(tolerance):
     grids = Exponential()
-    bound = refine_epsilon(grids, 1e-3, NOTHING, tolerance)
+    bound = refine(grids, Question("epsilon", 1e-3, tolerance), NOTHING)
     assert bound.lower <= TRUE_EPSILON <= bound.upper
     assert bound.width <= tolerance
     assert not bound.note
@@ -58,14 +59,14 @@ def test_two_ends_that_meet_are_refined_to_the_tolerance_and_hardly_further(tole
 
 @pytest.mark.parametrize("relative", [1e-3, 0.1])
 def test_delta_is_as_sharp_as_asked(relative):
-    bound = refine_delta(Exponential(), 2.0, Bound(0.0, 1.0), relative)
+    bound = refine(Exponential(), Question("delta", 2.0, relative), Bound(0.0, 1.0))
     assert bound.lower <= math.exp(-2.0) <= bound.upper <= bound.lower * (1.0 + relative)
     assert not bound.note
 
 
 def test_a_first_grid_that_is_too_large_gives_way_to_coarser_ones():
     grids = Exponential(too_large=1.0)
-    bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-3)
+    bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
     assert grids.tried[:2] == [0.4, 1.6]
     assert bound.lower <= TRUE_EPSILON <= bound.upper < math.inf
     assert "too large" in bound.note
@@ -73,14 +74,14 @@ def test_a_first_grid_that_is_too_large_gives_way_to_coarser_ones():
 
 def test_where_no_grid_serves_what_is_known_is_returned_with_the_reason():
     known = Bound(1.0, 50.0)
-    bound = refine_epsilon(Exponential(too_large=0.0), 1e-3, known, 1e-3)
+    bound = refine(Exponential(too_large=0.0), Question("epsilon", 1e-3, 1e-3), known)
     assert (bound.lower, bound.upper) == (1.0, 50.0)
     assert "too large" in bound.note
 
 
 def test_no_finer_grid_than_the_finest_is_tried_and_the_note_says_so():
     grids = Exponential(finest=0.1)
-    bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-6)
+    bound = refine(grids, Question("epsilon", 1e-3, 1e-6), NOTHING)
     assert min(grids.tried[:-1]) >= 0.1 > grids.tried[-1]
     assert bound.note == "no finer grid is computed"
 
@@ -89,10 +90,10 @@ def test_no_finer_grid_than_the_finest_is_tried_and_the_note_says_so():
 def test_a_gap_in_the_proof_ends_the_refinement_once_it_is_all_that_is_left(delta):
     grids = Exponential(gap=0.5, gap_note="the proof is not tight")
     if delta:
-        bound = refine_delta(grids, 2.0, Bound(0.0, 1.0), 1e-3)
+        bound = refine(grids, Question("delta", 2.0, 1e-3), Bound(0.0, 1.0))
         assert bound.upper == pytest.approx(1.5 * math.exp(-2.0))
     else:
-        bound = refine_epsilon(grids, 1e-3, NOTHING, 1e-3)
+        bound = refine(grids, Question("epsilon", 1e-3, 1e-3), NOTHING)
         assert bound.upper == pytest.approx(TRUE_EPSILON + math.log(1.5), abs=2e-3)
     assert bound.note == "the proof is not tight"
     assert len(grids.tried) <= 3
@@ -100,17 +101,19 @@ def test_a_gap_in_the_proof_ends_the_refinement_once_it_is_all_that_is_left(delt
 
 @pytest.mark.parametrize("gap_note", ["", "the proof is not tight"])
 def test_an_error_that_no_grid_lessens_is_named_before_any_gap(gap_note):
-    bound = refine_epsilon(Exponential(error=0.3, gap_note=gap_note), 1e-3, NOTHING, 1e-3)
+    bound = refine(
+        Exponential(error=0.3, gap_note=gap_note), Question("epsilon", 1e-3, 1e-3), NOTHING
+    )
     assert "certified error" in bound.note
 
 
 def test_known_ends_that_are_sharper_than_a_grid_s_are_kept():
-    bound = refine_epsilon(Exponential(gap=0.1), 1e-3, Bound(6.9, 6.95), 1e-3)
+    bound = refine(Exponential(gap=0.1), Question("epsilon", 1e-3, 1e-3), Bound(6.9, 6.95))
     assert (bound.lower, bound.upper) == (6.9, 6.95)
 
 
 def test_grids_that_contradict_each_other_are_an_error_and_never_an_interval():
     with pytest.raises(ContradictoryBounds):
-        refine_epsilon(Exponential(wrong=2.0), 1e-3, NOTHING, 1e-3)
+        refine(Exponential(wrong=2.0), Question("epsilon", 1e-3, 1e-3), NOTHING)
     with pytest.raises(ContradictoryBounds):
-        refine_epsilon(Exponential(), 1e-3, Bound(8.0, 9.0), 1e-3)
+        refine(Exponential(), Question("epsilon", 1e-3, 1e-3), Bound(8.0, 9.0))

@@ -27,19 +27,18 @@ LOOSE = [(0.3, 10, 1, 1e-8), (0.5, 3, 1, 1e-30), (0.2, 100, 4, 1e-10), (1.0, 50,
 )
 def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta, release):
     closed = LargestRelease(sigma, bins, epochs, release)
-    lower, upper = closed.lower_epsilon(delta), closed.upper_epsilon(delta)
-    assert lower <= upper <= lower + 1e-5 + 1e-10 * lower
-    assert closed.lower_delta(lower) <= closed.upper_delta(lower)
-    assert closed.lower_delta(lower) == pytest.approx(delta, rel=1e-3)
-    assert closed.upper_delta(upper) == pytest.approx(delta, rel=1e-3)
+    bound = closed.epsilon(delta)
+    assert bound.width <= 1e-5 + 1e-10 * bound.lower
+    assert closed.delta(bound.lower).lower == pytest.approx(delta, rel=1e-3)
+    assert closed.delta(bound.upper).upper == pytest.approx(delta, rel=1e-3)
 
 
 @pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), SHARP[3:])
 def test_another_release_adds_what_it_adds_to_a_known_order(sigma, bins, epochs, delta):
-    more = LargestRelease(sigma, bins, epochs, 0.5).lower_epsilon(delta)
+    more = LargestRelease(sigma, bins, epochs, 0.5).epsilon(delta).lower
     known = GaussianProfile(sigma / math.sqrt(epochs))
     both = known.with_gaussian_release(0.5).epsilon(delta).lower
-    added = more - LargestRelease(sigma, bins, epochs).upper_epsilon(delta)
+    added = more - LargestRelease(sigma, bins, epochs).epsilon(delta).upper
     assert 1.0 < added == pytest.approx(both - known.epsilon(delta).upper, abs=0.1)
 
 
@@ -58,12 +57,14 @@ def test_where_they_are_not_sharp_the_algebra_lies_between_them(
             ratio.product(LikelihoodRatio.gaussian(release, ratio.step, ratio.side))
             for ratio in (low, high)
         )
-    lower, upper = closed.lower_epsilon(delta), closed.upper_epsilon(delta)
+    bound = closed.epsilon(delta)
+    lower = bound.lower
     assert high.delta(lower) >= delta * (1 - 1e-9)
-    assert math.isinf(upper) or low.delta(upper) <= delta
+    assert math.isinf(bound.upper) or low.delta(bound.upper) <= delta
     for epsilon in (0.0, 0.5 * lower, lower, lower + 1.0):
-        assert closed.lower_delta(epsilon) <= high.delta(epsilon)
-        assert low.delta(epsilon) <= closed.upper_delta(epsilon)
+        ends = closed.delta(epsilon)
+        assert ends.lower <= high.delta(epsilon)
+        assert low.delta(epsilon) <= ends.upper
 
 
 def test_the_number_of_bins_takes_its_logarithm_off_the_cost_of_a_known_order():

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, ShuffleProfile
-from accounting.profile import epsilon_from_delta
+from accounting.profile import Question
 
 DELTA = 2.7e-8
 
@@ -40,7 +40,7 @@ def test_buckets_of_one_epoch_prove_what_the_events_prove():
     for sigma, steps in ((0.5, 1000), (1.0, 50)):
         ratio = shuffle._several_epochs(sigma, steps, 1)
         for epsilon in (0.5, 2.0, 5.0):
-            event = ShuffleProfile(sigma, steps)._event_delta()(epsilon)
+            event = ShuffleProfile(sigma, steps)._event_delta(Question("delta", epsilon))(epsilon)
             assert ratio.delta(epsilon) == pytest.approx(event, rel=0.02)
 
 
@@ -61,9 +61,8 @@ def test_the_lower_end_is_that_of_a_pair_or_of_balls_and_bins_redrawn_alike():
         BallsAndBinsProfile(1.5, 10, 6, assignment).epsilon(1e-3).lower
         for assignment in ("redrawn", "fixed")
     )
-    event = epsilon_from_delta(
-        shuffle._event_delta(at_delta=1e-3), lambda e: 0.0, 1e-3, resolution=1e-6
-    )
+    question = Question("epsilon", 1e-3)
+    event = question.between(lambda e: 0.0, shuffle._event_delta(question), 1e-6)
     bound = shuffle.epsilon(1e-3)
     assert bound.lower <= max(redrawn, event.upper) + 1e-3 < fixed
 
