@@ -69,6 +69,8 @@ def _vmap_gradients(
     arguments = own, params, example
     differentiated = isolated(jax.value_and_grad(of_own), *arguments, foreign_calls=foreign)
     losses, grads = jax.vmap(differentiated, in_axes=(None, None, 0))(own, params, batch)
+    if differentiated.narrow:
+        grads = norms.shared(grads)
     leaves = {k: g.astype(jnp.float32) for k, g in grads.items()}
     each = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
     together = [pack for lines in each for pack in lines]

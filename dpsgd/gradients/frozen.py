@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import partial_eval
 
@@ -71,24 +72,30 @@ def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
 
 
 @dataclass(frozen=True)
-class PartLoss:
-    """A loss that trains some parameters alone: it reads all others under `stop_gradient`.
+class RunLoss:
+    """The loss of a task as a run computes it: of some parameters alone, or in a narrower type.
 
     Attributes:
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
-      pattern: Regular expression that is found in the names of what is trained, see `leaf_names`.
+      pattern: Regular expression that is found in the names of what is trained, see `leaf_names`;
+        all others are read under `stop_gradient`. None for all.
+      compute: Type to which parameters in float32 are cast before the loss reads them.
 
     Raises:
       ValueError: when called, if no name matches.
     """
 
     loss_fn: Callable[..., Any]
-    pattern: str
+    pattern: str | None = None
+    compute: str = "float32"
 
     @classmethod
-    def of(cls, loss_fn: Callable[..., Any], pattern: str | None) -> Callable[..., Any]:
-        """Returns the loss of a part; the loss itself where no pattern says which."""
-        return loss_fn if pattern is None else cls(loss_fn, pattern)
+    def of(
+        cls, loss_fn: Callable[..., Any], pattern: str | None, compute: str = "float32"
+    ) -> Callable[..., Any]:
+        """Returns the loss of a run; the loss itself where it is that of all, in float32."""
+        plain = pattern is None and compute == "float32"
+        return loss_fn if plain else cls(loss_fn, pattern, compute)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -97,8 +104,16 @@ class PartLoss:
 
     def __call__(self, params: PyTree, *example: Any) -> Any:
         """Returns the loss."""
-        others = {*range(len(jax.tree.leaves(params)))} - matching_leaves(params, self.pattern)
-        return self.loss_fn(stopped(params, others), *example)
+        if self.pattern is not None:
+            others = {*range(len(jax.tree.leaves(params)))} - matching_leaves(params, self.pattern)
+            params = stopped(params, others)
+        if self.compute != "float32":
+            params = jax.tree.map(self._cast, params)
+        return self.loss_fn(params, *example)
+
+    def _cast(self, leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        return leaf.astype(self.compute) if leaf.dtype == jnp.float32 else leaf
 
 
 def leaf_names(params: PyTree) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core, source_info_util
 
 PyTree = Any
@@ -97,9 +98,35 @@ class ForeignCalls:
         return self.loss_fn(*arguments)
 
 
+@dataclass(frozen=True)
+class Isolated:
+    """A function as its trace on one example says, see `isolated`."""
+
+    trace: core.ClosedJaxpr
+    structure: Any
+    """Of what it returns."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it computes, or is given, floats that are narrower than float32."""
+        made = (v.aval for eqn in _equations(self.trace.jaxpr, set()) for v in eqn.outvars)
+        return any(map(is_narrow, (*self.trace.in_avals, *made)))
+
+    def __call__(self, *values: PyTree) -> PyTree:
+        """Returns what the function does."""
+        found = core.jaxpr_as_fun(self.trace)(*jax.tree.leaves(values))
+        return jax.tree.unflatten(self.structure, found)
+
+
+def is_narrow(array: Any) -> bool:
+    """Returns whether an array, or its shape, holds floats that are narrower than float32."""
+    dtype = getattr(array, "dtype", np.float32)
+    return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32)
+
+
 def isolated(
     function: Callable[..., PyTree], *arguments: PyTree, foreign_calls: bool = False
-) -> Callable[..., PyTree]:
+) -> Isolated:
     """Returns `function` as what its trace on `arguments` says, if that cannot mix examples.
 
     Under `jax.vmap` it is that trace that is mapped: Python code of the function, its derivative
@@ -116,8 +143,7 @@ def isolated(
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     require_isolated(closed, foreign_calls=foreign_calls)
-    structure, evaluate = jax.tree.structure(shapes), core.jaxpr_as_fun(closed)
-    return lambda *values: jax.tree.unflatten(structure, evaluate(*jax.tree.leaves(values)))
+    return Isolated(closed, jax.tree.structure(shapes))
 
 
 def require_isolated(closed: core.ClosedJaxpr, *, foreign_calls: bool = False) -> None:

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from dpsgd.core.marks import marked
+from dpsgd.gradients.isolation import is_narrow
 
 T = TypeVar("T")
 
@@ -256,6 +257,22 @@ def select(factor: ClipFactor, x: Array) -> Array:
     return jnp.where(_rows(factor.keep, x), x.astype(jnp.float32), 0.0)
 
 
+def shared(tree: T) -> T:
+    """Returns arrays as norm and sum both read them: narrow floats become the float32 they are.
+
+    The barrier has each computed once. Reduced precision stays where a compiler would leave out a
+    pair of conversions for one of its readers, and so give it digits that the other has not.
+    """
+
+    def exact(x: Array) -> Array:
+        if not is_narrow(x):
+            return x
+        # At all 8 bits of the exponent: with fewer, subnormal float16 numbers would become 0.
+        return lax.reduce_precision(x.astype(jnp.float32), 8, jnp.finfo(x.dtype).nmant)
+
+    return jax.tree.map(exact, lax.optimization_barrier(tree))
+
+
 def _rows(v: Array, x: Array) -> Array:
     return v.reshape(v.shape + (1,) * (x.ndim - 1))
 
@@ -279,6 +296,7 @@ __all__ = [
     "row_scale",
     "scaled",
     "select",
+    "shared",
     "shortened",
     "value",
 ]

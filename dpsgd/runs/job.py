@@ -22,7 +22,7 @@ from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.engine.placement import Placement, hosted
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement
-from dpsgd.gradients.frozen import PartLoss, leaf_names
+from dpsgd.gradients.frozen import RunLoss, leaf_names
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.initial import earlier_guarantees, initial_params
@@ -82,7 +82,7 @@ class Job(Training):
         chosen.check_data_release(population)
         unit = chosen.sampler.protected_unit(population)
         algorithm = dpsgd(
-            PartLoss.of(_loss(task), spec.train),
+            RunLoss.of(_loss(task), spec.train, spec.compute),
             _optimizer(spec),
             clipping=spec.clipping,
             microbatch_size=spec.microbatch_size,

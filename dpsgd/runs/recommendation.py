@@ -195,12 +195,12 @@ def table_sizes(
 
     from dpsgd.engine.lazy.group import found_tables
     from dpsgd.engine.programs import shapes_of_rows
-    from dpsgd.gradients.frozen import PartLoss
+    from dpsgd.gradients.frozen import RunLoss
     from dpsgd.gradients.losses import row_of
 
     params = jax.eval_shape(lambda: task.init(init_seed))
     example = shapes_of_rows(rows, *sampler.clipped_shape)
-    loss = PartLoss.of(task.loss, pattern)
+    loss = RunLoss.of(task.loss, pattern)
     found = found_tables(loss, params, example)
     leaves = jax.tree.leaves(params)
     read = jax.eval_shape(found.rows, row_of(loss, example))

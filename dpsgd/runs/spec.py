@@ -52,6 +52,7 @@ _TABLES_RATE: Must = (lambda x: 0 < x <= LARGEST, f"be > 0 and at most {LARGEST:
 _CALIBRATION: Must = (lambda x: x in ("none", "platt"), "be none or platt")
 _SCHEDULE: Must = (lambda x: x in ("cosine", "constant"), "be cosine or constant")
 _DATA_ON: Must = (lambda x: x in ("device", "host"), "be device or host")
+_COMPUTE: Must = (lambda x: x in ("float32", "bfloat16"), "be float32 or bfloat16")
 _NOT_NEGATIVE: Must = (lambda x: 0 <= x < math.inf, "be finite and >= 0")
 _DELTA: Must = (lambda x: isinstance(x, Real) or x == "1/n", "be a number or 1/n")
 
@@ -323,6 +324,10 @@ class RunSpec(_Checked):
     rule's own epochs."""
     microbatch_size: int | None = _setting(None, must=_COUNT)
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
+    compute: Literal["float32", "bfloat16"] = _setting("float32", must=_COMPUTE)
+    """Type to which the loss has the parameters cast; clipping, noise and the parameters themselves
+    stay in float32. bfloat16 is faster where a device multiplies it faster; what the loss makes of
+    rows in float32 alone stays in float32."""
     checkpoint_seconds: float = _setting(120.0, must=(lambda x: x >= 0, "be >= 0"))
     """Time between checkpoints, from which `dpsgd resume` resumes."""
     data_on: Literal["device", "host"] | None = _setting(None, must=_DATA_ON)

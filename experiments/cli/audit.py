@@ -11,7 +11,7 @@ from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.lazy.group import LazyTables
-from dpsgd.gradients.frozen import PartLoss
+from dpsgd.gradients.frozen import RunLoss
 from dpsgd.runs.audit import ROWS, audit_synthetic
 from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
@@ -44,7 +44,7 @@ def coupled(
     num_steps = mechanism.sampler.num_steps
     if isinstance(asked := run.spec.tables, Lazy):
         tables = LazyTables(Cosine(1.0, num_steps), asked.momentum or 0.0, asked.weight_decay)
-    algorithm = dpsgd(PartLoss.of(task.loss, run.spec.train), ADAM, tables=tables)
+    algorithm = dpsgd(RunLoss.of(task.loss, run.spec.train, run.spec.compute), ADAM, tables=tables)
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
     state = algorithm.init(task.init(0), mechanism, rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)

@@ -124,12 +124,12 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.planning import StepPlan
     from dpsgd.engine.programs import shapes_of_rows
-    from dpsgd.gradients.frozen import PartLoss
+    from dpsgd.gradients.frozen import RunLoss
     from dpsgd.runs.optimizer import ADAM, SGD
 
     task = tasks.without_data(config)
     optimizer = SGD if spec.options()["optimizer"] == "sgd" else ADAM
-    loss = PartLoss.of(task.loss, spec.train)
+    loss = RunLoss.of(task.loss, spec.train, spec.compute)
     algorithm = dpsgd(loss, optimizer, microbatch_size=spec.microbatch_size)
     # Any coefficients: what is kept, and the program, depend on their number alone.
     noise = BandedToeplitz([0.5**j for j in range(config.bands)]) if config.bands > 1 else None

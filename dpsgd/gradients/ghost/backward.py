@@ -79,6 +79,8 @@ def gradients(
     (losses, others), (own, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
         variables, leaves, batch
     )
+    if differentiated.narrow:
+        others, own, cotangents = norms.shared((others, own, cotangents))
 
     formed, parts = dict(own), {}
     for k, route in enumerate(routes):

@@ -1,0 +1,85 @@
+"""Losses that compute in bfloat16: norm and sum of an example's gradient read the same numbers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpsgd import LazyTables, dpsgd
+from dpsgd.audit.conformance import check_clipping
+from dpsgd.gradients.clipping import clipped_grad
+from dpsgd.gradients.frozen import RunLoss
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    name: RNG.normal(size=shape).astype(np.float32)
+    for name, shape in {
+        "table": (50, 8), "kernel": (16, 12), "bias": (12,), "scale": (12,), "out": (12, 2),
+        "filter": (3, 1, 4), "mix": (4, 9),
+    }.items()
+}  # fmt: skip
+ROWS = {
+    "ids": RNG.integers(0, 50, (16, 2)).astype(np.int32),
+    "y": RNG.normal(size=(16, 2)).astype(np.float32),
+}
+
+
+def net(params, example, cast=lambda x: x):
+    """Look-ups, a layer and its bias, a leaf without a rule, a convolution, a sequence."""
+    x = cast(params["table"])[example["ids"]].reshape(-1)
+    hidden = jnp.tanh(x @ cast(params["kernel"]) + cast(params["bias"]))
+    hidden = hidden * jnp.cumsum(cast(params["scale"]))
+    windows = jax.lax.conv_general_dilated(
+        hidden.reshape(1, 12, 1), cast(params["filter"]), (1,), "SAME",
+        dimension_numbers=("NWC", "WIO", "NWC"),
+    )[0]  # fmt: skip
+    mixed = jnp.sin(windows @ cast(params["mix"])).sum()
+    logits = (hidden @ cast(params["out"]) + mixed).astype(jnp.float32)
+    return jnp.sum(jnp.square(logits - example["y"]))
+
+
+@jax.custom_vjp
+def halved(x):
+    return x
+
+
+halved.defvjp(
+    lambda x: (x, None), lambda _, g: ((g.astype(jnp.bfloat16) * 1.7).astype(jnp.float32),)
+)
+LOSSES = {
+    "parameters": RunLoss.of(net, None, "bfloat16"),
+    "activations": lambda params, example: net(params, example, lambda x: x.astype(jnp.bfloat16)),
+    "derivatives": lambda params, example: net(jax.tree.map(halved, params), example),
+}
+
+
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.usefixtures("optimised")
+def test_an_example_is_clipped_to_c_exactly_however_near_its_norm_is(loss, method):
+    """Norms are 2^-1, ..., 2^-23 of C below and above it; the sum under a large C has them."""
+
+    @jax.jit
+    def total(weights, clip):
+        sums = clipped_grad(LOSSES[loss], l2_clip_norm=clip, method=method)
+        leaves = jax.tree.leaves(sums(PARAMS, ROWS, weights)[0])
+        return jnp.concatenate([leaf.ravel() for leaf in leaves])
+
+    for one in np.eye(16, dtype=np.float32)[:4]:
+        whole = np.asarray(total(one, np.float32(2.0**40)), np.float64)
+        norm = np.linalg.norm(whole)
+        for part in (s * 2.0**-k for k in range(1, 24, 2) for s in (-1, 1)):
+            clip = np.float32(norm / (1 + part))
+            found = np.asarray(total(one, clip), np.float64)
+            assert np.linalg.norm(found) <= clip
+            np.testing.assert_allclose(found, whole * min(1, clip / norm), rtol=0, atol=3e-6 * clip)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("tables", [None, LazyTables(0.1)], ids=["dense", "lazy"])
+def test_the_audit_finds_a_loss_in_bfloat16_consistent(tables):
+    algorithm = dpsgd(LOSSES["parameters"], optax.sgd(0.1), tables=tables)
+    check_clipping(algorithm, PARAMS, ROWS)
