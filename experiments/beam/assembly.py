@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.beam.pieces import Piece, Source, piece_file
+from experiments.beam.pieces import Piece, Source
 from experiments.tasks.clicks.raw.ranges import ByteRange
-from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Splits, StoreError, columns_of
-from experiments.tasks.clicks.writer import ROWS_PER_SHARD, ColumnFile, Order, shard_file
+from experiments.tasks.clicks.writer import ROWS_PER_SHARD, ColumnFile, shard_file
 from experiments.tasks.splits import chronological_split, random_masks
 
 BLOCK_ROWS = 1 << 18
@@ -49,53 +49,21 @@ class ShardLayout:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True)
-class StoreLayout:
-    """Where the rows of all pieces go."""
-
-    num_rows: int
-    splits: Splits
-    shards: tuple[ShardLayout, ...]
+def parts_of(source: Source) -> tuple[str, ...]:
+    """Return the parts of a store, in the order in which they lie in it."""
+    return ("train", "validation", "test") if source.order == "random" else ("",)
 
 
-@dataclass(frozen=True)
-class Selector:
-    """Which rows of the data set a part of the store holds, by their numbers."""
-
-    order: Order
-    fractions: tuple[float, float, float]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The parts, in the order in which they lie in the store."""
-        return ("train", "validation", "test") if self.order == "random" else ("",)
-
-    def counts(self, first_row: int, rows: int) -> dict[str, int]:
-        """Return how many of `rows` rows from number `first_row` on lie in each part."""
-        counts = dict.fromkeys(self.parts, 0)
-        if self.order == "chronological":
-            return {"": rows}
-        for begin, end in _blocks(rows):
-            for part, mask in self._masks(first_row + begin, end - begin).items():
-                counts[part] += int(np.count_nonzero(mask))
-        return counts
-
-    def places(self, part: str, first_row: int, rows: int) -> Iterator[np.ndarray | slice]:
-        """Yield which of the rows lie in `part`, ascending, block by block, counted from 0."""
-        for begin, end in _blocks(rows):
-            if self.order == "chronological":
-                yield slice(begin, end)
-            else:
-                mask = self._masks(first_row + begin, end - begin)[part]
-                yield np.flatnonzero(mask) + begin
-
-    def _masks(self, first_row: int, rows: int) -> dict[str, np.ndarray]:
-        numbers = np.arange(first_row, first_row + rows, dtype=np.uint64)
-        return random_masks(numbers, self.fractions)
-
-
-def _blocks(rows: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + BLOCK_ROWS, rows)) for begin in range(0, rows, BLOCK_ROWS))
+def _places(source: Source, first_row: int, rows: int) -> Iterator[dict[str, np.ndarray | slice]]:
+    """Yield which of some rows from `first_row` on lie in which part, counted from 0."""
+    for begin in range(0, rows, BLOCK_ROWS):
+        end = min(begin + BLOCK_ROWS, rows)
+        if source.order == "chronological":
+            yield {"": slice(begin, end)}
+        else:
+            numbers = np.arange(first_row + begin, first_row + end, dtype=np.uint64)
+            masks = random_masks(numbers, source.fractions)
+            yield {part: np.flatnonzero(mask) + begin for part, mask in masks.items()}
 
 
 def in_order(pieces: Sequence[Piece], ranges: Sequence[ByteRange]) -> list[Piece]:
@@ -110,30 +78,33 @@ def in_order(pieces: Sequence[Piece], ranges: Sequence[ByteRange]) -> list[Piece
 
 
 def lay_out(
-    pieces: Sequence[Piece], source: Source, *, rows_per_shard: int = ROWS_PER_SHARD
-) -> StoreLayout:
+    pieces: Sequence[Piece], source: Source, rows_per_shard: int = ROWS_PER_SHARD
+) -> tuple[int, Splits, list[ShardLayout]]:
     """Return where the rows of pieces without fault, in order, lie in the store.
 
     A row's number is that of the rows before it: rows are not counted before they are parsed.
+
+    Returns:
+        The number of rows, the splits, and the shards.
     """
-    selector = Selector(source.order, source.fractions)
-    segments: dict[str, list[Segment]] = {part: [] for part in selector.parts}
+    segments: dict[str, list[Segment]] = {part: [] for part in parts_of(source)}
     first_row = 0
     for piece in pieces:
-        for part, count in selector.counts(first_row, piece.rows).items():
+        counts = dict.fromkeys(segments, piece.rows if source.order == "chronological" else 0)
+        if source.order == "random":
+            for places in _places(source, first_row, piece.rows):
+                counts = {part: counts[part] + len(own) for part, own in places.items()}  # type: ignore[arg-type]
+        for part, count in counts.items():
             if count:
                 whole = Segment(piece.span.name, piece.rows, first_row, 0, count)
                 segments[part].append(whole)
         first_row += piece.rows
-    shards = [
-        shard for part in selector.parts for shard in _shards(part, segments[part], rows_per_shard)
-    ]
-    sizes = [sum(s.end - s.begin for s in segments[part]) for part in selector.parts]
-    ends = list(itertools.accumulate(sizes))
-    splits: Splits = dict(zip(selector.parts, zip([0, *ends], ends, strict=False), strict=True))
+    shards = [x for part, own in segments.items() for x in _shards(part, own, rows_per_shard)]
+    ends = list(itertools.accumulate(sum(s.end - s.begin for s in x) for x in segments.values()))
+    splits: Splits = dict(zip(segments, zip([0, *ends], ends, strict=False), strict=True))
     if source.order == "chronological":
         splits = chronological_split(first_row, source.fractions)
-    return StoreLayout(first_row, splits, tuple(shards))
+    return first_row, splits, shards
 
 
 def _shards(part: str, segments: Sequence[Segment], most: int) -> Iterator[ShardLayout]:
@@ -152,9 +123,7 @@ def _shards(part: str, segments: Sequence[Segment], most: int) -> Iterator[Shard
         yield ShardLayout(part, number, rows, tuple(held))
 
 
-def write_column(
-    shard: ShardLayout, column: str, schema: Schema, selector: Selector, folder: Path
-) -> None:
+def write_column(shard: ShardLayout, column: str, source: Source, folder: Path) -> None:
     """Write one column of a shard into `folder`, and then its SHA-256 beside it.
 
     Whole or absent, and the same however often it is written, as a piece is.
@@ -162,16 +131,16 @@ def write_column(
     Raises:
         StoreError: a piece has not the rows that it had.
     """
-    dtype, width = columns_of(schema)[column]
+    dtype, width = columns_of(source.format.schema)[column]
     name = shard_file(shard.part, shard.number, column)
     own = folder / f".{name}.{secrets.token_hex(8)}"
     file = ColumnFile(own, dtype, width)
     try:
         for segment in shard.segments:
-            rows = _rows_of(folder / piece_file(segment.piece, column), dtype, width, segment.rows)
+            rows = _rows_of(folder / segment.piece / column, dtype, width, segment.rows)
             done = 0
-            for places in selector.places(shard.part, segment.first_row, segment.rows):
-                found = rows[places]
+            for places in _places(source, segment.first_row, segment.rows):
+                found = rows[places[shard.part]]
                 file.append(found[max(segment.begin - done, 0) : max(segment.end - done, 0)])
                 done += len(found)
                 if done >= segment.end:
@@ -185,12 +154,11 @@ def write_column(
 
 
 def _rows_of(path: Path, dtype: np.dtype, width: int | None, rows: int) -> np.ndarray:
-    size = rows * dtype.itemsize * (1 if width is None else width)
-    if path.stat().st_size != size:
+    shape = (rows,) if width is None else (rows, width)
+    if path.stat().st_size != dtype.itemsize * math.prod(shape):
         raise StoreError(f"{path} has not the {rows:,} rows that were parsed: it is damaged")
-    if not size:  # a schema without such features
-        return np.empty((rows, width or 0), dtype)
-    return np.memmap(path, dtype, "r", shape=(rows,) if width is None else (rows, width))
+    # A file without bytes, as of a schema without such features, cannot be mapped.
+    return np.memmap(path, dtype, "r", shape=shape) if math.prod(shape) else np.empty(shape, dtype)
 
 
 def write_text(path: Path, text: str) -> None:

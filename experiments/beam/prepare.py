@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpsgd.files import SECRET, write_atomically
-from experiments.beam.assembly import (
-    Selector,
-    ShardLayout,
-    in_order,
-    lay_out,
-    write_column,
-    write_text,
-)
+from experiments.beam.assembly import ShardLayout, in_order, lay_out, write_column, write_text
 from experiments.beam.pieces import Piece, Source, all_faults, write_piece
 from experiments.tasks.clicks.raw.files import DataError, paths_of
 from experiments.tasks.clicks.raw.ranges import RANGE_BYTES, ByteRange
@@ -92,17 +87,15 @@ def prepare(
         # Workers of a run that died may go on for a while: they have a folder of their own.
         folder = partial.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
         folder.mkdir()
-        ranges = source.ranges(paths, range_bytes)
+        ranges = source.format.ranges(paths, range_bytes)
         carry_out(StoreWork(source, folder, tuple(ranges), rows_per_shard))
         layout = json.loads((folder / LAYOUT).read_text())
         if layout["faulty"]:
             raise _faulty(all_faults(_pieces(layout), source, folder), listing)
         shards = list(_finished_shards(layout["shards"], source, folder, partial.path))
-        for rest in folder.iterdir():
-            rest.unlink()
-        folder.rmdir()
-        return partial.finish(
-            source.schema,
+        shutil.rmtree(folder)
+        return partial.complete(
+            source.format.schema,
             hash_seed=source.hash_seed,
             num_rows=layout["num_rows"],
             splits={name: tuple(ends) for name, ends in layout["splits"].items()},
@@ -137,23 +130,20 @@ class StoreWork:
         """Yield what is to be written: each column of each shard, or nothing where faults are."""
         found = in_order(list(pieces), self.ranges)
         faulty = any(True for _ in all_faults(found, self.source, self.folder))
-        record: dict[str, Any] = {
-            "faulty": faulty,
-            "pieces": [dataclasses.asdict(p) for p in found],
-        }
-        if not faulty:
-            layout = lay_out(found, self.source, rows_per_shard=self.rows_per_shard)
-            shards = [[shard.part, shard.number, shard.rows] for shard in layout.shards]
-            record |= {"num_rows": layout.num_rows, "splits": layout.splits, "shards": shards}
-            record["pieces"] = []
-            columns = columns_of(self.source.schema)
-            yield from ((shard, column) for shard in layout.shards for column in columns)
+        record: dict[str, Any] = {"faulty": faulty}
+        if faulty:
+            record["pieces"] = [dataclasses.asdict(piece) for piece in found]
+        else:
+            num_rows, splits, layout = lay_out(found, self.source, self.rows_per_shard)
+            shards = [[shard.part, shard.number, shard.rows] for shard in layout]
+            record |= {"num_rows": num_rows, "splits": splits, "shards": shards}
+            columns = columns_of(self.source.format.schema)
+            yield from ((shard, column) for shard in layout for column in columns)
         write_text(self.folder / LAYOUT, json.dumps(record))
 
     def write(self, shard: ShardLayout, column: str) -> None:
         """Write one column of one shard."""
-        selector = Selector(self.source.order, self.source.fractions)
-        write_column(shard, column, self.source.schema, selector, self.folder)
+        write_column(shard, column, self.source, self.folder)
 
 
 def _pieces(layout: dict[str, Any]) -> list[Piece]:
@@ -166,7 +156,7 @@ def _finished_shards(
     """Yield shards, each (part, number, rows), as a manifest has them, and move their files."""
     for part, number, rows in shards:
         files = {}
-        for column in columns_of(source.schema):
+        for column in columns_of(source.format.schema):
             name = shard_file(part, number, column)
             try:
                 digest = (folder / f"{name}.sha256").read_text()
@@ -179,22 +169,16 @@ def _finished_shards(
 
 def _faulty(faults: Iterator[DataError], listing: Path) -> FaultyLines:
     """Return the error that names all faults, of which `listing` holds those that it does not."""
-    first = [fault for _, fault in zip(range(NAMED), faults, strict=False)]
+    first = list(itertools.islice(faults, NAMED))
     count = len(first)
+    if (another := next(faults, None)) is not None:
 
-    def write(file) -> None:
-        nonlocal count
-        for fault in first:
-            file.write(f"{fault}\n".encode())
-        for fault in rest:
-            count += 1
-            file.write(f"{fault}\n".encode())
+        def write(file) -> None:
+            nonlocal count
+            count = 0
+            for fault in itertools.chain(first, [another], faults):
+                count += 1
+                file.write(f"{fault}\n".encode())
 
-    rest = iter(faults)
-    another = next(rest, None)
-    if another is not None:
-        first.append(another)
-        count += 1
         write_atomically(listing, write, mode=SECRET)
-        del first[NAMED:]
     return FaultyLines(first, count, listing)

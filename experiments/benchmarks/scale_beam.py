@@ -21,7 +21,7 @@ from typing import Any
 
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from experiments.beam.draws import BatchWork, drawn_by
-from experiments.beam.pieces import Piece, RawSource
+from experiments.beam.pieces import Piece, Source
 from experiments.beam.prepare import StoreWork, prepare
 from experiments.benchmarks.case import Case, Row, cases, figure
 from experiments.benchmarks.timing import Spent
@@ -44,7 +44,7 @@ HERE, BEAMS = "one process", "Beam's local runner"
 def stores(way: str, format: str, *, rows: int = 1_000_000) -> Iterator[Row]:
     """Measures a store of generated rows in two raw files; of few, no rate is held to its bar."""
     raw = synthetic.LOGS[format].format
-    source = RawSource(raw, 0, FRACTIONS)
+    source = Source(raw, 0, raw.split, FRACTIONS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         few, many = (_raw(folder, format, n) for n in (rows // 10, rows))
@@ -104,7 +104,7 @@ def killed(*, rows: int = 200_000, kills: int = 6) -> Iterator[Row]:
         folder = Path(name)
         files = _raw(folder, "criteo-display", rows)
         raw = synthetic.LOGS["criteo-display"].format
-        source = RawSource(raw, 0, FRACTIONS)
+        source = Source(raw, 0, raw.split, FRACTIONS)
         size = sum(file.stat().st_size for file in files) // (kills + 2)
         store = prepare(files, folder / "a", source, raw.source(files), carry_out, range_bytes=size)
         raw.prepare(files, folder / "b")

@@ -277,7 +277,7 @@ def adapters(batch_size: int = 64, *, rounds: int = 7) -> Iterator[Row]:
     batch = {"tokens": tokens, "label": np.arange(batch_size, dtype=np.int32) % 2}
     programs = {}
     for name, of in made.items():
-        arguments = optax.adam(1e-3), whole_batch(batch_size), text.initial(of, 0), batch
+        arguments = optax.adam(1e-3), whole_batch(batch_size), text.functions(of).init(0), batch
         function, (state, *inputs) = one_step(text.functions(of).loss, *arguments)
         programs[name] = Program(function, copies_of(state), *inputs)
     series = in_turns(programs, rounds)

@@ -28,8 +28,8 @@ from experiments.figures.drawing import (
     legend,
     panels,
 )
-from experiments.tasks.images.sources import blocks
 from experiments.tasks.images.task import Images
+from experiments.tasks.splits import blocks_of
 from samplers import Multistage
 
 NEW_CLASSES, CHANNELS = 3, (8, 16)
@@ -90,7 +90,7 @@ def draw(config: Config, console: Console) -> Figure:
                     root=RootKey.from_insecure_seed(seed),
                     audit=False,
                 ).params
-            found.append(task.evaluate(params, blocks(test))["accuracy"])
+            found.append(task.evaluate(params, blocks_of(test))["accuracy"])
         return np.array(found)
 
     sigmas = sorted(config.noise_multipliers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -65,7 +66,8 @@ def random_split(
         first_row: Number of the block's first row, from 0.
         fractions: Of the rows that train, validate and test.
     """
-    return _parts(columns, random_masks(_numbers(columns, first_row), fractions))
+    masks = random_masks(_numbers(columns, first_row), fractions)
+    return {part: taken(columns, mask) for part, mask in masks.items()}
 
 
 def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
@@ -74,7 +76,7 @@ def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
     As in `random_split`, by the row's number alone.
     """
     low = outputs(_numbers(columns, first_row)) < np.uint64(1 << 63)
-    return _parts(columns, {"validation": low, "test": ~low})
+    return {"validation": taken(columns, low), "test": taken(columns, ~low)}
 
 
 def check_fractions(fractions: tuple[float, float, float]) -> None:
@@ -95,8 +97,18 @@ def _numbers(columns: Columns, first_row: int) -> np.ndarray:
     return np.arange(first_row, first_row + len(next(iter(columns.values()))), dtype=np.uint64)
 
 
-def _parts(columns: Columns, masks: dict[str, np.ndarray]) -> dict[str, Columns]:
-    return {
-        part: {name: column[mask] for name, column in columns.items()}
-        for part, mask in masks.items()
-    }
+def taken(columns: Columns, rows: np.ndarray | slice) -> Columns:
+    """Return the rows that a mask, an index or a slice names."""
+    return {name: column[rows] for name, column in columns.items()}
+
+
+def joined(parts: Iterable[Columns]) -> Columns:
+    """Return the rows of some columns after others."""
+    parts = list(parts)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def blocks_of(columns: Columns, rows: int = 1024) -> Iterator[Columns]:
+    """Yield so many rows at a time."""
+    for start in range(0, len(next(iter(columns.values()))), rows):
+        yield taken(columns, slice(start, start + rows))

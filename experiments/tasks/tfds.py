@@ -8,7 +8,7 @@ two is wanting, the rows of the other are halved at random, and where both are, 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,27 @@ class SourceError(ValueError):
     """A data set that cannot be read: one line that says which, why and what to do."""
 
 
-def divide(
-    columns: Columns, first_row: int, split: str, splits: Collection[str]
-) -> dict[str, Columns]:
-    """Return the parts to which rows of `split` go: see the note on splits."""
-    if split == "train":
-        alone = not {"validation", "test"} & set(splits)
-        return random_split(columns, first_row) if alone else {"train": columns}
-    if {"validation", "test"} <= set(splits):
-        return {split: columns}
-    return random_halves(columns, first_row)
+def parts_of(
+    builder: Any, read: Callable[[str], Iterable[Columns]]
+) -> Iterator[tuple[str, Columns]]:
+    """Yield blocks of rows, each with the part to which it goes: see the note on splits.
+
+    Args:
+        builder: The data set.
+        read: (split) -> blocks of its rows, with a column "label".
+    """
+    splits = builder.info.splits
+    held = [split for split in ("validation", "test") if split in splits]
+    for split in filter(splits.__contains__, SPLITS):
+        done = 0
+        for columns in read(split):
+            if split == "train":
+                yield from ([(split, columns)] if held else random_split(columns, done).items())
+            elif len(held) == 2:
+                yield split, columns
+            else:
+                yield from random_halves(columns, done).items()
+            done += len(columns["label"])
 
 
 def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:

@@ -86,14 +86,14 @@ class FromFiles:
         if runner is None:
             format.prepare(files, self.out, progress=shown(console), **how)
             return
-        from experiments.beam.pieces import RawSource, TableSource
+        from experiments.beam.pieces import Source
         from experiments.beam.prepare import prepare
         from experiments.tasks.splits import FRACTIONS, check_fractions
 
         check_fractions(how.setdefault("fractions", FRACTIONS))
-        made = TableSource if "order" in how else RawSource
+        source = Source(format, order=how.pop("order", None) or format.split, **how)
         console.progress(f"a pipeline on {runner.name}")
-        prepare(files, self.out, made(format, **how), format.source(files), runner.write_store)
+        prepare(files, self.out, source, format.source(files), runner.write_store)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ A format says of which kind each of its columns is; a kind decodes a whole colum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from experiments.tasks.clicks.hashing import hash_text, words_of
 from experiments.tasks.clicks.schema import MISSING, Schema
-from experiments.tasks.clicks.store import LABELS, Columns, columns_of
+from experiments.tasks.clicks.store import LABELS, Columns, empty_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,10 +47,10 @@ class Decoded(NamedTuple):
     """bool[rows]."""
 
 
-@runtime_checkable
-class Kind(Protocol):
+class Kind(abc.ABC):
     """What a column holds."""
 
+    @abc.abstractmethod
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Return the values of a column; a ColumnError names the first row that has none."""
 
@@ -78,10 +79,7 @@ def encode(
         ColumnError: names the first column that cannot be read, and its first such row.
     """
     rows = len(next(iter(batch.values())))
-    columns: Columns = {
-        name: np.empty((rows,) if width is None else (rows, width), dtype)
-        for name, (dtype, width) in columns_of(schema).items()
-    }
+    columns = empty_columns(schema, rows)
     if label is None:
         columns = {name: x for name, x in columns.items() if name not in LABELS}
     else:
@@ -108,38 +106,51 @@ def encode(
     return columns
 
 
-def encode_rows(
-    rows: Mapping[str, Any],
-    schema: Schema,
-    kinds: Mapping[str, Kind],
-    to_array: Callable[[Any, str], pa.Array],
-    hash_seed: int,
-) -> Columns:
-    """Return rows of a table in memory as the columns of a store, without "label".
+class Format(abc.ABC):
+    """How rows are written outside a store."""
 
-    Args:
-        rows: Column name to its values; columns that are no features are not looked at.
-        schema: Which columns are numbers and categories.
-        kinds: What each of these columns holds.
-        to_array: (values, column) -> the array that `kinds` decode, or a ColumnError.
-        hash_seed: Public seed of the hash of categories.
+    schema: Schema
+    """The columns that rows become."""
 
-    Raises:
-        ValueError: a feature is not there or has fewer rows than another, or a value is not what
-            the column holds; the line names row (from 0) and column.
-    """
-    wanted = [name for name in kinds if name in {*schema.integers, *schema.categories}]
-    if absent := [name for name in wanted if name not in rows]:
-        raise ValueError(f"the rows have no column {', '.join(absent)}")
-    try:
-        batch = {name: to_array(rows[name], name) for name in wanted}
-        if len({len(array) for array in batch.values()}) > 1:
-            shown = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
-            raise ValueError(f"the columns are not of one length: {shown}")
-        return encode(batch, schema, kinds, hash_seed)
-    except ColumnError as error:
-        where = "" if error.row is None else f"row {error.row}, "
-        raise ValueError(f"{where}column {error.column}: {error.problem}") from None
+    @property
+    @abc.abstractmethod
+    def kinds(self) -> Mapping[str, Kind]:
+        """What each column holds."""
+
+    @abc.abstractmethod
+    def array(self, values: Any, column: str) -> pa.Array:
+        """Return values of a table in memory as `kinds` decode them, or raise a ColumnError."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The columns that a model reads."""
+        return (*self.schema.integers, *self.schema.categories)
+
+    def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
+        """Return rows of a table as the columns that a file with the same rows has, unlabelled.
+
+        Args:
+            rows: Column name to its values, as they stand in a file, or as Python, NumPy or Arrow
+                have them. None, NaN and the empty text are missing; columns that are no features
+                are not looked at.
+            hash_seed: Public seed of the hash of categories.
+
+        Raises:
+            ValueError: a feature is not there or has fewer rows than another, or a value is not
+                what the column holds; the line names row (from 0) and column.
+        """
+        wanted = [name for name in self.kinds if name in self.features]
+        if absent := [name for name in wanted if name not in rows]:
+            raise ValueError(f"the rows have no column {', '.join(absent)}")
+        try:
+            batch = {name: self.array(rows[name], name) for name in wanted}
+            if len({len(array) for array in batch.values()}) > 1:
+                shown = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
+                raise ValueError(f"the columns are not of one length: {shown}")
+            return encode(batch, self.schema, self.kinds, hash_seed)
+        except ColumnError as error:
+            where = "" if error.row is None else f"row {error.row}, "
+            raise ValueError(f"{where}column {error.column}: {error.problem}") from None
 
 
 # --- Texts ---------------------------------------------------------------------------------------

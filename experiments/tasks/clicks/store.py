@@ -61,6 +61,14 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
     }
 
 
+def empty_columns(schema: Schema, rows: int) -> Columns:
+    """Return the columns of a store of `schema` for so many rows, which are to be filled."""
+    return {
+        name: np.empty((rows,) if width is None else (rows, width), dtype)
+        for name, (dtype, width) in columns_of(schema).items()
+    }
+
+
 @dataclass(frozen=True)
 class Shard:
     """Consecutive rows, and for each column its file's "name" and the "sha256" of its bytes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.records import checked
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
+from experiments.tasks.models import HeldOut, Models
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.engine.queries import Refinement
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no a
 PyTree = Any
 
 
-class ClickModels:
+class ClickModels(Models):
     """What a click model needs beside rows to be trained on: its sizes, columns and hash seed."""
 
     sizes: ModelConfig
@@ -38,25 +39,16 @@ class ClickModels:
 
         return functional(self.sizes, self.schema, seed)[0]
 
-    @property
-    def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, example) -> loss, of cross entropy in nats: one function for all tasks alike."""
-        return self._functions.loss
-
     def calibration(self) -> Refinement | None:
         """Returns Platt scaling, whose two numbers go into the last layer; or None.
 
         It is of labels of two values alone, and of rows without weights.
         """
-        return self._functions.calibration
+        return self.functions.calibration
 
     @property
-    def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> what is predicted of each row, float32, see `Target`."""
-        return self._functions.predict
-
-    @property
-    def _functions(self) -> Any:
+    def functions(self) -> Any:
+        """See `PureFunctions`; what is predicted says `Target`."""
         from experiments.tasks.clicks.model import pure_functions
 
         return pure_functions(self.sizes, self.schema)
@@ -133,7 +125,7 @@ class ClickModels:
         """
         from experiments.tasks.clicks.evaluate import evaluate
 
-        return evaluate(self._functions.logit, params, blocks, self.schema.target)
+        return evaluate(self.functions.logit, params, blocks, self.schema.target)
 
     def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
         """Returns what the model says of labelled rows, with their labels.
@@ -153,7 +145,7 @@ class ClickModels:
             raise ValueError(
                 f"there is no categorical column {by!a:.60}; there are {', '.join(names) or 'none'}"
             )
-        return score(self._functions.logit, params, blocks, None if by is None else names.index(by))
+        return score(self.functions.logit, params, blocks, None if by is None else names.index(by))
 
     def recommend(self, request: RecommendationRequest) -> Settings:
         """Returns the settings of a run where its user gives none, see `recommendation`."""
@@ -213,7 +205,7 @@ class DescribedClicks(ClickModels):
 
 
 @dataclass(frozen=True)
-class Clicks(ClickModels):
+class Clicks(HeldOut, ClickModels):
     """Clicks and tables: rows of numbers and categories, a model of embeddings, AUC or accuracy."""
 
     data: Path
@@ -280,13 +272,9 @@ class Clicks(ClickModels):
 
         return UnitData(columns, Population(self.num_examples, data_release=released))
 
-    def metrics(self, params: PyTree) -> dict[str, float]:
-        """Returns what `evaluate` does of the validation and of the test rows, by their names."""
-        return {
-            f"{split}_{name}": value
-            for split in ("validation", "test")
-            for name, value in self.evaluate(params, self.store.blocks(split)).items()
-        }
+    def held_out(self, split: str) -> Iterator[PyTree]:
+        """Returns the rows of a split, block by block."""
+        return self.store.blocks(split)
 
     def describe(self) -> dict[str, Any]:
         """Returns the same, and of generated rows the metrics of the best model.

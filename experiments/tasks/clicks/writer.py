@@ -7,6 +7,7 @@ leaves that directory, unlocked; the next run on the same name recognises and re
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -16,13 +17,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 
+from dpsgd.files import fsync_folder
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import (
     FORMAT,
@@ -63,22 +65,20 @@ class PartialStore:
         self.path = self.out.parent / f".{self.out.name}.partial"
         self._lock: int | None = None
 
-    def __enter__(self) -> PartialStore:
+    def __enter__(self) -> Any:
         refuse_existing(self.out)
-        with one_line_errors(self.out):
+        with one_line_errors(self.out), contextlib.ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock_directory(self.path)
-            try:
-                for file in self.path.iterdir():  # left by a run that died
-                    if file.name.startswith(WORK) and file.is_dir() and not file.is_symlink():
-                        shutil.rmtree(file)
-                    elif file.name != MANIFEST and file.suffix != ".npy":
-                        raise StoreError(f"{file} is in the way; remove it")
-                    else:
-                        file.unlink()
-            except BaseException:
-                self._unlock()
-                raise
+            stack.callback(self._unlock)
+            for file in self.path.iterdir():  # left by a run that died
+                if file.name.startswith(WORK) and file.is_dir() and not file.is_symlink():
+                    shutil.rmtree(file)
+                elif file.name != MANIFEST and file.suffix != ".npy":
+                    raise StoreError(f"{file} is in the way; remove it")
+                else:
+                    file.unlink()
+            stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -91,7 +91,7 @@ class PartialStore:
         os.close(self._lock)
         self._lock = None
 
-    def finish(
+    def complete(
         self,
         schema: Schema,
         *,
@@ -127,14 +127,14 @@ class PartialStore:
             with open(self.path / MANIFEST, "wb") as file:
                 file.write(json.dumps(manifest, indent=1).encode() + b"\n")
                 _flush_to_disk(file)
-            _flush_directory(self.path)
+            fsync_folder(self.path)
             os.rename(self.path, self.out)
             self._unlock()
-            _flush_directory(self.out.parent)
+            fsync_folder(self.out.parent)
         return Store.open(self.out)
 
 
-class StoreWriter:
+class StoreWriter(PartialStore):
     """Writes one store, block by block; a context that leaves a whole store or nothing.
 
     >>> # with StoreWriter(out, schema, hash_seed=0) as writer:
@@ -153,11 +153,9 @@ class StoreWriter:
         hash_seed: int,
         rows_per_shard: int = ROWS_PER_SHARD,
     ) -> None:
-        self.out = Path(out)
-        self.schema = schema
-        self.hash_seed = hash_seed
+        super().__init__(out)
+        self.schema, self.hash_seed = schema, hash_seed
         self._rows_per_shard = rows_per_shard
-        self._partial = PartialStore(out)
         self._parts: dict[str, _Part] = {}
 
     @property
@@ -168,17 +166,14 @@ class StoreWriter:
     @property
     def parts(self) -> dict[str, tuple[int, int]]:
         """The range of rows of each part: parts follow one another as they were first named."""
-        ends = list(itertools.accumulate(part.rows for part in self._parts.values()))
-        return dict(zip(self._parts, zip([0, *ends[:-1]], ends, strict=True), strict=True))
-
-    def __enter__(self) -> StoreWriter:
-        self._partial.__enter__()
-        return self
+        ends = [0, *itertools.accumulate(part.rows for part in self._parts.values())]
+        return dict(zip(self._parts, itertools.pairwise(ends), strict=True))
 
     def __exit__(self, *exc_info: object) -> None:
         for part in self._parts.values():
-            part.abandon()
-        self._partial.__exit__(*exc_info)
+            for file in part.files.values():
+                file.abandon()
+        super().__exit__(*exc_info)
 
     def append(self, columns: Columns, part: str = "") -> None:
         """Add rows: the columns of a store, with any number of rows.
@@ -192,35 +187,22 @@ class StoreWriter:
         """
         rows = len(columns["label"])
         for name, (dtype, width) in columns_of(self.schema).items():
-            shape = (rows,) if width is None else (rows, width)
-            if columns[name].shape != shape or columns[name].dtype != dtype:
+            shape, found = _shape(rows, width), columns[name]
+            if found.shape != shape or found.dtype != dtype:
                 raise ValueError(
-                    f"column {name} must be {dtype} {shape}, "
-                    f"not {columns[name].dtype} {columns[name].shape}"
+                    f"column {name} must be {dtype} {shape}, not {found.dtype} {found.shape}"
                 )
-        with self._errors():
-            self._part(part).append(columns)
-
-    def append_all(
-        self,
-        blocks: Iterable[Columns],
-        order: Order,
-        fractions: tuple[float, float, float] = FRACTIONS,
-        progress: Callable[[int], None] | None = None,
-    ) -> Splits:
-        """Append `blocks` of consecutive rows to a new store, and return where its splits lie.
-
-        `progress` is called with the number of rows done, after every block.
-        """
-        for block in blocks:
-            if order == "random":
-                for part, rows in random_split(block, self.num_rows, fractions).items():
-                    self.append(rows, part)
-            else:
-                self.append(block)
-            if progress is not None:
-                progress(self.num_rows)
-        return self.parts if order == "random" else chronological_split(self.num_rows, fractions)
+        with one_line_errors(self.out, lambda: self.num_rows):
+            own, done = self._parts.setdefault(part, _Part()), 0
+            while done < rows:
+                self._begin_shard(part)
+                step = min(rows - done, self._rows_per_shard - own.shard_rows)
+                for name, file in own.files.items():
+                    file.append(columns[name][done : done + step])
+                done, own.rows = done + step, own.rows + step
+                own.shard_rows += step
+                if own.shard_rows == self._rows_per_shard:
+                    own.end_shard()
 
     def finish(
         self,
@@ -233,12 +215,12 @@ class StoreWriter:
 
         `released` (JSON) says what was released of the training rows, see `Store.released`.
         """
-        with self._errors():
+        with one_line_errors(self.out, lambda: self.num_rows):
             if self.num_rows == 0:
-                self._part("").begin_shard()
+                self._begin_shard("")
             for part in self._parts.values():
                 part.end_shard()
-        return self._partial.finish(
+        return self.complete(
             self.schema,
             hash_seed=self.hash_seed,
             num_rows=self.num_rows,
@@ -248,59 +230,78 @@ class StoreWriter:
             released=released,
         )
 
-    def _part(self, name: str) -> _Part:
-        if name not in self._parts:
-            self._parts[name] = _Part(self._partial.path, self.schema, self._rows_per_shard, name)
-        return self._parts[name]
+    def _begin_shard(self, name: str) -> None:
+        """Open the files of a shard of the part `name`, if none are open."""
+        part = self._parts.setdefault(name, _Part())
+        if not part.files:
+            for column, (dtype, width) in columns_of(self.schema).items():
+                file = self.path / shard_file(name, len(part.shards), column)
+                part.files[column] = ColumnFile(file, dtype, width)
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return one_line_errors(self.out, lambda: self.num_rows)
+
+def write_blocks(
+    out: str | os.PathLike[str],
+    schema: Schema,
+    blocks: Iterable[Columns],
+    *,
+    order: Order,
+    source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+    hash_seed: int = 0,
+    fractions: tuple[float, float, float] = FRACTIONS,
+    rows_per_shard: int = ROWS_PER_SHARD,
+    released: Mapping[str, Any] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Store:
+    """Write blocks of consecutive rows as a new store, which is whole in the end, or absent.
+
+    Args:
+        out: Store to create.
+        schema: Of the rows.
+        blocks: Columns of the rows; memory is that of one block.
+        order: How test rows are told apart.
+        source: Where the rows are from, or what says it when all are written.
+        hash_seed: Public seed of the hash of categories.
+        fractions: Of the rows that train, validate and test.
+        rows_per_shard: Most rows of a shard.
+        released: What was released of the training rows, see `Store.released`.
+        progress: Called with the number of rows done, after every block.
+
+    Raises:
+        StoreError: `out` exists, or cannot be written.
+    """
+    with StoreWriter(out, schema, hash_seed=hash_seed, rows_per_shard=rows_per_shard) as writer:
+        for block in blocks:
+            if order == "random":
+                for part, rows in random_split(block, writer.num_rows, fractions).items():
+                    writer.append(rows, part)
+            else:
+                writer.append(block)
+            if progress is not None:
+                progress(writer.num_rows)
+        chronological = chronological_split(writer.num_rows, fractions)
+        splits = writer.parts if order == "random" else chronological
+        said = source() if callable(source) else source
+        return writer.finish(splits=splits, source=said, released=released)
 
 
+@dataclass
 class _Part:
     """Rows that lie together: a series of shards, of which the last may be open."""
 
-    def __init__(self, directory: Path, schema: Schema, rows_per_shard: int, name: str) -> None:
-        self.rows = 0
-        self.shards: list[dict[str, Any]] = []
-        self._directory, self._schema = directory, schema
-        self._rows_per_shard, self._name = rows_per_shard, name
-        self._files: dict[str, ColumnFile] = {}
-        self._shard_rows = 0
-
-    def append(self, columns: Columns) -> None:
-        rows, done = len(columns["label"]), 0
-        while done < rows:
-            if not self._files:
-                self.begin_shard()
-            step = min(rows - done, self._rows_per_shard - self._shard_rows)
-            for name, file in self._files.items():
-                file.append(columns[name][done : done + step])
-            done += step
-            self._shard_rows += step
-            self.rows += step
-            if self._shard_rows == self._rows_per_shard:
-                self.end_shard()
-
-    def begin_shard(self) -> None:
-        for name, (dtype, width) in columns_of(self._schema).items():
-            file = self._directory / shard_file(self._name, len(self.shards), name)
-            self._files[name] = ColumnFile(file, dtype, width)
-        self._shard_rows = 0
+    rows: int = 0
+    shard_rows: int = 0
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, ColumnFile] = field(default_factory=dict)
 
     def end_shard(self) -> None:
         """End the open shard, if there is one."""
-        if self._files:
+        if self.files:
             files = {
-                name: {"name": file.path.name, "sha256": file.finish(self._shard_rows)}
-                for name, file in self._files.items()
+                name: {"name": file.path.name, "sha256": file.finish(self.shard_rows)}
+                for name, file in self.files.items()
             }
-            self._files = {}
-            self.shards.append({"rows": self._shard_rows, "files": files})
-
-    def abandon(self) -> None:
-        for file in self._files.values():
-            file.abandon()
+            self.shards.append({"rows": self.shard_rows, "files": files})
+            self.files, self.shard_rows = {}, 0
 
 
 def shard_file(part: str, number: int, column: str) -> str:
@@ -340,17 +341,14 @@ class ColumnFile:
 
     def _header(self, rows: int) -> bytes:
         """Return the ``.npy`` header; NumPy pads it so that its length is the same for all rows."""
-        buffer = io.BytesIO()
-        shape = (rows,) if self._width is None else (rows, self._width)
-        np.lib.format.write_array_header_1_0(
-            buffer,
-            {
-                "descr": np.lib.format.dtype_to_descr(self._dtype),
-                "fortran_order": False,
-                "shape": shape,
-            },
-        )
+        buffer, descr = io.BytesIO(), np.lib.format.dtype_to_descr(self._dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": _shape(rows, self._width)}
+        np.lib.format.write_array_header_1_0(buffer, header)
         return buffer.getvalue()
+
+
+def _shape(rows: int, width: int | None) -> tuple[int, ...]:
+    return (rows,) if width is None else (rows, width)
 
 
 @contextmanager
@@ -382,14 +380,6 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> None:
 def _flush_to_disk(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock_directory(path: Path) -> int:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from dpsgd import split_module
-
-PyTree = Any
+from experiments.tasks.images.metrics import few_shot_metrics
+from experiments.tasks.models import Functions, functions_of
 
 
 @dataclass(frozen=True)
@@ -92,38 +90,17 @@ def _convolved(layer: nnx.Conv, x: jax.Array) -> jax.Array:
     return jnp.concatenate(parts, -1) @ kernel.reshape(-1, kernel.shape[-1]) + layer.bias[...]
 
 
-class Functions(NamedTuple):
-    """The network as pure functions of its parameters."""
-
-    loss: Callable[[PyTree, PyTree], jax.Array]
-    """(params, example) -> cross entropy in nats of "image" and its "label", or of an episode."""
-    predict: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> probabilities of the classes, float32[rows, classes], of "image"."""
-    logits: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> their logarithms, up to a constant a row, or embeddings; compiled."""
-
-
-def initial(sizes: Sizes, seed: int) -> PyTree:
-    """Returns fresh parameters."""
-    return split_module(ConvNet(sizes, nnx.Rngs(seed)))[0]
-
-
 @functools.cache
 def functions(sizes: Sizes) -> Functions:
-    """Returns the same functions for equal sizes, so that what is compiled of them is shared."""
-    _, network = split_module(nnx.eval_shape(lambda: ConvNet(sizes, nnx.Rngs(0))))
+    """Returns the same functions for equal sizes, so that what is compiled of them is shared.
 
-    def loss(params, example):
-        found = network(params, example["image"])
-        return optax.softmax_cross_entropy_with_integer_labels(found, example["label"])
+    With new classes the loss is one of an episode, and logits and predictions are embeddings.
+    """
+    found, network = functions_of(lambda rngs: ConvNet(sizes, rngs), ("image",))
+    if not sizes.new_classes:
+        return found
 
-    def logits(params, rows):
-        return jax.vmap(network, (None, 0))(params, rows["image"])
-
-    def predict(params, rows):
-        return jax.nn.softmax(logits(params, rows))
-
-    def episode_loss(params, episode):
+    def loss(params, episode):
         image = episode["image"]
         if jnp.ndim(image) != 5:
             raise ValueError(
@@ -131,12 +108,13 @@ def functions(sizes: Sizes) -> Functions:
                 "draw by sampler:multistage, and clip an episode as one (--clipped-level 0, or 1 "
                 "with --tasks)"
             )
-        found = jax.vmap(jax.vmap(lambda one: network(params, one)))(image)
-        return prototypical_loss(found)
+        embed = jax.vmap(jax.vmap(lambda one: network(params, one)))
+        return prototypical_loss(embed(image))
 
-    if sizes.new_classes:
-        return Functions(episode_loss, logits, jax.jit(logits))
-    return Functions(loss, predict, jax.jit(logits))
+    def embeddings(params, rows):
+        return jax.vmap(network, (None, 0))(params, rows["image"])
+
+    return found._replace(loss=loss, predict=embeddings, metrics=few_shot_metrics)
 
 
 def prototypical_loss(embeddings: jax.Array) -> jax.Array:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.tasks import tfds
-from experiments.tasks.splits import Columns, random_halves, random_split
+from experiments.tasks.splits import Columns, joined, random_halves, random_split, taken
 from experiments.tasks.tfds import SourceError
 
 ROWS_PER_READ = 1024
-_COLUMNS = ("image", "label")
 
 
 class Images(NamedTuple):
@@ -28,8 +27,7 @@ class Images(NamedTuple):
     def rows(self, split: str | None) -> Columns:
         """Returns the rows of a split, or of all; ValueError if there is no such split."""
         if split is None:
-            parts = self.splits.values()
-            return {name: np.concatenate([part[name] for part in parts]) for name in _COLUMNS}
+            return joined(self.splits.values())
         if split not in self.splits:
             raise SourceError(f"{self.name} has no split {split!a}: {', '.join(self.splits)}")
         return self.splits[split]
@@ -42,18 +40,10 @@ class Images(NamedTuple):
         first = self.classes - new_classes
 
         def some(rows: Columns, new: bool) -> Columns:
-            chosen = (rows["label"] >= first) == new
-            return {name: column[chosen] for name, column in rows.items()}
+            return taken(rows, (rows["label"] >= first) == new)
 
         splits = {split: some(self.splits[split], False) for split in ("train", "validation")}
         return self._replace(splits={**splits, "test": some(self.rows(None), True)})
-
-
-def blocks(rows: Columns, labelled: bool = True) -> Iterator[Columns]:
-    """Yields the rows some at a time, with their labels or without."""
-    names = _COLUMNS if labelled else _COLUMNS[:1]
-    for start in range(0, len(rows["label"]), ROWS_PER_READ):
-        yield {name: rows[name][start : start + ROWS_PER_READ] for name in names}
 
 
 def digits() -> Images:
@@ -94,18 +84,11 @@ def prepared(path: Path) -> Images:
         )
     builder = tfds.open_prepared(str(path), None)
     image, label, shape, classes = _features(builder)
-    splits: dict[str, list[Columns]] = {split: [] for split in tfds.SPLITS}
-    for split in filter(builder.info.splits.__contains__, tfds.SPLITS):
-        done = 0
-        for rows in _read(builder, split, image, label, classes):
-            for part, some in tfds.divide(rows, done, split, builder.info.splits).items():
-                splits[part].append(some)
-            done += len(rows["label"])
     none: Columns = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
-    whole = {
-        split: {name: np.concatenate([x[name] for x in [none, *parts]]) for name in _COLUMNS}
-        for split, parts in splits.items()
-    }
+    splits = {split: [none] for split in tfds.SPLITS}
+    for part, rows in tfds.parts_of(builder, lambda x: _read(builder, x, image, label, classes)):
+        splits[part].append(rows)
+    whole = {split: joined(parts) for split, parts in splits.items()}
     return Images(f"tfds:{builder.info.full_name}", shape, classes, whole)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.tasks.models import ClassModels, Functions, HeldOut
+
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.images import sources
-    from experiments.tasks.images.model import Functions, Sizes
+    from experiments.tasks.images.model import Sizes
 
 PyTree = Any
 
@@ -25,29 +27,14 @@ SGD_RATE = 300.0
 """Of SGD without momentum: features are short, and probabilities near their classes."""
 
 
-class ImageModels:
+class ImageModels(ClassModels):
     """What a network needs beside rows to be trained on: its sizes."""
 
     sizes: Sizes
 
-    def init(self, seed: int) -> PyTree:
-        """Returns fresh parameters, which depend on no row."""
-        from experiments.tasks.images.model import initial
-
-        return initial(self.sizes, seed)
-
     @property
-    def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, example) -> cross entropy in nats: one function for all networks alike."""
-        return self._functions.loss
-
-    @property
-    def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> probabilities of the classes, or embeddings, float32[rows, ...]."""
-        return self._functions.predict
-
-    @property
-    def _functions(self) -> Functions:
+    def functions(self) -> Functions:
+        """See `model.functions`."""
         from experiments.tasks.images.model import functions
 
         return functions(self.sizes)
@@ -65,7 +52,8 @@ class ImageModels:
         Raises:
           ValueError: if the images cannot be read, or the network is one for others.
         """
-        from experiments.tasks.images.sources import blocks, load
+        from experiments.tasks.images.sources import load
+        from experiments.tasks.splits import blocks_of
 
         sizes = self.sizes
         found = load(path, sizes.features)
@@ -76,25 +64,8 @@ class ImageModels:
             )
         if split is not None and sizes.new_classes:
             found = found.few_shot(sizes.new_classes)
-        return blocks(found.rows(split), labelled)
-
-    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns accuracy and log loss (nats) on labelled images; NaN where it diverged.
-
-        With new classes it is the accuracy alone, at telling the classes of these images apart by a
-        few of each.
-
-        Raises:
-          ValueError: if there are no rows, or too few.
-        """
-        import numpy as np
-
-        from experiments.tasks.classes import class_metrics
-        from experiments.tasks.images.metrics import few_shot_metrics
-
-        found = few_shot_metrics if self.sizes.new_classes else class_metrics
-        logits = self._functions.logits
-        return found((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
+        rows = found.rows(split)
+        return blocks_of(rows if labelled else {"image": rows["image"]})
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` images of uniform noise with uniform labels: synthetic probe rows."""
@@ -133,7 +104,7 @@ class DescribedImages(ImageModels):
 
 
 @dataclass(frozen=True)
-class Images(ImageModels):
+class Images(HeldOut, ImageModels):
     """Images of some classes, a small convolutional network, accuracy."""
 
     data: Path | None = None
@@ -224,15 +195,11 @@ class Images(ImageModels):
         tree = UnitTree.from_columns(levels if self.tasks > 1 else {"class": rows["label"]})
         return UnitData.of_tree(tree, {"image": rows["image"]})
 
-    def metrics(self, params: PyTree) -> dict[str, float]:
-        """Returns what `evaluate` does of the validation and of the test images."""
-        from experiments.tasks.images.sources import blocks
+    def held_out(self, split: str) -> Iterator[PyTree]:
+        """Returns the images of a split, block by block."""
+        from experiments.tasks.splits import blocks_of
 
-        return {
-            f"{split}_{name}": value
-            for split in ("validation", "test")
-            for name, value in self.evaluate(params, blocks(self.source.rows(split))).items()
-        }
+        return blocks_of(self.source.rows(split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError if a split is empty, or the images are not such as a run began with."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from experiments.tasks.models import HeldOut, Models
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from experiments.tasks.ratings.ratings import Ratings as Table
@@ -19,7 +21,7 @@ SEED = 0
 """Public, of the choice of the ratings that are kept of each user, and of generated users."""
 
 
-class RatingModels:
+class RatingModels(Models):
     """What a factorization needs beside ratings to be trained on."""
 
     num_items: int
@@ -29,23 +31,14 @@ class RatingModels:
 
     def init(self, seed: int) -> PyTree:
         """Returns items without bias and with small random factors."""
-        from experiments.tasks.ratings import factorization
-
-        return factorization.init(self.num_items, self.rank, seed)
+        return self.functions.init(self.num_items, self.rank, seed)
 
     @property
-    def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, row) -> half the squared errors of the ratings of one row."""
+    def functions(self) -> Any:
+        """Of a factorization: what is predicted are ratings from 1 to 5, by who holds "known"."""
         from experiments.tasks.ratings import factorization
 
-        return factorization.loss
-
-    @property
-    def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> ratings from 1 to 5, float32[rows], of "item" by who holds "known"."""
-        from experiments.tasks.ratings import factorization
-
-        return factorization.predict
+        return factorization
 
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
@@ -113,7 +106,7 @@ class DescribedRatings(RatingModels):
 
 
 @dataclass(frozen=True)
-class Ratings(RatingModels):
+class Ratings(HeldOut, RatingModels):
     """Ratings by users: whole users are protected, errors on users left out."""
 
     data: Path | None = None
@@ -187,21 +180,15 @@ class Ratings(RatingModels):
         weight = held.astype(np.float32)
         return {"item": item * held, "rating": rating * weight, "weight": weight}
 
-    def metrics(self, params: PyTree) -> dict[str, float]:
-        """Returns what `evaluate` does of the users who validate and of those who test.
+    def held_out(self, split: str) -> Iterator[PyTree]:
+        """Returns the ratings of the users of a split.
 
         They took no part in training: errors on other ratings of those who did would tell of the
         very users whom the guarantee protects.
         """
         from experiments.tasks.ratings import ratings
 
-        return {
-            f"{split}_{name}": value
-            for split in ("validation", "test")
-            for name, value in self.evaluate(
-                params, ratings.with_others(ratings.of_split(self.table, split))
-            ).items()
-        }
+        return ratings.with_others(ratings.of_split(self.table, split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError if a split has no user, or the items are not those of a run's begin."""

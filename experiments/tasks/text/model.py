@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
-from dpsgd import split_module
+from experiments.tasks.models import Functions, functions_of
 from experiments.tasks.text.bag import Bag
 from experiments.tasks.text.layouts import LAYOUTS
-
-PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -159,39 +155,9 @@ def made(sizes: Sizes, rngs: nnx.Rngs) -> nnx.Module:
     return WideAndDeep(sizes, rngs) if sizes.bag else Transformer(sizes, rngs)
 
 
-class Functions(NamedTuple):
-    """The model as pure functions of its parameters."""
-
-    loss: Callable[[PyTree, PyTree], jax.Array]
-    """(params, example) -> cross entropy in nats of what the model reads, and "label"."""
-    predict: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
-    logits: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> their logarithms, up to a constant a row; compiled."""
-
-
-def initial(sizes: Sizes, seed: int) -> PyTree:
-    """Returns fresh parameters."""
-    return split_module(made(sizes, nnx.Rngs(seed)), trained=nnx.Param)[0]
-
-
 @functools.cache
 def functions(sizes: Sizes) -> Functions:
     """Returns the same functions for equal sizes, so that what is compiled of them is shared."""
     head = nnx.Any(nnx.PathContains("head"), nnx.PathContains("bag"))
-    trained: dict[str, Any] = {"all": nnx.Param, "lora": nnx.Any(nnx.LoRAParam, head), "head": head}
-    shapes = nnx.eval_shape(lambda: made(sizes, nnx.Rngs(0)))
-    _, network = split_module(shapes, trained=trained[sizes.trained])
-
-    def loss(params, example):
-        found = network(params, *(example[name] for name in sizes.inputs))
-        return optax.softmax_cross_entropy_with_integer_labels(found, example["label"])
-
-    def logits(params, rows):
-        inputs = [rows[name] for name in sizes.inputs]
-        return jax.vmap(network, (None, *(0 for _ in inputs)))(params, *inputs)
-
-    def predict(params, rows):
-        return jax.nn.softmax(logits(params, rows))
-
-    return Functions(loss, predict, jax.jit(logits))
+    trained = {"all": nnx.Param, "lora": nnx.Any(nnx.LoRAParam, head), "head": head}[sizes.trained]
+    return functions_of(lambda rngs: made(sizes, rngs), sizes.inputs, trained)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.tasks.splitmix import outputs
-from experiments.tasks.splits import Columns, random_masks
+from experiments.tasks.splits import random_masks
 
-ROWS_PER_READ = 1024
 FRACTIONS = (0.9, 0.05, 0.05)
 """Parts that train, validate and test, before training phrases that share words are left out."""
 SHARED_WORDS = 4
@@ -155,9 +154,3 @@ def _grams(text: str) -> set[tuple[str, ...]]:
     words = tuple(text.lower().split())
     starts = range(max(1, len(words) - SHARED_WORDS + 1))
     return {words[i : i + SHARED_WORDS] for i in starts}
-
-
-def blocks(rows: Columns) -> Iterator[Columns]:
-    """Yields the rows some at a time."""
-    for start in range(0, len(next(iter(rows.values()))), ROWS_PER_READ):
-        yield {name: column[start : start + ROWS_PER_READ] for name, column in rows.items()}

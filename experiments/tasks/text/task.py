@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from experiments.tasks.models import ClassModels, Functions, HeldOut
+
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.splits import Columns
-    from experiments.tasks.text.model import Functions, Sizes
+    from experiments.tasks.text.model import Sizes
     from experiments.tasks.text.sources import Tokens
 
 PyTree = Any
 
 
-class TextModels:
+class TextModels(ClassModels):
     """What a model of phrases needs beside rows to be trained on: its sizes and its tokens."""
 
     sizes: Sizes
     tokens: Tokens
-
-    def init(self, seed: int) -> PyTree:
-        """Returns fresh parameters, which depend on no row."""
-        from experiments.tasks.text.model import initial
-
-        return initial(self.sizes, seed)
 
     @property
     def init_map(self) -> tuple[str, ...]:
@@ -37,17 +33,8 @@ class TextModels:
         return LAYOUTS[self.sizes.layout].init_map
 
     @property
-    def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, example) -> cross entropy in nats: one function for all models alike."""
-        return self._functions.loss
-
-    @property
-    def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
-        return self._functions.predict
-
-    @property
-    def _functions(self) -> Functions:
+    def functions(self) -> Functions:
+        """See `model.functions`."""
         from experiments.tasks.text.model import functions
 
         return functions(self.sizes)
@@ -78,6 +65,7 @@ class TextModels:
         Raises:
           ValueError: if the phrases cannot be read, or there is no such split.
         """
+        from experiments.tasks.splits import blocks_of, taken
         from experiments.tasks.text import sources
 
         found = sources.load(path, self.sizes.classes, labelled)
@@ -88,21 +76,8 @@ class TextModels:
             masks = sources.split(found.texts)
             if split not in masks:
                 raise ValueError(f"{path} has no split {split!a}: {', '.join(masks)}")
-            rows = {name: column[masks[split]] for name, column in rows.items()}
-        return sources.blocks(rows)
-
-    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns accuracy and log loss (nats) on labelled phrases; NaN where it diverged.
-
-        Raises:
-          ValueError: if there are no rows.
-        """
-        import numpy as np
-
-        from experiments.tasks.classes import class_metrics
-
-        logits = self._functions.logits
-        return class_metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
+            rows = taken(rows, masks[split])
+        return blocks_of(rows)
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` phrases of uniform tokens, lengths and labels: synthetic probe rows."""
@@ -159,7 +134,7 @@ class DescribedText(TextModels):
 
 
 @dataclass(frozen=True)
-class Text(TextModels):
+class Text(HeldOut, TextModels):
     """Phrases of some classes, a bag of words or a transformer, accuracy.
 
     Epsilon is per phrase: several phrases of one sentence, or of one author, are protected one at a
@@ -246,30 +221,24 @@ class Text(TextModels):
         """Tokens, words and labels of each split, read when they are first needed."""
         import numpy as np
 
+        from experiments.tasks.splits import taken
         from experiments.tasks.text import sources
 
         found = sources.load(self.data, self.classes)
         masks, numbers = sources.split(found.texts), np.arange(len(found.texts))
         masks["train"] &= sources.public(numbers, self.public_share) == (self.rows == "public")
         whole = {**self.encode({"sentence": found.texts}), "label": found.label}
-        return {
-            name: {key: column[mask] for key, column in whole.items()}
-            for name, mask in masks.items()
-        }
+        return {name: taken(whole, mask) for name, mask in masks.items()}
 
     def columns(self) -> PyTree:
         """Returns the training phrases: tokens or words, int32[rows, ...], and labels."""
         return self.source["train"]
 
-    def metrics(self, params: PyTree) -> dict[str, float]:
-        """Returns what `evaluate` does of the validation and of the test phrases."""
-        from experiments.tasks.text.sources import blocks
+    def held_out(self, split: str) -> Iterator[PyTree]:
+        """Returns the phrases of a split, block by block."""
+        from experiments.tasks.splits import blocks_of
 
-        return {
-            f"{split}_{name}": value
-            for split in ("validation", "test")
-            for name, value in self.evaluate(params, blocks(self.source[split])).items()
-        }
+        return blocks_of(self.source[split])
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError if a split is empty, or model or vocabulary are not as a run began."""

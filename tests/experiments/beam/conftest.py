@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from experiments.beam.pieces import RawSource, TableSource
+from experiments.beam.pieces import Source
 from experiments.beam.prepare import prepare
 from experiments.tasks.clicks.criteo import display, search
 from experiments.tasks.clicks.synthetic import rows as synthetic
@@ -44,11 +44,11 @@ def table_files(tmp_path_factory):
 
 
 def raw_source(name):
-    return RawSource(FORMATS[name], 0, FRACTIONS)
+    return Source(FORMATS[name], 0, FORMATS[name].split, FRACTIONS)
 
 
 def table_source():
-    return TableSource(TABLE, 0, "random", FRACTIONS)
+    return Source(TABLE, 0, "random", FRACTIONS)
 
 
 class Workers:

@@ -13,10 +13,11 @@ pytest.importorskip("apache_beam", reason="Beam is not installed: see docs/how-t
 
 from dpsgd.engine.batch_files import draw_here
 from experiments import cli
-from experiments.beam import pieces, pipelines
+from experiments.beam import pipelines
 from experiments.beam.draws import drawn_by
 from experiments.beam.pipelines import PipelineError, Runner
 from experiments.beam.prepare import FaultyLines
+from experiments.tasks.clicks.raw.format import RawFormat
 from samplers import Poisson
 from tests.experiments.beam import test_draws as drawing
 from tests.experiments.beam.conftest import FORMATS, TABLE, contents, prepared, raw_source
@@ -45,15 +46,15 @@ def test_a_pipeline_makes_the_store_of_one_process(raw_files, tmp_path, name, ru
 
 def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp_path, monkeypatch):
     attempts = []
-    append = pieces.PieceWriter.append
+    parse = RawFormat.parse
 
-    def dying(self, columns):
-        append(self, columns)
+    def dying(self, *arguments):
         attempts.append(self)
         if len(attempts) in (1, 2, 5):
             raise RuntimeError("the worker died in the midst of its range")
+        return parse(self, *arguments)
 
-    monkeypatch.setattr(pieces.PieceWriter, "append", dying)
+    monkeypatch.setattr(RawFormat, "parse", dying)
     runner, files = Runner(RETRYING), raw_files["criteo-display"]
     prepared(
         files, tmp_path / "s", raw_source("criteo-display"), runner.write_store, range_bytes=30_000
@@ -65,10 +66,10 @@ def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp
 def test_a_worker_that_raises_everywhere_ends_the_command_in_one_line(
     raw_files, tmp_path, monkeypatch
 ):
-    def raising(self, columns):
+    def raising(self, *_):
         raise RuntimeError("no way")
 
-    monkeypatch.setattr(pieces.PieceWriter, "append", raising)
+    monkeypatch.setattr(RawFormat, "parse", raising)
     with pytest.raises(PipelineError, match=r"the pipeline on DirectRunner failed: .*no way"):
         prepared(
             raw_files["criteo-display"],
@@ -202,5 +203,5 @@ def test_pipelines_are_quiet_afterwards_as_before():
     import logging
 
     before = logging.getLogger().level
-    Runner()._run(lambda pipeline: pipelines._dealt(pipeline, "numbers", [1, 2]))
+    Runner()._run(lambda pipeline: pipelines._reshuffled(pipeline, "numbers", [1, 2]))
     assert logging.getLogger().level == before

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.beam import assembly, pieces
+from experiments.beam import assembly
 from experiments.beam.prepare import NAMED, FaultyLines
 from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.store import Store, StoreError
-from experiments.tasks.clicks.writer import ColumnFile, StoreWriter
+from experiments.tasks.clicks.writer import ColumnFile, write_blocks
 from experiments.tasks.splits import FRACTIONS
 from tests.experiments.beam.conftest import (
     FORMATS,
@@ -63,12 +64,10 @@ def test_shards_are_cut_where_one_process_cuts_them(
     monkeypatch.setattr(assembly, "BLOCK_ROWS", 13)  # several blocks a shard, and shards a block
     name, files, _ = one_process
     source = raw_source(name)
-    with StoreWriter(
-        tmp_path / "a", source.schema, hash_seed=0, rows_per_shard=rows_per_shard
-    ) as w:
-        blocks = (block for file in files for block in source.format.read(file, block_bytes=3_000))
-        splits = w.append_all(blocks, source.order)
-        w.finish(splits=splits, source=source.format.source(files))
+    blocks = (block for file in files for block in source.format.read(file, block_bytes=3_000))
+    how = {"order": source.order, "rows_per_shard": rows_per_shard}
+    made = source.format.source(files)
+    write_blocks(tmp_path / "a", source.format.schema, blocks, source=made, **how)
     prepared(
         files, tmp_path / "b", source, Workers(), range_bytes=20_000, rows_per_shard=rows_per_shard
     )
@@ -101,8 +100,9 @@ class Dying(Workers):
         self.left = 0
         self.deaths = 0
         for owner, name in [
-            (pieces.PieceWriter, "append"),
+            (RawFormat, "parse"),
             (ColumnFile, "append"),
+            (os, "rename"),
             (os, "replace"),
         ]:
             monkeypatch.setattr(owner, name, self.mortal(getattr(owner, name)))
@@ -155,7 +155,7 @@ def test_a_command_that_died_leaves_nothing_in_the_way(one_process, tmp_path):
     name, files, local = one_process
     work = tmp_path / ".store.partial" / "work-0123"
     work.mkdir(parents=True)
-    (work / "00000-0000000.label").write_bytes(b"x")
+    (work / "00000-0000000").mkdir()
     prepared(files, tmp_path / "store", raw_source(name), Workers(), range_bytes=20_000)
     assert contents(tmp_path / "store") == contents(local)
 
@@ -239,7 +239,7 @@ def test_a_piece_that_is_damaged_is_no_part_of_a_store(one_process, tmp_path):
     class Cutting(Workers):
         def every(self, function, tasks):
             done = super().every(function, tasks)
-            for file in sorted(tmp_path.glob(".store.partial/work-*/00000-0000000.label")):
+            for file in sorted(tmp_path.glob(".store.partial/work-*/00000-0000000/label")):
                 file.write_bytes(file.read_bytes()[:-1])
             return done
 

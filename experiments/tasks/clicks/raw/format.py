@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.tasks.clicks.encoding import ColumnError, encode, encode_rows
+from experiments.tasks.clicks.encoding import ColumnError, Format, encode
 from experiments.tasks.clicks.raw.files import DataError, paths_of
 from experiments.tasks.clicks.raw.kinds import RawKind, Text, num_unprintable
 from experiments.tasks.clicks.raw.ranges import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
     ByteRange,
+    Lines,
+    byte_ranges,
     lines_of,
 )
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
-from experiments.tasks.clicks.writer import Order, StoreWriter
+from experiments.tasks.clicks.writer import Order, write_blocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +40,7 @@ LONG = f"longer than {MAX_LINE_BYTES} bytes"
 
 
 @dataclass(frozen=True)
-class RawFormat:
+class RawFormat(Format):
     """How the rows of a data set are written, and which of them are for training.
 
     Columns that are neither `label` nor in `schema` are not read.
@@ -54,7 +56,7 @@ class RawFormat:
     file_name: str
     """What the publishers call the file, for errors."""
     split: Order
-    """How test rows are told apart; see `StoreWriter.append_all`."""
+    """How test rows are told apart."""
     hints: Mapping[int, str]
     """What a file may be that has another number of columns."""
     unlabelled: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
@@ -62,11 +64,13 @@ class RawFormat:
     each such file has another number of columns."""
 
     def __post_init__(self) -> None:
-        wanted = {*self.schema.integers, *self.schema.categories}
-        wanted |= set() if self.label is None else {self.label}
-        unknown = sorted(wanted - set(self.columns))
-        if unknown:
+        if unknown := sorted(self._read - set(self.columns)):
             raise ValueError(f"{self.schema.name} files have no column {', '.join(unknown)}")
+
+    @property
+    def kinds(self) -> Mapping[str, RawKind]:
+        """Those of the file."""
+        return self.columns
 
     def prepare(
         self,
@@ -76,10 +80,7 @@ class RawFormat:
         hash_seed: int = 0,
         progress: Callable[[int], None] | None = None,
     ) -> Store:
-        """Turn a raw file, or several one after the other, into a store in the new directory `out`.
-
-        `progress` is called with the number of rows done, after every block. Memory is constant.
-        Either `out` is a whole store in the end or it does not exist.
+        """Turn a raw file, or several one after the other, into a store; see `write_blocks`.
 
         Raises:
             DataError: a file cannot be read or is not in the format.
@@ -87,11 +88,13 @@ class RawFormat:
             ValueError: a file is there twice.
         """
         paths = paths_of(source)
-        return self.write(
+        return write_blocks(
             out,
+            self.schema,
             (block for path in paths for block in self.read(path, hash_seed=hash_seed)),
+            order=self.split,
+            source=self.source(paths),
             hash_seed=hash_seed,
-            source=lambda: self.source(paths),
             progress=progress,
         )
 
@@ -100,23 +103,6 @@ class RawFormat:
         names = [path.name for path in paths]
         files = {"files": names} if len(names) > 1 else {"file": names[0]}
         return {"format": self.schema.name, **files}
-
-    def write(
-        self,
-        out: str | os.PathLike[str],
-        blocks: Iterable[Columns],
-        *,
-        hash_seed: int,
-        source: Callable[[], Mapping[str, Any]],
-        progress: Callable[[int], None] | None = None,
-    ) -> Store:
-        """Write `blocks` of rows as a new store, split as this data set is; as `prepare` does.
-
-        `source` is asked where the rows are from when all are written.
-        """
-        with StoreWriter(out, self.schema, hash_seed=hash_seed) as writer:
-            splits = writer.append_all(blocks, self.split, progress=progress)
-            return writer.finish(splits=splits, source=source())
 
     def read(
         self,
@@ -139,7 +125,7 @@ class RawFormat:
         if not labelled:
             text, *_ = next(lines_of(span, self.file_name, block_bytes), (b"",))
             format = self._without_label(1 + (text or b"").partition(b"\n")[0].count(b"\t"))
-        for block in RawReader(format, span, hash_seed, block_bytes):
+        for block in format.read_range(span, hash_seed, block_bytes=block_bytes):
             if isinstance(block, DataError):
                 raise block
             rows += len(block["categories"])
@@ -147,25 +133,63 @@ class RawFormat:
         if rows == 0:
             raise DataError(path, self.empty)
 
-    def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
-        """Return rows of a table as the columns that a raw file with the same rows has, unlabelled.
+    def ranges(self, paths: Sequence[Path], range_bytes: int) -> list[ByteRange]:
+        """Return the tasks into which files are cut: wherever a line may begin."""
+        return byte_ranges(paths, range_bytes)
 
-        `rows` map column names to values as they stand in the raw file: texts, or numbers where
-        the file has integers. None, NaN and the empty text are missing. See `encode_rows`.
+    def read_range(
+        self,
+        span: ByteRange,
+        hash_seed: int,
+        lines: Lines | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> Iterator[Columns | DataError]:
+        """Yield what stands in a byte range: blocks of rows, and an error for each other line.
+
+        The lines of errors are counted in the range. A blank line is an error if a row follows it.
+
+        Args:
+            span: The range.
+            hash_seed: Public seed of the hash of categories.
+            lines: Counts lines as they are read.
+            block_bytes: Of text that is held at a time.
+
+        Raises:
+            DataError: the file cannot be read.
         """
+        path, lines = Path(span.path), lines or Lines()
+        for text, first, count in lines_of(span, self.file_name, block_bytes):
+            end = len(text or b"")
+            if text is not None and text[-2:-1] in (b"", b"\n", b"\r"):
+                last = len(text.rstrip(b"\r\n"))
+                end = text.find(b"\n", last) + 1 if last else 0
+            if text is None or end:
+                for blank in range(lines.count - lines.blank, lines.count):
+                    yield DataError(path, self.blank, line=blank + 1)
+                lines.blank = 0
+            if text is None:
+                yield DataError(path, LONG, line=first)
+            elif end:
+                columns = self.parse(text[:end], hash_seed)
+                yield from [columns] if columns else self._faults(path, text[:end], first)
+            lines.blank += (text or b"").count(b"\n", end)
+            lines.count += count
 
-        def fields(values: Any, column: str) -> pa.Array:
-            import pyarrow as pa
+    def no_rows(self, path: Path, rows: int, all_rows: int) -> DataError | None:
+        """Return what is wrong with a file of so many rows: each has some."""
+        return None if rows else DataError(path, self.empty)
 
-            kind, written = self.columns[column], []
-            for row, value in enumerate(values):
-                field = b"" if is_missing(value) else kind.write(value)
-                if field is None:
-                    raise ColumnError.found(value, kind.wanted, column=column, row=row)
-                written.append(field or None)
-            return pa.array(written, pa.binary()).view(pa.string())
+    def array(self, values: Any, column: str) -> pa.Array:
+        """Return the fields in which texts, or numbers where the file has integers, stand."""
+        import pyarrow as pa
 
-        return encode_rows(rows, self.schema, self.columns, fields, hash_seed)
+        kind, written = self.columns[column], []
+        for row, value in enumerate(values):
+            field = b"" if is_missing(value) else kind.write(value)
+            if field is None:
+                raise ColumnError.found(value, kind.wanted, column=column, row=row)
+            written.append(field or None)
+        return pa.array(written, pa.binary()).view(pa.string())
 
     def parse(self, text: bytes, hash_seed: int) -> Columns | None:
         """Return the columns of `text`, whole lines; None if anything in it is not in the format.
@@ -183,9 +207,9 @@ class RawFormat:
             return None
         texts = pa.dictionary(pa.int32(), pa.string())
         wanted = {
-            name: texts if isinstance(self.columns[name], Text) else pa.string()
-            for name, read in self._roles
-            if read
+            name: texts if isinstance(kind, Text) else pa.string()
+            for name, kind in self.columns.items()
+            if name in self._read
         }
         try:
             table = pyarrow.csv.read_csv(
@@ -211,17 +235,14 @@ class RawFormat:
             return None
 
     @cached_property
-    def _roles(self) -> list[tuple[str, bool]]:
-        """Return (name, whether it is read) of every column of the file."""
-        read = {self.label, *self.schema.integers, *self.schema.categories}
-        return [(name, name in read) for name in self.columns]
+    def _read(self) -> set[str]:
+        return {*self.features, *([] if self.label is None else [self.label])}
 
     def _without_label(self, num_columns: int) -> RawFormat:
         """Return how a file of so many columns is read for its features alone."""
-        features = {*self.schema.integers, *self.schema.categories}
         formats = [replace(self, label=None)]
         for summary, absent in self.unlabelled.items():
-            if not features & set(absent):
+            if not {*self.features} & {*absent}:
                 columns = {name: kind for name, kind in self.columns.items() if name not in absent}
                 formats.append(replace(self, label=None, columns=columns, summary=summary))
         for format in formats:
@@ -230,15 +251,12 @@ class RawFormat:
         others = "".join(f"; or {len(f.columns)}: {f.summary}" for f in formats[1:])
         return replace(formats[0], summary=f"{self.summary}{others}", hints={})
 
-    def faults(self, path: Path, text: bytes, first_line: int) -> Iterator[DataError]:
-        """Yield what is wrong with each line of `text`, which `parse` refused: one fault a line."""
-        found = False
-        for number, line in enumerate(text.split(b"\n")[:-1], start=first_line):
-            if (fault := self._fault(path, line.removesuffix(b"\r"), number)) is not None:
-                found = True
-                yield fault
-        if not found:
-            raise AssertionError(f"{path}: a block from line {first_line} was refused for nothing")
+    def _faults(self, path: Path, text: bytes, first_line: int) -> list[DataError]:
+        """Return what is wrong with the lines of `text`, which `parse` refused."""
+        lines = enumerate(text.split(b"\n")[:-1], start=first_line)
+        found = [self._fault(path, line.removesuffix(b"\r"), number) for number, line in lines]
+        assert any(found), f"{path}: a block from line {first_line} was refused for nothing"
+        return [fault for fault in found if fault is not None]
 
     def _fault(self, path: Path, line: bytes, number: int) -> DataError | None:
         """Return what is first wrong with a line; None if nothing is."""
@@ -258,8 +276,8 @@ class RawFormat:
                 f"{len(self.columns)} separated by tabs: {self.summary}{hint and f' ({hint})'}",
                 line=number,
             )
-        for (name, read), field in zip(self._roles, fields, strict=True):
-            kind = self.columns[name] if read else Text()
+        for (name, kind), field in zip(self.columns.items(), fields, strict=True):
+            kind = kind if name in self._read else Text()
             if not kind.pattern.fullmatch(field):
                 shown = field.decode("utf-8")
                 shown = ascii(shown if len(shown) <= 40 else shown[:40] + "...")
@@ -286,55 +304,3 @@ def is_missing(value: Any) -> bool:
         return bool(value != value)
     except (TypeError, ValueError):  # an NA has no truth value, and an array has too many
         return type(value).__name__ == "NAType"
-
-
-@dataclass
-class RawReader:
-    """Reads the lines of a byte range: blocks of rows, and an error for each line that is no row.
-
-    The lines of errors are counted in the range. A blank line is an error if a row follows it.
-
-    Attributes:
-        lines: Lines that were read so far.
-        blank: How many of the last of these are blank.
-    """
-
-    format: RawFormat
-    span: ByteRange
-    hash_seed: int
-    block_bytes: int = BLOCK_BYTES
-    lines: int = 0
-    blank: int = 0
-
-    def __iter__(self) -> Iterator[Columns | DataError]:
-        """Yield what stands in the range, in the order of its lines.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        path = Path(self.span.path)
-        blocks = lines_of(self.span, self.format.file_name, self.block_bytes)
-        for text, first, lines in blocks:
-            if text is None:
-                yield from self._blank_lines(path)
-                yield DataError(path, LONG, line=first)
-                self.lines = first
-                continue
-            end = len(text)
-            if text[-2:-1] in (b"", b"\n", b"\r"):
-                last = len(text.rstrip(b"\r\n"))
-                end = text.find(b"\n", last) + 1 if last else 0
-            if end:
-                yield from self._blank_lines(path)
-                columns = self.format.parse(text[:end], self.hash_seed)
-                if columns is not None:
-                    yield columns
-                else:
-                    yield from self.format.faults(path, text[:end], first)
-            self.blank += text.count(b"\n", end)
-            self.lines += lines
-
-    def _blank_lines(self, path: Path) -> Iterator[DataError]:
-        for line in range(self.lines - self.blank, self.lines):
-            yield DataError(path, self.format.blank, line=line + 1)
-        self.blank = 0

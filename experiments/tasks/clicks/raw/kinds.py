@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from experiments.tasks.clicks.encoding import ColumnError, Decoded, characters, extents, hashed
+from experiments.tasks.clicks.encoding import (
+    ColumnError,
+    Decoded,
+    Kind,
+    characters,
+    extents,
+    hashed,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +32,7 @@ _NUMBERS = (*_INTEGERS, float, np.floating)
 _AT_ONCE = 1 << 16  # fits in a cache
 
 
-class RawKind:
+class RawKind(Kind):
     """How the fields of a column are written."""
 
     wanted: ClassVar[str]

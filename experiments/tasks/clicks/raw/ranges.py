@@ -59,9 +59,12 @@ def byte_ranges(paths: Sequence[Path], range_bytes: int = RANGE_BYTES) -> list[B
     return ranges
 
 
-def whole_files(paths: Sequence[Path]) -> list[ByteRange]:
-    """Return one range a file, for files in which a row may begin at any byte."""
-    return [ByteRange(number, 0, str(path)) for number, path in enumerate(paths)]
+@dataclass
+class Lines:
+    """How many lines were read, and how many of the last of these are blank."""
+
+    count: int = 0
+    blank: int = 0
 
 
 def lines_of(

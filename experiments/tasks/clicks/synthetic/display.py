@@ -53,10 +53,6 @@ POPULATION = Population(
 )
 
 
-def _value(rank: np.ndarray, feature: int) -> np.ndarray:
-    return token(rank, feature)
-
-
 def _fields(chunk: Chunk) -> list[np.ndarray]:
     fields = [(chunk.label + np.uint8(ord("0")))[:, None]]
     for value, absent in zip(chunk.integers, chunk.integers_missing, strict=True):
@@ -69,4 +65,4 @@ def _fields(chunk: Chunk) -> list[np.ndarray]:
     return fields
 
 
-DISPLAY = Log(POPULATION, display.FORMAT, _value, _fields)
+DISPLAY = Log(POPULATION, display.FORMAT, token, _fields)

@@ -102,7 +102,8 @@ def generate(population: Population, seed: int, chunk: int, rows: int = CHUNK) -
     drawn = _features(population, rng)
     model = _planted_model(population, seed)
     scaled = model.intercept + model.scale * model.score(drawn)
-    probability = _integer_probability(scaled)
+    exact = np.rint(PROBABILITIES * _sigmoid(scaled.astype(np.float64))).astype(np.int64)
+    probability = np.clip(exact, 1, PROBABILITIES - 1)
     labels = np.random.Generator(np.random.SFC64([seed, chunk, 1]))
     # Exact: an integer below 2^16, uniform, is below k with probability k / 2^16.
     label = labels.integers(PROBABILITIES, size=CHUNK) < probability
@@ -213,28 +214,25 @@ def _planted_model(population: Population, seed: int) -> _PlantedModel:
     """
     rng = np.random.Generator(np.random.SFC64([_check(seed), 0, 2]))
     pilot = _features(population, np.random.Generator(np.random.SFC64([seed, 0, 3])))
-    num_integers, num_categories = len(pilot.integers), len(pilot.ranks)
-    values = rng.normal(size=(num_categories, _RANKS_WITH_EFFECT))
-    values *= rng.uniform(0.5, 1.5, size=(num_categories, 1))
+    values = rng.normal(size=(len(pilot.ranks), _RANKS_WITH_EFFECT))
+    values *= rng.uniform(0.5, 1.5, size=(len(pilot.ranks), 1))
     values /= np.sqrt(1 + np.arange(_RANKS_WITH_EFFECT) / _HALF_POWER_RANK)
-    slopes = rng.normal(size=num_integers)
-    for j in range(num_integers):  # all columns on one footing, whatever their range
-        slopes[j] /= log_transform(pilot.integers[j]).std()
+    slopes = rng.normal(size=len(pilot.integers))
+    for j, column in enumerate(pilot.integers):  # all on one footing, whatever their range
+        slopes[j] /= log_transform(column).std()
     raw = _PlantedModel(
         population,
         values=values.astype(np.float32),
         slopes=slopes.astype(np.float32),
-        absent=rng.normal(size=num_integers).astype(np.float32),
-        pairs=rng.normal(size=(len(population.pairs), _PAIR_VALUES, _PAIR_VALUES)).astype(
-            np.float32
-        ),
+        absent=rng.normal(size=len(slopes)).astype(np.float32),
+        pairs=rng.normal(size=(len(population.pairs), *[_PAIR_VALUES] * 2)).astype(np.float32),
     )
     values_by, integers_by, pairs_by = (
         np.sqrt(share) / part.std() if share else 0.0
         for share, part in zip(population.shares, raw.parts(pilot), strict=True)
     )
-    model = _PlantedModel(
-        population,
+    model = replace(
+        raw,
         values=raw.values * np.float32(values_by),
         slopes=raw.slopes * np.float32(integers_by),
         absent=raw.absent * np.float32(integers_by),
@@ -265,9 +263,3 @@ def _bisect(increasing: Callable[[float], float], low: float, high: float) -> fl
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
-
-
-def _integer_probability(logit: np.ndarray) -> np.ndarray:
-    """Return 2^16 times the probability, an integer strictly between 0 and 2^16."""
-    k = np.rint(PROBABILITIES * _sigmoid(logit.astype(np.float64))).astype(np.int64)
-    return np.clip(k, 1, PROBABILITIES - 1)

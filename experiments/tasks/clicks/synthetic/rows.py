@@ -8,7 +8,7 @@ AUC of k on the generated rows exactly, ties included, in constant memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ import numpy as np
 
 from dpsgd.files import write_atomically
 from experiments.tasks.clicks.schema import MISSING, log_transform
-from experiments.tasks.clicks.store import Columns, Store, columns_of
+from experiments.tasks.clicks.store import Columns, Store, empty_columns
 from experiments.tasks.clicks.synthetic.display import DISPLAY
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
 from experiments.tasks.clicks.synthetic.search import SEARCH
 from experiments.tasks.clicks.synthetic.text import Log, text
-from experiments.tasks.clicks.writer import one_line_errors, refuse_existing
-from experiments.tasks.splits import chronological_split, random_split
+from experiments.tasks.clicks.writer import one_line_errors, refuse_existing, write_blocks
+from experiments.tasks.splits import chronological_split, random_split, taken
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,11 @@ def write_raw(
     Raises:
         StoreError: `path` exists or cannot be written.
     """
-    path = Path(path)
-    _check_rows(num_rows)
+    path, count = Path(path), _Count(log, num_rows, seed)
     refuse_existing(path)
-    count = _Count(log, num_rows)
 
     def write(file: IO[bytes]) -> None:
-        for chunk in count.through(_chunks(log, num_rows, seed)):
+        for chunk in count.chunks():
             file.write(text(log, chunk))
             if progress is not None:
                 progress(count.rows)
@@ -106,14 +104,20 @@ def write_store(
     Raises:
         StoreError: `out` exists or cannot be written.
     """
-    _check_rows(num_rows)
-    count = _Count(log, num_rows)
-    chunks = count.through(_chunks(log, num_rows, seed))
-    store = log.format.write(
+    count = _Count(log, num_rows, seed)
+
+    def source() -> dict[str, Any]:
+        summary = asdict(count.summary())  # JSON has no word for what is no number
+        finite = {name: None if value != value else value for name, value in summary.items()}
+        return {"format": "synthetic", "seed": seed, **finite}
+
+    store = write_blocks(
         out,
-        (_columns(log, chunk, hash_seed) for chunk in chunks),
+        log.format.schema,
+        (_columns(log, chunk, hash_seed) for chunk in count.chunks()),
+        order=log.format.split,
         hash_seed=hash_seed,
-        source=lambda: {"format": "synthetic", "seed": seed, **_finite(asdict(count.summary()))},
+        source=source,
         progress=progress,
     )
     return SyntheticStore(store, count.summary())
@@ -124,11 +128,8 @@ def in_memory(num_rows: int, seed: int, *, log: Log = DISPLAY, first_chunk: int 
 
     The chunks are drawn by as many threads as there are processors.
     """
+    columns = empty_columns(log.format.schema, num_rows)
     _check_rows(num_rows)
-    columns = {
-        name: np.empty((num_rows,) if width is None else (num_rows, width), dtype)
-        for name, (dtype, width) in columns_of(log.format.schema).items()
-    }
 
     def draw(begin: int) -> np.ndarray:
         rows = min(CHUNK, num_rows - begin)
@@ -147,59 +148,42 @@ def _check_rows(num_rows: int) -> None:
         raise ValueError(f"the number of rows must be at least 1, not {num_rows}")
 
 
-def _chunks(log: Log, num_rows: int, seed: int) -> Iterator[Chunk]:
-    for chunk in range(-(-num_rows // CHUNK)):
-        yield generate(log.population, seed, chunk, min(CHUNK, num_rows - chunk * CHUNK))
-
-
 def _columns(log: Log, chunk: Chunk, hash_seed: int) -> Columns:
     """Return the columns of a store."""
-    n, schema = len(chunk.label), log.format.schema
-    integers = np.empty((n, len(chunk.integers)), dtype=np.float32)
+    schema = log.format.schema
+    columns = empty_columns(schema, len(chunk.label))
+    columns["label"][:] = chunk.label
+    columns["integers_missing"][:] = chunk.integers_missing.T
     for j, column in enumerate(chunk.integers):
-        integers[:, j] = np.where(chunk.integers_missing[j], 0, log_transform(column))
-    categories = np.empty((n, len(chunk.ranks)), dtype=np.int32)
+        columns["integers"][:, j] = np.where(chunk.integers_missing[j], 0, log_transform(column))
     for j, rank in enumerate(chunk.ranks):
         ids = schema.hash(log.value(rank, j), j, hash_seed)
-        categories[:, j] = np.where(rank == MISSING, MISSING, ids)
-    return {
-        "label": chunk.label.astype(np.uint8),
-        "integers": integers,
-        "integers_missing": np.ascontiguousarray(chunk.integers_missing.T),
-        "categories": categories,
-    }
-
-
-# --- Counting ------------------------------------------------------------------------------------
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Return `record` with None for what is no number, which JSON has no word for."""
-    return {name: None if value != value else value for name, value in record.items()}
+        columns["categories"][:, j] = np.where(rank == MISSING, MISSING, ids)
+    return columns
 
 
 class _Count:
-    """Counts (label, probability) as rows go by, the test rows apart."""
+    """Generates chunks of rows, and counts their labels and probabilities, the test rows apart."""
 
-    def __init__(self, log: Log, num_rows: int) -> None:
-        self.rows = 0
-        self._split = log.format.split
-        self._test_begins = chronological_split(num_rows)["test"][0]
-        self._all = np.zeros((2, PROBABILITIES), dtype=np.int64)
-        self._test = np.zeros((2, PROBABILITIES), dtype=np.int64)
+    def __init__(self, log: Log, num_rows: int, seed: int) -> None:
+        _check_rows(num_rows)
+        self._log, self._num_rows, self._seed, self.rows = log, num_rows, seed, 0
+        self._all, self._test = np.zeros((2, 2, PROBABILITIES), dtype=np.int64)
 
-    def through(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Yield `chunks`, counted."""
-        for chunk in chunks:
-            rows = {"label": chunk.label, "probability": chunk.probability}
-            if self._split == "random":
-                test = random_split(rows, self.rows)["test"]
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks."""
+        test_begins = chronological_split(self._num_rows)["test"][0]
+        for number in range(-(-self._num_rows // CHUNK)):
+            rows = min(CHUNK, self._num_rows - self.rows)
+            chunk = generate(self._log.population, self._seed, number, rows)
+            drawn = {"label": chunk.label, "probability": chunk.probability}
+            if self._log.format.split == "random":
+                test = random_split(drawn, self.rows)["test"]
             else:
-                first = max(self._test_begins - self.rows, 0)
-                test = {name: column[first:] for name, column in rows.items()}
-            self._all += _histogram(**rows)
+                test = taken(drawn, slice(max(test_begins - self.rows, 0), None))
+            self._all += _histogram(**drawn)
             self._test += _histogram(**test)
-            self.rows += len(chunk.label)
+            self.rows += rows
             yield chunk
 
     def summary(self) -> SyntheticSummary:

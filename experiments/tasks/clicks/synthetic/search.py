@@ -15,7 +15,6 @@ from experiments.tasks.clicks.schema import SEARCH_CARDINALITIES, SPONSORED_SEAR
 from experiments.tasks.clicks.synthetic.planted import Category, Chunk, Population
 from experiments.tasks.clicks.synthetic.text import (
     Log,
-    constant,
     decimal,
     hexadecimal,
     text_hash,
@@ -98,35 +97,27 @@ def _value(rank: np.ndarray, feature: int) -> np.ndarray:
 
 
 def _fields(chunk: Chunk) -> list[np.ndarray]:
-    rows = len(chunk.label)
     ranks = dict(zip(SPONSORED_SEARCH.categories, chunk.ranks, strict=True))
+    sale, visits = chunk.label, ranks["nb_clicks_1week"]
     # What no feature tells: seconds, weeks, amounts. One number per row that its ranks determine.
     noise = token(ranks["user_id"], 99).astype(np.int64) ^ token(ranks["product_id"], 98)
-    cents = decimal(noise % 99 + 1, 2)
-    euros = np.concatenate(
-        [decimal(noise // 128 % 999 + 1, 3), constant(rows, b"."), cents], axis=1
-    )
+    point = np.full((len(sale), 1), ord("."), np.uint8)
+    euros = decimal(noise // 128 % 999 + 1, 3), point, decimal(noise % 99 + 1, 2)
+    amount = np.concatenate(euros, axis=1)
+    hours = ranks["click_timestamp"].astype(np.int64) - 1
     seconds = noise // 64 % 3600 + 604_800 * (noise // 4096 % _WEEKS)
     written = {
-        "Sale": (chunk.label + np.uint8(ord("0")))[:, None],
-        "SalesAmountInEuro": where(chunk.label, euros, constant(rows, b"-1.0")),
-        "time_delay_for_conversion": where(
-            chunk.label, decimal(noise // 32 % (30 * 86_400), 7), constant(rows, b"-1")
-        ),
-        "click_timestamp": decimal(
-            _THURSDAY + 3600 * (ranks["click_timestamp"].astype(np.int64) - 1) + seconds, 10
-        ),
-        "nb_clicks_1week": where(
-            ranks["nb_clicks_1week"] > 0,
-            decimal(ranks["nb_clicks_1week"] - 1, 4),
-            constant(rows, b"-1"),
-        ),
-        "product_price": where(chunk.label, euros, constant(rows, b"0.0")),
+        "Sale": (sale + np.uint8(ord("0")))[:, None],
+        "SalesAmountInEuro": where(sale, amount, b"-1.0"),
+        "time_delay_for_conversion": where(sale, decimal(noise // 32 % (30 * 86_400), 7), b"-1"),
+        "click_timestamp": decimal(_THURSDAY + 3600 * hours + seconds, 10),
+        "nb_clicks_1week": where(visits > 0, decimal(visits - 1, 4), b"-1"),
+        "product_price": where(sale, amount, b"0.0"),
     }
     for feature, (name, rank) in enumerate(ranks.items()):
         if name not in written:
             characters = (_title if name == "product_title" else _identifier)(rank, feature)
-            written[name] = where(rank > 0, characters, constant(rows, b"-1"))
+            written[name] = where(rank > 0, characters, b"-1")
     return [written[name] for name in search.FORMAT.columns]
 
 

@@ -86,16 +86,11 @@ def hexadecimal(words: np.ndarray, case: str) -> np.ndarray:
     return _PAIRS[case][octets].reshape(-1, 8)
 
 
-def constant(rows: int, characters: bytes) -> np.ndarray:
-    """Return the same characters in every row."""
-    return np.broadcast_to(np.frombuffer(characters, dtype=np.uint8), (rows, len(characters)))
-
-
-def where(condition: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the characters of `one` where `condition` holds, else those of `other`."""
-    width = max(one.shape[1], other.shape[1])
-    one, other = (np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (one, other))
-    return np.where(condition[:, None], one, other)
+def where(condition: np.ndarray, one: np.ndarray, other: bytes) -> np.ndarray:
+    """Return the characters of `one` where `condition` holds, else `other`."""
+    width = max(one.shape[1], len(other))
+    padded = np.frombuffer(other.ljust(width, b"\0"), np.uint8)
+    return np.where(condition[:, None], np.pad(one, ((0, 0), (0, width - one.shape[1]))), padded)
 
 
 def text_hash(characters: np.ndarray) -> np.ndarray:

@@ -10,20 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from experiments.tasks.clicks.encoding import ColumnError, encode, encode_rows
+from experiments.tasks.clicks.encoding import ColumnError, Format, Kind, encode
 from experiments.tasks.clicks.raw.files import DataError, paths_of
+from experiments.tasks.clicks.raw.ranges import ByteRange
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.tabular.files import Batch, TableFile, open_table
 from experiments.tasks.clicks.tabular.kinds import Category, kinds_of
 from experiments.tasks.clicks.tabular.private import Counts, PrivateColumns
-from experiments.tasks.clicks.writer import Order, StoreWriter, refuse_existing
+from experiments.tasks.clicks.writer import Order, refuse_existing, write_blocks
 from experiments.tasks.splits import (
     FRACTIONS,
     check_fractions,
@@ -113,18 +115,15 @@ def table_schema(
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A store, and the columns of its files that are not in it."""
-
-    store: Store
-    left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TableFormat:
+class TableFormat(Format):
     """Reads the rows of files and of tables in memory into the columns of `schema`."""
 
     schema: Schema
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """Those of the schema's columns."""
+        return kinds_of(self.schema)
 
     def prepare(
         self,
@@ -136,19 +135,16 @@ class TableFormat:
         hash_seed: int = 0,
         progress: Callable[[int], None] | None = None,
         private: PrivateColumns | None = None,
-    ) -> Prepared:
-        """Turn the rows of files, one file after the other, into a store in the directory `out`.
-
-        `progress` is called with the number of rows done, after every block. Memory is constant.
-        Either `out` is a whole store in the end or it does not exist.
+    ) -> Store:
+        """Turn the rows of files, one file after the other, into a store; see `write_blocks`.
 
         Args:
             sources: CSV, TSV and Parquet files, each with all columns of the schema, in any order.
             out: Store to create.
-            order: How rows are split; see `experiments.tasks.clicks.splits`.
+            order: How rows are split.
             fractions: Of the rows that train, validate and test.
             hash_seed: Public seed of the hash of categories.
-            progress: See above.
+            progress: Called with the number of rows done, after every block.
             private: Bounds and values that are chosen privately, of the training rows alone: then
                 all rows are read once more, before.
 
@@ -167,11 +163,17 @@ class TableFormat:
             counts = self._counts(files, private, order, fractions)
             schema, released = counts.released(private)
             format = TableFormat(schema)
-        with StoreWriter(out, format.schema, hash_seed=hash_seed) as writer:
-            blocks = format._blocks(files, hash_seed, labelled=True)
-            splits = writer.append_all(blocks, order, fractions, progress)
-            store = writer.finish(splits=splits, source=self.source(paths), released=released)
-            return Prepared(store, self.left_out(files))
+        return write_blocks(
+            out,
+            format.schema,
+            format._blocks(files, hash_seed, labelled=True),
+            order=order,
+            source=self.source(paths),
+            hash_seed=hash_seed,
+            fractions=fractions,
+            released=released,
+            progress=progress,
+        )
 
     def _counts(
         self,
@@ -240,25 +242,20 @@ class TableFormat:
             for value in texts(batch[column], column).to_pylist()
         )
 
-    def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
-        """Return rows of a table as the columns that a file with the same rows has, unlabelled.
-
-        Args:
-            rows: Column name to its values: a list, or an array of NumPy, pandas or Arrow. None,
-                NaN and the empty text are missing; columns that are no features are not looked at.
-            hash_seed: Public seed of the hash of categories.
-
-        Raises:
-            ValueError: a feature is not there or has fewer rows than another, or a value is not
-                what the column holds; the line names row (from 0) and column.
-        """
-        return encode_rows(rows, self.schema, kinds_of(self.schema), _array, hash_seed)
+    def array(self, values: Any, column: str) -> pa.Array:
+        """Return a list, or an array of NumPy, pandas or Arrow, as one of Arrow; NaN is null."""
+        try:
+            array = pa.array(values, from_pandas=True)
+        except (pa.ArrowException, OverflowError) as error:
+            why = " ".join(str(error).split())
+            problem = f"values of one kind are expected: {why:.200}"
+            raise ColumnError(problem, column=column) from None
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
     def _wanted(self, labelled: bool) -> list[str]:
         """Return the columns that are read."""
-        features = [*self.schema.integers, *self.schema.categories]
         weight = [self.schema.weight] if self.schema.weight else []
-        return [self.schema.label, *weight, *features] if labelled else features
+        return [*([self.schema.label, *weight] if labelled else []), *self.features]
 
     def _blocks(
         self, files: Sequence[TableFile], hash_seed: int, labelled: bool
@@ -266,25 +263,33 @@ class TableFormat:
         """Yield the rows of files, one after the other; some have to have rows."""
         found = False
         for file in files:
-            for block in self.blocks(file, hash_seed, labelled):
+            for _, block in self._encoded(file, hash_seed, labelled):
                 found = True
                 yield block
         if not found:
             raise DataError(files[0].path, EMPTY)
 
-    def blocks(self, file: TableFile, hash_seed: int, labelled: bool = True) -> Iterator[Columns]:
-        """Yield the rows of an opened file, which may have none; as `read` does."""
-        return (block for _, block in self._encoded(file, hash_seed, labelled))
+    def ranges(self, paths: Sequence[Path], range_bytes: int) -> list[ByteRange]:
+        """Return one range a file: a line end may stand within a field."""
+        return [ByteRange(number, 0, str(path)) for number, path in enumerate(paths)]
+
+    def read_range(self, span: ByteRange, hash_seed: int, lines: Any = None) -> Iterator[Columns]:
+        """Yield the rows of a file, which may have none, up to its first fault: a DataError."""
+        return (block for _, block in self._encoded(self.open(Path(span.path)), hash_seed))
+
+    def no_rows(self, path: Path, rows: int, all_rows: int) -> DataError | None:
+        """Return what is wrong with a file of so many rows: nothing if any file has some."""
+        return None if all_rows else DataError(path, EMPTY)
 
     def _encoded(
         self, file: TableFile, hash_seed: int, labelled: bool = True
     ) -> Iterator[tuple[Batch, Columns]]:
         """Yield the rows of an opened file as they stand there, and as a store has them."""
-        rows, kinds = 0, kinds_of(self.schema)
+        rows = 0
         label = self.schema.label if labelled else None
         for batch in file.batches(self._wanted(labelled)):
             try:
-                block = encode(batch, self.schema, kinds, hash_seed, label=label)
+                block = encode(batch, self.schema, self.kinds, hash_seed, label=label)
             except ColumnError as error:
                 raise file.located(error, rows) from None
             rows += len(block["categories"])
@@ -301,14 +306,3 @@ def texts(array: pa.Array, column: str) -> pa.Array:
         return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise ColumnError(f"holds {array.type}, which is no text", column=column) from None
-
-
-def _array(values: Any, column: str) -> pa.Array:
-    """Return the values of one column as an Arrow array; NaN is null among texts."""
-    try:
-        array = pa.array(values, from_pandas=True)
-    except (pa.ArrowException, OverflowError) as error:
-        why = " ".join(str(error).split())
-        problem = f"values of one kind are expected: {why:.200}"
-        raise ColumnError(problem, column=column) from None
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array

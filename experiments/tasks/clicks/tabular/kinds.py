@@ -53,7 +53,7 @@ def kinds_of(schema: Schema) -> dict[str, Kind]:
 
 
 @dataclass(frozen=True)
-class Label:
+class Label(Kind):
     """Zeros and ones, or the places of `classes`."""
 
     classes: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(Kind):
     """Finite numbers, float64; those that are not `logarithmic` fit in 32 bits."""
 
     missing: tuple[str, ...]
@@ -110,7 +110,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Clipped:
+class Clipped(Kind):
     """Finite numbers, none missing, clipped to a public range; how many are, nothing says."""
 
     low: float
@@ -124,7 +124,7 @@ class Clipped:
 
 
 @dataclass(frozen=True)
-class Weight:
+class Weight(Kind):
     """Finite numbers >= 0, none missing, over a public bound; at most 1."""
 
     bound: float
@@ -137,7 +137,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Category:
+class Category(Kind):
     """Texts and what is spelled in one way, hashed to uint64; or the places of declared values."""
 
     missing: tuple[str, ...]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dpsgd import load_exported
 from experiments import cli
-from experiments.tasks.clicks.formats import Format, format_of
+from experiments.tasks.clicks.formats import format_of
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import log_transform
 from experiments.tasks.clicks.store import Store
@@ -174,20 +174,21 @@ def test_several_files_in_any_format_are_one_table_to_the_bit(tmp_path, order, m
     monkeypatch.setattr(files, "BLOCK_ROWS", 7)
     seen = []
     several = FORMAT.prepare(parts, tmp_path / "several", **split, progress=seen.append)
-    assert one.store.shards == several.store.shards
-    assert one.store.splits == several.store.splits
-    assert (one.left_out, several.left_out) == ((), ("note",))
+    assert one.shards == several.shards
+    assert one.splits == several.splits
+    left_out = [FORMAT.left_out([FORMAT.open(path) for path in some]) for some in ([whole], parts)]
+    assert left_out == [(), ("note",)]
     assert len(seen) > 10
     assert seen[-1] == 300
-    several.store.verify()
+    several.verify()
     expected = slow_columns(rows)
     if order == "random":
         expected = random_split(expected, 0, (0.7, 0.2, 0.1))
         for part, columns in expected.items():
-            assert_same(several.store.load(part), columns)
+            assert_same(several.load(part), columns)
     else:
-        assert several.store.splits["validation"] == (210, 270)
-        assert_same(several.store.load("train"), {k: v[:210] for k, v in expected.items()})
+        assert several.splits["validation"] == (210, 270)
+        assert_same(several.load("train"), {k: v[:210] for k, v in expected.items()})
 
 
 def test_columns_that_are_not_named_are_not_looked_at(tmp_path):
@@ -198,8 +199,8 @@ def test_columns_that_are_not_named_are_not_looked_at(tmp_path):
     for name, content in {"plain": lines, "wide": wide}.items():
         (tmp_path / name).write_bytes(b"\n".join(content))
         stores.append(FORMAT.prepare([tmp_path / name], tmp_path / f"{name} store"))
-    assert stores[0].store.shards == stores[1].store.shards
-    assert [one.left_out for one in stores] == [(), ("z",)]
+    assert stores[0].shards == stores[1].shards
+    assert FORMAT.left_out([FORMAT.open(tmp_path / "wide")]) == ("z",)
 
 
 def test_a_changed_row_changes_nothing_but_itself(tmp_path):
@@ -209,7 +210,7 @@ def test_a_changed_row_changes_nothing_but_itself(tmp_path):
     other[changed] = {"y": not rows[changed]["y"], "city": "never seen\n" * 9, "age": -1e300,
                       "n": 2**62, "visits": None}  # fmt: skip
     a, b = (
-        FORMAT.prepare([write(tmp_path / f"{i}.csv", table)], tmp_path / str(i), order=order).store
+        FORMAT.prepare([write(tmp_path / f"{i}.csv", table)], tmp_path / str(i), order=order)
         for i, (table, order) in enumerate([(rows, "random"), (other, "random")])
     )
     for public in ("schema", "splits", "num_rows", "hash_seed"):
@@ -600,7 +601,6 @@ def test_rows_in_memory_are_refused_by_row_and_column():
 
 def test_the_format_of_a_table_is_known_by_its_schema():
     found = format_of(SCHEMA)
-    assert isinstance(found, Format)
     assert found == FORMAT
 
 

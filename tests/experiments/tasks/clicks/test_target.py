@@ -303,7 +303,7 @@ def test_a_label_that_is_not_as_declared_has_its_line_and_may_be_scored(
 @each_kind
 def test_labels_are_stored_as_they_are_learned(kind, tmp_path):
     made = TableFormat(kind.schema()).prepare([write(tmp_path / "t.csv", kind)], tmp_path / "s")
-    store = Store.open(made.store.path)
+    store = Store.open(made.path)
     labels = np.concatenate([np.asarray(store.load(split)["label"]) for split in store.splits])
     assert labels.dtype == kind.target.dtype
     texts = kind.settings.get("classes")

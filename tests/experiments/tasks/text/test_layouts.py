@@ -12,7 +12,7 @@ from scipy.special import erf
 from dpsgd.runs.initial import initial_params
 from experiments.cli import main
 from experiments.tasks.text.layouts import LAYOUTS
-from experiments.tasks.text.model import Sizes, functions, initial
+from experiments.tasks.text.model import Sizes, functions
 from experiments.tasks.text.task import Text
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "dpsgd" / "runs"))
@@ -145,7 +145,7 @@ SIZES = {
 
 
 def params_of(name, path, rules):
-    return initial_params(initial(SIZES[name], 0), str(path), rules, LAYOUTS[name].init_map)
+    return initial_params(functions(SIZES[name]).init(0), str(path), rules, LAYOUTS[name].init_map)
 
 
 @pytest.mark.parametrize("renamed", [False, True])
@@ -188,7 +188,7 @@ def test_nothing_but_the_head_and_adapters_starts_fresh(name, tmp_path):
 
 def test_a_bag_of_words_beside_a_published_model_starts_fresh(tmp_path):
     _, file, rules = PUBLISHED["gpt2"]
-    both = initial(dataclasses.replace(SIZES["gpt2"], bag=16, lora_rank=2), 0)
+    both = functions(dataclasses.replace(SIZES["gpt2"], bag=16, lora_rank=2)).init(0)
     path = str(safetensors(tmp_path / "model", file))
     fresh = initial_params(both, path, rules, LAYOUTS["gpt2"].init_map).taken["fresh"]
     assert {name.split(".")[0] for name in fresh} == {"bag", "blocks", "head"}

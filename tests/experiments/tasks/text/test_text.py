@@ -16,7 +16,7 @@ from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import Settings, generic
 from experiments.tasks.text import sources
 from experiments.tasks.text.bag import words
-from experiments.tasks.text.model import Sizes, functions, initial
+from experiments.tasks.text.model import Sizes, functions
 from experiments.tasks.text.task import DescribedText, Text
 
 SMALL = {"dim": 4, "heads": 2, "layers": 1, "length": 6, "buckets": 32, "bag": 64}
@@ -84,7 +84,7 @@ def test_public_and_private_rows_are_the_training_phrases_once(tmp_path):
 
 def test_padding_is_inert_and_a_phrase_without_tokens_has_a_prediction():
     short, longer = (Sizes(32, n, 2, 4, 2, 2) for n in (3, 6))
-    params = initial(longer, 0)
+    params = functions(longer).init(0)
     params["head"]["kernel"] = params["head"]["kernel"].replace(np.ones((4, 2), np.float32))
     params = jax.tree.map(lambda x: x + 0.1 * np.arange(x.size).reshape(x.shape) % 1, params)
     cut = jax.tree.map(lambda x: x[:3] if x.shape == (6, 4) else x, params)
@@ -113,7 +113,7 @@ def test_words_are_read_with_their_beginnings():
 
 
 def test_the_features_of_a_phrase_have_norm_one_and_padding_is_inert():
-    params, tables = moved(initial(MODELS["bag"], 0)), functions(MODELS["bag"])
+    params, tables = moved(functions(MODELS["bag"]).init(0)), functions(MODELS["bag"])
     table, bias = params["weights"]["embedding"][...], params["bias"][...]
     rows = np.array([[5, 9, -1, -1], [7, 7, 7, 7], [-1] * 4], np.int32)
     expected = np.stack([(table[5] + table[9]) / 2**0.5, 2 * table[7], 0 * table[0]]) + bias
@@ -121,7 +121,7 @@ def test_the_features_of_a_phrase_have_norm_one_and_padding_is_inert():
 
 
 def test_wide_and_deep_is_the_sum_of_both():
-    params = {name: moved(initial(sizes, 0)) for name, sizes in MODELS.items()}
+    params = {name: moved(functions(sizes).init(0)) for name, sizes in MODELS.items()}
     both = params["transformer"] | {"bag": params["bag"]}
     rows = DescribedText(MODELS["wide-and-deep"], sources.Tokens(32)).generated(5)
     apart = [functions(MODELS[name]).logits(params[name], rows) for name in ("bag", "transformer")]
@@ -131,7 +131,7 @@ def test_wide_and_deep_is_the_sum_of_both():
 
 def test_ghost_norms_clip_each_phrase_of_the_bag_as_its_own_gradient_does():
     rows = DescribedText(MODELS["bag"], sources.Tokens(32)).generated(6)
-    params, loss = moved(initial(MODELS["bag"], 0)), functions(MODELS["bag"]).loss
+    params, loss = moved(functions(MODELS["bag"]).init(0)), functions(MODELS["bag"]).loss
     sums = []
     for method in ("ghost", "vmap"):
         found, said = clipped_grad(loss, l2_clip_norm=0.1, method=method)(params, rows, np.ones(6))
@@ -166,7 +166,7 @@ def test_settings_follow_from_public_numbers_alone(tmp_path):
 @pytest.mark.parametrize(("trained", "expected"), [("lora", {"lora", "head"}), ("head", {"head"})])
 def test_the_parts_that_are_not_trained_have_no_derivative(trained, expected):
     sizes = Sizes(32, 6, 2, 4, 2, 1, 2, trained)
-    params = initial(sizes, 0)
+    params = functions(sizes).init(0)
     example = jax.tree.map(lambda x: x[0], DescribedText(sizes, sources.Tokens(32)).generated(1))
     frozen = frozen_leaves(functions(sizes).loss, params, example)
     paths = [jax.tree_util.keystr(at) for at, _ in jax.tree_util.tree_leaves_with_path(params)]
