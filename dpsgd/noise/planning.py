@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, TypeGuard
 
 import numpy as np
@@ -33,6 +32,48 @@ _COLUMNS = 256
 _MOST_TRIED = 1024
 _MOST_BUFFERS = 5
 _GAIN = 1e-3  # of a further buffer, relative to the error, for it to be named
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The guarantee that all ways to noise a run have, and the optimizer that they disturb.
+
+    Attributes:
+      epsilon: To guarantee, > 0, at `delta`.
+      delta: Of the guarantee, in (0, 0.1).
+      advantage: Of a membership attack, in (0, 1): to guarantee in place of both.
+      momentum: beta of SGD in [0, 1); None for an optimizer whose steps are no sums of gradients,
+        as Adam's, which independent noise alone is for.
+      schedule: Of its step sizes.
+      release: Noise multiplier of a Gaussian release that the run ends in, if it does: the
+        guarantee is for both.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    advantage: float | None = None
+    momentum: float | None = 0.0
+    schedule: Schedule = "cosine"
+    release: float | None = None
+
+    def calibrated(self, noise: Noise, sampler: BatchSampler) -> float:
+        """Returns the sigma of the guarantee.
+
+        Raises:
+          ValueError: if the noise has no guarantee under the sampler, or none meets it.
+        """
+
+        def privacy(sigma: float) -> PrivacyProfile:
+            steps = noise.privacy(sampler, sigma)
+            if self.release is None:
+                return steps
+            return WithGaussianReleaseProfile(steps, self.release)
+
+        if self.advantage is not None:
+            return calibrate_advantage(privacy, advantage=self.advantage)
+        if self.epsilon is None or self.delta is None:
+            raise ValueError("give epsilon and delta, or advantage")
+        return calibrate(privacy, epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True)
@@ -183,12 +224,8 @@ def best_noise(
       ValueError: As `workload` does, or if there are buffers and the order is not known.
     """
     run = workload(sampler, momentum=momentum, schedule=schedule)
-    if buffers:
-        return _buffered(run, buffers, sampler)
-    return optimized(run, bands) if bands > 1 else Independent()
-
-
-def _buffered(run: Workload, buffers: int, sampler: BatchSampler) -> BufferedToeplitz:
+    if not buffers:
+        return optimized(run, bands) if bands > 1 else Independent()
     if sampler.period is None:
         raise ValueError(
             f"buffers correlate noise over all steps, which asks for an order that is known, and "
@@ -200,40 +237,26 @@ def _buffered(run: Workload, buffers: int, sampler: BatchSampler) -> BufferedToe
 
 def plan(
     sampler: BatchSampler,
+    goal: Goal,
     bands: Sequence[int],
     *,
     buffers: Sequence[int] = (),
-    epsilon: float | None = None,
-    delta: float | None = None,
-    advantage: float | None = None,
-    momentum: float | None = 0.0,
-    schedule: Schedule = "cosine",
-    release: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
     """Returns a run with each number of bands and buffers at one guarantee: its error in iterates.
 
     >>> from samplers import Deterministic
-    >>> found = plan(Deterministic(1000, 10), [1, 16], epsilon=2.0, delta=1e-3, momentum=0.9)
-    >>> [(c.bands, round(c.noise_multiplier, 3), round(c.error, 2)) for c in found]
-    [(1, 1.445, 1.0), (16, 1.445, 0.3)]
-    >>> found = plan(found[0].sampler, [], buffers=[2], epsilon=2.0, delta=1e-3, momentum=0.9)
-    >>> [(c.name, round(c.error, 2)) for c in found]
-    [('1', 1.0), ('BLT 2', 0.24)]
+    >>> sampler, goal = Deterministic(1000, 10), Goal(epsilon=2.0, delta=1e-3, momentum=0.9)
+    >>> found = plan(sampler, goal, [1, 16], buffers=[2])
+    >>> [(c.name, round(c.noise_multiplier, 3), round(c.error, 2)) for c in found]
+    [('1', 1.445, 1.0), ('16', 1.445, 0.3), ('BLT 2', 1.445, 0.24)]
 
     Args:
       sampler: Of the run; its `cycle_length` becomes the number of bands.
-      bands: Numbers of bands to try, besides 1, which always is.
+      goal: The guarantee.
+      bands: Numbers of bands to try, besides 1, which always is, and alone without a momentum.
       buffers: Likewise, in ascending order, where the order is known. Those that gain less than a
         thousandth of the error over fewer are left out.
-      epsilon: To guarantee, > 0, at `delta`.
-      delta: Of the guarantee, in (0, 0.1).
-      advantage: Of a membership attack, in (0, 1): to guarantee in place of both.
-      momentum: beta of SGD in [0, 1); None for an optimizer whose steps are no sums of gradients,
-        as Adam's, for which 1 alone is tried.
-      schedule: Of its step sizes.
-      release: Noise multiplier of a Gaussian release that the run ends in, if it does: the
-        guarantee is for both.
       progress: Called with one line of text before each number of bands.
 
     Raises:
@@ -243,52 +266,24 @@ def plan(
     for b in bands:
         if not 1 <= b <= most:
             raise ValueError(f"bands must be in [1, {most}] under this sampler, got {b}")
-    made = partial(
-        candidate,
-        sampler,
-        epsilon=epsilon,
-        delta=delta,
-        advantage=advantage,
-        momentum=momentum,
-        schedule=schedule,
-        release=release,
-    )
-    found: list[Candidate] = []
-    for b in sorted({1, *bands}) if momentum is not None else [1]:
+    found, buffered = list[Candidate](), list[Candidate]()
+    for b in sorted({1, *bands}) if goal.momentum is not None else [1]:
         progress(f"b = {b}")
-        found.append(made(b))
-    buffered = []
-    for m in buffers if momentum is not None else ():
+        found.append(candidate(sampler, goal, b))
+    for m in buffers if goal.momentum is not None else ():
         progress(f"{m} buffers")
-        buffered.append(made(buffers=m))
-    found += gaining(buffered)
-    return [replace(c, alone=found[0].rmse) for c in found]
+        buffered.append(candidate(sampler, goal, buffers=m))
+    return [replace(c, alone=found[0].rmse) for c in found + gaining(buffered)]
 
 
-def candidate(
-    sampler: BatchSampler,
-    bands: int = 1,
-    *,
-    buffers: int = 0,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    advantage: float | None = None,
-    momentum: float | None = 0.0,
-    schedule: Schedule = "cosine",
-    release: float | None = None,
-) -> Candidate:
+def candidate(sampler: BatchSampler, goal: Goal, bands: int = 1, *, buffers: int = 0) -> Candidate:
     """Returns a run with the best noise of so many bands, or buffers: compared with itself.
 
     Args:
       sampler: Of the run; its `cycle_length` becomes the number of bands.
+      goal: The guarantee.
       bands: b >= 1.
       buffers: m, in place of bands; 0 for bands.
-      epsilon: As for `plan`, like all that follow.
-      delta: Likewise.
-      advantage: Likewise.
-      momentum: Likewise.
-      schedule: Likewise.
-      release: Likewise.
 
     Raises:
       ValueError: As `plan` does.
@@ -296,12 +291,13 @@ def candidate(
     drawn = replace(sampler, cycle_length=bands) if _is_cyclic(sampler) else sampler
     noise: Noise = Independent()
     error = 1.0
-    if momentum is not None:
+    if goal.momentum is not None:
+        momentum, schedule = goal.momentum, goal.schedule
         run = workload(drawn, momentum=momentum, schedule=schedule)
         noise = best_noise(drawn, bands, buffers=buffers, momentum=momentum, schedule=schedule)
         distance = drawn.expected_batch_size * sum(run.step_sizes or [float(run.num_steps)])
         error = math.sqrt(run.mean_square(noise, _COLUMNS)) / distance
-    sigma = _calibrated(noise, drawn, release, epsilon, delta, advantage)
+    sigma = goal.calibrated(noise, drawn)
     return Candidate(drawn, noise, sigma, sigma * error, sigma * error)
 
 
@@ -313,22 +309,3 @@ def gaining(found: Sequence[Candidate]) -> list[Candidate]:
             kept.append(one)
             least = one.rmse
     return kept
-
-
-def _calibrated(
-    noise: Noise,
-    sampler: BatchSampler,
-    release: float | None,
-    epsilon: float | None,
-    delta: float | None,
-    advantage: float | None,
-) -> float:
-    def privacy(sigma: float) -> PrivacyProfile:
-        steps = noise.privacy(sampler, sigma)
-        return steps if release is None else WithGaussianReleaseProfile(steps, release)
-
-    if advantage is not None:
-        return calibrate_advantage(privacy, advantage=advantage)
-    if epsilon is None or delta is None:
-        raise ValueError("give epsilon and delta, or advantage")
-    return calibrate(privacy, epsilon=epsilon, delta=delta)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,34 +55,24 @@ def next_noise(
       step: int32 scalar, >= 0.
       coefficients: c_0, ..., c_{b-1}.
     """
-    leaves, structure = jax.tree.flatten(like)
-    parts, kept = packs(_sizes(like)), len(coefficients) - 1
     ratios, gain = rounded(coefficients)
-
-    def line(part: list[int], row: Any = 0) -> jax.Array:
-        return normal_line(noise_key, step, part, [leaves[k].size for k in part], row)
-
-    if not kept:
-        rows = [gain * line(part) for part in parts]
-        return _unpacked(rows, parts, leaves, structure), ()
+    line = _Line(like, noise_key, step, gain)
+    if not ratios.size:
+        return line.unpacked([gain * line.normals(part) for part in line.parts]), ()
+    kept = ratios.size
     slot = marked(jnp.asarray(step, jnp.int32) % kept, "ring", step=step)
     lag = (slot - 1 - np.arange(kept, dtype=np.int32)) % kept  # of row k: n of step t - 1 - lag
     weights = jnp.asarray(ratios)[lag]
-
     past = [
         jnp.matmul(weights, before, precision=lax.Precision.HIGHEST)  # no TF32
         for before in history
     ]
-
-    def noises(row: Any, past: list[jax.Array]) -> list[jax.Array]:
-        return [gain * line(part, row) - sums for part, sums in zip(parts, past, strict=True)]
-
-    rows = _once(noises, past)
+    rows = line.less(past)
     history = tuple(
         lax.dynamic_update_index_in_dim(before, row, slot, 0)
         for before, row in zip(history, rows, strict=True)
     )
-    return _unpacked(rows, parts, leaves, structure), history
+    return line.unpacked(rows), history
 
 
 def empty_buffers(like: Any, count: int) -> tuple[tuple[jax.Array, ...], ...]:
@@ -119,42 +108,52 @@ def next_buffered_noise(
       gain: gamma; a float32 number, as are all that follow.
       exponentials: (omega, lambda) of each buffer.
     """
-    leaves, structure = jax.tree.flatten(like)
-    parts = packs(_sizes(like))
-    factors = [(np.float32(weight), np.float32(decay)) for weight, decay in exponentials]
-
+    weights, decays = np.array(exponentials, np.float32).T
+    line = _Line(like, noise_key, step, np.float32(gain))
     past = [
-        functools.reduce(
-            operator.add, (w * buffer for (w, _), buffer in zip(factors, before, strict=True))
-        )
+        functools.reduce(operator.add, (w * x for w, x in zip(weights, before, strict=True)))
         for before in buffers
     ]
-
-    def noises(row: Any, past: list[jax.Array]) -> list[jax.Array]:
-        sizes = [[leaves[k].size for k in part] for part in parts]
-        return [
-            np.float32(gain) * normal_line(noise_key, step, part, of_part, row) - before
-            for part, of_part, before in zip(parts, sizes, past, strict=True)
-        ]
-
-    rows = _once(noises, past)
+    rows = line.less(past)
     after = tuple(
-        tuple(decay * buffer + row for (_, decay), buffer in zip(factors, before, strict=True))
+        tuple(decay * x + row for decay, x in zip(decays, before, strict=True))
         for before, row in zip(buffers, rows, strict=True)
     )
-    return _unpacked(rows, parts, leaves, structure), after
+    return line.unpacked(rows), after
 
 
-def _once(
-    noises: Callable[[Any, list[jax.Array]], list[jax.Array]], past: list[jax.Array]
-) -> list[jax.Array]:
-    """Returns `noises` of row 0, which CPUs compute once: in a loop of one row."""
+class _Line:
+    """The noise of a step, in one line for each pack of leaves."""
 
-    def in_place(past: list[jax.Array]) -> list[jax.Array]:
-        rows = lax.optimization_barrier(jnp.uint32(1))
-        return lax.fori_loop(jnp.uint32(0), rows, noises, past)
+    def __init__(self, like: Any, noise_key: Any, step: Any, gain: np.float32) -> None:
+        self._leaves, self._structure = jax.tree.flatten(like)
+        self.parts, self._gain = packs(_sizes(like)), gain
+        self._named = noise_key, step
 
-    return lax.platform_dependent(past, cpu=in_place, default=lambda past: noises(0, past))
+    def normals(self, part: list[int], row: Any = 0) -> jax.Array:
+        return normal_line(*self._named, part, [self._leaves[k].size for k in part], row)
+
+    def less(self, past: list[jax.Array]) -> list[jax.Array]:
+        """Returns gain z less `past`, which CPUs compute once: in a loop of one row."""
+
+        def noises(row: Any, past: list[jax.Array]) -> list[jax.Array]:
+            pairs = zip(self.parts, past, strict=True)
+            return [self._gain * self.normals(part, row) - before for part, before in pairs]
+
+        def in_place(past: list[jax.Array]) -> list[jax.Array]:
+            rows = lax.optimization_barrier(jnp.uint32(1))
+            return lax.fori_loop(jnp.uint32(0), rows, noises, past)
+
+        return lax.platform_dependent(past, cpu=in_place, default=lambda past: noises(0, past))
+
+    def unpacked(self, rows: list[jax.Array]) -> Any:
+        """Returns the tree of which these are the lines."""
+        found = list(self._leaves)
+        for row, part in zip(rows, self.parts, strict=True):
+            leaves = split(row, [found[k].shape for k in part])
+            for k, leaf in zip(part, leaves, strict=True):
+                found[k] = leaf
+        return jax.tree.unflatten(self._structure, found)
 
 
 def _sizes(like: Any) -> dict[int, int]:
@@ -162,11 +161,3 @@ def _sizes(like: Any) -> dict[int, int]:
     if max(sizes.values(), default=0) >= COUNTED:
         raise ValueError("correlated noise takes arrays of fewer than 2^32 numbers")
     return sizes
-
-
-def _unpacked(rows: list, parts: list[list[int]], leaves: list, structure: Any) -> Any:
-    found = list(leaves)
-    for row, part in zip(rows, parts, strict=True):
-        for k, leaf in zip(part, split(row, [leaves[k].shape for k in part]), strict=True):
-            found[k] = leaf
-    return jax.tree.unflatten(structure, found)

@@ -10,17 +10,14 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-from accounting import calibrate
 from dpsgd.noise.base import Noise
 from dpsgd.noise.buffered import BufferedToeplitz, exponentials, inverted
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.noise.sensitivity import overlapped
-from samplers import BatchSampler
 
 _CELLS = 2**22
 """Numbers of a table of columns that is made at once."""
@@ -292,35 +289,3 @@ def optimized_buffers(workload: Workload, buffers: int, period: int) -> Buffered
         with contextlib.suppress(ValueError):
             return BufferedToeplitz(weights.tolist(), decays.tolist())
         weights *= 0.97  # in a short run noise may grow, which is refused
-
-
-class CalibratedError(NamedTuple):
-    """The noise multiplier of a guarantee, and the error of iterates under it.
-
-    Attributes:
-      noise_multiplier: sigma.
-      rmse: Root of the mean square error of an iterate in each coordinate, over C and the size of
-        a step that is 1.
-    """
-
-    noise_multiplier: float
-    rmse: float
-
-
-def error_at(
-    noise: Noise, workload: Workload, sampler: BatchSampler, *, epsilon: float, delta: float
-) -> CalibratedError:
-    """Returns the sigma of a guarantee, and the error of iterates under it.
-
-    Args:
-      noise: Its law.
-      workload: Of the run.
-      sampler: Of the run.
-      epsilon: > 0.
-      delta: In (0, 1).
-
-    Raises:
-      ValueError: If the noise has no guarantee under the sampler, or none is in reach.
-    """
-    sigma = calibrate(lambda sigma: noise.privacy(sampler, sigma), epsilon=epsilon, delta=delta)
-    return CalibratedError(sigma, sigma * math.sqrt(workload.mean_square(noise)))

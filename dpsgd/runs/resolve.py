@@ -435,15 +435,12 @@ def _best_bands(
             )
         target = sampler.privacy(goal.noise_multiplier).epsilon(delta).upper
     sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
+    advantage, schedule = getattr(goal, "advantage", None), spec.optimizer.schedule
+    release = None if sums is None else sums.release(sums.count).noise_multiplier
     candidates = planning.plan(
         sampler,
+        planning.Goal(target, delta, advantage, momentum, schedule, release),
         planning.tried_bands(most),
-        epsilon=target,
-        delta=delta,
-        advantage=getattr(goal, "advantage", None),
-        momentum=momentum,
-        schedule=spec.optimizer.schedule,
-        release=None if sums is None else sums.release(sums.count).noise_multiplier,
         progress=lambda line: progress(f"comparing correlated noise: {line}"),
     )
     least = min(candidate.error for candidate in candidates)

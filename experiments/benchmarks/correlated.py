@@ -20,13 +20,13 @@ import numpy as np
 import optax
 from scipy import special
 
-from accounting import BallsAndBinsProfile, GaussianProfile
+from accounting import BallsAndBinsProfile, GaussianProfile, calibrate
 from accounting import epsilon as epsilon_of
 from dpsgd import BandedToeplitz, Independent, Mechanism, Noise, dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.noise.planning import history_bytes, plan
-from dpsgd.noise.strategies import Workload, banded_square_root, error_at, optimized
+from dpsgd.noise.planning import Goal, history_bytes, plan
+from dpsgd.noise.strategies import Workload, banded_square_root, optimized
 from experiments.benchmarks.case import Estimate, Row, at, cases, figure
 from experiments.benchmarks.models import (
     Models,
@@ -76,6 +76,14 @@ def one_epoch(bands: int) -> BallsAndBins:
 # ------------------------------------------------------------------------------- the reference
 
 
+def error_at(
+    noise: Noise, workload: Workload, sampler: BatchSampler, *, epsilon: float, delta: float
+) -> tuple[float, float]:
+    """Returns the sigma of a guarantee, and the root mean square error of iterates under it."""
+    sigma = calibrate(lambda sigma: noise.privacy(sampler, sigma), epsilon=epsilon, delta=delta)
+    return sigma, sigma * math.sqrt(workload.mean_square(noise))
+
+
 def reference(bands: tuple[int, ...] = tuple(REFERENCE)) -> Iterator[Row]:
     """Measures noise multiplier and error beside the reference, and the error of the best noise."""
     alone: dict[float, float] = {}
@@ -84,10 +92,12 @@ def reference(bands: tuple[int, ...] = tuple(REFERENCE)) -> Iterator[Row]:
         workload = Workload(sampler.num_steps)
         better = workload.mean_square(optimized(workload, b)) / workload.mean_square(root)
         for epsilon, (sigma, rmse) in REFERENCE[b].items():
-            found = error_at(root, workload, sampler, epsilon=epsilon, delta=DELTA)
-            relative = found.rmse / alone.setdefault(epsilon, found.rmse)
+            noise_multiplier, error = error_at(
+                root, workload, sampler, epsilon=epsilon, delta=DELTA
+            )
+            relative = error / alone.setdefault(epsilon, error)
             row = at(f"T {sampler.num_steps}, b {b}, epsilon {epsilon:g}")
-            figures = [("noise multiplier", found.noise_multiplier, sigma)]
+            figures = [("noise multiplier", noise_multiplier, sigma)]
             if b > 1:
                 figures.append(("error / that of b 1", relative, rmse))
             for name, value, known in figures:
@@ -304,14 +314,14 @@ def band_mf(bands: int = BANDS) -> Iterator[Row]:
             cycle_length=bands,
             tol=1e-4,
         )
-        ours = error_at(noise, workload, sampler, epsilon=epsilon, delta=DELTA)
+        own, error = error_at(noise, workload, sampler, epsilon=epsilon, delta=DELTA)
         row, theirs = at(f"T {steps}, b {bands}, epsilon {epsilon:g}"), sigma * theirs_error
-        yield row("noise multiplier, ours", ours.noise_multiplier)
+        yield row("noise multiplier, ours", own)
         yield row("noise multiplier, jax_privacy", sigma)
-        yield row("error of prefix sums, ours", ours.rmse)
+        yield row("error of prefix sums, ours", error)
         yield row("error of prefix sums, jax_privacy", theirs)
         name = "error of prefix sums, ours / jax_privacy's BandMF"
-        yield row(name, ours.rmse / theirs, "x", at_most=1.0)
+        yield row(name, error / theirs, "x", at_most=1.0)
 
 
 # ------------------------------------------------------------------------- time and memory
@@ -389,7 +399,7 @@ def models(
 def planned(epsilon: float, num_examples: int) -> Row:
     """Returns the bands that the planner chooses for 88 steps an epoch, among those tried."""
     sampler = BallsAndBins(num_examples, 1000, 10)
-    found = plan(sampler, (8, 22), epsilon=epsilon, delta=1 / num_examples, momentum=0.9)
+    found = plan(sampler, Goal(epsilon, 1 / num_examples, momentum=0.9), (8, 22))
     chosen = min(found, key=lambda candidate: candidate.error)
     return figure(f"bands that the planner chooses, epsilon {epsilon:g}", chosen.bands)
 

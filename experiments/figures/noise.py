@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpsgd.noise.planning import (
     Candidate,
+    Goal,
     Schedule,
     candidate,
     gaining,
@@ -93,8 +94,8 @@ def curves(
     tried = sorted({1, *(bands or tried_bands(most))})
     jobs = [(name, b, 0) for name in of for b in tried]
     jobs += [(name, 1, m) for name, sampler in of.items() for m in tried_buffers(sampler)]
-    how = {"epsilon": epsilon, "delta": delta, "momentum": momentum, "schedule": schedule}
-    found = computed(partial(_candidate, of, how), jobs, progress)
+    goal = Goal(epsilon, delta, momentum=momentum, schedule=schedule)
+    found = computed(partial(_candidate, of, goal), jobs, progress)
     alone = min(run.rmse for run in found.values() if run.bands == 1)
     runs = {job: replace(run, alone=alone) for job, run in found.items()}
     return [
@@ -107,11 +108,9 @@ def curves(
     ]
 
 
-def _candidate(
-    of: dict[str, BatchSampler], how: dict[str, Any], job: tuple[str, int, int]
-) -> Candidate:
+def _candidate(of: dict[str, BatchSampler], goal: Goal, job: tuple[str, int, int]) -> Candidate:
     name, bands, buffers = job
-    return candidate(of[name], bands, buffers=buffers, **how)
+    return candidate(of[name], goal, bands, buffers=buffers)
 
 
 def table(found: Sequence[NoiseCurve]) -> tuple[list[str], list[list[str]]]:

@@ -1,10 +1,10 @@
-"""Planted bugs of the noise: each spoils it somewhere, and the audit must say so.
+"""Planted faults of the noise, each a `Noise` that spoils it somewhere: the audit must say so.
 
-One program holds them all, and which is at work is a number in the optimizer's state.
+One noise holds those of key, step, scale and numbers; its state says which is at work.
 """
 
 import dataclasses
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,24 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import (
+    BandedToeplitz,
+    BufferedToeplitz,
+    Independent,
+    Mechanism,
+    Noise,
+    RootKey,
+    dpsgd,
+)
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.blocks import STEPS as IN_BLOCKS
 from dpsgd.audit.runtime.blocks import block_checks
-from dpsgd.audit.runtime.noise import KEYS, NOISE, keys_check, noise_checks
+from dpsgd.audit.runtime.noise import KEYS, MATRIX, NOISE, keys_check, noise_checks
+from dpsgd.audit.runtime.normality import LAW
 from dpsgd.core.algorithm import nothing_frozen
-from dpsgd.engine import loop
 from dpsgd.engine.feed import Layout
-from dpsgd.noise.base import Independent
 from dpsgd.noise.gaussian import add_gaussian_noise
-from samplers import Poisson
+from samplers import BallsAndBins, Deterministic, Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
 
@@ -40,7 +47,7 @@ PARAMS = {
 }
 
 
-@dataclasses.dataclass
+@dataclass
 class Bug:
     """What it does to the noise of a step."""
 
@@ -50,16 +57,18 @@ class Bug:
     noise: object = None
 
 
-@dataclasses.dataclass
+@dataclass
 class Seen:
-    """What an update can see, and what it should not look at."""
+    """What a noise can see, and what it should not look at; `size` is about that of the batch."""
 
-    number: object
-    size: object
     total: object
     step: object
     clip: object
     key: object
+
+    @property
+    def size(self):
+        return optax.tree.norm(self.total) / self.clip
 
 
 def leaf(name, change):
@@ -79,9 +88,9 @@ BUGS = {
         stddev=lambda s: jnp.where(s.step % BLOCK == BLOCK - 1, 0, 1)
     ),
     "off in the last steps of the run": Bug(stddev=lambda s: jnp.where(s.step >= STEPS - 2, 0, 1)),
-    "halved for batches above 16": Bug(stddev=lambda s: jnp.where(s.size > 16, 0.5, 1)),
+    "halved for batches above 16": Bug(stddev=lambda s: jnp.where(s.size > 3, 0.5, 1)),
     "halved for full batches at the run's own C": Bug(
-        stddev=lambda s: jnp.where((s.size > B + 10) & (s.clip > 0.1), 0.5, 1)
+        stddev=lambda s: jnp.where((s.size > 5) & (s.clip > 0.1), 0.5, 1)
     ),
     "off for empty batches": Bug(stddev=lambda s: jnp.where(s.size == 0, 0, 1)),
     "half of it": Bug(stddev=lambda s: 0.5),
@@ -169,87 +178,64 @@ BUGS = {
 }
 
 
+NAMES = list(BUGS)
+
+
+@dataclass(frozen=True)
+class Planted(Independent):
+    """Noise with every fault."""
+
+    def init(self, like):
+        return jnp.int32(0)
+
+    def add(self, total, state, key, step, scales):
+        seen = Seen(total, step, scales.l2_clip_norm, key)
+
+        def chosen(name, usual):
+            for number, bug in enumerate(BUGS.values()):
+                if (change := getattr(bug, name)) is not None:
+                    usual = jnp.where(state == number, change(seen), usual)
+            return usual
+
+        zeros = jax.tree.map(jnp.zeros_like, total)
+        noise = add_gaussian_noise(zeros, chosen("key", key), chosen("step", step), 0.5)
+        stddev = chosen("stddev", jnp.float32(1)) * scales.noise_stddev / 0.5
+        noise = jax.tree.map(lambda z: z * stddev, noise)
+        changes = [bug.noise or (lambda noise, seen: noise) for bug in BUGS.values()]
+        distinct = list(dict.fromkeys(changes))
+        places = jnp.array([distinct.index(change) for change in changes])
+        branches = [lambda f=f: jax.tree.map(jnp.float32, f(noise, seen)) for f in distinct]
+        noise = jax.lax.switch(places[state], branches)
+        b = scales.expected_batch_size
+        return jax.tree.map(lambda s, z: (s + z) / b, total, noise), state
+
+
 def loss_fn(params, example):
     return jnp.dot(params["k00"], example) + params["table"][3, 4]
 
 
-def _numbered():
-    """Returns an optimizer whose state is the number of a bug."""
-    return optax.GradientTransformation(
-        lambda params: jnp.int32(0),
-        lambda gradient, state, params=None: (jax.tree.map(jnp.zeros_like, gradient), state),
-    )
-
-
-def _with_every_bug():
-    sound = dpsgd(loss_fn, _numbered())
-    bugs, sizes = list(BUGS.values()), []
-
-    def clipped_sum(params, batch, weights, scales):
-        sizes.append(weights.sum())
-        return sound.clipped_sum(params, batch, weights, scales)
-
-    def update(state, total, key, scales):
-        seen = Seen(state.opt_state, sizes.pop(), total, state.step, scales.l2_clip_norm, key)
-
-        def chosen(name, usual):
-            for number, bug in enumerate(bugs):
-                if (change := getattr(bug, name)) is not None:
-                    usual = jnp.where(seen.number == number, change(seen), usual)
-            return usual
-
-        zeros = jax.tree.map(jnp.zeros_like, total)
-        key, step = chosen("key", key), chosen("step", state.step)
-        noise = add_gaussian_noise(zeros, key, step, jnp.float32(0.5))
-        noise = jax.tree.map(
-            lambda z: z * chosen("stddev", jnp.float32(1)) * scales.noise_stddev / 0.5, noise
-        )
-        changes = [bug.noise or (lambda noise, seen: noise) for bug in bugs]
-        distinct = list(dict.fromkeys(changes))
-        places = jnp.array([distinct.index(change) for change in changes])
-        noise = jax.lax.switch(
-            places[seen.number],
-            [lambda f=f: jax.tree.map(jnp.float32, f(noise, seen)) for f in distinct],
-        )
-        b = scales.expected_batch_size
-        gradient = jax.tree.map(
-            lambda s, z, p: ((s + z) / b).astype(p.dtype), total, noise, state.params
-        )
-        return state._replace(step=state.step + 1), gradient
-
-    # Most parameters only show their noise.
-    return sound._replace(clipped_sum=clipped_sum, update=update, frozen=nothing_frozen)
-
-
-ALGORITHM = _with_every_bug()
-MECHANISM = Mechanism(Poisson(N, B, STEPS // 10), noise_multiplier=1.0, l2_clip_norm=0.5)
-
-
-def program(bug="none", first_step=0):
-    state = ALGORITHM.init(PARAMS, MECHANISM)
-    number = jnp.int32(list(BUGS).index(bug))
-    state = state._replace(step=jnp.int32(first_step), opt_state=number)
-    return Probe(
-        ALGORITHM,
-        MECHANISM,
-        state,
-        ROWS,
-        layout=Layout.of(MECHANISM.sampler, np.zeros((N, 40), np.float32), block_steps=BLOCK),
-        root=RootKey.from_insecure_seed(0),
-    )
+def checks_of(noise, sampler, params=PARAMS, first_step=0):
+    """What the audit sees of the noise, of parameters that mostly show their noise alone."""
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1))._replace(frozen=nothing_frozen)
+    mechanism = Mechanism(sampler, 1.0, 0.5, noise)
+    state = algorithm.init(params, mechanism)._replace(step=jnp.int32(first_step))
+    columns = np.zeros((sampler.num_examples, 40), np.float32)
+    layout = Layout.of(sampler, columns, block_steps=BLOCK)
+    root = RootKey.from_insecure_seed(0)
+    probe = Probe(algorithm, mechanism, state, ROWS, layout=layout, root=root)
+    return noise_checks(probe) + block_checks(probe)
 
 
 def failed(checks):
     return {check.name for check in checks if not check.passed}
 
 
-def audited(of):
-    return noise_checks(of) + block_checks(of)
+LONG_RUN = Poisson(N, B, STEPS // 10)
 
 
 @pytest.mark.parametrize("first_step", [0, pytest.param(30_000, marks=pytest.mark.long)])
 def test_noise_without_a_bug_passes(first_step):
-    checks = audited(program(first_step=first_step))
+    checks = checks_of(Planted(), LONG_RUN, first_step=first_step)
     assert not failed(checks), checks
     assert all(check.made for check in checks)
 
@@ -268,29 +254,201 @@ QUICK = {  # of every way of looking one, and what statistics could not resolve
 
 @pytest.mark.parametrize(
     "bug",
-    [
-        pytest.param(bug, marks=() if bug in QUICK else pytest.mark.long)
-        for bug in BUGS
-        if bug != "none"
-    ],
+    [pytest.param(bug, marks=[pytest.mark.long] * (bug not in QUICK)) for bug in NAMES[1:]],
 )
-def test_a_planted_bug_of_the_noise_is_caught(bug):
-    assert failed(audited(program(bug))) & {NOISE, IN_BLOCKS}
+def test_a_planted_bug_of_the_noise_is_caught(bug, monkeypatch):
+    monkeypatch.setattr(Planted, "init", lambda self, like: jnp.int32(NAMES.index(bug)))
+    assert failed(checks_of(Planted(), LONG_RUN)) & {NOISE, IN_BLOCKS}
 
 
-@pytest.mark.parametrize(
-    "field", ["noise_stddev", pytest.param("expected_batch_size", marks=pytest.mark.long)]
+# Faults of a matrix M, of what is kept of earlier steps, and of what a noise states.
+
+THREE = BandedToeplitz((1.0, 0.6, 0.3))
+TWO = BufferedToeplitz(weights=(0.4, 0.2), decays=(0.5, 0.96))
+OTHERS = {THREE: BandedToeplitz((1.0, 0.6, 0.5)), TWO: BufferedToeplitz((0.4, 0.2), (0.5, 0.6))}
+CYCLE = BallsAndBins(48, 4, 2, cycle_length=3, overflow="accumulate")
+ORDER = Deterministic(48, 6, 3)
+
+
+def faulty(noise, add):
+    """A noise of the same class, of which `add(sound, state, ...)` makes the releases."""
+
+    def planted(self, *arguments):
+        return add(noise, *arguments)
+
+    kind = dataclass(frozen=True)(type("Faulty", (type(noise),), {"add": planted, "__doc__": ""}))
+    return kind(**noise.describe())
+
+
+def at_step_9(change):
+    """A fault that changes the state once, in a step of which few coordinates are watched."""
+
+    def add(noise, total, state, key, step, scales):
+        kept = jax.tree.map(lambda new, old: jnp.where(step == 9, new, old), change(state), state)
+        return noise.add(total, kept, key, step, scales)
+
+    return add
+
+
+def independent(noise, total, state, key, step, scales):
+    return Independent().add(total, state, key, step, scales)[0], state
+
+
+def another_matrix(noise, *arguments):
+    return OTHERS[noise].add(*arguments)
+
+
+def of_the_first_step(noise, total, state, key, step, scales):
+    noised, after = noise.add(total, state, key, step, scales)
+    return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, after)
+
+
+def decayed(state):
+    """Buffers that decay once more than there were steps: the hardest to see of what errs once."""
+    return tuple(tuple(d * b for d, b in zip(TWO.decays, pack, strict=True)) for pack in state)
+
+
+def less(share):
+    def add(noise, total, state, key, step, scales):
+        scales = dataclasses.replace(scales, noise_stddev=share * scales.noise_stddev)
+        return noise.add(total, state, key, step, scales)
+
+    return add
+
+
+def another_key(noise, total, state, key, step, scales):
+    return noise.add(total, state, key.at[1].set(key[1] + 1), step, scales)
+
+
+def steps_share(noise, total, state, key, step, scales):
+    return noise.add(total, state, key, jnp.where(step == 3, 2, step), scales)
+
+
+@dataclass(frozen=True)
+class Cheaper(BufferedToeplitz):
+    """Noise whose columns, it says, overlap less than they do."""
+
+    def column(self, num_steps):
+        return super().column(num_steps) * 0.99 ** np.arange(num_steps)
+
+
+@dataclass(frozen=True)
+class FewBands(BandedToeplitz):
+    """Noise that is said to be of one band: for samplers without others."""
+
+    @property
+    def bands(self):
+        return 1
+
+    def init(self, like):
+        return BandedToeplitz(self.coefficients).init(like)
+
+
+@dataclass(frozen=True)
+class ClaimedIndependent(FewBands):
+    """The same, which states the matrix of independent noise as well."""
+
+    def whiten(self, noises):
+        return noises
+
+
+@dataclass(frozen=True)
+class Half(Independent):
+    """Half of the noise, which says so by what whitens it, or where it is looked at."""
+
+    rescales: bool = False
+
+    def add(self, *arguments):
+        return less(0.5)(Independent(), *arguments)
+
+    def whiten(self, noises):
+        return noises * (1 if self.rescales and not 0.4 < np.std(noises) < 0.6 else 2)
+
+
+@dataclass(frozen=True)
+class Threefry(Noise):
+    """Independent noise by JAX's own generator, which it states to an audit."""
+
+    states: bool = True
+    gain: float = 1.0
+    """Of what is added."""
+    stated: str = "z"
+    """What is added, and stated."""
+
+    def _z(self, key, step, leaf, size):
+        step = step % 16 if self.stated == "steps share" else step
+        leaf = 0 if self.stated == "leaves share" else leaf
+        seed = jax.random.wrap_key_data(jnp.asarray(key)[:2], impl="threefry2x32")
+        z = jax.random.normal(jax.random.fold_in(jax.random.fold_in(seed, step), leaf), (size,))
+        if self.stated == "an index of 12 bits":
+            z = jnp.resize(z[: 2**12], (size,))
+        return 0.97 * z if self.stated == "too small" else z
+
+    def add(self, total, state, key, step, scales):
+        leaves, structure = jax.tree.flatten(total)
+        stddev, b = self.gain * scales.noise_stddev, scales.expected_batch_size
+        drawn = (self._z(key, step, k, x.size).reshape(x.shape) for k, x in enumerate(leaves))
+        found = [(x + stddev * z) / b for x, z in zip(leaves, drawn, strict=True)]
+        return jax.tree.unflatten(structure, found), state
+
+    def fresh(self, key, step, leaf, size, scales):
+        return np.asarray(self._z(key, step, leaf, size), np.float64) if self.states else None
+
+
+LOST = at_step_9(lambda state: jax.tree.map(jnp.zeros_like, state))
+BOTH = {NOISE, IN_BLOCKS}
+LAWS = {
+    "bands": (THREE, set()),
+    "buffers": (TWO, set()),
+    "a generator of one's own": (Threefry(), set()),
+    "bands of another matrix": (faulty(THREE, another_matrix), BOTH),
+    "bands, one percent less": (faulty(THREE, less(0.99)), BOTH),
+    "bands of another key": (faulty(THREE, another_key), BOTH),
+    "bands, two steps share": (faulty(THREE, steps_share), {IN_BLOCKS}),
+    "bands lost": (faulty(THREE, LOST), {IN_BLOCKS}),
+    "no bands": (faulty(THREE, independent), BOTH),
+    "bands shifted": (
+        faulty(THREE, at_step_9(lambda state: jax.tree.map(lambda row: row[::-1], state))),
+        {IN_BLOCKS},
+    ),
+    "bands of the first step": (faulty(THREE, of_the_first_step), {IN_BLOCKS}),
+    "buffers decayed twice": (faulty(TWO, at_step_9(decayed)), {IN_BLOCKS}),
+    "buffers of another matrix": (faulty(TWO, another_matrix), BOTH),
+    "buffers lost": (faulty(TWO, LOST), {IN_BLOCKS}),
+    "buffers swapped": (
+        faulty(TWO, at_step_9(lambda state: tuple(pack[::-1] for pack in state))),
+        {IN_BLOCKS},
+    ),
+    "no buffers": (faulty(TWO, independent), BOTH),
+    "shorter columns": (Cheaper(TWO.weights, TWO.decays), {MATRIX}),
+    "claimed as independent": (ClaimedIndependent((1.0, 0.5)), BOTH),
+    "claimed as of one band": (FewBands((1.0, 0.5)), {MATRIX}),
+    "half, and stated as a matrix": (Half(), {MATRIX}),
+    "half, and rescaled where looked at": (Half(rescales=True), BOTH),
+    "not stated": (Threefry(states=False), BOTH),
+    "one percent less than stated": (Threefry(gain=0.99), BOTH),
+    **{
+        what: (Threefry(stated=what), {LAW})
+        for what in ("too small", "leaves share", "steps share", "an index of 12 bits")
+    },
+}
+
+
+@pytest.mark.short(
+    "a generator*",
+    "bands of another matrix",
+    "bands, one*",
+    "buffers decayed*",
+    "shorter*",
+    "claimed*",
+    "not stated",
+    "steps share",
 )
-def test_numbers_that_are_not_the_configurations_are_caught(monkeypatch, field):
-    scales = Mechanism.scales
-
-    def wrong(mechanism):
-        found = scales(mechanism)
-        number: dict[str, Any] = {field: np.float32(0.5 * getattr(found, field))}
-        return dataclasses.replace(found, **number)
-
-    monkeypatch.setattr(Mechanism, "scales", wrong)
-    assert NOISE in failed(noise_checks(program()))
+@pytest.mark.parametrize(("noise", "wrong"), LAWS.values(), ids=LAWS)
+def test_noise_of_another_law_than_it_states_or_costs_is_caught(noise, wrong):
+    sampler = CYCLE if isinstance(noise, BandedToeplitz) else ORDER
+    params = {"k00": jnp.zeros(40), "table": jnp.zeros((10, 30))}
+    assert failed(checks_of(noise, sampler, params)) == wrong
 
 
 def test_keys_that_forget_attempt_or_root_are_caught(monkeypatch):
@@ -316,26 +474,3 @@ def test_keys_that_forget_attempt_or_root_are_caught(monkeypatch):
 
 def half_of(root):
     return RootKey(root._secret[:16] * 2, insecure=False)
-
-
-@pytest.mark.parametrize(
-    "block", [pytest.param(0, marks=pytest.mark.long), 1], ids=["first", "second"]
-)
-def test_a_block_without_noise_is_caught_where_the_run_goes_on(monkeypatch, block):
-    dispatched: list[int] = []  # the first steps of the blocks of one run
-
-    def forgetful(*of, sound=loop.compiled_block):
-        run = sound(*of)
-
-        def resumed(state, data, plan, key, scales, *rest):
-            step = int(state.step)
-            dispatched[:] = [*dispatched, step] if step - BLOCK in dispatched else [step]
-            if len(dispatched) == block + 1:
-                scales = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))
-            return run(state, data, plan, key, scales, *rest)
-
-        return resumed
-
-    resumed = program(first_step=30_000)
-    monkeypatch.setattr(loop, "compiled_block", forgetful)
-    assert IN_BLOCKS in failed(block_checks(resumed))

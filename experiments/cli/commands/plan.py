@@ -124,17 +124,9 @@ def _plan_noise(config: PlanNoise) -> None:
     if config.plot is not None and (momentum is None or (tried == [1] and not buffers)):
         raise ValueError("--plot draws several b, and here is b = 1 alone: leave it out")
     with Console() as console:
-        found = planning.plan(
-            sampler,
-            tried,
-            buffers=buffers,
-            epsilon=getattr(spec.privacy, "epsilon", None),
-            delta=delta,
-            advantage=getattr(spec.privacy, "advantage", None),
-            momentum=momentum,
-            schedule=spec.optimizer.schedule,
-            progress=console.progress,
-        )
+        epsilon, advantage = (getattr(spec.privacy, of, None) for of in ("epsilon", "advantage"))
+        goal = planning.Goal(epsilon, delta, advantage, momentum, spec.optimizer.schedule)
+        found = planning.plan(sampler, goal, tried, buffers=buffers, progress=console.progress)
         unit = sampler.protected_unit(population)
         if isinstance(spec.privacy, TargetAdvantage):
             target = f"attack advantage <= {spec.privacy.advantage}"

@@ -1,7 +1,6 @@
 """Noise is a law over steps: whatever it is, it is trained, resumed, audited and recorded alike."""
 
 import dataclasses
-import functools
 import json
 from dataclasses import dataclass
 
@@ -25,15 +24,12 @@ from dpsgd import (
     dpsgd,
     train_blocks,
 )
-from dpsgd.audit.audit import audit_program
-from dpsgd.audit.runtime.noise import MATRIX, NOISE
-from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
-from samplers import BallsAndBins, Deterministic, Poisson
+from samplers import Deterministic, Poisson
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
 
@@ -68,47 +64,6 @@ class TwoBands(Noise):
         return (noises + self.c * np.concatenate([noises[:1] * 0, noises[:-1]])) / self.norm
 
 
-@dataclass(frozen=True)
-class ClaimedIndependent(TwoBands):
-    """The same noise, of which more is claimed."""
-
-    @property
-    def bands(self):
-        return 1
-
-    def whiten(self, noises):
-        return noises
-
-
-@dataclass(frozen=True)
-class FewBands(TwoBands):
-    """The same noise, whitened rightly, and said to be of one band: for samplers without others."""
-
-    @property
-    def bands(self):
-        return 1
-
-
-@dataclass(frozen=True)
-class Half(Independent):
-    """Half of the noise, which says so by what whitens it."""
-
-    def add(self, total, state, key, step, scales):
-        scales = dataclasses.replace(scales, noise_stddev=scales.noise_stddev / 2)
-        return super().add(total, state, key, step, scales)
-
-    def whiten(self, noises):
-        return 2 * noises
-
-
-@dataclass(frozen=True)
-class Rescaled(Half):
-    """Half of the noise, whitened by a look at how much there is."""
-
-    def whiten(self, noises):
-        return noises * (2 if 0.4 < np.std(noises) < 0.6 else 1)
-
-
 class Undecorated(TwoBands):
     """A law with a setting that equality does not see."""
 
@@ -122,7 +77,6 @@ NOISES = [
     BufferedToeplitz((0.4, 0.2), (0.5, 0.9)),
 ]
 EVERY_NOISE = pytest.mark.parametrize("noise", NOISES, ids=repr)
-LONG = functools.partial(pytest.param, marks=pytest.mark.long)
 
 
 def loss_fn(params, example):
@@ -148,62 +102,6 @@ def test_a_state_without_what_the_noise_needs_is_refused():
     blocks = train_blocks(ALGORITHM, mechanism(TwoBands()), start(Independent()), rows(), root=ROOT)
     with pytest.raises(ValueError, match=r"not made for TwoBands\(c=0.5\): make it by algorithm"):
         next(blocks)
-
-
-LIES = {
-    ClaimedIndependent(): NOISE,
-    FewBands(): MATRIX,
-    Half(): MATRIX,
-    Rescaled(): NOISE,
-}
-
-
-# A run with banded noise passes its audit in the tests of that; half of the noise that nothing
-# rescales is easier to see than half that is rescaled.
-@pytest.mark.short("ClaimedIndependent*", "FewBands*")
-@pytest.mark.parametrize(
-    "noise",
-    [NOISES[2], LONG(NOISES[3]), *(LONG(n) if n == Half() else n for n in LIES)],
-    ids=repr,
-)
-def test_the_audit_tests_the_law_that_the_noise_claims(noise):
-    report = audit_program(
-        dpsgd(loss_fn, optax.sgd(0.1)),
-        mechanism(noise),
-        {"w": jnp.zeros(D)},
-        rows(),
-        root=RootKey.from_insecure_seed(1),
-    )
-    failed = {check.name for check in report.checks if not check.passed}
-    if noise in LIES:
-        assert LIES[noise] in failed
-    else:
-        assert not failed, report.lines()
-
-
-APART = "participations are as far apart as correlated noise needs"
-
-
-@pytest.mark.parametrize(("separation", "bands"), [(6, 6), (7, 7), (5, 6)])
-def test_the_audit_tests_how_far_apart_participations_are_claimed_to_be(separation, bands):
-    @dataclass(frozen=True)
-    class Apart(Deterministic):
-        """Six steps an epoch, so that everybody takes part again after six."""
-
-    Apart.separation, Apart.period = separation, None
-    sampler, passed = Apart(N, 8, 2), separation == bands == 6
-    checks = {c.name: c for c in sampler_checks(sampler, sampler, seed=0, bands=bands)}
-    assert checks[APART].passed == passed
-    assert all(check.passed for check in checks.values()) == passed
-
-
-def test_steps_that_an_example_may_take_part_in_are_apart_and_not_those_alone_that_it_does():
-    # One epoch: everybody takes part once, and so never twice within two steps.
-    claimed, plain = BallsAndBins(N, 8, cycle_length=2), BallsAndBins(N, 8)
-    for sampler, passed in ((claimed, True), (plain, False)):
-        checks = {c.name: c for c in sampler_checks(sampler, claimed, seed=0, bands=2)}
-        assert checks[APART].passed == passed
-        assert all(check.passed for check in checks.values()) == passed
 
 
 def test_noise_that_is_no_dataclass_of_its_own_is_refused():

@@ -9,6 +9,7 @@ from accounting import epsilon
 from dpsgd import Mechanism
 from dpsgd.noise import planning
 from dpsgd.noise.planning import (
+    Goal,
     best_noise,
     candidate,
     most_bands,
@@ -17,7 +18,7 @@ from dpsgd.noise.planning import (
     tried_buffers,
     workload,
 )
-from dpsgd.noise.strategies import error_at
+from experiments.benchmarks.correlated import error_at
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
 
@@ -29,7 +30,7 @@ def uncalibrated(monkeypatch):
 
 def test_every_candidate_is_a_mechanism_of_the_guarantee():
     sampler = BallsAndBins(4000, 100, 2)
-    for found in plan(sampler, [4], epsilon=3.0, delta=1e-4, momentum=0.9):
+    for found in plan(sampler, Goal(3.0, 1e-4, momentum=0.9), [4]):
         mechanism = Mechanism(found.sampler, found.noise_multiplier, 1.0, found.noise)
         assert found.sampler.cycle_length == found.bands == mechanism.noise.bands
         assert 2.98 < epsilon(mechanism.privacy(), 1e-4).upper <= 3.0
@@ -38,10 +39,10 @@ def test_every_candidate_is_a_mechanism_of_the_guarantee():
 
 def test_errors_are_those_of_strategies_where_runs_have_equal_steps():
     sampler = Deterministic(500, 5, 2)
-    alone, banded = plan(sampler, [7], epsilon=2.0, delta=1e-3, momentum=0.5)
+    alone, banded = plan(sampler, Goal(2.0, 1e-3, momentum=0.5), [7])
     run = workload(sampler, momentum=0.5)
     one, other = (
-        error_at(c.noise, run, sampler, epsilon=2.0, delta=1e-3).rmse for c in (alone, banded)
+        error_at(c.noise, run, sampler, epsilon=2.0, delta=1e-3)[1] for c in (alone, banded)
     )
     assert banded.error == pytest.approx(other / one, rel=1e-5)
 
@@ -49,7 +50,7 @@ def test_errors_are_those_of_strategies_where_runs_have_equal_steps():
 @pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
 def test_more_steps_than_wanted_are_compared_at_the_distance_that_they_move(kind, uncalibrated):
     """Of 10 steps, b = 7 makes 14: the noise of a unit moved is that of sums over both."""
-    one, found = plan(kind(100, 10), [7], epsilon=5.0, delta=1e-2, schedule="constant")
+    one, found = plan(kind(100, 10), Goal(5.0, 1e-2, schedule="constant"), [7])
     assert found.sampler.num_steps == 14
     alone, spread = (
         math.sqrt(workload(c.sampler, schedule="constant").mean_square(c.noise))
@@ -73,9 +74,9 @@ def test_more_steps_than_wanted_are_compared_at_the_distance_that_they_move(kind
 )
 def test_the_most_bands_are_those_that_a_sampler_has_a_guarantee_for(sampler, most, uncalibrated):
     assert most_bands(sampler) == most
-    assert plan(sampler, [most], epsilon=9.0, delta=0.05)[-1].bands == most
+    assert plan(sampler, Goal(9.0, 0.05), [most])[-1].bands == most
     with pytest.raises(ValueError, match=rf"bands must be in \[1, {most}\]") as error:
-        plan(sampler, [most + 1], epsilon=9.0, delta=0.05)
+        plan(sampler, Goal(9.0, 0.05), [most + 1])
     assert "\n" not in str(error.value)
 
 
@@ -89,8 +90,8 @@ def test_the_history_fits_into_the_memory():
 
 def test_a_known_order_is_offered_buffers_whose_guarantee_is_the_same():
     sampler = Deterministic(2000, 10, 2)
-    how = {"epsilon": 2.0, "delta": 1e-4, "momentum": 0.9}
-    one, banded, *buffered = plan(sampler, [8], buffers=[1, 2, 3, 4], **how)
+    goal = Goal(2.0, 1e-4, momentum=0.9)
+    one, banded, *buffered = plan(sampler, goal, [8], buffers=[1, 2, 3, 4])
     assert (one.error, banded.bands) == (1.0, 8)
     assert 1 <= len(buffered) < 4  # what hardly gains is left out
     assert [c.name for c in buffered] == [f"BLT {k}" for k in range(1, len(buffered) + 1)]
@@ -100,7 +101,7 @@ def test_a_known_order_is_offered_buffers_whose_guarantee_is_the_same():
         assert 1.99 < epsilon(mechanism.privacy(), 1e-4).upper <= 2.0
         assert found.noise == best_noise(sampler, buffers=found.noise.kept, momentum=0.9)
         assert found.noise_multiplier > one.noise_multiplier  # as columns overlap
-    shuffled = candidate(Shuffle(2000, 10, 2, order="fixed"), buffers=1, **how)
+    shuffled = candidate(Shuffle(2000, 10, 2, order="fixed"), goal, buffers=1)
     assert shuffled == replace(buffered[0], sampler=shuffled.sampler, alone=shuffled.rmse)
 
 
@@ -110,7 +111,7 @@ def test_buffers_are_for_known_orders_and_as_many_as_fit():
     assert tried_buffers(sampler, memory=4e6 * 2, num_params=1_000_000) == [1, 2]
     assert tried_buffers(BallsAndBins(1000, 100)) == tried_buffers(Shuffle(1000, 100)) == []
     with pytest.raises(ValueError, match=r"order that is known, and BallsAndBins draws") as error:
-        plan(BallsAndBins(1000, 100), [], buffers=[2], epsilon=9.0, delta=0.05)
+        plan(BallsAndBins(1000, 100), Goal(9.0, 0.05), [], buffers=[2])
     assert "\n" not in str(error.value)
 
 

@@ -3,8 +3,6 @@
 Every test here fails by chance once in a million times, and seeds are fixed.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +10,12 @@ import optax
 import pytest
 from scipy import special, stats
 
-from dpsgd import Mechanism, Noise, RootKey, Secure, dpsgd
+from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import FALSE_ALARM, CheckResult, correlation_pvalue, variance_pvalue
 from dpsgd.audit.runtime import normality
 from dpsgd.audit.runtime.blocks import STEPS, block_checks
-from dpsgd.audit.runtime.noise import FULL, NOISE, noise_checks
-from dpsgd.audit.runtime.normality import LAW
+from dpsgd.audit.runtime.noise import FULL, noise_checks
 from dpsgd.engine.feed import Layout
 from samplers import Poisson
 
@@ -239,63 +236,3 @@ def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, me
     left_out = [check.name for check in checks if not check.made]
     too_little_room = mechanism.l2_clip_norm < 2.0**-90
     assert left_out == too_little_room * [FULL, STEPS]
-
-
-@dataclass(frozen=True)
-class Threefry(Noise):
-    """Independent noise by JAX's own generator, which it states to an audit."""
-
-    states: bool = True
-    gain: float = 1.0
-    """Of what is added."""
-    stated: str = "z"
-    """What is added, and stated."""
-
-    def _z(self, key, step, leaf, size):
-        step = step % 16 if self.stated == "steps share" else step
-        leaf = 0 if self.stated == "leaves share" else leaf
-        seed = jax.random.wrap_key_data(jnp.asarray(key)[:2], impl="threefry2x32")
-        seed = jax.random.fold_in(jax.random.fold_in(seed, step), leaf)
-        z = jax.random.normal(seed, (size,))
-        if self.stated == "an index of 12 bits":
-            z = jnp.resize(z[: 2**12], (size,))
-        return 0.97 * z if self.stated == "too small" else z
-
-    def add(self, total, state, key, step, scales):
-        leaves, structure = jax.tree.flatten(total)
-        found = [
-            (x + self.gain * scales.noise_stddev * self._z(key, step, k, x.size).reshape(x.shape))
-            / scales.expected_batch_size
-            for k, x in enumerate(leaves)
-        ]
-        return jax.tree.unflatten(structure, found), state
-
-    def fresh(self, key, step, leaf, size, scales):
-        return np.asarray(self._z(key, step, leaf, size), np.float64) if self.states else None
-
-
-OWN = {
-    "sound": (Threefry(), set()),
-    "not stated": (Threefry(states=False), {NOISE, STEPS}),
-    "one percent less than stated": (Threefry(gain=0.99), {NOISE, STEPS}),
-    "too small": (Threefry(stated="too small"), {LAW}),
-    "leaves share": (Threefry(stated="leaves share"), {LAW}),
-    "steps share": (Threefry(stated="steps share"), {LAW}),
-    "an index of 12 bits": (Threefry(stated="an index of 12 bits"), {LAW}),
-}
-
-
-@pytest.mark.short("sound", "steps share", "not stated")
-@pytest.mark.parametrize(("noise", "wrong"), OWN.values(), ids=OWN)
-def test_noise_of_another_generator_is_what_it_states_and_of_the_law(noise, wrong):
-    algorithm = dpsgd(lambda params, x: jnp.dot(params["w"], x) + params["b"], optax.sgd(0.1))
-    params, mechanism = (
-        {"b": jnp.zeros(()), "w": jnp.zeros(40)},
-        Mechanism(SAMPLER, 1.0, 0.5, noise),
-    )
-    rows = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
-    state = algorithm.init(params, mechanism)
-    root = RootKey.from_insecure_seed(0)
-    program = Probe(algorithm, mechanism, state, rows, root=root)
-    checks = noise_checks(program) + block_checks(program)
-    assert {check.name for check in checks if not check.passed} == wrong, checks

@@ -22,6 +22,7 @@ from samplers import (
     UnitTree,
     UserPoisson,
 )
+from samplers.base import MAX_STEPS
 
 SEED = 2**130 + 7
 SIZES = (640, 32, 4)
@@ -107,6 +108,43 @@ def test_a_known_order_is_what_shuffling_is_priced_as():
     for drawn, claimed in [("shuffle", "deterministic"), ("deterministic", "shuffle")]:
         checks = sampler_checks(SAMPLERS[drawn], SAMPLERS[claimed], seed=SEED)
         assert all(check.passed for check in checks)
+
+
+class Apart(Deterministic):
+    """A known order that states its separation, and no period."""
+
+    separation, period = 6, None
+
+
+class FurtherApart(Apart):
+    separation = 7
+
+
+ORDER, ALWAYS = (Shuffle(48, 6, 3, order=order) for order in ("redrawn", "fixed"))
+CYCLE = BallsAndBins(48, 4, 2, cycle_length=3)
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(
+    ("sampler", "claimed", "bands", "passed"),
+    [
+        (Apart(48, 8, 2), None, 6, True),
+        (FurtherApart(48, 8, 2), None, 7, False),
+        (Apart(48, 8, 2), None, 7, False),
+        (CYCLE, None, 3, True),
+        (CYCLE, None, 4, False),
+        # Of one epoch: steps that an example may take part in, and not those alone that it does.
+        (BallsAndBins(48, 8, cycle_length=2), None, 2, True),
+        (BallsAndBins(48, 8), BallsAndBins(48, 8, cycle_length=2), 2, False),
+        (ALWAYS, None, MAX_STEPS, True),
+        (ORDER, ALWAYS, MAX_STEPS, False),
+    ],
+)
+def test_less_separation_than_noise_needs_is_seen(sampler, claimed, bands, passed):
+    checks = sampler_checks(sampler, claimed or sampler, seed=3, bands=bands)
+    (apart,) = [c for c in checks if "as far apart as correlated noise needs" in c.name]
+    assert apart.passed == passed
+    assert all(check.passed for check in checks) == passed
 
 
 class Silent(Poisson):
