@@ -15,8 +15,8 @@ from typing import Any
 from experiments.benchmarks.case import Case
 
 AREAS = (
-    "accounting", "audit", "compile", "correlated", "evidence", "gpu", "gpu_program", "ingest",
-    "noise", "papers", "samplers", "scale", "size", "step", "tables", "train", "useful",
+    "accounting", "audit", "correlated", "evidence", "gpu", "gpu_program", "ingest", "noise",
+    "samplers", "scale", "step", "tables", "train", "useful",
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ method: both ends of an interval, ratios within a round, without compilation and
 is not importable, `--peer-python` names an interpreter that has PLD_accounting==2.0 and numba.
 
 `hard`, asked for by -k: what accountants break at: hardly any noise, tiny rates or deltas, many
-steps; a process a question, each bar for its CPU time, its memory or what the answer must hold.
+steps; a process a question, bars for its CPU time, its memory and what the answer must hold.
 `hard, dp_accounting` counts where our lower end disproves its upper one, computed without a bound.
 """
 
@@ -16,7 +16,7 @@ import itertools
 import math
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -133,7 +133,6 @@ def calibration(*, rounds: int = 3) -> Iterator[Row]:
 
 # --------------------------------------------------------------------------------- hard questions
 
-MOST_SECONDS = 10.0
 MOST_MEMORY = 1024.0
 START = "forkserver"
 """How a process is started that answers a question: with the accountants imported."""
@@ -198,6 +197,7 @@ SHARP = (
 )
 
 # Settings of which delta is asked at each of `EPSILONS`, at 0 as an attack's advantage.
+EPSILONS = (0, 1e-3, 0.1, 0.6125, 3)
 DELTAS = (
     *(
         f"P({sigma}, {rate_and_steps})"
@@ -213,10 +213,8 @@ DELTAS = (
     "P(.5, 1/36000, 36000, 2)",
     "T(P(.5, 1/36000, 36000), 36000, -100)",
 )
-EPSILONS = (0, 1e-3, 0.1, 0.6125, 3)
-MOST_NOTES = 5
-MOST_SECONDS_OF_DELTA = 2.0
 LEAST_DELTA = 1e-30
+"""An answer below it need not be sharp."""
 
 # Questions whose upper end, or noise multiplier, must not be above this.
 AT_MOST = {
@@ -237,6 +235,38 @@ AT_MOST = {
 }
 
 
+QUESTIONS: dict[str, Iterable[str]] = {
+    "truths": TRUTHS,
+    "sharp": SHARP,
+    "at most": AT_MOST,
+    "deltas": [
+        f"{profile}.delta({epsilon})" if epsilon else f"attack_advantage({profile})"
+        for profile, epsilon in itertools.product(DELTAS, EPSILONS)
+    ],
+}
+MOST_SECONDS = {"deltas": 2.0}
+MOST_NOTES = {"deltas": 5}
+"""By kind: for a question, and how many answers may say why they are not sharp."""
+
+
+def random_points(points: int) -> Iterator[str]:
+    """Yields questions about points drawn log-uniformly from all that may be asked."""
+    rng = np.random.default_rng(0)
+
+    def between(low: float, high: float) -> float:
+        return float(np.exp(rng.uniform(math.log(low), math.log(high))))
+
+    for i in range(points):
+        sigma, delta = between(1e-3, 1e8), between(1e-300, 0.5)
+        steps, epochs = round(between(1, 1e7)), round(between(1, 1e4))
+        profile = (
+            f"B({sigma!r}, {steps}, {epochs})",
+            f"S({sigma!r}, {steps}, {epochs})",
+            f"P({sigma!r}, {between(1e-9, 1.0)!r}, {steps})",
+        )[i % 3]
+        yield f"{profile}.epsilon({delta!r})"
+
+
 def ask(question: str) -> Alone:
     """Answers a question in a process of its own."""
     multiprocessing.set_forkserver_preload([__name__])
@@ -247,114 +277,46 @@ def _answer(question: str) -> Any:
     return eval(question, dict(NAMES))
 
 
-def _megabytes(answer: Alone) -> float:
-    return answer.gigabytes * 1e9 / 2**20
-
-
-def _asked(question: str) -> tuple[Any, list[Row]]:
-    """Returns the answer and what it took."""
-    answer = ask(question)
-    if answer.failure:
-        print(f"{question}: {answer.failure}")
-    return answer.value, [
-        figure(f"CPU time, {question}", answer.cpu_seconds, "s", at_most=MOST_SECONDS),
-        figure(f"peak memory, {question}", _megabytes(answer), "MB", at_most=MOST_MEMORY),
-    ]
-
-
-def truths() -> Iterator[Row]:
-    for question, truth in TRUTHS.items():
-        bound, costs = _asked(question)
-        yield from costs
-        lower, upper = (bound.lower, bound.upper) if bound else (math.nan,) * 2
-        # The truth is known to its printed digits.
-        yield figure(f"lower end, {question}", lower, at_most=truth * (1 + 1e-6))
-        yield figure(f"upper end, {question}", upper, at_least=truth * (1 - 1e-6))
-
-
-def sharp() -> Iterator[Row]:
-    for question in SHARP:
-        bound, costs = _asked(question)
-        yield from costs
-        excess, note = _excess(question, bound)
-        yield figure(f"width / asked, {question}{note}", excess, "x", at_most=1.0)
-
-
-def at_most() -> Iterator[Row]:
-    for question, most in AT_MOST.items():
-        found, costs = _asked(question)
-        yield from costs
-        value = found.upper if isinstance(found, Bound) else found
-        yield figure(question, math.nan if value is None else value, at_most=most)
-
-
-def deltas() -> Iterator[Row]:
-    """Asks for delta and for an attack's advantage on a grid, and prints each answer.
-
-    Every one that is not below 1e-30 is to be within 1e-3 of itself, or to say why it is not.
-    """
-    notes = 0
-    spent: list[float] = []
-    widest: list[float] = []
-    for profile, epsilon in itertools.product(DELTAS, EPSILONS):
-        question = f"{profile}.delta({epsilon})" if epsilon else f"attack_advantage({profile})"
+def hard(kind: str, *, points: int = 1000) -> Iterator[Row]:
+    """Asks the questions of a kind, and prints each answer."""
+    drawn, notes = kind == "random points", 0
+    answers: list[Alone] = []
+    for question in random_points(points) if drawn else QUESTIONS[kind]:
         answer = ask(question)
-        print(f"{question}: {answer.value or answer.failure}, {answer.cpu_seconds:.2f} s")
-        spent.append(answer.cpu_seconds)
-        excess, _ = _excess(question, answer.value)
-        if answer.value is not None and answer.value.upper < LEAST_DELTA:
-            continue
-        noted = answer.value is not None and bool(answer.value.note)
-        notes += noted
-        if not noted:
-            widest.append(excess)
-    label = f"of {len(spent)} deltas"
-    yield figure(f"answers with a note {label}", notes, at_most=MOST_NOTES)
-    yield figure(f"width / asked, widest without one {label}", max(widest), "x", at_most=1.0)
-    yield figure(f"CPU time, longest {label}", max(spent), "s", at_most=MOST_SECONDS_OF_DELTA)
+        found = answer.value
+        print(f"{question}: {answer.failure or found}, {answer.cpu_seconds:.2f} s")
+        answers.append(answer)
+        notes += isinstance(found, Bound) and bool(found.note)
+        if question in TRUTHS:  # known to its printed digits
+            lower, upper = (found.lower, found.upper) if found else (math.nan,) * 2
+            truth = TRUTHS[question]
+            yield figure(f"lower end, {question}", lower, at_most=truth * (1 + 1e-6))
+            yield figure(f"upper end, {question}", upper, at_least=truth * (1 - 1e-6))
+        elif question in AT_MOST:
+            value = found.upper if isinstance(found, Bound) else found
+            yield figure(question, math.nan if value is None else value, at_most=AT_MOST[question])
+        elif not drawn and (found is None or found.upper >= LEAST_DELTA):
+            yield figure(f"width / asked, {question}", _excess(question, found), "x", at_most=1.0)
+    label, refused = f"of {len(answers)} {kind}", sum(bool(one.failure) for one in answers)
+    longest = max(one.cpu_seconds for one in answers)
+    largest = max(one.gigabytes for one in answers) * 1e9 / 2**20
+    yield figure(f"refused, {label}", refused / len(answers), at_most=0.01)
+    yield figure(f"answers with a note {label}", notes, at_most=MOST_NOTES.get(kind))
+    yield figure(f"CPU time, longest {label}", longest, "s", at_most=MOST_SECONDS.get(kind, 10.0))
+    yield figure(f"peak memory, largest {label}", largest, "MB", at_most=MOST_MEMORY)
 
 
-def _excess(question: str, bound: Bound | None) -> tuple[float, str]:
-    """Returns by how much an interval is wider than was asked for, 1 if it says why, and the note.
+def _excess(question: str, bound: Bound | None) -> float:
+    """Returns by how much an interval is wider than was asked for, 1 if it says why.
 
     1e-3 in epsilon (relative to one below 1, and 1e-4 of one above 10), or 1e-3 of a delta.
     """
-    if bound is None:
-        return math.inf, ""
+    if bound is None or bound.note:
+        return math.inf if bound is None else 1.0
     wanted = 1e-3 * bound.upper
     if ".epsilon(" in question:
         wanted = wanted_width(EPSILON_TOLERANCE, bound.upper) * max(1.0, 0.1 * bound.lower)
-    excess = bound.width / wanted if wanted else 0.0
-    shown = f" [{bound.lower:.6g}, {bound.upper:.6g}]"
-    return (1.0, f"{shown} ({bound.note})") if bound.note else (excess, shown)
-
-
-def random_points(*, points: int = 1000) -> Iterator[Row]:
-    """Asks about points drawn log-uniformly from all that may be asked."""
-    rng = np.random.default_rng(0)
-
-    def between(low: float, high: float) -> float:
-        return float(np.exp(rng.uniform(math.log(low), math.log(high))))
-
-    answers, refused = [], 0
-    for i in range(points):
-        sigma, delta = between(1e-3, 1e8), between(1e-300, 0.5)
-        steps, epochs = round(between(1, 1e7)), round(between(1, 1e4))
-        profile = (
-            f"B({sigma!r}, {steps}, {epochs})",
-            f"S({sigma!r}, {steps}, {epochs})",
-            f"P({sigma!r}, {between(1e-9, 1.0)!r}, {steps})",
-        )[i % 3]
-        answer = ask(question := f"{profile}.epsilon({delta!r})")
-        if answer.failure or answer.cpu_seconds > MOST_SECONDS or _megabytes(answer) > MOST_MEMORY:
-            print(f"{question}: {answer}")
-        refused += bool(answer.failure)
-        answers.append(answer)
-    label = f"of {points} random points"
-    longest, largest = (max(a.cpu_seconds for a in answers), max(map(_megabytes, answers)))
-    yield figure(f"refused, {label}", refused / points, at_most=0.01)
-    yield figure(f"CPU time, longest {label}", longest, "s", at_most=MOST_SECONDS)
-    yield figure(f"peak memory, largest {label}", largest, "MB", at_most=MOST_MEMORY)
+    return bound.width / wanted if wanted else 0.0
 
 
 def against_dp_accounting(*, points: int = 200) -> Iterator[Row]:
@@ -396,10 +358,6 @@ CASES = [
     *cases(against_peer, "peer", over=PAIRS, needs=("PLD_accounting or --peer-python",)),
     *cases(interval, over={"sigma, bar": ((0.5, 1.5), (0.1, 20.0))}),
     *cases(calibration),
-    *cases(truths, "hard, truths", **HARD),
-    *cases(sharp, "hard, sharp", **HARD),
-    *cases(at_most, "hard, at most", **HARD),
-    *cases(deltas, "hard, deltas", **HARD),
+    *cases(hard, over={"kind": (*QUESTIONS, "random points")}, **HARD),
     *cases(against_dp_accounting, "hard, dp_accounting", needs=("dp_accounting",), **HARD),
-    *cases(random_points, "hard, random points", **HARD),
 ]

@@ -11,7 +11,6 @@ program, as in training. The bars of speed are for an H200.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import tempfile
 import time
@@ -37,17 +36,15 @@ from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import (
     ADAM,
     BYTES_PER_PARAMETER,
-    SGD,
-    Model,
     Program,
     Steps,
     clicks,
     copies_of,
     copy_rate,
     dlrm,
-    lazy,
 )
 from experiments.benchmarks.record import peak_memory
+from experiments.benchmarks.tables import table_steps
 from experiments.benchmarks.timing import Spent, in_turns
 from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
@@ -188,7 +185,7 @@ def _profile(dp: Program, block_steps: int, place: str, most: int = 12) -> Itera
         yield row(f"kernel {name:.60}", duration, "ms")
 
 
-def click_steps(
+def tables(
     buckets: int,
     hidden: tuple[int, ...] = HIDDEN,
     batch_size: int = 1024,
@@ -196,11 +193,12 @@ def click_steps(
     rounds: int = 7,
 ) -> Iterator[Row]:
     """Times steps of the click model: dense by Adam and SGD, lazy, and without privacy."""
-    dense = {"Adam": ADAM, "SGD": SGD}
-    return _table_steps(clicks(buckets, hidden), batch_size, block_steps, rounds, dense)
+    model = clicks(buckets, hidden)
+    yield from table_steps(model, batch_size, rounds, clock, block_steps=block_steps, alone=True)
+    yield _peak(f"tables, {model.num_params / 1e6:.3g}M parameters")
 
 
-def dlrm_steps(
+def dlrm_tables(
     tables: int = 26,
     rows: int = 3_000_000,
     batch_size: int = 2048,
@@ -208,39 +206,9 @@ def dlrm_steps(
     rounds: int = 7,
 ) -> Iterator[Row]:
     """Times steps with tables of so many rows of 128 numbers: lazy, and without privacy."""
-    return _table_steps(dlrm(rows, tables), batch_size, block_steps, rounds, {})
-
-
-def _table_steps(
-    model: Model, batch_size: int, block_steps: int, rounds: int, dense: dict[str, Any]
-) -> Iterator[Row]:
-    place = f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}"
-    setting, row = Steps(model, batch_size, block_steps), at(place)
-    # One state at a time: the large ones fill the device. So they take no turns.
-    kinds: dict[str, Callable[[], Program]] = {
-        "DP step, tables lazy": lambda: setting.private(ADAM, lazy()),
-        "DP step, tables lazy, momentum 0.9": lambda: setting.private(ADAM, lazy(0.9)),
-        "step without privacy, tables by sparse SGD": lambda: setting.ordinary(ADAM, lazy()),
-    }
-    for name, optimizer in dense.items():
-        kinds[f"DP step, all by {name}"] = functools.partial(setting.private, optimizer)
-    found: dict[str, float] = {}
-    for name, made in kinds.items():
-        program = made()
-        found[name] = in_turns({name: program}, rounds, clock).median(name, 1e3 / block_steps)
-        yield row(name, found[name], "ms")
-        if program.state.tables:
-            flush = in_turns({"flush": program.flush}, rounds, clock).median("flush", 1e3)
-            yield row(f"flush, {name}", flush, "ms")
-        yield row(f"temporary memory, {name}", program.temporary_bytes / 1e6, "MB")
-        del program
-    lazily, _, ordinary, *others = found.values()
-    yield row("DP step, tables lazy / without privacy", lazily / ordinary, "x", at_most=2.0)
-    for name, milliseconds in zip(dense, others, strict=True):
-        bar = 5.0 if name == "Adam" else None
-        name = f"DP step, all by {name} / tables lazy"
-        yield row(name, milliseconds / lazily, "x", at_least=bar)
-    yield _peak(f"tables, {place}")
+    how: dict[str, Any] = {"block_steps": block_steps, "alone": True, "dense": False}
+    yield from table_steps(dlrm(rows, tables), batch_size, rounds, clock, **how)
+    yield _peak(f"{tables} tables of {rows:,} rows")
 
 
 # ---------------------------------------------------------------------------------- epochs and runs
@@ -376,12 +344,11 @@ CASES = [
     *cases(copies, quick={"copied": 1 << 16}, seconds=2),
     *cases(steps, over=BATCHES, quick=SMALL_STEPS, seconds=65),
     *cases(
-        click_steps,
-        "tables",
+        tables,
         over={"buckets": (2**20, 2**24)},
         quick={"buckets": 2**4, "hidden": (4,), "batch_size": 16, **SHORT},
     ),
-    *cases(dlrm_steps, "dlrm", quick={"tables": 3, "rows": 64, "batch_size": 8, **SHORT}),
+    *cases(dlrm_tables, "dlrm", quick={"tables": 3, "rows": 64, "batch_size": 8, **SHORT}),
     *cases(epoch, quick=SMALL_EPOCH, seconds=90),
     *cases(
         equality.interrupted,

@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from experiments import cli
 from experiments.benchmarks.case import Estimate, Row, cases, figure
-from experiments.benchmarks.timing import alone, rate
+from experiments.benchmarks.timing import Spent, alone
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 
@@ -69,12 +69,9 @@ def table(*, rows: int = 500_000, rounds: int = 3) -> Iterator[Row]:
 
 def _prepared(prepare: Callable[[Path], object], rows: int, rounds: int) -> Estimate:
     """Returns millions of rows of which `prepare` makes a store in a second of CPU time."""
-
-    def once() -> None:
-        prepare(Path(tempfile.mkdtemp(dir=folder)) / "store")
-
     with tempfile.TemporaryDirectory() as folder:
-        return rate(rows / 1e6, once, rounds)
+        work = [partial(prepare, Path(folder) / str(number)) for number in range(rounds)]
+        return Estimate.median([rows / 1e6 / Spent.on(once).cpu_seconds for once in work])
 
 
 class Cost(NamedTuple):

@@ -12,7 +12,9 @@ Adam alone, 10 epochs of batches of 1,024, and `defaults`: in those by default.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +53,16 @@ def _at(num_params: int, batch_size: int) -> str:
     return f"{num_params / 1e6:.3g}M parameters, batch {batch_size:,}"
 
 
-def _programs(model: Model, batch_size: int) -> dict[str, Program]:
-    """Returns DP steps by dense noise and with lazy tables."""
-    steps = Steps(model, batch_size)
-    dense = {f"dense {name}": steps.private(x) for name, x in (("Adam", ADAM), ("SGD", SGD))}
-    return dense | {f"lazy {k}": steps.private(ADAM, lazy(x)) for k, x in LAZIES.items()}
+def _kinds(
+    model: Model, batch_size: int, block_steps: int = BLOCK_STEPS, dense: bool = True
+) -> dict[str, Callable[[], Program]]:
+    """Returns what makes DP steps with lazy tables, and by `dense` noise."""
+    made = Steps(model, batch_size, block_steps).private
+    by = {"Adam": ADAM, "SGD": SGD} if dense else {}
+    kinds: dict[str, Callable[[], Program]] = {
+        f"all by {name}": partial(made, optimizer) for name, optimizer in by.items()
+    }
+    return kinds | {f"tables lazy by {k}": partial(made, ADAM, lazy(x)) for k, x in LAZIES.items()}
 
 
 def steps(
@@ -65,26 +72,52 @@ def steps(
     *,
     rounds: int = 5,
 ) -> Iterator[Row]:
-    model = clicks(buckets, hidden)
-    row, work = at(_at(model.num_params, batch_size)), _programs(model, batch_size)
-    ordinary = {"ordinary": Steps(model, batch_size).ordinary(ADAM, lazy())}
-    spent = in_turns(ordinary | work, rounds)
-    flushes = in_turns({name: work[f"lazy {name}"].flush for name in LAZIES}, rounds)
+    return table_steps(clicks(buckets, hidden), batch_size, rounds)
+
+
+def table_steps(
+    model: Model,
+    batch_size: int,
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    *,
+    block_steps: int = BLOCK_STEPS,
+    dense: bool = True,
+    alone: bool = False,
+) -> Iterator[Row]:
+    """Times steps with lazy tables, without privacy, and by `dense` noise; `alone`: no two at once.
+
+    Several large states may not fit on a device.
+    """
+    row, step = at(_at(model.num_params, batch_size)), 1 / block_steps
+    ordinary = partial(Steps(model, batch_size, block_steps).ordinary, ADAM, lazy())
+    kinds: dict[str, Callable[[], Program]] = {"ordinary": ordinary}
+    kinds |= _kinds(model, batch_size, block_steps, dense)
+    spent, flushes = Series(), Series()
+    temporary: dict[str, float] = {}
+    for names in [[name] for name in kinds] if alone else [list(kinds)]:
+        work = {name: kinds[name]() for name in names}
+        spent |= in_turns(work, rounds, clock)
+        late = {name: one.flush for name, one in work.items() if "lazy" in name}
+        flushes |= in_turns(late, rounds, clock)
+        temporary |= {name: one.temporary_bytes / 1e6 for name, one in work.items()}
+        del work, late
     name = "step without privacy, tables by sparse SGD"
-    yield row(name, spent.median("ordinary", STEP), "s")
-    for name in ("Adam", "SGD"):
-        yield row(f"DP step, all by {name}", spent.median(f"dense {name}", STEP), "s")
-    for name in LAZIES:
-        what, this = f"tables lazy by {name}", f"lazy {name}"
-        yield row(f"DP step, {what}", spent.median(this, STEP), "s")
-        ratio = spent.ratio("dense Adam", this)
-        yield row(f"DP step, all by Adam / {what}", ratio, "x", at_least=5.0)
-        yield row(f"DP step, all by SGD / {what}", spent.ratio("dense SGD", this), "x")
-        ratio = spent.ratio(this, "ordinary")
-        yield row(f"DP step, {what} / without privacy", ratio, "x", at_most=2.0)
-        flush = flushes.median(name)
-        yield row(f"flush, {what}", flush, "s")
-        yield row(f"flush / step, {what}", flush / spent.median(this, STEP), "x")
+    yield row(name, spent.median("ordinary", step), "s")
+    for kind in kinds:
+        if kind != "ordinary":
+            yield row(f"DP step, {kind}", spent.median(kind, step), "s")
+    for kind, flush in ((kind, flushes.median(kind)) for kind in flushes):
+        for other, bar in {"all by Adam": 5.0, "all by SGD": None}.items():
+            if other in kinds:
+                ratio = spent.ratio(other, kind)
+                yield row(f"DP step, {other} / {kind}", ratio, "x", at_least=bar)
+        ratio = spent.ratio(kind, "ordinary")
+        yield row(f"DP step, {kind} / without privacy", ratio, "x", at_most=2.0)
+        yield row(f"flush, {kind}", flush, "s")
+        yield row(f"flush / step, {kind}", flush / spent.median(kind, step), "x")
+    for kind, size in temporary.items():
+        yield row(f"temporary memory, {kind}", size, "MB")
 
 
 def sizes(
@@ -117,12 +150,12 @@ def sizes(
 def crossover(buckets: int, batch_size: int = BATCH, *, rounds: int = 5) -> Iterator[Row]:
     """Measures few rows, and dense layers that are next to nothing."""
     model = clicks(buckets, (8,))
-    spent = in_turns(_programs(model, batch_size), rounds)
+    spent = in_turns({k: made() for k, made in _kinds(model, batch_size).items()}, rounds)
     rows = max(leaf.shape[0] for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
     row = at(f"{rows / (batch_size * len(DISPLAY_ADS.categories)):.2g} rows a look-up")
     for one, other in itertools.product(("Adam", "SGD"), LAZIES):
-        ratio = spent.ratio(f"dense {one}", f"lazy {other}")
-        yield row(f"DP step, all by {one} / tables lazy by {other}", ratio, "x")
+        dense, these = f"all by {one}", f"tables lazy by {other}"
+        yield row(f"DP step, {dense} / {these}", spent.ratio(dense, these), "x")
 
 
 class Large(NamedTuple):

@@ -75,11 +75,6 @@ def in_turns(
     return series
 
 
-def rate(amount: float, work: Callable[[], Any], rounds: int) -> Estimate:
-    """Returns how much of `amount` is done in a CPU second: a median, no round left out."""
-    return Estimate.median([amount / Spent.on(work).cpu_seconds for _ in range(rounds)])
-
-
 class Alone(NamedTuple):
     """What a function in a process of its own gave, or why nothing, and what the process took."""
 

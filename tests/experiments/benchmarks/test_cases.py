@@ -15,18 +15,11 @@ import pytest
 from accounting import PoissonProfile
 from experiments.benchmarks import __main__ as command
 from experiments.benchmarks import accounting, record, scale, scale_beam
-from experiments.benchmarks.case import Estimate, Row, cases, figure
+from experiments.benchmarks.case import Estimate, cases, figure
 from experiments.benchmarks.record import Record, read, table
 from experiments.benchmarks.timing import alone, in_turns
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def rows_of(file, *, status="done"):
-    """The rows of a record by name, all of whose cases ended so."""
-    entries = read(file)["cases"]
-    assert {entry["status"] for entry in entries} == {status}, entries
-    return {row["name"]: Row(**row) for entry in entries for row in entry["rows"]}
 
 
 @pytest.mark.parametrize(
@@ -237,11 +230,11 @@ def test_a_record_names_the_command_of_its_case():
     ("words", "why"),
     [
         (["no-such-area"], "invalid choice"),
-        (["size", "-k", "no such case"], "no case"),
+        (["noise", "-k", "no such case"], "no case"),
         (["noise", "--rounds", "0"], "at least 1"),
         (["noise", "--rounds", "many"], "--rounds"),
         (["ingest", "-k", "rehearsal", "--rounds", "2"], "none of the chosen cases"),
-        (["size", "--minutes", "0"], "greater than 0"),
+        (["noise", "--minutes", "0"], "greater than 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, why, capsys):
@@ -258,51 +251,32 @@ def test_a_case_is_named_by_a_part_and_its_command_measures_it_again(tmp_path):
         command.main(asked)
     asked[2] = "bins 100"
     assert command.main(asked) == 0
-    assert rows_of(file)["noise multiplier, advantage 0.1, T 100, E 1"].value > 0
     (entry,) = read(file)["cases"]
+    assert entry["rows"][0]["name"] == "noise multiplier, advantage 0.1, T 100, E 1"
+    assert entry["rows"][0]["value"] > 0
     assert entry["command"] == 'scripts/bench useful -k "advantage, bins 100, epochs 1" --quick'
     assert command.main(["useful", "-k", "choosing"]) == 2
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("area", "measured"),
-    [
-        ("noise", ["noise, 1.04858M coordinates", "secure noise, 1.04858M coordinates (scaled)"]),
-        ("train", ["dpsgd train / bare loop, small, 0.228M parameters, batch 1024"]),
-        ("step", ["DP / non-private step, 1M, batch 256", "noise alone, 1M, batch 256"]),
-        (
-            "correlated",
-            [
-                "error, optimised / banded square root, T 36000, b 16",
-                "simulated / certified delta, E 1, gradients constant, first group",
-                "refused: shuffling that is redrawn",
-                "step of SGD, b 16 / b 1, 1M parameters, batch 256",
-            ],
-        ),
-        ("samplers", ["draw of an epoch, Poisson, n 1M, batch 1024"]),
-        ("ingest", [f"rows of raw text prepared, criteo-{x}" for x in ("display", "search")]),
-        ("compile", ["to compile, click: clipped gradient"]),
-        ("tables", ["test AUC after the epoch, epsilon 3, 2,000 rows"]),
-    ],
+    "area", [name for name in command.AREAS if name not in ("evidence", "gpu", "gpu_program")]
 )
-def test_areas_are_measured_in_small(area, measured, tmp_path):
+def test_an_area_is_measured_in_small_and_what_must_hold_does(area, tmp_path):
+    """In a process of its own, which has its own devices, and whose calls are not type-checked."""
     file = tmp_path / "record.json"
-    assert command.main([area, "--quick", "--json", str(file)]) == 0
-    rows = rows_of(file)
-    assert all(rows[name].value > 0 for name in measured)
-    # A share is a difference of two measured times.
-    others = [row for name, row in rows.items() if not name.startswith(("Opacus", "share"))]
-    assert all(row.value is not None for row in others)
-
-
-@pytest.mark.long
-def test_accounting_is_measured_without_the_peer(tmp_path):
-    file = tmp_path / "rows.json"
-    command.main(["accounting", "--rounds", "1", "--json", str(file), "-k", "interval"])
-    rows = rows_of(file)
-    assert rows["interval's width, sigma 0.5, T 36000"].holds
-    assert rows["interval's width, sigma 0.1, T 36000"].holds
+    words = ["-m", "experiments.benchmarks", area, "--quick", "--json", str(file)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    cases = read(file)["cases"]
+    left_out = [case["name"] for case in cases if "needs" in case.get("why", "")]
+    measured = [case for case in cases if case["name"] not in left_out]
+    assert {case["status"] for case in measured} == {"done"}, done.stdout + done.stderr
+    rows = [row for case in measured for row in case["rows"]]
+    # How long it takes here says nothing, and a share is a difference of two measured times.
+    assert not [row for row in rows if row["holds"] is False and row["unit"] != "s"], done.stdout
+    assert all(row["value"] is not None or row["name"].startswith("Opacus") for row in rows)
+    assert len(rows) >= len(measured)
 
 
 @pytest.fixture
@@ -324,8 +298,10 @@ def test_a_hard_question_is_answered_in_its_own_process_and_a_crash_is_a_missed_
 @pytest.mark.long
 @pytest.mark.usefixtures("spawned")
 def test_hard_questions_are_drawn_and_compared():
-    for rows in (accounting.random_points(points=3), accounting.against_dp_accounting(points=1)):
-        assert all(row.value is not None for row in rows)
+    drawn = accounting.hard("random points", points=3)
+    for row in (*drawn, *accounting.hard("truths"), *accounting.against_dp_accounting(points=1)):
+        assert row.value is not None
+        assert row.holds is not False or row.unit == "s"
 
 
 def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
@@ -333,30 +309,6 @@ def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
     series = in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 2)
     assert "".join(order) == "cba" + "abc" + "cba"
     assert {name: len(spent) for name, spent in series.items()} == {"a": 2, "b": 2, "c": 2}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_what_runs_over_several_devices_must_be_holds_in_small(tmp_path):
-    file = tmp_path / "scale.json"
-    words = ["-m", "experiments.benchmarks", "scale", "--quick", "--json", str(file)]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    entries = read(file)["cases"]
-    rows = [row for entry in entries for row in entry["rows"]]
-    assert {entry["status"] for entry in entries if "Beam" not in entry["name"]} == {"done"}
-    assert all(row["holds"] is not False for row in rows)
-    assert sum(row["holds"] is True for row in rows) > 15
-
-
-@pytest.mark.long
-def test_a_few_sound_audits_pass(tmp_path):
-    """In a process of its own: checking the types of every call takes as long as the audit."""
-    file = tmp_path / "audit.json"
-    words = ["-m", "experiments.benchmarks", "audit", "--quick", "--json", str(file)]
-    found = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    missed = [row for row in rows_of(file).values() if row.holds is False and row.unit != "s"]
-    assert not missed, found.stdout + found.stderr
 
 
 def test_padding_by_shards_is_what_was_predicted():
@@ -375,11 +327,3 @@ def test_folders_that_differ_are_told(tmp_path, change):
     assert scale_beam.equal(one, other) == 1
     (other / ("a" if change == "a byte" else "b")).write_bytes(b"2")
     assert scale_beam.equal(one, other) == 0
-
-
-@pytest.mark.long
-def test_the_digits_of_the_papers_are_ours_wherever_they_are_not_refuted(capsys):
-    assert command.main(["papers"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count(" yes") >= 8
-    assert "ours" in printed

@@ -9,23 +9,12 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import gpu_program
-from experiments.benchmarks.__main__ import main
 from experiments.benchmarks.gpu import CASES
 from experiments.benchmarks.record import read
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 ROOT = Path(__file__).resolve().parents[3]
 NOT_NEEDED = ("tyro", "typeguard", "matplotlib", "pyarrow", "dp_accounting", "tensorflow_datasets")
-
-
-@pytest.mark.long
-def test_the_noise_of_this_device_is_held_to_numpys(tmp_path):
-    file = tmp_path / "gpu.json"
-    words = ["gpu", "--quick", "--minutes", "20", "--json", str(file)]
-    assert main([*words, "-k", "noise", "copies"]) == 0
-    noise, copies = read(file)["cases"]
-    assert [case["status"] for case in (noise, copies)] == ["done", "done"]
-    assert sum(row["holds"] is True for row in noise["rows"]) == 4
 
 
 @pytest.mark.long
