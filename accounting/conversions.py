@@ -258,31 +258,24 @@ def ratio_to_privacy_loss_distribution(ratio: LikelihoodRatio, *, interval: floa
     )
 
 
-@functools.singledispatch
 def to_dp_event(profile: PrivacyProfile) -> Any:
     """Returns dp_accounting's event for the mechanism of a profile, where that library has one.
 
     Raises:
       ValueError: If it has none; `PrivacyCurve.privacy_loss_distribution` converts any profile.
     """
+    import dp_accounting as dp
+
+    if isinstance(profile, GaussianProfile):
+        return dp.GaussianDpEvent(profile.noise_multiplier * (1.0 - profile.relative_error))
+    if isinstance(profile, PoissonProfile):
+        sums = dp.GaussianDpEvent(profile.noise_multiplier)
+        step = dp.PoissonSampledDpEvent(profile.sampling_prob, sums)
+        steps = dp.SelfComposedDpEvent(step, profile.steps)
+        if profile.release == math.inf:
+            return steps
+        return dp.ComposedDpEvent([steps, dp.GaussianDpEvent(profile.release)])
     raise ValueError(
         f"dp_accounting has no event for {type(profile).__name__}; "
         "use PrivacyCurve.of(profile).privacy_loss_distribution()"
     )
-
-
-@to_dp_event.register(GaussianProfile)
-def _(profile: GaussianProfile) -> Any:
-    import dp_accounting
-
-    return dp_accounting.GaussianDpEvent(profile.noise_multiplier * (1.0 - profile.relative_error))
-
-
-@to_dp_event.register(PoissonProfile)
-def _(profile: PoissonProfile) -> Any:
-    import dp_accounting
-
-    step = dp_accounting.PoissonSampledDpEvent(
-        profile.sampling_prob, dp_accounting.GaussianDpEvent(profile.noise_multiplier)
-    )
-    return dp_accounting.SelfComposedDpEvent(step, profile.steps)

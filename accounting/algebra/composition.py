@@ -69,10 +69,6 @@ class LossDistribution:
         drift, shift = ratio.drift, ratio.shift
         return cls(upper, ratio.step, base, masses, partners, infinity, drift, shift)
 
-    def compose(self, count: int, tilt: float) -> ComposedLoss:
-        """Returns the loss of `count` independent releases, computed at one `tilt`."""
-        return compose([(self, count)], tilt)
-
     def centred(self, tilt: float) -> LossDistribution:
         """Returns the same law with offsets that have mean 0 under the tilted masses.
 

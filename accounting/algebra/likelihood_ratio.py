@@ -16,6 +16,7 @@ import scipy
 
 from accounting.algebra.cells import (
     Array,
+    Spread,
     log_normal_cells,
     log_tilted_means,
     normal_drift,
@@ -48,11 +49,11 @@ class LikelihoodRatio:
     Attributes:
       side: 'upper' if this law is a spread of the true one, 'lower' if it is a contraction.
       step: Distance of neighbouring atoms in log X; > 0.
-      log_scale: log X of index 0.
       start: Index of the first atom; atom k has log X = log_scale + k step + offset.
       q: Q-mass of each atom, float64 [atoms].
       p: P-mass of each atom, = q X, float64 [atoms]; both, as either may underflow.
       offset: Distance of each atom from its grid point in log X, float64 [atoms]; 0 for 'upper'.
+      log_scale: log X of index 0.
       zero: Q-mass at X = 0.
       infinity: P-mass at X = infinity (on which Q has none).
       drift: Bound on the relative floating-point error of each mass.
@@ -62,11 +63,11 @@ class LikelihoodRatio:
 
     side: Side
     step: float
-    log_scale: float
     start: int
     q: Array
     p: Array
     offset: Array
+    log_scale: float = 0.0
     zero: float = 0.0
     infinity: float = 0.0
     drift: float = 0.0
@@ -76,7 +77,7 @@ class LikelihoodRatio:
     @property
     def grid(self) -> Array:
         """Log X of each atom's grid point, ascending."""
-        return self.log_scale + (self.start + np.arange(self.q.size, dtype=np.float64)) * self.step
+        return _grid(self.log_scale, self.start, self.q.size, self.step)
 
     @property
     def log_values(self) -> Array:
@@ -105,8 +106,7 @@ class LikelihoodRatio:
     ) -> LikelihoodRatio:
         """Discretises X = (1 - q) + q exp(Y): one step of Poisson sampling at q = `sampling_prob`.
 
-        Equal to `gaussian` followed by `mixture`, but sharp at a small q, as it is discretised
-        once. Beyond the values of Y that have mass <= `tail` the grid ends.
+        Beyond the values of Y that have mass <= `tail` the grid ends.
         """
         sigma, rate = noise_multiplier, sampling_prob
         reach = -scipy.special.ndtri(tail) / sigma
@@ -157,26 +157,20 @@ class LikelihoodRatio:
         offset = log_mean - grid
         if side == "lower":
             q, p = (1.0 - drifts) * q, (1.0 - drifts) * p
-            ratio = cls(side, step, 0.0, first, q, p, offset, shift=shift, tail=tail)
-            return ratio.flush()
+            return cls(side, step, first, q, p, offset, shift=shift, tail=tail).flush()
         # All of the first cell is above its grid point if X >= 1 - rate is; else it begins at 0.
         bounded = bool(ends[0]) or (rate < 1.0 and math.log1p(-rate) >= first * step)
         cells = spread(step, (1.0 + drifts) * p, (1.0 + drifts) * q, offset, bounded=bounded)
-        zero, infinity = zero + cells.zero, infinity + cells.infinity
-        return cls(
-            side,
-            step,
-            0.0,
-            first,
-            cells.q,
-            cells.p,
-            np.zeros(cells.q.size),
-            zero,
-            infinity,
-            8.0 * ROUNDING,
-            shift,
-            tail,
-        ).flush()
+        cells = cells._replace(zero=zero + cells.zero, infinity=infinity + cells.infinity)
+        return replace(cls.of_cells(step, first, cells, 8.0 * ROUNDING, shift), tail=tail).flush()
+
+    @classmethod
+    def of_cells(
+        cls, step: float, first: int, cells: Spread, drift: float, shift: float
+    ) -> LikelihoodRatio:
+        """Returns an upper ratio: cells spread to the grid points from index `first` on."""
+        atoms = first, cells.q, cells.p, np.zeros(cells.q.size), 0.0
+        return cls("upper", step, *atoms, cells.zero, cells.infinity, drift, shift)
 
     @classmethod
     def from_masses(
@@ -211,35 +205,16 @@ class LikelihoodRatio:
             offset = np.where(seen, np.log(ratio[0]) - np.log(ratio[1]) - grid, 0.0)
             drift += p.size * ROUNDING
             shift += 2.0 * p.size * ROUNDING
-            return cls(side, step, 0.0, start, masses, means, offset, drift=drift, shift=shift)
+            return cls(side, step, start, masses, means, offset, drift=drift, shift=shift)
         share = up_weight((position - index) * step, step)
         stretch = 1.0 + share * math.expm1(step)
         masses = np.bincount(bins, q * (1.0 - share), size).astype(np.float64)
         masses += np.bincount(bins + 1, q * share, size)
         means = np.bincount(bins, p * (1.0 - share) / stretch, size).astype(np.float64)
         means += np.bincount(bins + 1, p * share * math.exp(step) / stretch, size)
-        offset = np.zeros(size)
         drift += (p.size + 8) * ROUNDING
-        return cls(
-            side, step, 0.0, start, masses, means, offset, zero, infinity, drift, shift
-        ).flush()
-
-    def mixture(self, sampling_prob: float) -> LikelihoodRatio:
-        """Returns (1 - q) + q X, on the same grid: the example is in with probability q.
-
-        Near X = 1 the grid is coarse against a small q; the result is then valid, but loose (see
-        `subsampled_gaussian`).
-        """
-        q = np.concatenate([self.q, [self.zero]])
-        p = (1.0 - sampling_prob) * q + sampling_prob * np.concatenate([self.p, [0.0]])
-        mixed = LikelihoodRatio.from_masses(p, q, self.step, self.side)
-        return replace(
-            mixed,
-            infinity=mixed.infinity + sampling_prob * self.infinity,
-            drift=self.drift + mixed.drift,
-            shift=self.shift + mixed.shift,
-            tail=self.tail,
-        )
+        cells = Spread(masses, means, zero, infinity)
+        return cls.of_cells(step, start, cells, drift, shift).flush()
 
     def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
         """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` at random.
@@ -300,26 +275,16 @@ class LikelihoodRatio:
             offset = np.zeros(q.size)
         else:
             p_partner, q_partner = _convolve(x.s, y.s), _convolve(x.t, y.t)
-            grid = log_scale + (start + np.arange(q.size, dtype=np.float64)) * self.step
+            grid = _grid(log_scale, start, q.size, self.step)
             q, p, offset = _contracted(grid, (q, q_partner), (p, p_partner))
             shift += 4.0 * terms * ROUNDING
             # Offsets add up: their mean is left to the grid, which may lie anywhere.
             centre = float(np.dot(q, offset) / max(q.sum(), FLUSH))
             offset, log_scale = offset - centre, log_scale + centre
-        return LikelihoodRatio(
-            self.side,
-            self.step,
-            log_scale,
-            start,
-            q,
-            p,
-            offset,
-            zero,
-            infinity,
-            self.drift + other.drift + terms * ROUNDING,
-            shift,
-            max(self.tail, other.tail),
-        ).trim()
+        drift = self.drift + other.drift + terms * ROUNDING
+        ratio = replace(self, start=start, q=q, p=p, offset=offset, log_scale=log_scale, zero=zero)
+        tail = max(self.tail, other.tail)
+        return replace(ratio, infinity=infinity, drift=drift, shift=shift, tail=tail).trim()
 
     def power(self, count: int) -> LikelihoodRatio:
         """Returns the product of `count` independent copies: `count` releases, composed.
@@ -340,12 +305,11 @@ class LikelihoodRatio:
                 square = square._coarsen()
                 total = total._coarsen() if total is not None else None
 
-    def trim(self, tail: float | None = None) -> LikelihoodRatio:
+    def trim(self) -> LikelihoodRatio:
         """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound."""
-        tail = self.tail if tail is None else tail
         ratio = self.flush()
-        below = int(np.searchsorted(np.cumsum(ratio.q), tail))
-        above = ratio.p.size - 1 - int(np.searchsorted(np.cumsum(ratio.p[::-1]), tail))
+        below = int(np.searchsorted(np.cumsum(ratio.q), self.tail))
+        above = ratio.p.size - 1 - int(np.searchsorted(np.cumsum(ratio.p[::-1]), self.tail))
         below = min(below, ratio.q.size - 1)
         above = max(above, below)
         if below == 0 and above == ratio.q.size - 1:
@@ -353,8 +317,7 @@ class LikelihoodRatio:
         inside, under, over = slice(below, above + 1), slice(below), slice(above + 1, None)
         q, p, offset = ratio.q[inside].copy(), ratio.p[inside].copy(), ratio.offset[inside].copy()
         start = ratio.start + below
-        values = ratio.log_values
-        grid = ratio.log_scale + (start + np.arange(q.size)) * ratio.step
+        values, grid = ratio.log_values, ratio.grid[inside]
         drift = ratio.drift + (ratio.q.size + 8) * ROUNDING
         if self.side == "lower":
             shift = ratio.shift + 2.0 * (ratio.q.size + 8) * ROUNDING
@@ -379,16 +342,8 @@ class LikelihoodRatio:
         q[-1] += ratio.q[over].sum()
         p[-1] += np.dot(ratio.p[over], np.exp(-steps_above))
         infinity = ratio.infinity + np.dot(ratio.p[over], -np.expm1(-steps_above))
-        return replace(
-            ratio,
-            start=start,
-            q=q,
-            p=p,
-            offset=offset,
-            zero=float(zero),
-            infinity=float(infinity),
-            drift=drift,
-        )
+        ratio = replace(ratio, zero=float(zero), infinity=float(infinity), drift=drift)
+        return replace(ratio, start=start, q=q, p=p, offset=offset)
 
     def flush(self) -> LikelihoodRatio:
         """Returns the ratio without masses under FLUSH, and with their bound kept."""
@@ -453,20 +408,17 @@ class LikelihoodRatio:
             p += (1.0 - share) * math.exp(-self.step) * p_odd
             q[1:] += share * q_odd[:-1]
             p[1:] += share * math.exp(self.step) * p_odd[:-1]
-            return replace(
-                self, step=2 * self.step, start=start, q=q, p=p, offset=np.zeros(size), drift=drift
-            )
+            coarse = replace(self, step=2 * self.step, start=start, drift=drift)
+            return replace(coarse, q=q, p=p, offset=np.zeros(size))
         offset_even, offset_odd = halves(self.offset)
         offset_odd = offset_odd + self.step
         q, p = q_even + q_odd, p_even + p_odd
         s = p_even * np.exp(-offset_even) + p_odd * np.exp(-offset_odd)
         t = q_even * np.exp(offset_even) + q_odd * np.exp(offset_odd)
-        grid = self.log_scale + (start + np.arange(size, dtype=np.float64)) * (2.0 * self.step)
+        grid = _grid(self.log_scale, start, size, 2.0 * self.step)
         q, p, offset = _contracted(grid, (q, t), (p, s))
-        shift = self.shift + 16.0 * ROUNDING
-        return replace(
-            self, step=2 * self.step, start=start, q=q, p=p, offset=offset, drift=drift, shift=shift
-        )
+        coarse = replace(self, step=2 * self.step, start=start, q=q, p=p, offset=offset)
+        return replace(coarse, drift=drift, shift=self.shift + 16.0 * ROUNDING)
 
     def _refine(self, factor: int) -> LikelihoodRatio:
         """Returns the same atoms on a grid `factor` times finer: exact."""
@@ -475,9 +427,8 @@ class LikelihoodRatio:
         size = (self.q.size - 1) * factor + 1
         q, p, offset = np.zeros(size), np.zeros(size), np.zeros(size)
         q[::factor], p[::factor], offset[::factor] = self.q, self.p, self.offset
-        return replace(
-            self, step=self.step / factor, start=self.start * factor, q=q, p=p, offset=offset
-        )
+        fine = replace(self, step=self.step / factor, start=self.start * factor)
+        return replace(fine, q=q, p=p, offset=offset)
 
 
 class _Factor(NamedTuple):
@@ -494,6 +445,11 @@ class _Factor(NamedTuple):
     """p e^{-g}, as far as q is known."""
     partners: float
     """Bounds what pairs with the masses that are taken for 0 have, under either law."""
+
+
+def _grid(log_scale: float, start: int, size: int, step: float) -> Array:
+    """Returns log X of the grid points from index `start` on: float64[size]."""
+    return log_scale + (start + np.arange(size, dtype=np.float64)) * step
 
 
 def _contracted(
@@ -546,15 +502,16 @@ def _mean_of_two(
         shift += 4.0 * terms * ROUNDING
         start, *masses = pairs.lower(first, second)
         q, p, s, t = (mass / _UNIT / _UNIT for mass in masses)
-        grid = log_scale + (start + np.arange(q.size, dtype=np.float64)) * step
+        grid = _grid(log_scale, start, q.size, step)
         q, p, offset = _contracted(grid, (q, t), (p / count, s / count))
-        zero = 0.0
+        zero = infinity = 0.0
     else:
         start, *masses = pairs.upper(first, second)
         q, p = (mass / _UNIT / _UNIT for mass in masses)
         p /= count
         offset = np.zeros(q.size)
         zero = a.zero * b.zero + x.partners + y.partners
+        infinity = (a_count * a.infinity + b_count * b.infinity) / count + x.partners + y.partners
         most = int(np.argmax(q))
         for mass, other in ((a.zero, second), (b.zero, first)):
             # Of pairs with an atom at 0, those below the window are spread to 0 and to the atom of
@@ -568,18 +525,6 @@ def _mean_of_two(
             q[most] += np.dot(q_pairs[:under], up)
             p[most] += mass / _UNIT / count * other.p[:under].sum()
             zero += np.dot(q_pairs[:under], 1.0 - up)
-    infinity = (a_count * a.infinity + b_count * b.infinity) / count + x.partners + y.partners
-    return LikelihoodRatio(
-        a.side,
-        step,
-        log_scale,
-        start,
-        q,
-        p,
-        offset,
-        float(zero),
-        infinity if a.side == "upper" else 0.0,
-        drift,
-        shift,
-        max(a.tail, b.tail),
-    ).trim()
+    ratio = replace(a, log_scale=log_scale, start=start, q=q, p=p, offset=offset, zero=float(zero))
+    tail = max(a.tail, b.tail)
+    return replace(ratio, infinity=infinity, drift=drift, shift=shift, tail=tail).trim()

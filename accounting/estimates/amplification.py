@@ -35,10 +35,7 @@ def amplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float, 
       delta: δ in [0, 1] of the mechanism.
       sampling_prob: p in (0, 1].
 
-    Returns:
-      The pair (ε', δ') of the sampled mechanism.
-
-    Source: Steinke, Limits of Privacy Amplification by Subsampling, Theorem 1.
+    Source: Theorem 1.
 
     >>> round(math.exp(amplify(math.log(3.0), 1e-5, 0.5)[0]), 12)
     2.0
@@ -63,7 +60,7 @@ def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float
     Raises:
       ValueError: If δ exceeds p, as no mechanism then amplifies to exactly δ.
 
-    Source: Steinke, Limits of Privacy Amplification by Subsampling, Theorem 1.
+    Source: Theorem 1.
 
     >>> round(math.exp(deamplify(math.log(2.0), 0.0, 0.5)[0]), 12)
     3.0
@@ -80,15 +77,10 @@ def deamplify(epsilon: float, delta: float, sampling_prob: float) -> tuple[float
 
 
 def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float = 1.0) -> float:
-    """Returns the scale of Laplace noise at which the mean of a Poisson sample is ε-DP.
+    """Returns 1/(ε_p p n), the Laplace noise scale at which the mean of a Poisson sample is ε-DP.
 
-    1/(ε_p p n): the sum over the sample, each value within [0, 1] (or [-1, 1], zeroed out), divided
-    by pn.
-
-    Args:
-      epsilon: ε > 0, the guarantee of one release.
-      num_examples: n.
-      sampling_prob: p in (0, 1]; 1 is the full mean.
+    The sum over the sample, each of n values within [0, 1] (or [-1, 1], zeroed out), divided by pn;
+    ε > 0, and p = `sampling_prob` in (0, 1], where 1 is the full mean.
 
     >>> round(laplace_noise_scale(0.1, 1000) / laplace_noise_scale(0.1, 1000, 0.1), 3)
     0.719
@@ -99,14 +91,7 @@ def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float 
 
 
 def laplace_noise_ratio(epsilon: float, sampling_prob: float) -> float:
-    """Returns p ε_p / ε <= 1: the Laplace noise of the full mean over that of the sampled mean.
-
-    Args:
-      epsilon: ε > 0, the cost of the sampled release.
-      sampling_prob: p in (0, 1].
-
-    Source: Steinke, Limits of Privacy Amplification by Subsampling.
-    """
+    """Returns p ε_p / ε <= 1: the Laplace noise of the full mean over that of the sampled mean."""
     _check_positive("epsilon", epsilon)
     return min(1.0, sampling_prob * deamplify(epsilon, 0.0, sampling_prob)[0] / epsilon)
 
@@ -125,7 +110,7 @@ def mean_squared_error(values: ArrayLike, epsilon: float, sampling_probs: ArrayL
       epsilon: ε > 0, the guarantee of every row.
       sampling_probs: p_i in (0, 1], of each row or of all; 1 is the full mean.
 
-    Source: Steinke, Limits of Privacy Amplification by Subsampling, equations 1 and 2 (equal p_i).
+    Source: equations 1 and 2 (equal p_i).
     """
     x = np.asarray(values, np.float64)
     if not (x.ndim == 1 and x.size and np.abs(x).max() <= 1.0):
@@ -138,10 +123,7 @@ def mean_squared_error(values: ArrayLike, epsilon: float, sampling_probs: ArrayL
 def laplace_noise_penalty(epsilon_over_prob: float) -> float:
     """Returns c/log(1 + c): by how much sampling may raise Laplace noise where ε <= c p.
 
-    Args:
-      epsilon_over_prob: c = ε/p >= 0. The penalty is 1 + c/2 for small c.
-
-    Source: Steinke, Limits of Privacy Amplification by Subsampling.
+    With c = `epsilon_over_prob` = ε/p >= 0; it is 1 + c/2 for small c.
     """
     c = epsilon_over_prob
     if not 0.0 <= c < math.inf:
@@ -152,8 +134,7 @@ def laplace_noise_penalty(epsilon_over_prob: float) -> float:
 def gaussian_noise_penalty_many_steps(epsilon_over_prob: float) -> float:
     """Estimates the Gaussian penalty in the limit of many steps: c/√log(1 + c²); not a bound.
 
-    Args:
-      epsilon_over_prob: c = 1/(pσ) >= 0. The penalty is 1 + c²/4 for small c.
+    With c = `epsilon_over_prob` = 1/(pσ) >= 0; it is 1 + c²/4 for small c.
 
     Source: Z. Bu, J. Dong, Q. Long, W. Su, Deep Learning with Gaussian Differential Privacy,
     Harvard Data Science Review 2020, arXiv:1911.11607, Theorem 5.
@@ -167,17 +148,11 @@ def gaussian_noise_penalty_many_steps(epsilon_over_prob: float) -> float:
 def gaussian_noise_penalty(
     sampling_prob: float, steps: int, *, epsilon: float, delta: float
 ) -> float:
-    """Returns the Gaussian noise of the sampled mean over the full mean's, at equal guarantee.
+    """Returns s/(pσ), the Gaussian noise of the sampled mean over the full mean's.
 
-    s/(pσ): with noise multiplier σ on every step the sum over all n examples, and with s the sum
-    over a Poisson sample, composed over all steps, is (ε, δ)-DP. Both are the smallest that
+    With noise multiplier σ the sums over all examples, and with s those over Poisson samples at p =
+    `sampling_prob`, composed over all `steps`, are (ε, δ)-DP. Both are the smallest that
     `calibrate` certifies.
-
-    Args:
-      sampling_prob: p in (0, 1].
-      steps: k, the number of releases.
-      epsilon: ε > 0 of the whole run.
-      delta: δ in (0, 1) of the whole run.
     """
     check_probability("sampling_prob", sampling_prob)
     sampled = calibrate(
@@ -200,26 +175,24 @@ class SubsamplingAdvice:
 
     A batch of b of n examples is sampled at p = b/n; the noise in the mean gradient is then at most
     `penalty` times the noise that full batches would need.
-
-    Attributes:
-      num_examples: n.
-      steps: k.
-      rho: The budget, in zero-concentrated DP.
-      step_epsilon: √(2ρ/k): ε of one release; the inverse of full batches' noise multiplier.
-      penalty: The factor on the noise that is still called free.
-      gaussian_batch_size: Smallest expected batch size with that penalty for Gaussian noise, by the
-        central limit theorem (an estimate; `gaussian_noise_penalty` computes it).
-      laplace_batch_size: Smallest expected batch size at which pure ε-DP releases are proved to
-        have it. Above n where not even full batches are covered by the rule.
     """
 
     num_examples: int
+    """n."""
     steps: int
+    """k."""
     rho: float
+    """The budget, in zero-concentrated DP."""
     step_epsilon: float
+    """√(2ρ/k): ε of one release; the inverse of full batches' noise multiplier."""
     penalty: float
+    """The factor on the noise that is still called free."""
     gaussian_batch_size: int
+    """Smallest expected batch size with that penalty for Gaussian noise, by the central limit
+    theorem (an estimate; `gaussian_noise_penalty` computes it)."""
     laplace_batch_size: int
+    """Smallest expected batch size at which pure ε-DP releases are proved to have it. Above n where
+    not even full batches are covered by the rule."""
 
 
 def advise_batch_size(
@@ -244,7 +217,7 @@ def advise_batch_size(
       delta: δ in (0, 1), the budget in approximate DP.
       penalty: The factor > 1 on the noise that is still called free.
 
-    Source: Steinke, Limits of Privacy Amplification by Subsampling (the rule √(2ρ/k) <= c p).
+    Source: the rule √(2ρ/k) <= c p.
 
     >>> advice = advise_batch_size(1_000_000, 10_000, rho=0.5)
     >>> advice.gaussian_batch_size, advice.laplace_batch_size

@@ -13,14 +13,15 @@ import scipy
 
 from accounting.algebra.cells import Array
 from accounting.estimates.tails import log_laplace_transform
-from accounting.profile import check_count, check_noise_multiplier
+from accounting.profile import check_count
+from accounting.profiles.max_events import Epoch
 
 _LOG_STEP = 0.02
 _FIRST, _LAST = -30.0, 600.0
 """Least and greatest logarithm of t, between which E[X^-β] is integrated by cells."""
 
 
-def renyi_divergence(order: int, *, noise_multiplier: float, bins: int, epochs: int = 1) -> float:
+def renyi_divergence(order: int, epoch: Epoch, epochs: int = 1) -> float:
     """Bounds from above the Rényi divergence of balls-and-bins: the larger of both directions.
 
     "Remove", log E[X^α] / (α - 1), is a power series in closed form; "add", log E[X^(1 - α)] /
@@ -28,8 +29,7 @@ def renyi_divergence(order: int, *, noise_multiplier: float, bins: int, epochs: 
 
     Args:
       order: α >= 2, an integer.
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
+      epoch: σ and T.
       epochs: Number of epochs with bins drawn anew, whose divergences add.
 
     Raises:
@@ -38,13 +38,11 @@ def renyi_divergence(order: int, *, noise_multiplier: float, bins: int, epochs: 
     check_count("order", order)
     if order < 2:
         raise ValueError(f"order must be at least 2, got {order}")
-    check_noise_multiplier(noise_multiplier)
-    check_count("bins", bins)
     check_count("epochs", epochs)
-    variance = noise_multiplier**-2
+    variance = epoch.noise_multiplier**-2
     log_moment = max(
-        _log_moment(order, variance, bins),
-        _log_inverse_moment(order - 1, noise_multiplier, bins),
+        _log_moment(order, variance, epoch.bins),
+        _log_inverse_moment(order - 1, epoch),
     )
     # No release of a known order costs more.
     return epochs * min(0.5 * order * variance, log_moment / (order - 1))
@@ -68,16 +66,16 @@ def _log_product(a: Array, b: Array) -> Array:
     return np.array([scipy.special.logsumexp(a[: n + 1] + b[n::-1]) for n in range(a.size)])
 
 
-def _log_inverse_moment(beta: int, noise_multiplier: float, bins: int) -> float:
+def _log_inverse_moment(beta: int, epoch: Epoch) -> float:
     """Bounds log E[X^-β] = log of the integral of t^(β - 1) E[e^(-tX)] / Γ(β) over t > 0."""
-    variance = noise_multiplier**-2
+    variance, bins = epoch.noise_multiplier**-2, epoch.bins
     gamma = 2.0 * beta
     # Of X >= the geometric mean: E[X^-γ]; and e^(-tX) <= (γ / (e t X))^γ beyond the last t.
     log_tail = gamma * (math.log(gamma) - 1.0 + 0.5 * variance * (1.0 + gamma / bins))
     last = min(_LAST, max(_FIRST + 1.0, (log_tail + 40.0) / (gamma - beta)))
     log_t = np.linspace(_FIRST, last, 1 + math.ceil((last - _FIRST) / _LOG_STEP))
     step = float(log_t[1] - log_t[0])
-    transform = log_laplace_transform(np.exp(log_t), noise_multiplier=noise_multiplier, bins=bins)
+    transform = log_laplace_transform(np.exp(log_t), epoch)
     # The transform is convex in t: in each cell it lies below its chord.
     mean = beta / (beta + 1.0) * math.expm1((beta + 1.0) * step) / math.expm1(beta * step)
     up = (mean - 1.0) / math.expm1(step) - 1e-9

@@ -12,26 +12,24 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.profile import check_count, check_epsilon, check_noise_multiplier
+from accounting.profile import check_epsilon
+from accounting.profiles.max_events import Epoch
 
 _LOWEST, _HIGHEST, _CELLS = -36.0, 12.0, 1200
 _ROUNDING = 1e-12
 """Bounds the relative error of a sum of masses of these cells."""
 
 
-def log_laplace_transform(
-    t: Array, *, noise_multiplier: float, bins: int, ceiling: float = math.inf
-) -> Array:
+def log_laplace_transform(t: Array, epoch: Epoch, ceiling: float = math.inf) -> Array:
     """Bounds log E[e^(-tX)] from above at each t: float64, of the shape of `t`.
 
     Args:
       t: float64[points], all > 0, or all < 0 where there is a ceiling.
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
+      epoch: σ and T.
       ceiling: Only the event counts on which each of the T standard normal variables, of which X is
         made, is at most this, from -30 to 12; by default any.
     """
-    deviation = 1.0 / noise_multiplier
+    deviation, bins = 1.0 / epoch.noise_multiplier, epoch.bins
     edges = np.linspace(_LOWEST, min(_HIGHEST, ceiling), _CELLS + 1)
     value = np.exp(deviation * edges - 0.5 * deviation**2)
     log_mass = log_normal_cells(edges)
@@ -53,41 +51,25 @@ def log_laplace_transform(
     return np.minimum(found, 0.0) if sign > 0.0 else found
 
 
-def add_delta_upper_bound(epsilon: float, *, noise_multiplier: float, bins: int) -> float:
-    """Returns a proved upper bound on H_ε(Q||P) of one epoch, the direction "add".
+def add_delta_upper_bound(epsilon: float, epoch: Epoch) -> float:
+    """Returns a proved upper bound on H_ε(Q||P) of one epoch, the direction "add", at ε >= 0.
 
     The least (a/t) e^(t/a - 1) E[e^(-tX)] over t >= a, a = e^ε.
-
-    Args:
-      epsilon: ε >= 0.
-      noise_multiplier: σ.
-      bins: T.
     """
     check_epsilon(epsilon)
-    check_noise_multiplier(noise_multiplier)
-    check_count("bins", bins)
     ratio = np.geomspace(1.0, 1e6, 200)
-    transform = log_laplace_transform(
-        np.exp(min(epsilon, 600.0)) * ratio, noise_multiplier=noise_multiplier, bins=bins
-    )
+    transform = log_laplace_transform(np.exp(min(epsilon, 600.0)) * ratio, epoch)
     return float(np.exp(min(0.0, (ratio - 1.0 - np.log(ratio) + transform).min()) + _ROUNDING))
 
 
-def truncated_tail(values: Array, *, noise_multiplier: float, bins: int, ceiling: float) -> Array:
+def truncated_tail(values: Array, epoch: Epoch, ceiling: float) -> Array:
     """Bounds from above Pr(X >= x, and no normal variable exceeds c) under Q, at each x.
 
-    The least e^(-tx) E[e^(tX)] over t > 0, in that event.
-
-    Args:
-      values: x, float64[points].
-      noise_multiplier: σ.
-      bins: T.
-      ceiling: c, as for `log_laplace_transform`.
+    The least e^(-tx) E[e^(tX)] over t > 0, in that event; x = `values`, float64[points], and c =
+    `ceiling` as for `log_laplace_transform`.
     """
-    largest = ceiling / noise_multiplier - 0.5 / noise_multiplier**2
-    t = bins * np.geomspace(0.1, 60.0, 48) * math.exp(-max(largest, -600.0))
-    log_mgf = log_laplace_transform(
-        -t, noise_multiplier=noise_multiplier, bins=bins, ceiling=ceiling
-    )
+    largest = ceiling / epoch.noise_multiplier - 0.5 / epoch.noise_multiplier**2
+    t = epoch.bins * np.geomspace(0.1, 60.0, 48) * math.exp(-max(largest, -600.0))
+    log_mgf = log_laplace_transform(-t, epoch, ceiling)
     found = np.exp(np.minimum(log_mgf[:, None] - np.multiply.outer(t, values), 0.0)).min(0)
     return found * (1.0 + _ROUNDING)

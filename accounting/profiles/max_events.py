@@ -5,11 +5,13 @@ Proof and sources: docs/explanation/lower-bounds-for-shuffled-batches.md.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.profile import check_count, check_epsilon, check_noise_multiplier
+from accounting.profile import check_count, check_epsilon, check_settings
 
 # Relative slack for the rounding of closed forms that are printed as proved.
 _ROUNDING = 1e-9
@@ -19,64 +21,61 @@ _EXPONENT_ROUNDING = 1e-14
 _SMALLEST = 1e-300
 
 
-def log_probability_max_below(
-    ceilings: Array, *, noise_multiplier: float, bins: int, shift: float
-) -> Array:
-    """Returns log Pr(max_t x_t < c) for x ~ N(shift · e_1, σ² I) in `bins` dimensions.
+@dataclass(frozen=True)
+class Epoch:
+    """T releases in each of which an example may be, at x ~ N(shift e_t, σ² I) in T dimensions.
 
-    Φ((c - shift)/σ) Φ(c/σ)^{T-1}, at each c of `ceilings`, float64 of the same shape.
-    """
-    z = np.asarray(ceilings, dtype=np.float64) / noise_multiplier
-    rest = (bins - 1) * scipy.special.log_ndtr(z) if bins > 1 else 0.0
-    return scipy.special.log_ndtr(z - shift / noise_multiplier) + rest
-
-
-def maximum_buckets(
-    ceilings: Array, *, noise_multiplier: float, bins: int, shift: float
-) -> tuple[Array, float]:
-    """Returns the masses of max_t x_t below, between and above `ceilings`, and their error.
-
-    Args:
-      ceilings: Ascending; float64[thresholds].
+    Attributes:
       noise_multiplier: σ.
-      bins: T.
-      shift: Position of the example's coordinate, x_1.
+      bins: T, the number of batches of the epoch.
+
+    Raises:
+      ValueError: If one of them is out of range.
+    """
+
+    noise_multiplier: float
+    bins: int
+
+    def __post_init__(self) -> None:
+        check_settings(self, counts=("bins",))
+
+    def log_max_below(self, ceilings: Array, shift: float) -> Array:
+        """Returns log Pr(max_t x_t < c) = log Φ((c - shift)/σ) + (T - 1) log Φ(c/σ) at each c."""
+        z = np.asarray(ceilings, dtype=np.float64) / self.noise_multiplier
+        rest = (self.bins - 1) * scipy.special.log_ndtr(z) if self.bins > 1 else 0.0
+        return scipy.special.log_ndtr(z - shift / self.noise_multiplier) + rest
+
+
+def maximum_buckets(epoch: Epoch, ceilings: Array, shift: float) -> tuple[Array, float]:
+    """Returns the masses of max_t x_t below, between and above ascending `ceilings`.
 
     Returns:
-      float64[thresholds + 1], and a bound on their relative error.
+      float64[ceilings + 1], and a bound on their relative error.
     """
-    log_below = log_probability_max_below(
-        ceilings, noise_multiplier=noise_multiplier, bins=bins, shift=shift
-    )
+    sigma, others = epoch.noise_multiplier, epoch.bins - 1
+    log_below = epoch.log_max_below(ceilings, shift)
     ends = ceilings[:-1], ceilings[1:]
-    log_g = scipy.special.log_ndtr((ends[0] - shift) / noise_multiplier)
-    log_h = scipy.special.log_ndtr(ends[1] / noise_multiplier)
-    first = np.exp(log_normal_cells(ceilings, shift, noise_multiplier) + (bins - 1) * log_h)
-    share = np.exp(np.minimum(log_normal_cells(ceilings, 0.0, noise_multiplier) - log_h, 0.0))
+    log_g = scipy.special.log_ndtr((ends[0] - shift) / sigma)
+    log_h = scipy.special.log_ndtr(ends[1] / sigma)
+    first = np.exp(log_normal_cells(ceilings, shift, sigma) + others * log_h)
+    share = np.exp(np.minimum(log_normal_cells(ceilings, 0.0, sigma) - log_h, 0.0))
     with np.errstate(divide="ignore"):
-        others = -np.expm1((bins - 1) * np.log1p(-share)) if bins > 1 else np.zeros(share.shape)
-    inner = first + np.exp(log_g + (bins - 1) * log_h) * others
-    drift = max(
-        float(normal_drift(ceilings, mean, noise_multiplier).max()) for mean in (0.0, shift)
-    )
+        rest = -np.expm1(others * np.log1p(-share)) if others else np.zeros(share.shape)
+    inner = first + np.exp(log_g + others * log_h) * rest
+    drift = max(float(normal_drift(ceilings, mean, sigma).max()) for mean in (0.0, shift))
     masses = np.concatenate([[np.exp(log_below[0])], inner, [-np.expm1(log_below[-1])]])
     # Logarithms down to -1000 are good to 8 roundings of their size.
     return masses, drift + 1e-12
 
 
 def max_event_lower_bound(
-    epsilon: float,
-    *,
-    noise_multiplier: float,
-    bins: int,
-    shifts: tuple[float, float] = (1.0, 0.0),
+    epsilon: float, epoch: Epoch, shifts: tuple[float, float] = (1.0, 0.0)
 ) -> float:
     """Returns a proved lower bound on δ from the events {max_t x_t >= c}, in closed form.
 
     Args:
       epsilon: ε >= 0.
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
+      epoch: One epoch.
       shifts: Position of the example's coordinate under P and under Q: (1, 0) is balls-and-bins,
         (2, 1) is shuffling (the pair that shuffled batches with gradients -1, and +1 or -1 for the
         example, give).
@@ -84,17 +83,11 @@ def max_event_lower_bound(
     Source: Chua et al., arXiv:2412.16802, Appendix B (balls-and-bins); arXiv:2403.17673
     (shuffling).
     """
-    check_noise_multiplier(noise_multiplier)
-    check_count("bins", bins)
     check_epsilon(epsilon)
+    sigma = epoch.noise_multiplier
 
     def best_at(ceilings: Array) -> tuple[float, float]:
-        log_p, log_q = (
-            log_probability_max_below(
-                ceilings, noise_multiplier=noise_multiplier, bins=bins, shift=shift
-            )
-            for shift in shifts
-        )
+        log_p, log_q = (epoch.log_max_below(ceilings, shift) for shift in shifts)
         p_above, q_above = -np.expm1(log_p), np.maximum(-np.expm1(log_q), _SMALLEST)
         with np.errstate(over="ignore"):
             remove = (1 - _ROUNDING) * p_above - np.exp(epsilon + np.log(q_above))
@@ -104,7 +97,7 @@ def max_event_lower_bound(
         return float(gains[best]), float(ceilings[best])
 
     # Far from where a coordinate stands, counted in its deviation, no event tells P from Q.
-    reach, step = 40.0 * noise_multiplier, 0.02 * noise_multiplier
+    reach, step = 40.0 * sigma, 0.02 * sigma
     centres = sorted({0.0, *shifts})
     if reach > 0.5:
         ceilings = np.arange(-reach, centres[-1] + reach + step, step)
@@ -119,27 +112,16 @@ def max_event_lower_bound(
     return max(bound, 0.0)
 
 
-def sum_of_maxima_lower_bound(
-    epsilon: float, *, noise_multiplier: float, bins: int, epochs: int
-) -> float:
-    """Returns a proved lower bound on δ of epochs of shuffling, sharp at little noise.
-
-    Args:
-      epsilon: ε >= 0.
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
-      epochs: E.
-    """
-    check_noise_multiplier(noise_multiplier)
-    check_count("bins", bins)
+def sum_of_maxima_lower_bound(epsilon: float, epoch: Epoch, epochs: int) -> float:
+    """Returns a proved lower bound on δ >= 0 of `epochs` of shuffling, sharp at little noise."""
     check_count("epochs", epochs)
     check_epsilon(epsilon)
-    variance = noise_multiplier**2 / epochs
+    variance = epoch.noise_multiplier**2 / epochs
     # y/E that is best for the pair N(2, variance), N(1, variance) at a larger epsilon.
-    extra = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60) * epochs * np.log(bins)])
+    extra = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 60) * epochs * np.log(epoch.bins)])
     threshold = 0.5 + variance * (epsilon + extra)
     log_q = scipy.special.log_ndtr(-threshold / np.sqrt(variance))
-    others = epochs * np.log1p((bins - 1) * np.exp(-threshold / noise_multiplier**2))
+    others = epochs * np.log1p((epoch.bins - 1) * np.exp(-threshold / epoch.noise_multiplier**2))
     exponent = epsilon + others + log_q
     exponent += _EXPONENT_ROUNDING * (epsilon + others - log_q)
     with np.errstate(over="ignore"):

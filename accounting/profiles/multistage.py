@@ -25,10 +25,7 @@ from accounting.algebra.mixtures import (
     ratio_edges,
     solve_increasing,
 )
-from accounting.profile import (
-    ComposesWithGaussian,
-    check_count,
-)
+from accounting.profile import ComposesWithGaussian, check_count
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
@@ -189,19 +186,8 @@ class MultistageProfile(RepeatedProfile):
         q[size - i] += down
         p[size - i] += down * left_a[i]
         drift = max(left_drift, right_drift) + 8.0 * ROUNDING
-        return LikelihoodRatio(
-            "upper",
-            step,
-            0.0,
-            -size,
-            q,
-            p,
-            np.zeros(q.size),
-            left.infinity,
-            right.infinity,
-            drift,
-            EDGE_DRIFT + 2.0 * drift,
-        )
+        cells = Spread(q, p, left.infinity, right.infinity)
+        return LikelihoodRatio.of_cells(step, -size, cells, drift, EDGE_DRIFT + 2.0 * drift)
 
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
         """Yields laws of one release (with x, without x) of data sets in one dimension.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,6 +23,7 @@ from accounting.profiles.gaussian import (
     composed_noise,
 )
 from accounting.profiles.max_events import (
+    Epoch,
     max_event_lower_bound,
     maximum_buckets,
     sum_of_maxima_lower_bound,
@@ -77,8 +77,8 @@ class ShuffleProfile(WithRelease):
 
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by lower bounds on grids where these are wide."""
-        epochs = self.noise_multiplier / math.sqrt(self.epochs)
-        known_order = question.of(GaussianProfile(composed_noise(epochs, self.release)))
+        passes = self.noise_multiplier / math.sqrt(self.epochs)
+        known_order = question.of(GaussianProfile(composed_noise(passes, self.release)))
         if self.steps_per_epoch == 1:
             return known_order
 
@@ -89,7 +89,9 @@ class ShuffleProfile(WithRelease):
             by_delta = question.wanted == "delta"
             return bound.width > (1e-3 * bound.lower if by_delta else question.width(bound))
 
-        bound = Bound(proved(self._little_noise_delta), known_order.upper)
+        epoch, epochs = self._epochs()
+        little_noise = proved(lambda e: sum_of_maxima_lower_bound(e, epoch, epochs))
+        bound = Bound(little_noise, known_order.upper)
         if wide(bound):
             bins = BallsAndBinsProfile(
                 self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release
@@ -98,33 +100,22 @@ class ShuffleProfile(WithRelease):
             bound = bound.intersection(Bound(lower, math.inf))
         return replace(bound, note=_UNKNOWN) if wide(bound) else bound
 
-    def _as_redrawn(self) -> tuple[float, int]:
-        return as_redrawn(self.noise_multiplier, self.epochs, self.order)
-
-    def _little_noise_delta(self, epsilon: float) -> float:
-        sigma, epochs = self._as_redrawn()
-        return sum_of_maxima_lower_bound(
-            epsilon, noise_multiplier=sigma, bins=self.steps_per_epoch, epochs=epochs
-        )
+    def _epochs(self) -> tuple[Epoch, int]:
+        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.order)
+        return Epoch(sigma, self.steps_per_epoch), epochs
 
     def _event_delta(self, question: Question) -> Curve:
         """Lower bounds on delta by tests of max_t x_t, or of its values in several epochs.
 
         Of several epochs sharp near the point that is asked about.
         """
-        sigma, epochs = self._as_redrawn()
+        epoch, epochs = self._epochs()
         if epochs == 1 and self.release == math.inf:
-            return functools.partial(
-                max_event_lower_bound,
-                noise_multiplier=sigma,
-                bins=self.steps_per_epoch,
-                shifts=_SHIFTS,
-            )
-        ratio = _one_epoch(sigma, self.steps_per_epoch)
+            return lambda epsilon: max_event_lower_bound(epsilon, epoch, _SHIFTS)
+        ratio = _one_epoch(epoch)
         try:
             if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
-                several = _several_epochs(sigma, self.steps_per_epoch, epochs)
-                return with_release(several, self.release).delta
+                return with_release(_several_epochs(epoch, epochs), self.release).delta
             at = {"epsilon" if question.wanted == "delta" else "delta": question.at}
             parts = compose_both(ratio, epochs, release_ratio(self.release, ratio), **at)
         except GridError:
@@ -133,20 +124,18 @@ class ShuffleProfile(WithRelease):
 
 
 @lru_cache(maxsize=16)
-def _one_epoch(sigma: float, steps: int) -> LikelihoodRatio:
+def _one_epoch(epoch: Epoch) -> LikelihoodRatio:
     """Returns a lower likelihood ratio of max_t x_t of one epoch, in buckets."""
     # Values of c around those that max_t x_t takes under P and under Q.
-    low = sigma * float(scipy.special.ndtri_exp(-100.0 / steps))
+    sigma = epoch.noise_multiplier
+    low = sigma * float(scipy.special.ndtri_exp(-100.0 / epoch.bins))
     thresholds = np.linspace(low, max(_SHIFTS) + 14.0 * sigma, _GRID)
-    (p, p_drift), (q, q_drift) = (
-        maximum_buckets(thresholds, noise_multiplier=sigma, bins=steps, shift=shift)
-        for shift in _SHIFTS
-    )
+    (p, p_drift), (q, q_drift) = (maximum_buckets(epoch, thresholds, x) for x in _SHIFTS)
     # Log X of a bucket is contracted within this part of its deviation, 1/sigma.
     step = _BUCKET_STEP / sigma
     return LikelihoodRatio.from_masses(p, q, step, "lower", drift=max(p_drift, q_drift))
 
 
 @lru_cache(maxsize=16)
-def _several_epochs(sigma: float, steps: int, epochs: int) -> LikelihoodRatio:
-    return _one_epoch(sigma, steps).power(epochs)
+def _several_epochs(epoch: Epoch, epochs: int) -> LikelihoodRatio:
+    return _one_epoch(epoch).power(epochs)

@@ -11,7 +11,7 @@ import scipy
 
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import check_grid
-from accounting.profile import ComposesWithGaussian, check_probability
+from accounting.profile import ComposesWithGaussian, check_settings
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
@@ -49,8 +49,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("unit_prob", "sampling_prob"):
-            check_probability(name, getattr(self, name))
+        check_settings(self, probabilities=("unit_prob", "sampling_prob"))
         if self.siblings != int(self.siblings) or self.siblings < 0:
             raise ValueError(f"siblings must be an integer >= 0, got {self.siblings}")
 

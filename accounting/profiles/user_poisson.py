@@ -17,11 +17,7 @@ from accounting.algebra.mixtures import (
     ratio_deviation,
     solve_increasing,
 )
-from accounting.profile import (
-    ComposesWithGaussian,
-    check_count,
-    check_probability,
-)
+from accounting.profile import ComposesWithGaussian, check_settings
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
@@ -61,8 +57,7 @@ class UserPoissonProfile(RepeatedProfile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("max_contributions", self.max_contributions)
-        check_probability("sampling_prob", self.sampling_prob)
+        check_settings(self, counts=("max_contributions",), probabilities=("sampling_prob",))
 
     def ceiling(self) -> GaussianProfile:
         """Returns the profile of all tau examples in every step."""
@@ -118,21 +113,8 @@ class UserPoissonProfile(RepeatedProfile):
             p += rest * q
             return [LikelihoodRatio.from_masses(p, q, step, "lower", drift)]
         cells = spread(step, p, q, log_mean_above(first, step, p, q), bounded=bounded)
-        return [
-            LikelihoodRatio(
-                "upper",
-                step,
-                0.0,
-                first,
-                cells.q,
-                cells.p,
-                np.zeros(q.size),
-                cells.zero,
-                cells.infinity + rest,
-                drift,
-                EDGE_DRIFT + 2.0 * drift,
-            )
-        ]
+        cells = cells._replace(infinity=cells.infinity + rest)
+        return [LikelihoodRatio.of_cells(step, first, cells, drift, EDGE_DRIFT + 2.0 * drift)]
 
     def _mixture(self, tail: float) -> tuple[Mixture, float]:
         """Returns P with at most so many examples that the rest has probability <= `tail`."""

@@ -142,8 +142,9 @@ def test_nearest_gaussian_covers_the_profile_and_no_smaller_one_does(profile, cu
 # --- events -------------------------------------------------------------------------------------
 
 
-def test_event_of_poisson_costs_what_the_profile_says():
-    profile = PoissonProfile(1.0, 0.02, 50)
+@pytest.mark.parametrize("release", [math.inf, 2.0])
+def test_event_of_poisson_costs_what_the_profile_says(release):
+    profile = PoissonProfile(1.0, 0.02, 50, release)
     accountant = PLDAccountant().compose(to_dp_event(profile))
     bound = profile.epsilon(1e-5)
     assert bound.lower - 1e-3 <= accountant.get_epsilon(1e-5) <= bound.upper + 2e-2

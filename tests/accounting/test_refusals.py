@@ -42,7 +42,7 @@ from accounting.estimates.monte_carlo import (
     log_order_statistics,
     sample_losses,
 )
-from accounting.profiles.max_events import max_event_lower_bound
+from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.multistage import add_remove_profile
 from accounting.releases.contribution import (
     excess_bounds,
@@ -66,7 +66,7 @@ def cut(sigma):
 
 
 def losses(**settings):
-    return sample_losses(RNG, 1, noise_multiplier=1.0, bins=2, **{"direction": "add"} | settings)
+    return sample_losses(RNG, 1, Epoch(1.0, 2), **{"direction": "add"} | settings)
 
 
 REFUSED = [
@@ -102,8 +102,8 @@ REFUSED = [
     (lambda: log_overflow_probability(5, 0.5, -1), "sizes must be"),
     (lambda: log_overflow_probability(5, 1.5, 1), "sampling_prob must be"),
     (lambda: log_overflow_probability(5, math.nan, 1), "sampling_prob must be"),
-    (lambda: max_event_lower_bound(-1.0, noise_multiplier=1.0, bins=2), "epsilon"),
-    (lambda: max_event_lower_bound(1.0, noise_multiplier=0.0, bins=2), "noise_multiplier"),
+    (lambda: max_event_lower_bound(-1.0, Epoch(1.0, 2)), "epsilon"),
+    (lambda: Epoch(0.0, 2), "noise_multiplier"),
     (lambda: TrialCount(1.0, 1.0), "mean"),
     (lambda: TrialCount(math.nan, 1.0), "mean"),
     (lambda: TrialCount(10.0, -1.0), "shape"),

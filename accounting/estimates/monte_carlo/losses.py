@@ -8,13 +8,14 @@ Importance sampling and order statistics: docs/explanation/monte-carlo-estimates
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array
-from accounting.profile import Direction, check_count, check_noise_multiplier
+from accounting.profile import Direction, check_count
+from accounting.profiles.max_events import Epoch
 
 # Entries of the largest temporary array; several of them live at once (about 100 MB in all).
 _CHUNK_ENTRIES = 2**21
@@ -41,16 +42,9 @@ def geometric_ranks(num_draws: int, growth: float = 1.02) -> tuple[int, ...]:
 def log_order_statistics(
     rng: np.random.Generator, size: int, num_draws: int, ranks: Sequence[int]
 ) -> Array:
-    """Samples log U for the largest of `num_draws` uniform draws, jointly at the given ranks.
+    """Samples log U for the largest of n = `num_draws` uniform draws, jointly at the given ranks.
 
-    Args:
-      rng: Source of randomness.
-      size: Number of independent samples.
-      num_draws: n.
-      ranks: r_1 < ... < r_R, each in [1, n].
-
-    Returns:
-      log of the order statistics, float64 of shape [size, R].
+    The r_1 < ... < r_R, each in [1, n], give float64 of shape [size, R].
 
     Source: Chua et al., arXiv:2412.16802, Algorithm 6.
     """
@@ -92,44 +86,41 @@ def _log_weighted_sum_exp(values: Array, weights: Array) -> Array:
     return top + np.log(np.exp(values - top[:, None]) @ weights)
 
 
+def _chunks(values: Array, width: int) -> Iterator[Array]:
+    """Yields consecutive parts of `values`, views of as many as fit beside `width` columns each."""
+    chunk = max(1, _CHUNK_ENTRIES // width)
+    for start in range(0, values.size, chunk):
+        yield values[start : start + chunk]
+
+
 def sample_others(
     rng: np.random.Generator,
     num_samples: int,
-    *,
-    noise_multiplier: float,
-    bins: int,
+    epoch: Epoch,
     ranks: Sequence[int],
     ceiling: float,
     exceeded: bool,
 ) -> Array:
     """Samples upper bounds on what T - 1 bins contribute to the likelihood ratio under Q.
 
-    (1/T) Σ e^(z_t/σ - 1/(2σ²)) over T - 1 standard normal z_t: 0 of one bin.
-
-    Args:
-      rng: Source of randomness.
-      num_samples: Number of independent samples.
-      noise_multiplier: σ.
-      bins: T.
-      ranks: Of the order statistics that stand for all, see `sample_losses`.
-      ceiling: c.
-      exceeded: Whether samples are drawn given that a z_t exceeds c, or given that none does.
+    (1/T) Σ e^(z_t/σ - 1/(2σ²)) over T - 1 standard normal z_t: 0 of one bin. By order statistics of
+    `ranks`, see `sample_losses`, given that a z_t exceeds c = `ceiling`, or that none does.
 
     Returns:
       float64 of shape [num_samples].
     """
-    scale, chunk = 1.0 / noise_multiplier, max(1, _CHUNK_ENTRIES // (len(ranks) + 2))
-    log_below, found = float(scipy.special.log_ndtr(ceiling)), np.zeros(num_samples)
-    for start in range(0, num_samples if bins > 1 else 0, chunk):
-        part = found[start : start + chunk]
+    scale, others, found = 1.0 / epoch.noise_multiplier, epoch.bins - 1, np.zeros(num_samples)
+    log_below = float(scipy.special.log_ndtr(ceiling))
+    for part in _chunks(found, len(ranks) + 2) if others else ():
         log_ceiling = np.full(part.size, log_below)
         if exceeded:
-            log_ceiling = _log_top(rng, part.size, bins - 1, log_below)
-        z, weights = _draws_below(rng, log_ceiling, bins - 1 - exceeded, ranks, "remove")
+            log_ceiling = _log_top(rng, part.size, others, log_below)
+        z, weights = _draws_below(rng, log_ceiling, others - exceeded, ranks, "remove")
         if exceeded:
             z = np.concatenate([scipy.special.ndtri_exp(log_ceiling)[:, None], z], axis=1)
             weights = np.concatenate([np.ones(1), weights])
-        part += np.exp(_log_weighted_sum_exp(scale * z, weights) - math.log(bins) - 0.5 * scale**2)
+        log_sum = _log_weighted_sum_exp(scale * z, weights)
+        part += np.exp(log_sum - math.log(epoch.bins) - 0.5 * scale**2)
     return found
 
 
@@ -142,41 +133,36 @@ def _log_top(rng: np.random.Generator, size: int, num_draws: int, log_below: flo
     return np.minimum(np.log1p(-above * rng.random(size)) / num_draws, -1e-300)
 
 
-def _event_ceiling(
-    epsilon: float, noise_multiplier: float, bins: int, direction: Direction
-) -> float:
+def _event_ceiling(epsilon: float, epoch: Epoch, direction: Direction) -> float:
     """Returns c/σ, where c bounds the event outside which the loss is at most `epsilon`."""
-    variance = noise_multiplier**2
+    variance, bins = epoch.noise_multiplier**2, epoch.bins
     if direction == "remove":
         # log(1 + (e^{1/σ²} - 1)/T) with no overflow at small σ.
         log_ratio = np.logaddexp(
             math.log1p(-1.0 / bins) if bins > 1 else -math.inf, 1.0 / variance - math.log(bins)
         )
-        return float((0.5 + variance * (epsilon - log_ratio)) / noise_multiplier)
-    return (0.5 + variance * (math.log(bins) - epsilon)) / noise_multiplier
+        return float((0.5 + variance * (epsilon - log_ratio)) / epoch.noise_multiplier)
+    return (0.5 + variance * (math.log(bins) - epsilon)) / epoch.noise_multiplier
 
 
-def event_probability(
-    epsilon: float, *, noise_multiplier: float, bins: int, direction: Direction
-) -> float:
+def event_probability(epsilon: float, epoch: Epoch, direction: Direction) -> float:
     """Returns the probability of the event outside which the privacy loss is at most `epsilon`.
 
-    1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add", T = `bins`.
+    1 - Φ(c/σ)^T under P for "remove", Φ(c/σ)^T under Q for "add".
 
     Source: Chua et al., arXiv:2412.16802, Algorithm 5.
     """
-    ceiling = _event_ceiling(epsilon, noise_multiplier, bins, direction)
-    log_below = bins * float(scipy.special.log_ndtr(ceiling))
+    ceiling = _event_ceiling(epsilon, epoch, direction)
+    log_below = epoch.bins * float(scipy.special.log_ndtr(ceiling))
     return -math.expm1(log_below) if direction == "remove" else math.exp(log_below)
 
 
 def sample_losses(
     rng: np.random.Generator,
     num_samples: int,
-    *,
-    noise_multiplier: float,
-    bins: int,
+    epoch: Epoch,
     direction: Direction,
+    *,
     epochs: int = 1,
     ranks: Sequence[int] | None = None,
     event_epsilon: float | None = None,
@@ -186,8 +172,7 @@ def sample_losses(
     Args:
       rng: Source of randomness.
       num_samples: Number of independent samples.
-      noise_multiplier: σ.
-      bins: T, the number of batches of one epoch.
+      epoch: σ and T.
       direction: "remove": log dP/dQ under P; "add": -log dP/dQ under Q.
       epochs: Number of epochs with bins drawn anew: the sum of as many independent losses.
       ranks: Ranks whose order statistics stand for all coordinates (1 first); the result is then an
@@ -201,8 +186,6 @@ def sample_losses(
 
     Source: Chua et al., arXiv:2412.16802, Algorithms 4, 6, 10, 11 and Appendix B.3.
     """
-    check_noise_multiplier(noise_multiplier)
-    check_count("bins", bins)
     check_count("epochs", epochs)
     check_count("num_samples", num_samples)
     if direction not in ("remove", "add"):
@@ -211,57 +194,47 @@ def sample_losses(
         raise ValueError(f"ranks must begin with 1, got {ranks}")
     if event_epsilon is not None and epochs != 1:
         raise ValueError("importance sampling is for one epoch; drop event_epsilon")
-    width = 2 + (bins if ranks is None else len(ranks))
-    chunk = max(1, _CHUNK_ENTRIES // width)
+    log_ceiling = None
+    if event_epsilon is not None:
+        ceiling = _event_ceiling(event_epsilon, epoch, direction)
+        log_ceiling = float(scipy.special.log_ndtr(ceiling))
     losses = np.zeros(num_samples)
-    for start in range(0, num_samples, chunk):
-        part = losses[start : start + chunk]
+    for part in _chunks(losses, 2 + (epoch.bins if ranks is None else len(ranks))):
         for _ in range(epochs):
-            part += _losses(rng, part.size, noise_multiplier, bins, direction, ranks, event_epsilon)
+            part += _losses(rng, part.size, epoch, direction, ranks, log_ceiling)
     return losses
 
 
 def _losses(
     rng: np.random.Generator,
     size: int,
-    noise_multiplier: float,
-    bins: int,
+    epoch: Epoch,
     direction: Direction,
     ranks: Sequence[int] | None,
-    event_epsilon: float | None,
+    log_ceiling: float | None,
 ) -> Array:
-    scale = 1.0 / noise_multiplier  # x_t/σ² = (y_t + shift)/σ² = scale * (z_t + scale * shift)
-    ceiling = (
-        math.inf
-        if event_epsilon is None
-        else _event_ceiling(event_epsilon, noise_multiplier, bins, direction)
-    )
+    # x_t/σ² = (y_t + shift)/σ² = scale * (z_t + scale * shift)
+    scale, bins = 1.0 / epoch.noise_multiplier, epoch.bins
     if direction == "add":
-        log_ceiling = np.full(size, float(scipy.special.log_ndtr(ceiling)))
-        z, weights = _draws_below(rng, log_ceiling, bins, ranks, direction)
+        z, weights = _draws_below(rng, np.full(size, log_ceiling or 0.0), bins, ranks, direction)
         return math.log(bins) + 0.5 * scale**2 - _log_weighted_sum_exp(scale * z, weights)
-    if event_epsilon is None:
-        shifted = rng.standard_normal((size, 1)) + scale
+    if log_ceiling is None:
+        columns = [rng.standard_normal((size, 1)) + scale]
         z, weights = _draws_below(rng, np.zeros(size), bins - 1, ranks, direction)
-        columns = [shifted, z]
-        weights = np.concatenate([np.ones(1), weights])
     else:
-        log_top = _log_top(rng, size, bins, float(scipy.special.log_ndtr(ceiling)))
+        log_top = _log_top(rng, size, bins, log_ceiling)
         top = scipy.special.ndtri_exp(log_top)[:, None]
-        if bins == 1:
-            columns, weights = [top + scale], np.ones(1)
-        else:
+        z, weights = np.zeros((size, 0)), np.zeros(0)
+        columns = [top + scale]
+        if bins > 1:
             # It sits at the shifted coordinate with probability 1/T. The others are iid below it,
             # and one of them, `other`, is set apart: it is the shifted coordinate where the largest
             # is not.
             other, _ = _draws_below(rng, log_top, 1, None, direction)
             at_shifted = rng.random((size, 1)) < 1.0 / bins
             z, weights = _draws_below(rng, log_top, bins - 2, ranks, direction)
-            columns = [
-                np.where(at_shifted, top, other) + scale,
-                np.where(at_shifted, other, top),
-                z,
-            ]
-            weights = np.concatenate([np.ones(2), weights])
-    terms = scale * np.concatenate(columns, axis=1)
+            shifted = np.where(at_shifted, top, other) + scale
+            columns = [shifted, np.where(at_shifted, other, top)]
+    weights = np.concatenate([np.ones(len(columns)), weights])
+    terms = scale * np.concatenate([*columns, z], axis=1)
     return _log_weighted_sum_exp(terms, weights) - math.log(bins) - 0.5 * scale**2

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import scipy
@@ -16,6 +15,7 @@ from accounting.algebra.cells import Array, log_normal_cells
 from accounting.estimates.monte_carlo.confidence import Inequality, mean_upper_bound
 from accounting.estimates.monte_carlo.losses import sample_others
 from accounting.estimates.tails import add_delta_upper_bound, truncated_tail
+from accounting.profiles.max_events import Epoch
 
 _OWN = np.linspace(-10.0, 14.0, 4001)
 """Ends of cells of the example's own standard normal variable."""
@@ -24,10 +24,9 @@ _OWN = np.linspace(-10.0, 14.0, 4001)
 def other_bins_curve(
     rng: np.random.Generator,
     num_samples: int,
-    *,
-    noise_multiplier: float,
-    bins: int,
+    epoch: Epoch,
     ranks: Sequence[int],
+    *,
     first: float,
     rest: float,
     beta: float,
@@ -42,8 +41,7 @@ def other_bins_curve(
     Args:
       rng: Source of randomness.
       num_samples: m.
-      noise_multiplier: σ.
-      bins: T, the number of batches of the epoch.
+      epoch: σ and T.
       ranks: Of the order statistics that stand for all, see `sample_others`.
       first: The least ε that is asked for, for which ceiling and cut are chosen.
       rest: Most that the probability above the cut should be.
@@ -51,50 +49,47 @@ def other_bins_curve(
       inequality: See `mean_upper_bound`.
     """
     half, beta = -(-num_samples // 2), 0.5 * beta
-    tail_of = partial(truncated_tail, noise_multiplier=noise_multiplier, bins=bins)
     places = np.concatenate(
         [np.linspace(0.0, 2.0, 800), np.geomspace(2.01, 8.0 * math.exp(first), 300)]
     )
-    excess = _excess(first, places, noise_multiplier, bins)
+    excess = _excess(first, places, epoch)
     budget, typical = -math.log(beta) / half, float(np.interp(1.0, places, excess))
     noise = excess * budget + np.sqrt(2.0 * excess * typical * budget)
     choices = []
     for ceiling in np.linspace(1.0, 11.0, 21):
         log_below = float(scipy.special.log_ndtr(ceiling))
-        above = -math.expm1((bins - 1) * log_below)
+        above = -math.expm1((epoch.bins - 1) * log_below)
         # A tail of T - 1 variables: the last one adds a factor E[e^(tA/T); z <= c] >= Φ(c).
-        tail = tail_of(places, ceiling=ceiling) * math.exp(-log_below)
+        tail = truncated_tail(places, epoch, ceiling) * math.exp(-log_below)
         cost = np.where(tail <= max(rest, tail.min()), tail + noise, math.inf)
         cut = int(cost.argmin())
         choices.append((cost[cut] + above * budget, ceiling, above, cut, float(tail[cut])))
     _, ceiling, above, cut, tail_mass = min(choices)
     most = max(float(excess[cut]), 1e-300)
-    sampled = partial(
-        sample_others, rng, half, noise_multiplier=noise_multiplier, bins=bins, ranks=ranks,
-        ceiling=ceiling,
-    )  # fmt: skip
     # The places that are next above S.
-    within = np.minimum(np.searchsorted(places, sampled(exceeded=False)), cut)
-    beyond = np.searchsorted(places, sampled(exceeded=True))
+    within, beyond = (
+        np.searchsorted(places, sample_others(rng, half, epoch, ranks, ceiling, exceeded))
+        for exceeded in (False, True)
+    )
+    within = np.minimum(within, cut)
 
     def at(epsilon: float) -> tuple[float, float]:
-        values = np.append(_excess(epsilon, places, noise_multiplier, bins), 1.0)
+        values = np.append(_excess(epsilon, places, epoch), 1.0)
         parts = [((1.0 - above) * most, values[within] / most), (above, values[beyond])]
         mean = sum(weight * float(x.mean()) for weight, x in parts)
         upper = sum(weight * mean_upper_bound(x, beta, inequality) for weight, x in parts)
-        add = add_delta_upper_bound(epsilon, noise_multiplier=noise_multiplier, bins=bins)
-        return mean, max(upper + tail_mass, add)
+        return mean, max(upper + tail_mass, add_delta_upper_bound(epsilon, epoch))
 
     return at
 
 
-def _excess(epsilon: float, others: Array, noise_multiplier: float, bins: int) -> Array:
+def _excess(epsilon: float, others: Array, epoch: Epoch) -> Array:
     """Bounds E[(1 - e^(ε - L))_+ | S] from above, at each S of `others`, ascending.
 
     It grows with S and with the example's own normal variable, whose cells take their ends.
     """
-    scale = 1.0 / noise_multiplier
-    own = np.exp(np.clip(scale * _OWN + 0.5 * scale**2, -600.0, 700.0)) / bins
+    scale = 1.0 / epoch.noise_multiplier
+    own = np.exp(np.clip(scale * _OWN + 0.5 * scale**2, -600.0, 700.0)) / epoch.bins
     mass = np.exp(log_normal_cells(_OWN)) * (1.0 + 1e-12)
     threshold = math.exp(min(epsilon, 700.0))
     below, beyond = scipy.special.ndtr(_OWN[0]), scipy.special.ndtr(-_OWN[-1])

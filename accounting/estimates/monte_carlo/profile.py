@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from accounting.profile import (
     epsilon_from_delta,
 )
 from accounting.profiles.gaussian import as_redrawn
-from accounting.profiles.max_events import max_event_lower_bound
+from accounting.profiles.max_events import Epoch, max_event_lower_bound
 
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 _CHOICES = {
@@ -85,33 +85,29 @@ class MonteCarloProfile:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
-        if self.sampled == "other bins" and self._one_epoch[1] > 1:
+        if self.sampled == "other bins" and self._epochs[1] > 1:
             raise ValueError(f'sampled: "other bins" is for one epoch, got {self.epochs}')
         # A smaller β would round the confidence to 1, which means proved.
         if not 1e-12 <= self.beta < 1.0:
             raise ValueError(f"beta must be in [1e-12, 1), got {self.beta}")
 
     @property
-    def _one_epoch(self) -> tuple[float, int]:
-        return as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+    def _epochs(self) -> tuple[Epoch, int]:
+        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
+        return Epoch(sigma, self.bins), epochs
 
     @property
     def _rare(self) -> bool:
-        return self.sampled == "rare losses" and self._one_epoch[1] == 1
+        return self.sampled == "rare losses" and self._epochs[1] == 1
 
     def _lower(self, epsilon: float) -> float:
         # One of several redrawn epochs already costs this much.
-        return max_event_lower_bound(epsilon, noise_multiplier=self._one_epoch[0], bins=self.bins)
+        return max_event_lower_bound(epsilon, self._epochs[0])
 
     def _event_probability(self, event_epsilon: float, direction: Direction) -> float:
         if not self._rare:
             return 1.0
-        return event_probability(
-            event_epsilon,
-            noise_multiplier=self._one_epoch[0],
-            bins=self.bins,
-            direction=direction,
-        )
+        return event_probability(event_epsilon, self._epochs[0], direction)
 
     def _least_upper(self, event_epsilon: float) -> float:
         """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
@@ -122,31 +118,17 @@ class MonteCarloProfile:
 
     def _curve(self, first: float, rest: float = 1.0) -> Callable[[float], tuple[float, float]]:
         """Returns the mean and the upper end as functions of ε >= `first`, which both fall."""
-        rng, (noise_multiplier, epochs) = np.random.default_rng(self.seed), self._one_epoch
+        rng, (epoch, epochs) = np.random.default_rng(self.seed), self._epochs
+        confidence: dict[str, Any] = {"beta": self.beta, "inequality": self.inequality}
         if self.sampled == "other bins":
-            return other_bins_curve(
-                rng,
-                self.num_samples,
-                noise_multiplier=noise_multiplier,
-                bins=self.bins,
-                ranks=self.ranks or geometric_ranks(self.bins),
-                first=first,
-                rest=rest,
-                beta=self.beta,
-                inequality=self.inequality,
-            )
+            ranks = self.ranks or geometric_ranks(self.bins)
+            sizes: dict[str, Any] = {"first": first, "rest": rest}
+            return other_bins_curve(rng, self.num_samples, epoch, ranks, **sizes, **confidence)
+        event = first if self._rare else None
+        how: dict[str, Any] = {"epochs": epochs, "ranks": self.ranks, "event_epsilon": event}
         samples = [
             (
-                sample_losses(
-                    rng,
-                    self.num_samples,
-                    noise_multiplier=noise_multiplier,
-                    bins=self.bins,
-                    direction=direction,
-                    epochs=epochs,
-                    ranks=self.ranks,
-                    event_epsilon=first if self._rare else None,
-                ),
+                sample_losses(rng, self.num_samples, epoch, direction, **how),
                 self._event_probability(first, direction),
             )
             for direction in _DIRECTIONS
@@ -155,14 +137,8 @@ class MonteCarloProfile:
         def at(epsilon: float) -> tuple[float, float]:
             means = [p * float(hockey_stick_values(x, epsilon).mean()) for x, p in samples]
             uppers = [
-                hockey_stick_upper_bound(
-                    losses,
-                    epsilon,
-                    beta=self.beta,
-                    event_probability=probability,
-                    inequality=self.inequality,
-                )
-                for losses, probability in samples
+                hockey_stick_upper_bound(x, epsilon, event_probability=p, **confidence)
+                for x, p in samples
             ]
             return max(means), max(uppers)
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import fft
 
 from accounting import GaussianProfile, PoissonProfile
-from accounting.algebra.composition import LossDistribution, compose_both
+from accounting.algebra.composition import LossDistribution, compose, compose_both
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio
 
 
@@ -104,8 +104,8 @@ def test_masses_far_below_the_transform_s_own_error_are_bounded(count, seed):
     masses /= masses.sum()
     exact = exact_power(masses, count)
     for tilt in (1e-3, 5.0):
-        above = distribution(masses, upper=True).compose(count, tilt)
-        below = distribution(masses, upper=False).compose(count, tilt)
+        above = compose([(distribution(masses, upper=True), count)], tilt)
+        below = compose([(distribution(masses, upper=False), count)], tilt)
         for high, value in zip(above.masses, window(above, count, exact), strict=True):
             assert value <= Fraction(float(high)) * (1 + Fraction(2 * above.drift))
         pairs = zip(below.masses, below.partners, window(below, count, exact), strict=True)
@@ -121,8 +121,8 @@ def test_roundings_of_the_tilt_s_exponents_are_part_of_the_drift():
     few = np.random.default_rng(5).uniform(0.5, 1.0, 12)
     masses = np.concatenate([np.zeros(start), few])
     exact = exact_power(few, count)
-    above = distribution(masses, upper=True).compose(count, tilt)
-    below = distribution(masses, upper=False).compose(count, tilt)
+    above = compose([(distribution(masses, upper=True), count)], tilt)
+    below = compose([(distribution(masses, upper=False), count)], tilt)
     # Where the tilted masses are: there the transform's error is the smallest.
     for k in range(len(exact) - 5, len(exact)):
         at = np.flatnonzero(np.abs(above.loss - (0.25 * (count * start + k) - count)) < 0.1)
@@ -143,14 +143,14 @@ def test_errors_of_one_release_s_masses_are_carried_through():
     )
     less = distribution(true * (1.0 - error), upper=True, drift=1.1 * error)
     more = distribution(true * (1.0 + error), upper=False, drift=1.1 * error)
-    assert more.compose(count, 2.0).delta(epsilon) <= delta
-    assert delta <= less.compose(count, 2.0).delta(epsilon)
+    assert compose([(more, count)], 2.0).delta(epsilon) <= delta
+    assert delta <= compose([(less, count)], 2.0).delta(epsilon)
 
 
 def test_mass_above_the_window_is_counted():
     masses, count = np.zeros(256), 2000
     masses[[0, 255]] = 0.5
-    composed = distribution(masses, upper=True, base=-32.0).compose(count, 1e-9)
+    composed = compose([(distribution(masses, upper=True, base=-32.0), count)], 1e-9)
     last = composed.loss[-1] + 1.0
     steps = [-32.0 * count + 0.25 * 255 * k for k in range(count + 1)]
     truth = sum(

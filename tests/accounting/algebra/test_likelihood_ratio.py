@@ -75,11 +75,10 @@ def exact_average(sigma: float, count: int, epsilon: float) -> tuple[float, floa
             24, (0.05, 0.05, 0.025, 0.025, 0.0125)
         ),
         lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).power(13),
-        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).mixture(0.1).power(5),
         lambda side: LikelihoodRatio.subsampled_gaussian(0.7, 1e-3, 1e-3, side),
-        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).trim(1e-6),
+        lambda side: replace(LikelihoodRatio.gaussian(1.0, 0.05, side), tail=1e-6).trim(),
     ],
-    ids=["gaussian", "average", "refined", "power", "mixture", "subsampled", "trim"],
+    ids=["gaussian", "average", "refined", "power", "subsampled", "trim"],
 )
 def test_no_operation_loses_mass_under_either_law(make, side):
     q, p = total_masses(make(side))
@@ -139,18 +138,6 @@ def test_a_power_of_gaussians_is_the_gaussian_with_less_noise_in_every_tail():
             assert low <= exact.upper
             assert exact.lower <= high
             assert high - low <= 0.02 * high
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
-def test_a_mixture_and_a_single_discretisation_bracket_each_other(epsilon):
-    two = bracket(lambda s: LikelihoodRatio.gaussian(1.0, 0.005, s).mixture(0.3).power(4), epsilon)
-    one = bracket(
-        lambda s: LikelihoodRatio.subsampled_gaussian(1.0, 0.3, 0.005, s).power(4), epsilon
-    )
-    for (low, high), (low_one, high_one) in zip(two, one, strict=True):
-        assert low <= high_one
-        assert low_one <= high
-        assert high - low <= 0.02 * high or high < 1e-30
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -10,6 +10,7 @@ from scipy.special import log_ndtr
 from accounting import GaussianProfile
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.profiles.max_events import (
+    Epoch,
     max_event_lower_bound,
     maximum_buckets,
     sum_of_maxima_lower_bound,
@@ -25,7 +26,7 @@ def test_max_event_bound_lies_below_the_truth_and_is_exact_for_one_bin(
     quadrature, bins, sigma, epsilon
 ):
     truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
-    bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins)
+    bound = max_event_lower_bound(epsilon, Epoch(sigma, bins))
     assert bound <= truth * (1 + (1e-3 if bins == 3 else 1e-6))
     if bins == 1:
         assert bound == pytest.approx(truth, rel=1e-6)
@@ -37,8 +38,8 @@ def test_closed_forms_are_lowered_by_what_their_roundings_may_add(epsilon):
     """With one bin the best event is the truth itself, so that the slack is all there is."""
     exact = GaussianProfile(0.8).delta(epsilon)
     for bound in (
-        max_event_lower_bound(epsilon, noise_multiplier=0.8, bins=1),
-        sum_of_maxima_lower_bound(epsilon, noise_multiplier=1.6, bins=1, epochs=4),
+        max_event_lower_bound(epsilon, Epoch(0.8, 1)),
+        sum_of_maxima_lower_bound(epsilon, Epoch(1.6, 1), 4),
     ):
         assert exact.lower * (1 - 1e-7) <= bound <= exact.lower * (1 - 0.9e-9)
 
@@ -46,20 +47,17 @@ def test_closed_forms_are_lowered_by_what_their_roundings_may_add(epsilon):
 @pytest.mark.parametrize(("sigma", "bins", "epochs"), [(0.2, 5, 1), (0.3, 50, 3), (0.6, 3, 2)])
 def test_sums_of_maxima_lie_below_what_their_law_in_buckets_proves(sigma, bins, epochs):
     thresholds = np.linspace(-8 * sigma, 2 + 12 * sigma, 6001)
-    p, q = (
-        maximum_buckets(thresholds, noise_multiplier=sigma, bins=bins, shift=shift)[0]
-        for shift in (2.0, 1.0)
-    )
+    p, q = (maximum_buckets(Epoch(sigma, bins), thresholds, shift)[0] for shift in (2.0, 1.0))
     assert p.sum() == pytest.approx(1.0, abs=1e-12)
     upper = LikelihoodRatio.from_masses(p, q, 0.05, "upper").power(epochs)
     for epsilon in (1.0, 10.0):
-        bound = sum_of_maxima_lower_bound(epsilon, noise_multiplier=sigma, bins=bins, epochs=epochs)
+        bound = sum_of_maxima_lower_bound(epsilon, Epoch(sigma, bins), epochs)
         assert bound <= upper.delta(epsilon) * (1 + 0.02)
 
 
 def test_masses_of_the_largest_are_right_far_from_the_middle():
     ceilings = np.array([-1.0, -0.999, 5.0, 5.001])
-    masses, error = maximum_buckets(ceilings, noise_multiplier=0.5, bins=7, shift=1.0)
+    masses, error = maximum_buckets(Epoch(0.5, 7), ceilings, 1.0)
     with mpmath.workdps(50):
         cdf = [
             mpmath.ncdf((mpmath.mpf(c) - 1) * 2) * mpmath.ncdf(2 * mpmath.mpf(c)) ** 6
@@ -77,12 +75,12 @@ def test_max_event_bound_is_the_best_event_of_a_fine_search(shifts, sigma, bins,
     c = np.linspace(-10 * sigma, 2 + 10 * sigma, 400_001)
     p, q = (-np.expm1(log_ndtr((c - s) / sigma) + (bins - 1) * log_ndtr(c / sigma)) for s in shifts)
     best = max(np.max(p - math.exp(epsilon) * q), np.max((1 - q) - math.exp(epsilon) * (1 - p)))
-    bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins, shifts=shifts)
+    bound = max_event_lower_bound(epsilon, Epoch(sigma, bins), shifts=shifts)
     assert bound == pytest.approx(best, rel=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 10.0, 800.0, 1300.0])
 @pytest.mark.parametrize(("sigma", "bins"), [(0.02, 10**6), (0.02, 1), (20.0, 1), (0.1, 10**6)])
 def test_max_event_bound_stays_below_that_of_no_sampling_at_extremes(sigma, bins, epsilon):
-    bound = max_event_lower_bound(epsilon, noise_multiplier=sigma, bins=bins)
+    bound = max_event_lower_bound(epsilon, Epoch(sigma, bins))
     assert 0.0 <= bound <= GaussianProfile(sigma).delta(epsilon).upper

@@ -6,6 +6,7 @@ import pytest
 
 from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, ShuffleProfile
 from accounting.profile import Question
+from accounting.profiles.max_events import Epoch
 
 DELTA = 2.7e-8
 
@@ -38,7 +39,7 @@ def test_buckets_of_one_epoch_prove_what_the_events_prove():
     from accounting.profiles import shuffle
 
     for sigma, steps in ((0.5, 1000), (1.0, 50)):
-        ratio = shuffle._several_epochs(sigma, steps, 1)
+        ratio = shuffle._several_epochs(Epoch(sigma, steps), 1)
         for epsilon in (0.5, 2.0, 5.0):
             event = ShuffleProfile(sigma, steps)._event_delta(Question("delta", epsilon))(epsilon)
             assert ratio.delta(epsilon) == pytest.approx(event, rel=0.02)
@@ -50,7 +51,7 @@ def test_the_pair_of_one_step_in_several_epochs_is_the_gaussian():
 
     for epsilon in (1.0, 5.0):
         exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon).lower
-        low = shuffle._several_epochs(1.0, 1, 4).delta(epsilon)
+        low = shuffle._several_epochs(Epoch(1.0, 1), 4).delta(epsilon)
         assert 0.98 * exact <= low <= exact
 
 

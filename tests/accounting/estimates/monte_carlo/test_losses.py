@@ -17,6 +17,7 @@ from accounting.estimates.monte_carlo import (
     log_order_statistics,
     sample_losses,
 )
+from accounting.profiles.max_events import Epoch
 
 DIRECTIONS = ["remove", "add"]
 LONG = pytest.mark.long
@@ -43,15 +44,14 @@ def test_estimates_agree_with_quadrature(
     losses = sample_losses(
         np.random.default_rng(bins),
         60_000,
-        noise_multiplier=sigma,
-        bins=bins,
-        direction=direction,
+        Epoch(sigma, bins),
+        direction,
         ranks=range(1, bins + 1) if order_statistics else None,  # all ranks: exact
         event_epsilon=epsilon if importance else None,
     )
     values = -np.expm1(np.minimum(epsilon - losses, 0.0))
     if importance:
-        values *= event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+        values *= event_probability(epsilon, Epoch(sigma, bins), direction)
     assert abs(z_score(values, truth)) < 5.5
 
 
@@ -63,9 +63,8 @@ def test_losses_of_fewer_ranks_are_stochastically_larger(direction, event_epsilo
         sample_losses(
             np.random.default_rng(seed),
             20_000,
-            noise_multiplier=0.6,
-            bins=200,
-            direction=direction,
+            Epoch(0.6, 200),
+            direction,
             ranks=geometric_ranks(200, growth),
             event_epsilon=event_epsilon,
         )
@@ -97,7 +96,7 @@ def test_loss_is_at_most_epsilon_outside_the_event_whose_probability_is_as_state
         c = 0.5 + sigma**2 * (math.log(bins) - epsilon)
         event = y.max(axis=1) <= c
     assert np.all(loss[~event] <= epsilon + 1e-12)
-    probability = event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+    probability = event_probability(epsilon, Epoch(sigma, bins), direction)
     assert stats.binomtest(int(event.sum()), event.size, probability).pvalue > 1e-8
 
 
@@ -116,7 +115,7 @@ def test_event_probability_is_accurate_in_every_tail(sigma, bins, direction):
             else:
                 c = 0.5 + s**2 * (mpmath.log(t) - e)
                 truth = mpmath.ncdf(c / s) ** t
-        got = event_probability(epsilon, noise_multiplier=sigma, bins=bins, direction=direction)
+        got = event_probability(epsilon, Epoch(sigma, bins), direction)
         if truth > 1e-300:
             assert got == pytest.approx(float(truth), rel=1e-9)
         else:
