@@ -24,7 +24,7 @@ from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs.training import Journal, Training
+from dpsgd.runs.job import Journal, Training
 from samplers import Population, UnitData
 
 PyTree = Any

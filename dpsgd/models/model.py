@@ -13,8 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpsgd.runs.bundle import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.result import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.task import data_digest, find, load, made_of
 
 if TYPE_CHECKING:
@@ -214,8 +214,7 @@ def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> 
     try:
         task = load(model.record, str(model.path), kinds=kinds, data=data)
         columns, population = rows_of(task)
-        tree = population.tree
-        return data_digest(task, columns, tree.shape.digest if tree else "") in known
+        return data_digest(task, columns, population) in known
     except ValueError:  # no data that could train it
         return False
 

@@ -6,6 +6,7 @@ A file takes no more memory than its own size, or than the arrays that are asked
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 import zipfile
@@ -55,9 +56,7 @@ def source(path: Path) -> Source:
       ValueError: if it is none of these, or damaged.
     """
     if path.is_dir():
-        from dpsgd.runs.orbax_arrays import opened  # to import Orbax takes a second
-
-        return Source(path, *opened(_orbax_folder(path) or path))
+        return _orbax(path)
     with _damaged(path):
         return _npz(path, _dotted) if zipfile.is_zipfile(path) else _safetensors(path)
 
@@ -73,11 +72,7 @@ def sha256(path: Path) -> str:
 
 
 def read_arrays(path: Path, like: PyTree) -> PyTree:
-    """Reads arrays of a file .npz by their paths in a tree, in the structure of `like`.
-
-    Args:
-      path: The file, whose arrays are named `['a']['b']` or `a.b`.
-      like: Arrays, or `jax.ShapeDtypeStruct`, of the shapes and dtypes that are wanted.
+    """Reads arrays of a file .npz, named `['a']['b']` or `a.b`, in the structure of `like`.
 
     Raises:
       ValueError: if the arrays are damaged, or not those of such a model.
@@ -189,6 +184,53 @@ def _safetensors(path: Path) -> Source:
             return {name: array(name) for name in names}
 
     return Source(path, found, read)
+
+
+def _orbax(path: Path) -> Source:
+    """Reads the metadata of a folder that `StandardCheckpointer` or `PyTreeCheckpointer` wrote."""
+    import orbax.checkpoint as ocp  # takes a second
+
+    folder = (_orbax_folder(path) or path).absolute()
+
+    def name(at: Any) -> str:
+        return jax.tree_util.keystr(at, simple=True, separator=".")
+
+    with _no_traceback(path), ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(folder).item_metadata.tree
+        found = {
+            name(at): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for at, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            if hasattr(leaf, "shape")  # texts have none
+        }
+
+    def read(names: Collection[str]) -> dict[str, np.ndarray]:
+        wanted = jax.tree_util.tree_map_with_path(
+            lambda at, _: 0 if name(at) in names else ocp.PLACEHOLDER, tree
+        )
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        how = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds)
+        with _no_traceback(path), ocp.PyTreeCheckpointer() as checkpointer:
+            restored = jax.tree_util.tree_leaves_with_path(checkpointer.restore(folder, args=how))
+        return {name(at): leaf for at, leaf in restored if name(at) in names}
+
+    return Source(path, found, read)
+
+
+@contextmanager
+def _no_traceback(path: Path) -> Iterator[None]:
+    """Has what Orbax raises, which has no type of its own, and what it logs, be one line."""
+    loggers = logging.getLogger("absl"), logging.getLogger("asyncio")
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read by Orbax: {line:.200}") from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _dotted(name: str) -> str:

@@ -9,17 +9,14 @@ from typing import Any
 
 import jax
 
-from dpsgd.audit.audit import audit_program, audit_queries
+from dpsgd.audit.audit import audit_program
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compilation
-from dpsgd.engine.queries import Refinement
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.task import arrays_digest
 from samplers import BatchSampler
@@ -37,64 +34,6 @@ NOT_MADE = (
 
 _KNOWN = 2**26  # bytes of a state, at most, whose audit is remembered
 _passed: dict[Hashable, AuditReport] = {}
-
-
-def audit_run(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    state: TrainState,
-    layout: Layout,
-    synthetic: Callable[[int], PyTree],
-    *,
-    refinement: Refinement | None = None,
-    query_placement: Placement | None = None,
-    same: Any = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> str:
-    """Audits what is left of a run, its program, sampler and queries; says what was checked.
-
-    All is the run's own, the compiled program included, but rows and keys: the audit tells nothing
-    about anybody. A process audits equal runs once, and the draws of equal samplers.
-
-    Args:
-      algorithm: Of the run.
-      mechanism: Sampler, sigma and C.
-      state: Where the run begins or resumes.
-      layout: Of its blocks.
-      synthetic: Makes so many rows that are nobody's.
-      refinement: What is made of the full-batch queries that it ends in, if any.
-      query_placement: On which devices these are computed.
-      same: Equal for runs with equal synthetic rows; by default none is.
-      progress: Called with one line of text.
-
-    Raises:
-      ValueError: if the run is not what its guarantee assumes; it must not be trained.
-    """
-    checks: tuple[CheckResult, ...] = ()
-    parts = []
-    if "__dataclass_params__" not in vars(type(mechanism.sampler)):
-        same = None  # samplers of such a class are equal whatever they hold
-    if int(state.step) < mechanism.sampler.num_steps:
-        progress("auditing the program and the sampler")
-        found = _once(
-            lambda: audit_synthetic(algorithm, mechanism, state, layout, synthetic, same=same),
-            state,
-            (same, algorithm, mechanism, layout),
-        )
-        checks += found.checks
-        parts += ["the compiled program", *["the draws"] * found.sampler_audited]
-    if refinement is not None:
-        progress("auditing the sums over all rows")
-
-        def queries() -> AuditReport:
-            where: dict[str, Any] = {"placement": query_placement, "root": _root()}
-            rows = synthetic(_rows_for(mechanism))
-            return audit_queries(refinement, mechanism, state.params, rows, **where)
-
-        key = same, refinement, mechanism.of_sums(), query_placement
-        checks += _once(queries, state.params, key).checks
-        parts.append("the sums over all rows")
-    return verdict(AuditReport(checks), parts)
 
 
 def verdict(found: AuditReport, parts: list[str]) -> str:
@@ -133,37 +72,34 @@ def audit_synthetic(
       layout: Of its blocks, if it is known.
       synthetic: Makes so many rows that are nobody's.
       claimed: Sampler whose guarantee is claimed, if not the mechanism's own.
-      same: As for `audit_run`: without it no audit of draws is remembered.
+      same: Equal for runs with equal synthetic rows; without it no audit of draws is remembered.
     """
 
     def draws(*samplers: BatchSampler, bands: int, seed: int) -> Sequence[CheckResult]:
         def make() -> AuditReport:
             return AuditReport(tuple(sampler_checks(*samplers, bands=bands, seed=seed)))
 
-        return _once(make, (), (same, *samplers, samplers[0] is samplers[1], bands)).checks
+        return once(make, (), (same, *samplers, samplers[0] is samplers[1], bands)).checks
 
     return audit_program(
         algorithm,
         mechanism,
         state.params,
-        synthetic(_rows_for(mechanism)),
+        synthetic(probe_rows(mechanism)),
         state=state,
         layout=layout,
         claimed=claimed,
-        root=_root(),
+        root=Processes.current().root(),
         draws=draws,
     )
 
 
-def _root() -> RootKey:
-    return Processes.current().root()
-
-
-def _rows_for(mechanism: Mechanism) -> int:
+def probe_rows(mechanism: Mechanism) -> int:
+    """Returns how many rows are generated for an audit."""
     return ROWS * math.prod(mechanism.sampler.clipped_shape)
 
 
-def _once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
+def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
     """Returns an audit, if it passed before the one that was made of an equal key and state."""
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
     if key[0] is None or not small:

@@ -11,11 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm
-from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
-from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
+from dpsgd.runs.job import Training
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.spec import RunSpec
 
@@ -154,34 +151,22 @@ class Budget:
 
 
 def time_steps(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    state: TrainState,
-    layout: Layout,
-    shapes: PyTree,
-    generated: Callable[[int], PyTree],
-    *,
-    flush_every: int | None = None,
-    clock: Clock = time.perf_counter,
+    job: Training, *, flush_every: int | None = None, clock: Clock = time.perf_counter
 ) -> Timing:
     """Returns the time of one epoch on this machine, of the compiled program of a run.
 
     Nothing private is read: rows are synthetic, and the keys are of a root that serves nothing
-    else.
+    else. Any noise serves, as the program is the same.
 
     Args:
-      algorithm: Of the run.
-      mechanism: Of the run; any noise serves, as the program is the same.
-      state: The first of the run.
-      layout: Of its blocks.
-      shapes: Shapes and dtypes of its training rows.
-      generated: Makes synthetic rows.
+      job: Of the run; of its rows the shapes are read.
       flush_every: Steps between flushes of lazy tables.
       clock: In seconds.
     """
+    algorithm, mechanism, state, layout = job.algorithm, job.mechanism, job.start(), job.layout
     sampler = mechanism.sampler
-    some = generated(min(sampler.num_examples, _ROWS))
-    rows = jax.tree.map(lambda shape, part: _filled(shape, part, layout.streamed), shapes, some)
+    some = job.synthetic(min(sampler.num_examples, _ROWS))
+    rows = jax.tree.map(lambda shape, part: _filled(shape, part, layout.streamed), job.data, some)
 
     def timed(steps: int) -> float:
         begin = jnp.asarray(sampler.num_steps - steps, state.step.dtype)

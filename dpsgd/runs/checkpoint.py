@@ -54,12 +54,7 @@ class Checkpoints:
     """The folder of a run's checkpoints, named by their step."""
 
     def __init__(self, folder: Path, processes: Processes | None = None):
-        """Names a folder.
-
-        Args:
-          folder: Which may not be there yet.
-          processes: Of the run, all of which save and read together; by default those there are.
-        """
+        """Names a folder, in which all processes (by default those there are) save together."""
         self.folder = folder
         self._processes = processes or Processes.current()
 
@@ -90,20 +85,15 @@ class Checkpoints:
                 arrays[_PARTS] = np.array(json.dumps(parts))
             arrays[_DIGEST] = np.array(_digest(f"{name}.npz", arrays))
 
-            def write(file: IO[bytes]) -> None:
-                np.savez(file, allow_pickle=False, **arrays)
-
-            # The state may hold what subtracts noise.
-            write_atomically(self.folder / f"{name}.npz", write, mode=SECRET)
+            write_atomically(
+                self.folder / f"{name}.npz",
+                lambda file: np.savez(file, allow_pickle=False, **arrays),
+                mode=SECRET,  # the state may hold what subtracts noise
+            )
             self._destroy_old()
 
     def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Writes what lies in this process; returns what describes all parts, when all are there.
-
-        Args:
-          name: Of the checkpoint.
-          sharded: Arrays that are sharded over processes, along one axis each.
-        """
+        """Writes what lies in this process; returns what describes all parts of it."""
         processes, found, pieces = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
@@ -111,14 +101,10 @@ class Checkpoints:
                 for shard in array.addressable_shards:
                     if shard.replica_id:  # in another place, too
                         continue
-                    content = np.ascontiguousarray(shard.data)
-                    ends = [
-                        index.indices(n)[:2]
-                        for index, n in zip(shard.index, array.shape, strict=True)
-                    ]
-                    pieces.append([leaf, ends, file.tell()])
-                    found.update(content.reshape(-1).view(np.uint8).data)
-                    file.write(content.reshape(-1).view(np.uint8).data)
+                    index = zip(shard.index, array.shape, strict=True)
+                    pieces.append([leaf, [one.indices(n)[:2] for one, n in index], file.tell()])
+                    found.update(content := _bytes(shard.data))
+                    file.write(content)
 
         part = f"{name}.part-{processes.index}-of-{processes.count}"
         write_atomically(self.folder / part, write, mode=SECRET)
@@ -148,9 +134,8 @@ class Checkpoints:
     def latest(self, like: TrainState, pending: TrainState | None = None) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
 
-        Args:
-          like: A state of the same structure, shapes and dtypes.
-          pending: The same of one with pending noise; else those with some are passed over.
+        It has the structure, shapes and dtypes of `like`, or, where noise is pending, of `pending`,
+        without which those with pending noise are passed over.
 
         Raises:
           ValueError: if all are damaged, or if they are of another model or optimizer.
@@ -184,10 +169,9 @@ class Checkpoints:
         return None
 
     def _read_parts(self, described: str) -> dict[str, PartedArray]:
-        """Returns the arrays that lie in parts; each process checks its share of these.
+        """Returns the arrays that lie in parts, or refuses other parts than those that are named.
 
-        Raises:
-          ValueError: if a part is not the one that is named.
+        Each process checks its share of these.
         """
         arrays: dict[str, PartedArray] = {}
         for number, part in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
@@ -231,10 +215,7 @@ class Checkpoints:
             )
 
     def _paths(self, *, pending: bool = True) -> list[Path]:
-        """Whole files, newest first, with those whose noise is `pending` or without.
-
-        What has not got its name yet does not match.
-        """
+        """Returns whole files, newest first, with those whose noise is `pending` or without."""
         found = sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
         return [path for path in found if pending or not _is_pending(path)]
 
@@ -246,8 +227,12 @@ def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
         # By kind and size: NumPy reads back a bfloat16 as two bytes without a meaning.
         kind = f"{array.dtype.kind}{array.dtype.itemsize}"
         found.update(f"\n{key} {kind} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        found.update(_bytes(array))
     return found.hexdigest()
+
+
+def _bytes(array: Any) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _step(path: Path) -> int:
@@ -315,10 +300,8 @@ def _restore(members: Mapping[str, Any], like: Any, path: Path) -> Any:
                 f"{path} is of another model or optimizer: no {name} of shape {np.shape(wanted)}"
             )
         dtype = np.dtype(wanted.dtype)
-        if (
-            isinstance(array, np.ndarray) and array.dtype.kind == "V"
-        ):  # bfloat16 and its kin, to NumPy bytes without a meaning
-            array = array.view(dtype)
+        if isinstance(array, np.ndarray) and array.dtype.kind == "V":
+            array = array.view(dtype)  # bfloat16 and its kin, to NumPy bytes without a meaning
         if array.dtype != dtype:
             raise ValueError(f"{path}: {name} is {array.dtype}, and the model needs {dtype}")
         return array

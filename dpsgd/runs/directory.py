@@ -102,11 +102,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, *, finished: bool = True) -> RunDirectory:
-        """Opens the directory of a run.
-
-        Args:
-          path: The directory.
-          finished: Whether it must have come to its end.
+        """Opens the directory of a run, which must have come to its end if `finished`.
 
         Raises:
           FileNotFoundError: if there is none, or its run did not finish.
@@ -182,11 +178,7 @@ class RunDirectory:
         return history
 
     def config(self, history: History) -> dict[str, Any]:
-        """Reads the configuration of a finished run, which must be the one that `history` names.
-
-        Raises:
-          ValueError: if it is damaged, or another one.
-        """
+        """Reads the configuration of a finished run, or refuses another than `history` names."""
         record = self.read_json("config.json")
         check_version(record, self.path)
         if config_digest(record) != history.attempts[-1].terms.fingerprint.get("config"):
@@ -197,13 +189,7 @@ class RunDirectory:
         return record
 
     def data(self) -> list[str | None]:
-        """Returns the digests of the data that the run was trained on, the last ones last.
-
-        None stands for what was not written down.
-
-        Raises:
-          ValueError: if the file is damaged.
-        """
+        """Returns the digests of the data that the run was trained on; None for what is unknown."""
         if not (self.path / DATA).exists():
             return [None]
         digests = self.read_json(DATA).get("data") or [None]
@@ -221,11 +207,7 @@ class RunDirectory:
 
     @property
     def batches(self) -> Path | None:
-        """The folder of batches that were drawn ahead; None if none were.
-
-        Raises:
-          ValueError: if the file that names it is damaged.
-        """
+        """The folder of batches that were drawn ahead; None if none were."""
         if not (self.path / BATCHES).exists():
             return None
         where = f"{self.path / BATCHES} is damaged: path"
@@ -260,11 +242,7 @@ class RunDirectory:
         write_atomically(self.path / name, lambda file: file.write(text.encode()), mode=mode)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads back an object that `write_json` wrote.
-
-        Raises:
-          ValueError: if it is damaged.
-        """
+        """Reads back an object that `write_json` wrote, or refuses what is damaged."""
         try:
             content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):

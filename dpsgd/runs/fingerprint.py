@@ -1,4 +1,4 @@
-"""What the numbers of a training step depend on: if any of it changes, noise is not used again."""
+"""Where a run happens, and what its numbers depend on: if that changes, no noise is used again."""
 
 from __future__ import annotations
 
@@ -8,26 +8,54 @@ import functools
 import hashlib
 import importlib.util
 import os
+import platform
 import secrets
+import shlex
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import jax
 
 import accounting
 import samplers
 from dpsgd.engine.programs import compilation
 from dpsgd.noise.keys import RootKey
 from dpsgd.processor import processor_digest
-from dpsgd.runs.environment import environment
 from dpsgd.runs.spec import config_digest
 from samplers import BatchSampler
 from samplers.settings import name_of
 
-BLINDED = ("data", "program")
-"""What only equal secrets make comparable."""
+PACKAGES = ["dpsgd", "jax", "jaxlib", "flax", "optax", "numpy", "scipy", "dp-accounting"]
+
+
+def environment() -> dict[str, Any]:
+    """Returns package versions, platform and devices of this process.
+
+    What is not installed, as this project itself in a bare checkout, is left out.
+    """
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "packages": versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "backend": jax.default_backend(),
+        "devices": [device.device_kind for device in jax.devices()],
+    }
+
+
+def origin(what: str = "Finished") -> str:
+    """Returns today's date and the command of this process, in a sentence that begins by `what`."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"{what} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC by:\n\n    {command}"
 
 
 def fingerprint(
@@ -35,15 +63,8 @@ def fingerprint(
 ) -> dict[str, Any]:
     """Returns what must be unchanged for a step to be repeated bit for bit, as JSON values.
 
-    It tells nothing about the data to whoever has not the root secret: digests of them are blinded.
-
-    Args:
-      config: The run's configuration, as JSON values.
-      data: What names the data.
-      root: The run's secret.
-      task_code: From `task_code_digest`.
-      program: The digest of the program that trains. It sees what code and options do not, such as
-        what a loss has read from a file; and is blinded: it could be of the data.
+    It tells nothing about the data to whoever has not the root secret: the digests of `data` and of
+    `program`, which sees what code and options do not, such as what a loss has read, are blinded.
     """
     return {
         "config": config_digest(config),
@@ -58,20 +79,11 @@ def fingerprint(
     }
 
 
-def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:
-    """Returns the names of what is not alike in all of these fingerprints, but for some.
-
-    Between runs, each of which has its own secret, digests that are blinded say nothing: `BLINDED`.
-    """
-    names = dict.fromkeys(name for one in fingerprints for name in one if name not in but)
-    return [n for n in names if any(one.get(n) != fingerprints[0].get(n) for one in fingerprints)]
-
-
 @functools.cache
 def code_digest() -> str:
     """Returns a digest of the library's source files, as they are when first asked."""
-    own = [str(Path(__file__).resolve().parents[1])]
-    return _digest_of(_below([*accounting.__path__, *samplers.__path__, *own]))
+    own = Path(__file__).resolve().parents[1]
+    return _digest_of(_named([*accounting.__path__, *samplers.__path__, own]))
 
 
 def task_code_digest(
@@ -86,13 +98,8 @@ def task_code_digest(
     They are those of the modules of its class, of its loss and of its name: the module, or all
     files of the package that it lies in, and whatever these import, directly or not: the files of
     modules and packages that are not installed, and the versions of those that are. Where there is
-    no source, as in a notebook, it is never the same twice: nothing can be compared.
-
-    Args:
-      task: What is trained.
-      name: "module:object", if it was found by its name.
-      sampler: Who draws the batches.
-      identity: What tells the task from others of the same code, see `dpsgd.runs.task.identity`.
+    no source, as in a notebook, it is never the same twice: nothing can be compared. `identity`
+    tells the task from others of the same code, see `dpsgd.runs.task.identity`.
     """
     modules = {
         type(task).__module__,
@@ -109,11 +116,7 @@ def task_code_digest(
 
 @functools.cache
 def _module_digest(module: ModuleType) -> str:
-    """Returns the digest of a module's code, as it is when first asked; empty if it has no source.
-
-    It is of its source, or its package's, and of what that imports, directly or not: the source of
-    what is not installed, and the versions of what is.
-    """
+    """Returns the digest of a module's code, as it is when first asked; empty if it has none."""
     spec = getattr(module, "__spec__", None)  # of what is run by its name, too
     name = spec.name if spec else module.__name__
     package = sys.modules.get(name.partition(".")[0])
@@ -135,8 +138,7 @@ def _module_digest(module: ModuleType) -> str:
                 waiting |= {one: name for one, name in files.items() if one not in found}
             else:
                 versions.add(f"{imported} {_version(imported)}")
-    lines = [f"{name} {_digest(path.read_bytes())}" for path, name in found.items()]
-    return _digest("\n".join(sorted(lines) + sorted(versions)).encode())
+    return _digest_of(found, sorted(versions))
 
 
 _LIBRARY = {"accounting", "samplers", "dpsgd"}
@@ -160,12 +162,7 @@ def _imported(file: Path) -> set[str]:
 
 
 def _source_of(name: str, folder: Path) -> dict[Path, str]:
-    """Returns the source files of what `name` imports; none of what is installed, or not there.
-
-    Args:
-      name: Of a module or package.
-      folder: Of a file that imports it: what lies beside a script comes first.
-    """
+    """Returns the source files of a module that a file in `folder` imports, if not installed."""
     if not (folder / "__init__.py").is_file():  # inside a package nothing lies beside
         if (folder / name).is_dir():
             return _named([folder / name])
@@ -199,21 +196,14 @@ def _named(folders: Iterable[str | Path]) -> dict[Path, str]:
     return {
         file: f"{Path(folder).name}/{file.relative_to(folder).as_posix()}"
         for folder in folders
-        for file in _below([folder])
+        for file in Path(folder).rglob("*.py")
     }
 
 
-def _below(folders: Iterable[str | Path]) -> set[Path]:
-    return {file for folder in folders for file in Path(folder).rglob("*.py")}
-
-
-def _digest_of(files: set[Path]) -> str:
-    """Returns a digest of files by their content and their names from the folder they share."""
-    folder = os.path.commonpath([file.parent for file in files])
-    lines = [
-        f"{file.relative_to(folder).as_posix()} {_digest(file.read_bytes())}" for file in files
-    ]
-    return _digest("\n".join(sorted(lines)).encode())
+def _digest_of(files: Mapping[Path, str], more: Sequence[str] = ()) -> str:
+    """Returns a digest of files by their content and their names, and of more lines."""
+    lines = sorted(f"{name} {_digest(file.read_bytes())}" for file, name in files.items())
+    return _digest("\n".join([*lines, *more]).encode())
 
 
 def _digest(content: bytes) -> str:

@@ -18,8 +18,7 @@ from dpsgd.core.segments import Part
 from dpsgd.files import parse_json
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
-from dpsgd.runs.selection import Selection
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Selection, Terms
 from samplers import Multistage, UnitsThenPoisson
 from samplers.settings import UnknownSampler
 
@@ -51,7 +50,7 @@ class Attempt:
     steps: range
 
 
-@dataclass(frozen=True)
+@dataclass
 class History:
     """What a ledger says, in the order in which it was written.
 
@@ -77,11 +76,7 @@ class History:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
-        """Reads the lines of a ledger, of which each must fit the ones before.
-
-        Args:
-          content: What the file holds.
-          path: Where it lies, for the message.
+        """Reads the lines of the ledger at `path`, of which each must fit the ones before.
 
         Raises:
           LedgerError: if it is damaged, or there is no line.
@@ -93,12 +88,7 @@ class History:
         return history
 
     def read_on(self, content: bytes, path: Path) -> None:
-        """Takes in the lines that follow, or raises LedgerError, as `parse` does.
-
-        Args:
-          content: What the file holds after the lines that were read.
-          path: Where it lies, for the message.
-        """
+        """Takes in the lines that follow those that were read, or raises LedgerError."""
         lines = content.split(b"\n")[:-1]  # what has no end is not a line
         for number, line in enumerate(lines, len(self.heads) + 1):
             try:
@@ -109,9 +99,8 @@ class History:
                     raise ValueError("its hash does not fit it and the lines before")
                 self.extend(body, head)
             except UnknownSampler as error:
-                raise LedgerError(
-                    f"{path}, line {number} cannot be accounted for: {error}"
-                ) from None
+                line_at = f"{path}, line {number}"
+                raise LedgerError(f"{line_at} cannot be accounted for: {error}") from None
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
                 reason = str(error).partition("\n")[0]
                 raise LedgerError(
@@ -143,11 +132,9 @@ class History:
             )
 
     def check_origin(self, step: int, origin: str) -> None:
-        """Raises LedgerError unless a checkpoint can be of this run.
+        """Raises LedgerError unless a checkpoint of `step` can be of this run.
 
-        Args:
-          step: Steps done in it; 0 for none.
-          origin: Head of the ledger in it; `NO_HEAD` for none.
+        `origin` is the head of the ledger in it. Without a checkpoint they are 0 and `NO_HEAD`.
         """
         self.check_head(origin, f"the checkpoint of step {step:,}")
         known = range(0) if origin == NO_HEAD else self.declared[self.heads.index(origin)]
@@ -198,9 +185,7 @@ class History:
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone.
 
-        Args:
-          *earlier: Other runs, in their order, whose cost is added: what all of them together
-            keep for a unit with rows in each.
+        With `earlier` runs, in their order, it is what all keep for a unit with rows in each.
 
         Raises:
           ValueError: if one of several runs is not finished, is a selection, protects other units
@@ -225,14 +210,13 @@ class History:
             raise ValueError("it follows the line that closes the ledger")
         if "released" in body:
             self.check_complete()
-            stated = checked(body["released"], str, "released")
-            object.__setattr__(self, "released", stated)
+            self.released = checked(body["released"], str, "released")
         elif "audit" in body:
-            object.__setattr__(self, "audit", checked(body["audit"], str, "audit"))
+            self.audit = checked(body["audit"], str, "audit")
         elif "selection" in body:
             if self.heads:
                 raise ValueError("a selection is declared before all else")
-            object.__setattr__(self, "selection", Selection.from_record(body["selection"]))
+            self.selection = Selection.from_record(body["selection"])
         elif "steps" in body:
             last = self.attempts[-1]
             first, stop = checked(body["steps"], list[int], "steps")
@@ -242,31 +226,31 @@ class History:
             last.terms.segment(steps)  # refuses steps that the run has not
             self.attempts[-1] = dataclasses.replace(last, steps=steps)
         else:
-            if "generation" in body:
-                raise ValueError("it is of version 0.1.0, whose unfinished runs cannot be resumed")
-            index = checked(body["attempt"], int, "attempt")
-            first = checked(body["first_step"], int, "first_step")
-            origin = checked(body["origin"], str, "origin")
-            if index != len(self.attempts):
-                raise ValueError(f"attempt {index} does not follow the ones before")
-            self.check_origin(first, origin)
-            nonce = checked(body["nonce"], str, "nonce")
-            terms, steps = Terms.from_record(body), range(first, first)
-            terms.segment(steps)
-            if not nonce and (index or not terms.reproducible_noise):
-                raise ValueError("it has no nonce: in a copy the same keys would begin")
-            key = int(head[:16], 16) if nonce else 0
-            attempt = Attempt(index, key, terms, origin, steps)
-            if self.selection is not None:
-                if index:
-                    raise ValueError("a selection releases one model")
-                self.selection.check_released(terms)
-            if index:
-                check_same_noise(self.attempts[-1].terms, attempt.terms)
-            self.attempts.append(attempt)
-            self.beginnings.append(len(self.heads))
+            self._begin(body, head)
         self.heads.append(head)
         self.declared.append(self.attempts[-1].steps if self.attempts else range(0))
+
+    def _begin(self, body: dict[str, Any], head: str) -> None:
+        if "generation" in body:
+            raise ValueError("it is of version 0.1.0, whose unfinished runs cannot be resumed")
+        index, first = (checked(body[name], int, name) for name in ("attempt", "first_step"))
+        origin, nonce = (checked(body[name], str, name) for name in ("origin", "nonce"))
+        if index != len(self.attempts):
+            raise ValueError(f"attempt {index} does not follow the ones before")
+        self.check_origin(first, origin)
+        terms, steps = Terms.from_record(body), range(first, first)
+        terms.segment(steps)
+        if not nonce and (index or not terms.reproducible_noise):
+            raise ValueError("it has no nonce: in a copy the same keys would begin")
+        if self.selection is not None:
+            if index:
+                raise ValueError("a selection releases one model")
+            self.selection.check_released(terms)
+        if index:
+            check_same_noise(self.attempts[-1].terms, terms)
+        key = int(head[:16], 16) if nonce else 0
+        self.attempts.append(Attempt(index, key, terms, origin, steps))
+        self.beginnings.append(len(self.heads))
 
 
 def _law_of_noise(terms: Terms) -> tuple[Any, ...]:

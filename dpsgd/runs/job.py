@@ -1,29 +1,39 @@
-"""The job of a run of a task: made from the task and its resolved spec alone."""
+"""What a run computes with: `Training`, the one loop that trains; and `Job`, that of a task."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
-import optax
 
+from dpsgd.audit.audit import audit_queries
+from dpsgd.audit.report import AuditReport, CheckResult
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.cost import cost
+from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
+from dpsgd.core.segments import Segment
+from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
-from dpsgd.engine.feed import BLOCK_STEPS
+from dpsgd.engine.batch_files import BatchFiles
+from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.lazy.group import LazyTables
-from dpsgd.engine.placement import Placement, hosted
+from dpsgd.engine.loop import Block, train_blocks
+from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.engine.queries import Refinement
+from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.gradients.frozen import RunLoss, leaf_names
 from dpsgd.noise.keys import RootKey
+from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.initial import earlier_guarantees, initial_params
 from dpsgd.runs.optimizer import (
@@ -33,14 +43,238 @@ from dpsgd.runs.optimizer import (
     optimizer,
     with_hyperparameters,
 )
+from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import SGD, Lazy, RunSpec
 from dpsgd.runs.task import Task, arrays_digest, calibration_of, data_digest, identity, task_record
 from dpsgd.runs.terms import Terms
-from dpsgd.runs.training import Training, first_state
 from samplers import Population, UnitData
 
 PyTree = Any
+
+
+class Journal:
+    """What a run writes down, and where: nowhere, unless a subclass knows a place.
+
+    Attributes:
+      name: Names the run, which claims its root secret by it.
+      attempt: The number by which the root derives the keys of this attempt.
+      flush_every: Of lazy tables, steps between flushes, see `train_blocks`.
+      batches: Opens the batches that were drawn ahead, if any were.
+    """
+
+    name: str
+    attempt: int = 0
+    flush_every: int | None = None
+    batches: Callable[[int], BatchFiles] | None = None
+
+    def declare(self, steps: range) -> None:
+        """Writes down that noise of these steps is about to be drawn; it is when this returns."""
+
+    def keep(self, block: Block) -> bool:
+        """Writes down what a block has made; returns whether the run is to stop there."""
+        return False
+
+    def keep_refined(self, state: TrainState, summary: Mapping[str, Any]) -> None:
+        """Writes down what was made of the full-batch queries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Everything that a run computes with.
+
+    Attributes:
+      data: Its training rows, equally many in each column.
+      unit: What is protected.
+      params: Initial parameters.
+      algorithm: Loss, clipping and optimizer.
+      mechanism: Sampler, sigma and C.
+      delta: At which the guarantee is given.
+      synthetic: Makes so many rows like those of the data, for an audit.
+      refinement: What is made of the full-batch queries that the mechanism ends in, if any.
+      placement: On which devices it is trained; None is one.
+      query_placement: On which devices the queries are computed.
+      audited: Whether the run is audited before it begins.
+      data_on: Where the data lie, see `train_blocks`.
+      block_steps: Steps per dispatch.
+      step_sizes: Arguments of `hyperparameters` for a state, if its optimizer is of `optimizer`.
+      earlier: What is guaranteed to the rows of models that the run starts from.
+      same_audit: What is equal for jobs of equal synthetic rows, whose audits are one; None for
+        none.
+    """
+
+    data: PyTree
+    unit: str
+    params: PyTree
+    algorithm: Algorithm
+    mechanism: Mechanism
+    delta: float
+    synthetic: Callable[[int], PyTree]
+    refinement: Refinement | None
+    placement: Placement | None
+    query_placement: Placement | None = None
+    audited: bool
+    data_on: Literal["device", "host"] | None
+    block_steps: int = BLOCK_STEPS
+    step_sizes: Mapping[str, Any] | None = None
+    earlier: tuple[str, ...] = ()
+    same_audit: Any = None
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How the blocks are laid out, found once: all that runs is of one program."""
+        return Layout.of(
+            self.mechanism.sampler,
+            self.data,
+            block_steps=self.block_steps,
+            data_on=self.data_on,
+            placement=self.placement,
+        )
+
+    def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
+        """Returns the guarantee of the whole run, or raises ValueError where it is not proved."""
+        segment = Segment(
+            self.mechanism,
+            unit=self.unit,
+            reproducible_noise=reproducible_noise,
+            lazy_tables=self.algorithm.tables is not None,
+            earlier=self.earlier,
+        )
+        found = cost([segment], self.delta)
+        return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)
+
+    def start(self) -> TrainState:
+        """Returns the state before the first step."""
+        if self.placement is None:
+            return self._from(self.params)
+        shapes = jax.eval_shape(self._from, self.params)
+        if not self.placement.shards_rows(shapes):
+            return self._from(self.params)
+        where = self.placement.state(shapes)
+        params = self.placement.put(self.params, where.params)
+        return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
+
+    def _from(self, params: PyTree) -> TrainState:
+        return self.scheduled(self.algorithm.init(params, self.mechanism, self.data))
+
+    def scheduled(self, state: TrainState) -> TrainState:
+        """Returns a state, made now or read back, with the step sizes of this training."""
+        if self.step_sizes is None:
+            return state
+        numbers = hyperparameters(**self.step_sizes)  # made anew: buffers of a state are given away
+        return state._replace(opt_state=with_hyperparameters(state.opt_state, numbers))
+
+    def shapes(self) -> tuple[TrainState, TrainState]:
+        """Returns the shapes of a state: without pending noise, and as blocks leave it."""
+        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
+        return shapes, jax.eval_shape(opened, shapes)
+
+    def programs(self) -> list[Any]:
+        """Returns the compiled programs of the steps and of the queries, or refuses the run.
+
+        Raises:
+          ValueError: if the loss or a statistic could see other examples than its own.
+        """
+        found = [self.layout.program(self.algorithm, self.mechanism, self.shapes()[0], self.data)]
+        if self.refinement is not None:
+            of, rows = self.mechanism.of_sums(), self.synthetic(1)
+            sums = sums_run(self.refinement, of, self.params, rows, self.query_placement)
+            found.append(sums.program())
+        return found
+
+    def audit(self, state: TrainState, progress: Callable[[str], None] = lambda line: None) -> str:
+        """Audits what is left of a run, its program, sampler and queries; says what was checked.
+
+        All is the run's own, the compiled program included, but rows and keys: the audit tells
+        nothing about anybody. A process audits equal runs once, and the draws of equal samplers.
+
+        Args:
+          state: With which the run begins, or resumes. Of one with lazy tables its step alone is
+            looked at, and the rest is that of the first state, so that no pending noise shows.
+          progress: Called with one line of text.
+
+        Raises:
+          ValueError: if the run is not what its guarantee assumes; it must not be trained.
+        """
+        mechanism, refinement, same = self.mechanism, self.refinement, self.same_audit
+        if not mechanism.noise_multiplier:
+            return "not made: there is no noise"
+        if not self.audited:
+            return NOT_MADE
+        if state.tables:
+            state = self.start()._replace(step=state.step)
+        if "__dataclass_params__" not in vars(type(mechanism.sampler)):
+            same = None  # samplers of such a class are equal whatever they hold
+        checks: tuple[CheckResult, ...] = ()
+        parts: list[str] = []
+        if int(state.step) < mechanism.sampler.num_steps:
+            progress("auditing the program and the sampler")
+            run = self.algorithm, mechanism, state, self.layout, self.synthetic
+            key: tuple[Any, ...] = same, self.algorithm, mechanism, self.layout
+            found = once(lambda: audit_synthetic(*run, same=same), state, key)
+            checks += found.checks
+            parts += ["the compiled program", *["the draws"] * found.sampler_audited]
+        if refinement is not None:
+            progress("auditing the sums over all rows")
+            where: dict[str, Any] = {"placement": self.query_placement}
+
+            def queries() -> AuditReport:
+                rows, root = self.synthetic(probe_rows(mechanism)), Processes.current().root()
+                return audit_queries(refinement, mechanism, state.params, rows, root=root, **where)
+
+            key = same, refinement, mechanism.of_sums(), self.query_placement
+            checks += once(queries, state.params, key).checks
+            parts.append("the sums over all rows")
+        return verdict(AuditReport(checks), parts)
+
+    def train(self, state: TrainState, root: RootKey, journal: Journal) -> TrainState:
+        """Takes the steps that are left, then the queries; returns the state after the last one.
+
+        Where the journal asks to stop, that is the state of this step.
+
+        Args:
+          state: With which the run begins, or resumes; its buffers are given away.
+          root: Secret of the run.
+          journal: What is declared before any noise exists, and written down as it is made.
+        """
+        how: dict[str, Any] = {"root": root, "attempt": journal.attempt, "run": journal.name}
+        if state.step < self.mechanism.sampler.num_steps:
+            with closing(self._blocks(state, journal, how)) as blocks:
+                for block in blocks:
+                    state = block.state
+                    if journal.keep(block):
+                        return state
+        if self.refinement is not None and state.step < self.mechanism.num_steps:
+            one = self.query_placement is None
+            refined = refine(
+                self.refinement,
+                self.mechanism,
+                on_one_device(state.params) if one else state.params,
+                self.data,
+                declare=journal.declare,
+                placement=self.query_placement,
+                **how,
+            )
+            step = np.int32(self.mechanism.num_steps)
+            state = state._replace(step=step, raw_params=refined.params)
+            journal.keep_refined(state, refined.summary)
+        return state
+
+    def _blocks(
+        self, state: TrainState, journal: Journal, how: Mapping[str, Any]
+    ) -> Generator[Block]:
+        return train_blocks(
+            self.algorithm,
+            self.mechanism,
+            state,
+            self.data,
+            layout=self.layout,
+            declare=journal.declare,
+            donate=True,
+            flush_every=journal.flush_every,
+            batches=journal.batches,
+            **how,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,70 +312,61 @@ class Job(Training):
             tables are if the state would take more than half of a device.
         """
         data, population = rows or rows_of(task)
-        spec, chosen = run.spec, run.mechanism
-        chosen.check_data_release(population)
-        unit = chosen.sampler.protected_unit(population)
+        spec, mechanism = run.spec, run.mechanism
+        mechanism.check_data_release(population)
+        sampler, chosen, average = mechanism.sampler, spec.optimizer, vars(spec.average)
+        kind: Any = "sgd" if isinstance(chosen, SGD) else "adam"
+        step_sizes = {
+            "learning_rate": chosen.learning_rate,
+            "num_steps": sampler.num_steps,
+            "momentum": getattr(chosen, "momentum", None),
+            **average,
+        }
         algorithm = dpsgd(
             RunLoss.of(_loss(task), spec.train, spec.compute),
-            _optimizer(spec),
+            optimizer(kind, chosen.schedule, next(iter(average), None)),
             clipping=spec.clipping,
             microbatch_size=spec.microbatch_size,
-            tables=_lazy_tables(spec, chosen.sampler.num_steps),
+            tables=_lazy_tables(spec, sampler.num_steps),
         )
-        known = getattr(task, "init_map", ())
         params, taken = initial_params(
-            task.init(spec.init_seed), spec.init_from, spec.init_map, known, spec.init_sha256
+            task.init(spec.init_seed),
+            spec.init_from,
+            spec.init_map,
+            getattr(task, "init_map", ()),
+            spec.init_sha256,
         )
-        refinement = refinement_of(task, chosen)
         if placement is not None:
-            state = jax.eval_shape(
-                lambda params: first_state(algorithm, params, chosen, data), params
-            )
-            if chosen.scales().grid is None:  # exact sums are never sharded
+            state = jax.eval_shape(lambda p: algorithm.init(p, mechanism, data), params)
+            if mechanism.scales().grid is None:  # exact sums are never sharded
                 placement = placement.fitting(state, placement.memory)
             if placement.shards_rows(state):
                 params = hosted(params)  # a device that keeps them whole has room for little else
         return cls(
             data=data,
-            unit=unit,
+            unit=sampler.protected_unit(population),
             params=params,
             algorithm=algorithm,
-            mechanism=chosen,
+            mechanism=mechanism,
             delta=run.delta,
-            refinement=refinement,
-            placement=placement,
-            query_placement=None,
             synthetic=task.generated,
+            refinement=refinement_of(task, mechanism),
+            placement=placement,
             audited=spec.audit,
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
+            step_sizes=step_sizes,
+            earlier=earlier_guarantees(spec.init_from),
+            same_audit=task,
             task=task,
             spec=spec,
             population=population,
             taken=taken,
         )
 
-    @property
-    def same_audit(self) -> Task:
-        """The task, which makes equal synthetic rows for equal runs."""
-        return self.task
-
     def digest(self) -> str:
         """Returns a text that names the training rows: a secret, as they are."""
-        tree = self.population.tree
-        return data_digest(self.task, self.data, tree.shape.digest if tree else "")
-
-    def scheduled(self, state: TrainState) -> TrainState:
-        """Returns a state, made now or read back, with the step sizes of this job."""
-        chosen = self.spec.optimizer
-        assert chosen.learning_rate is not None, "`resolve` leaves nothing open"
-        hyperparams = hyperparameters(
-            chosen.learning_rate,
-            self.mechanism.sampler.num_steps,
-            chosen.momentum if isinstance(chosen, SGD) else None,
-            **vars(self.spec.average),
-        )
-        return state._replace(opt_state=with_hyperparameters(state.opt_state, hyperparams))
+        return data_digest(self.task, self.data, self.population)
 
     def check_rows(self) -> None:
         """Raises ValueError if rows that this process is to read lie on other hosts alone."""
@@ -167,11 +392,6 @@ class Job(Training):
     def program_digest(self) -> str:
         """Returns the digest of the programs that train, which are compiled by this."""
         return " ".join(map(programs.digest, self.programs()))
-
-    @functools.cached_property
-    def earlier(self) -> tuple[str, ...]:
-        """What is guaranteed to the rows of models that the run starts from."""
-        return earlier_guarantees(self.spec.init_from)
 
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
         """Returns what an attempt of this job is declared under.
@@ -232,20 +452,15 @@ def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
     return made
 
 
-def _optimizer(spec: RunSpec) -> optax.GradientTransformation:
-    kind, average = spec.optimizer, next(iter(vars(spec.average)), None)
-    return optimizer("sgd" if isinstance(kind, SGD) else "adam", kind.schedule, average)
-
-
 def _lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
-    """Returns how tables with deferred noise are trained; None where there are none."""
     if not isinstance(tables := spec.tables, Lazy):
         return None
-    assert tables.learning_rate is not None, "`resolve` leaves nothing open"
-    assert tables.momentum is not None, "`resolve` leaves nothing open"
-    rate, constant = tables.learning_rate, spec.optimizer.schedule == "constant"
+    rate: Any = tables.learning_rate
+    momentum: Any = tables.momentum
+    assert None not in (rate, momentum), "`resolve` leaves nothing open"
+    constant = spec.optimizer.schedule == "constant"
     sizes = Constant(rate) if constant else Cosine(rate, num_steps)
-    return LazyTables(sizes, tables.momentum, tables.weight_decay)
+    return LazyTables(sizes, momentum, tables.weight_decay)
 
 
 def _loss(task: Task) -> Callable[..., Any]:

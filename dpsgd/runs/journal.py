@@ -13,18 +13,16 @@ import jax
 from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block
-from dpsgd.runs import watchdog
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
 from dpsgd.runs.history import History
-from dpsgd.runs.job import Job
-from dpsgd.runs.ledger import Ledger, SharedLedger
+from dpsgd.runs.job import Job, Journal
+from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import LOG, CsvWriter, TrainingLog
 from dpsgd.runs.plan import Execution
 from dpsgd.runs.processes import Processes
-from dpsgd.runs.stop import Stopped
+from dpsgd.runs.stop import REST, STEP, Stopped, report
 from dpsgd.runs.task import arrays_digest
-from dpsgd.runs.training import Journal
 
 
 class DirectoryJournal(Journal):
@@ -39,7 +37,7 @@ class DirectoryJournal(Journal):
         self,
         job: Job,
         folder: RunDirectory,
-        ledger: Ledger | SharedLedger,
+        ledger: Ledger,
         last: Checkpoint,
         stop: Callable[[], bool],
         execution: Execution,
@@ -78,7 +76,7 @@ class DirectoryJournal(Journal):
         """Writes the diagnostics of blocks, and a checkpoint now and then and at the end."""
         processes, num_steps = self._processes, self._num_steps
         self._under_way.append(block)
-        watchdog.step()
+        report(STEP)
         due = time.perf_counter() - self._saved >= self._job.spec.checkpoint_seconds
         stopping, due = map(any, zip(*processes.gather([self._stop(), due]), strict=True))
         # An attempt may begin where no noise is deferred: each such state of lazy tables is kept.
@@ -87,9 +85,8 @@ class DirectoryJournal(Journal):
         # One block stays under way while the one before is written down, but for a checkpoint.
         while len(self._under_way) > (0 if save else 1):
             past = self._under_way.popleft()
-            diagnostics = past.diagnostics
             if processes.first:
-                self._folder.append_diagnostics(past.steps.start, diagnostics)
+                self._folder.append_diagnostics(past.steps.start, past.diagnostics)
             self._done = past.steps.stop
         elapsed, first, done = time.perf_counter() - self._started, self._first, self._done
         if done > first:
@@ -104,7 +101,7 @@ class DirectoryJournal(Journal):
             self._save(block.state)
             self._saved = time.perf_counter()
         if done == num_steps:
-            watchdog.rest()
+            report(REST)
             self._begin_queries()
         elif stopping:
             raise Stopped(

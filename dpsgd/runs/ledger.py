@@ -13,8 +13,6 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +28,17 @@ from dpsgd.runs.history import (
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.terms import Terms
 
+_VISIBLE_SECONDS = 60.0
+"""After which a line that one machine has written, and fsynced, is seen by all."""
+
 
 class Ledger:
     """A run's ledger, open for writing; whoever has it open owns the run.
 
     The file is locked as long as it is open, and the system drops the lock when the process ends,
-    however it ends.
+    however it ends. Of several processes, process 0 writes it and the others read on: none takes
+    part in the sum of a block before the line that declares it is on the disk, and in the file that
+    this process reads. All of them make the same calls.
 
     Attributes:
       path: The file.
@@ -45,11 +48,12 @@ class Ledger:
     path: Path
     history: History
 
-    def __init__(self, path: Path, descriptor: int, history: History) -> None:
-        """Holds an open, locked file; use `create` and `open`."""
-        self.path = path
-        self.history = history
-        self._descriptor = descriptor
+    def __init__(
+        self, path: Path, history: History, descriptor: int | None, processes: Processes
+    ) -> None:
+        """Holds an open, locked file, or none in a process that reads; use `create` and `open`."""
+        self.path, self.history = path, history
+        self._descriptor, self._processes, self._size = descriptor, processes, 0
 
     def __enter__(self) -> Ledger:
         return self
@@ -59,7 +63,8 @@ class Ledger:
 
     def close(self) -> None:
         """Closes the file and drops the lock."""
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
     @classmethod
     def create(cls, path: Path, terms: Terms) -> Ledger:
@@ -73,7 +78,7 @@ class Ledger:
         try:
             _lock(descriptor, path)
             fsync_folder(path.parent)
-            ledger = cls(path, descriptor, History())
+            ledger = cls(path, History(), descriptor, Processes())
             ledger._begin(terms, step=0, origin=NO_HEAD)
         except BaseException:
             os.close(descriptor)
@@ -81,12 +86,18 @@ class Ledger:
         return ledger
 
     @classmethod
-    def open(cls, path: Path) -> Ledger:
-        """Opens the ledger of a run that resumes.
+    def open(cls, path: Path, processes: Processes | None = None) -> Ledger:
+        """Opens the ledger of a run that resumes, in all of its processes; by default this one.
 
         Raises:
-          LedgerError: if it is missing, damaged, or open in another process.
+          LedgerError: if it is missing, damaged, or open in another run, or they see different
+            ones.
         """
+        processes = processes or Processes()
+        if not processes.first:
+            ledger = cls(path, History(), None, processes)
+            ledger._follow()
+            return ledger
         try:
             descriptor = open_own(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
@@ -101,10 +112,12 @@ class Ledger:
             if whole < len(content):
                 os.ftruncate(descriptor, whole)
                 os.fsync(descriptor)
+            ledger = cls(path, history, descriptor, processes)
+            ledger._follow()
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, history)
+        return ledger
 
     def resume(
         self,
@@ -136,15 +149,16 @@ class Ledger:
             if pending noise would be drawn twice.
           OSError: if a new attempt cannot be written.
         """
-        last = self.history.attempts[-1]
-        check_same_noise(last.terms, terms)
-        self.history.check_origin(step, origin)
-        where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
-        if self.history.resumes(terms, repeatable=repeatable, **where):
-            return last
-        if pending and not self.history.may_draw_anew(terms, **where):
-            raise LedgerError("pending noise would be drawn twice")
-        return self._begin(terms, step=step, origin=origin)
+        if self._descriptor is not None:
+            check_same_noise(self.history.attempts[-1].terms, terms)
+            self.history.check_origin(step, origin)
+            where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
+            if not self.history.resumes(terms, repeatable=repeatable, **where):
+                if pending and not self.history.may_draw_anew(terms, **where):
+                    raise LedgerError("pending noise would be drawn twice")
+                self._begin(terms, step=step, origin=origin)
+        self._follow()
+        return self.history.attempts[-1]
 
     def declare(self, steps: range) -> None:
         """Declares `steps` in the last attempt; when this returns, that is on the disk.
@@ -153,24 +167,31 @@ class Ledger:
 
         Raises:
           ValueError: if they do not join what was declared before, or lie outside the run.
+          LedgerError: if process 0 has not declared them.
           OSError: if it cannot be written; the ledger is then as it was.
         """
-        last = self.history.attempts[-1]
-        missing = range(max(steps.start, last.steps.stop), steps.stop)
-        if steps.start < last.steps.start or missing.start > last.steps.stop:
-            raise ValueError(f"{steps} does not join the declared {last.steps}")
-        if steps.stop > last.terms.mechanism.num_steps:
-            raise ValueError(f"{steps} goes beyond the run's last step")
-        if missing:
-            self._append({"steps": [missing.start, missing.stop]})
+        if self._descriptor is not None:
+            last = self.history.attempts[-1]
+            missing = range(max(steps.start, last.steps.stop), steps.stop)
+            if steps.start < last.steps.start or missing.start > last.steps.stop:
+                raise ValueError(f"{steps} does not join the declared {last.steps}")
+            if steps.stop > last.terms.mechanism.num_steps:
+                raise ValueError(f"{steps} goes beyond the run's last step")
+            if missing:
+                self._append({"steps": [missing.start, missing.stop]})
+        self._follow()
+        declared = self.history.attempts[-1].steps
+        if not (declared.start <= steps.start and steps.stop <= declared.stop):
+            raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
 
     def audited(self, verdict: str) -> None:
-        """Writes down what an audit found, unless the one before found the same."""
-        if self.history.audit != verdict:
+        """Writes down what an audit (that of process 0) found, unless the last found the same."""
+        if self._descriptor is not None and self.history.audit != verdict:
             self._append({"audit": verdict})
+        self._follow()
 
     def release(self, digest: str) -> None:
-        """Closes the ledger: nothing follows.
+        """Closes the ledger, in process 0: nothing follows.
 
         Args:
           digest: SHA-256 of the file of the parameters that are released.
@@ -187,7 +208,7 @@ class Ledger:
             self.history.check_complete()
             self._append({"released": digest})
 
-    def _begin(self, terms: Terms, *, step: int, origin: str) -> Attempt:
+    def _begin(self, terms: Terms, *, step: int, origin: str) -> None:
         record = terms.record()
         Terms.from_record(record)  # what could not be read back is refused before it is written
         index = len(self.history.attempts)
@@ -195,9 +216,9 @@ class Ledger:
         self._append(
             {"attempt": index, "first_step": step, "origin": origin, "nonce": nonce, **record}
         )
-        return self.history.attempts[-1]
 
     def _append(self, body: dict[str, Any]) -> None:
+        assert self._descriptor is not None, "process 0 writes the ledger"
         if self.history.released:
             raise LedgerError(f"{self.path} is closed: the run is finished, and releases no more")
         line, head = line_of(body, self.history.head)
@@ -212,68 +233,10 @@ class Ledger:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.history.extend(body, head)
 
-
-class SharedLedger:
-    """The ledger of a run of several processes: process 0 writes it, and the others read it.
-
-    No process takes part in the sum of a block before the line that declares it is on the disk, and
-    in the file that this process reads: docs/explanation/declared-steps-and-attempts.md.
-
-    Attributes:
-      history: What the ledger says.
-    """
-
-    history: History
-
-    def __init__(self, path: Path, processes: Processes, writer: Ledger | None) -> None:
-        """Joins the processes at the ledger of a run that all of them see; all must call this.
-
-        Args:
-          path: The file.
-          processes: Of the run.
-          writer: The open ledger, in process 0.
-
-        Raises:
-          LedgerError: if they see different ones.
-        """
-        self.path = path
-        self._processes = processes
-        self._writer = writer
-        self._size = 0
-        self.history = writer.history if writer else History()
-        self._follow()
-
-    def resume(self, terms: Terms, **where: Any) -> Attempt:
-        """Returns the attempt in which the run resumes, see `Ledger.resume`."""
-        if self._writer:
-            self._writer.resume(terms, **where)
-        self._follow()
-        return self.history.attempts[-1]
-
-    def declare(self, steps: range) -> None:
-        """Returns when `steps` are declared, and this process has seen that they are."""
-        if self._writer:
-            self._writer.declare(steps)
-        self._follow()
-        declared = self.history.attempts[-1].steps
-        if not (declared.start <= steps.start and steps.stop <= declared.stop):
-            raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
-
-    def audited(self, verdict: str) -> None:
-        """Writes down what the audit of process 0 found, see `Ledger.audited`."""
-        if self._writer:
-            self._writer.audited(verdict)
-        self._follow()
-
-    def release(self, digest: str) -> None:
-        """Closes the ledger, see `Ledger.release`; called in process 0 alone, as its last line."""
-        assert self._writer, "process 0 writes the ledger"
-        self._writer.release(digest)
-
     def _follow(self) -> None:
         """Reads on what process 0 has written, and compares the ledger with its."""
         head = self._processes.share(self.history.head)
-        if self._writer:
+        if self._descriptor is not None:
             return
         ends = time.monotonic() + _VISIBLE_SECONDS
         while True:  # other machines may see a file that is shared a little later
@@ -290,24 +253,6 @@ class SharedLedger:
                     "directory, on one file system"
                 )
             time.sleep(0.1)
-
-
-@contextmanager
-def joined(path: Path, processes: Processes) -> Iterator[Ledger | SharedLedger]:
-    """Opens the ledger of a run in all of its processes: process 0 owns the run.
-
-    Raises:
-      LedgerError: if it is missing, damaged, or open in another run, or they see different ones.
-    """
-    if not processes.first:
-        yield SharedLedger(path, processes, None)
-        return
-    with Ledger.open(path) as ledger:
-        yield ledger if processes.count == 1 else SharedLedger(path, processes, ledger)
-
-
-_VISIBLE_SECONDS = 60.0
-"""After which a line that one machine has written, and fsynced, is seen by all."""
 
 
 def read(path: Path) -> History:

@@ -17,14 +17,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dpsgd.noise.keys import ROOT_BYTES, RootKey
-from dpsgd.runs import watchdog
-from dpsgd.runs.stop import Stopped
+from dpsgd.runs.stop import MET, Stopped, report, watched
 
 HEARTBEAT_SECONDS = 15
 """After which JAX takes a process for dead that does not answer, and ends the others."""
@@ -82,15 +81,7 @@ class Processes:
         return self.index == 0
 
     def share(self, value: Any = None, *, patience: float = PATIENCE_SECONDS) -> Any:
-        """Returns the JSON value that process 0 gives.
-
-        Args:
-          value: Read of process 0 alone.
-          patience: Seconds for which to wait for it.
-
-        Raises:
-          Lost: if it does not come.
-        """
+        """Returns the JSON value that process 0 gives, or raises Lost after `patience` seconds."""
         if self.count == 1:
             return value
         number = next(self._numbers)
@@ -101,15 +92,7 @@ class Processes:
         return json.loads(self._get(f"dpsgd/{number}/all", patience))
 
     def gather(self, value: Any, *, patience: float = PATIENCE_SECONDS) -> list[Any]:
-        """Returns the JSON values of all processes, in their order.
-
-        Args:
-          value: Of this one.
-          patience: Seconds for which to wait for each.
-
-        Raises:
-          Lost: if one does not come.
-        """
+        """Returns the JSON values of all processes, in their order, or raises Lost as `share`."""
         if self.count == 1:
             return [value]
         number = next(self._numbers)
@@ -129,14 +112,6 @@ class Processes:
         """Returns whether the flag of any process is set: the same in all."""
         return any(self.gather(bool(flag)))
 
-    def barrier(self, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Waits until all processes are here.
-
-        Raises:
-          Lost: if one does not come.
-        """
-        self.gather(None, patience=patience)
-
     def root(self) -> RootKey:
         """Returns a fresh root that all have, for steps on rows that are nobody's.
 
@@ -151,35 +126,30 @@ class Processes:
         """
         return self.share(time.monotonic())
 
-    def check_alike(self, parts: Mapping[str, Any], *, patience: float = math.inf) -> None:
+    def check_alike(self, parts: Mapping[str, Any]) -> None:
         """Compares what must be the same in all processes, of which nothing is sent but digests.
 
-        They are keyed by a number that is drawn for this, so that they say nothing afterwards.
+        They are keyed by a number that is drawn for this, so that they say nothing afterwards. It
+        waits without end: rows are read before.
 
         Args:
           parts: JSON values by what they are of. They may be secrets.
-          patience: Seconds for which to wait for each process: rows are read before.
 
         Raises:
           ValueError: if any differs, in every process alike: one line that names what, and where.
         """
-        key = bytes.fromhex(self.share(secrets.token_hex(32), patience=patience))
+        key = bytes.fromhex(self.share(secrets.token_hex(32), patience=math.inf))
         digests = {
             name: hashlib.blake2b(json.dumps(part, sort_keys=True).encode(), key=key).hexdigest()
             for name, part in parts.items()
         }
-        self.check_same(self.gather(digests, patience=patience))
-
-    @staticmethod
-    def check_same(values: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError unless all processes gave the same values by the same names.
-
-        Args:
-          values: Of each process, from `gather`.
-        """
+        values = self.gather(digests, patience=math.inf)
         for index, value in enumerate(values):
-            names = sorted({*value, *values[0]})
-            if found := [n for n in names if value.get(n) != values[0].get(n)]:
+            if found := [
+                name
+                for name in sorted({*value, *values[0]})
+                if value.get(name) != values[0].get(name)
+            ]:
                 raise ValueError(
                     f"process {index} has not what process 0 has: {', '.join(found)}; all must be "
                     "given the same command and the same data, on machines of one kind"
@@ -212,11 +182,9 @@ class Processes:
             if failed := dict(self._client.key_value_dir_get("dpsgd/")).get(_FAILED):
                 raise Lost(f"another process ended; {failed}")
             if time.monotonic() > ends:
-                raise Lost(f"another process did not answer for {patience:.0f} s: {self._who(key)}")
-
-    def _who(self, key: str) -> str:
-        owner = key.rpartition("/")[2]
-        return f"process {'0' if owner == 'all' else owner} of {self.count}"
+                owner = key.rpartition("/")[2].replace("all", "0")
+                who = f"process {owner} of {self.count}"
+                raise Lost(f"another process did not answer for {patience:.0f} s: {who}")
 
     @staticmethod
     def _lost(error: BaseException) -> Lost:
@@ -247,14 +215,15 @@ def together(
 ) -> Iterator[Processes]:
     """Has the context be carried out by all processes of a run, or, where there is one, by this.
 
-    Each has a watchdog (`dpsgd.runs.watchdog`) from here on, and whatever ends one of them ends all
+    Each has a watchdog (`dpsgd.runs.stop`) from here on, and whatever ends one of them ends all
     within 30 seconds, in one line and with another exit status than 0. It must come before JAX is
     used, or a thread is begun.
 
     Args:
-      coordinator: As for `connect`; None for what the cluster says, if it started several.
-      num_processes: As for `connect`.
-      process_id: As for `connect`.
+      coordinator: HOST:PORT of process 0, at which they meet; by default what the cluster says, if
+        it started several.
+      num_processes: How many there are, likewise.
+      process_id: Which this is, from 0 on, likewise.
       watchdog_seconds: The most without a step.
       out: The run directory, for what is said.
 
@@ -278,16 +247,16 @@ def together(
         because = "another one ended, or did not answer" if aborted else why
         return f"{this} was ended: {because}; {resumes}"
 
-    watchdog.watched(watchdog_seconds, line)
+    watched(watchdog_seconds, line)
     try:
-        processes = connect(coordinator, num_processes, process_id)
+        processes = _connect(coordinator, num_processes, process_id)
     except RuntimeError as error:  # if it does not end the process
         raise Lost(line(False, str(error).partition("\n")[0])) from None
-    watchdog.met()
+    report(MET)
     try:
         yield processes
     except Stopped:  # as all do
-        disconnect()
+        _disconnect()
         raise
     except BaseException as error:
         # JAX would wait for the others before it lets the interpreter end.
@@ -298,7 +267,7 @@ def together(
         if isinstance(error, Lost):
             raise Lost(f"{error}; {resumes}") from None
         raise
-    disconnect()
+    _disconnect()
 
 
 def _end() -> None:
@@ -307,23 +276,12 @@ def _end() -> None:
     os._exit(2)
 
 
-def connect(
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
+def _connect(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Processes:
     """Brings the processes of a run together; before JAX has made anything of its devices.
 
-    On CPUs sums go by Gloo, on GPUs by NCCL. Where this fails, JAX ends the process; `together` has
-    that said in a line.
-
-    Args:
-      coordinator: HOST:PORT of process 0, at which they meet; by default what the cluster says.
-      num_processes: How many there are, likewise.
-      process_id: Which this is, from 0 on, likewise.
-
-    Raises:
-      RuntimeError: if JAX was used before.
+    On CPUs sums go by Gloo, on GPUs by NCCL. Where this fails, JAX ends the process.
     """
     import jax
 
@@ -341,7 +299,7 @@ def connect(
     return Processes.current()
 
 
-def disconnect() -> None:
+def _disconnect() -> None:
     """Leaves when all processes do: process 0, at whose address they meet, must not be early."""
     import jax
 

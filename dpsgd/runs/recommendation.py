@@ -104,12 +104,7 @@ def warm_rate(rate: float, request: RecommendationRequest) -> float:
     """Returns the step size of a run from an earlier model, which the usual one makes it forget.
 
     It is half the usual one up to epsilon 1 and 0.7 of it from 3 on, linear in log(epsilon)
-    between. Both ends were found of one network that had learned from a tenth of its rows
-    and went on with the others. Where no epsilon is wanted, it is the usual one.
-
-    Args:
-      rate: The usual one.
-      request: By which the guarantee is known.
+    between. Where no epsilon is wanted, it is the usual one.
 
     >>> wanted = [RecommendationRequest(88_000, 1e-5, target_epsilon=e) for e in (0.5, 1, 3, 8)]
     >>> [warm_rate(0.01, request) for request in wanted]
@@ -181,12 +176,7 @@ def table_sizes(
 ) -> tuple[int, int]:
     """Returns how many rows the tables of a model have, and how many a batch looks up.
 
-    Args:
-      task: Whose model it is.
-      init_seed: Of its parameters, of which the shapes are read.
-      rows: Arrays of the task, of which the shapes are read.
-      sampler: Of the batches.
-      pattern: As in `RunSpec.train`.
+    Of parameters and `rows` the shapes alone are read; `pattern` is that of `RunSpec.train`.
 
     Raises:
       ValueError: if there are no tables, or a step has several passes.
@@ -235,10 +225,7 @@ CHOICES = {
 
 
 def sentence(chosen: Mapping[str, Any]) -> str:
-    """Returns what a run chose, for people.
-
-    Args:
-      chosen: As `dpsgd.runs.resolve.ResolvedRun` has it.
+    """Returns what a run chose, as `ResolvedRun` has it, for people.
 
     >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
     'chosen: batch size 1,024, learning rate 0.003'

@@ -8,8 +8,8 @@ from typing import Any
 
 from accounting import Bound, format_delta
 from dpsgd.core.guarantee import INDEPENDENT, words_on
+from dpsgd.runs.log import WORDS
 from dpsgd.runs.recommendation import sentence
-from dpsgd.runs.stages import WORDS
 
 UNDEFINED = "undefined"
 """What stands in place of a metric that is none."""
@@ -79,17 +79,14 @@ def divergence(record: dict[str, Any]) -> str | None:
 
 
 LEAST_SIGNAL = 1000.0
-"""Of a run whose model can be relied on, see `Mechanism.signal_to_noise`. Measured on four tables
-of 455 to 8,800 rows at epsilon 1, 3 and 8: below it AUC was between 0.02 and 0.86, and from 2,000
-on at least 0.68."""
+"""Of a run whose model can be relied on, see `Mechanism.signal_to_noise`: measured on four tables
+of 455 to 8,800 rows at epsilon 1, 3 and 8."""
 
 
 def weak_signal(ratio: float | None, num_examples: int) -> str | None:
     """Returns, in a line, that noise outweighs what so few rows can teach; None if it does not.
 
-    Args:
-      ratio: `Mechanism.signal_to_noise`; None is infinite.
-      num_examples: Training rows.
+    `ratio` is `Mechanism.signal_to_noise`, of which None is infinite.
     """
     if ratio is None or ratio >= LEAST_SIGNAL:
         return None

@@ -7,18 +7,27 @@ how long a step takes on generated rows. `config.json` records plain values: no 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from accounting import (
+    Bound,
+    DataRelease,
+    GaussianProfile,
+    PrivacyProfile,
+    calibrate,
+    calibrate_advantage,
+)
+from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.noise import planning
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.strategies import banded_square_root
-from dpsgd.runs import search
 from dpsgd.runs.recommendation import (
     CHOICES,
     RecommendationRequest,
@@ -40,6 +49,8 @@ from dpsgd.runs.spec import (
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
+    TargetAdvantage,
+    TargetEpsilon,
 )
 from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
 from dpsgd.runs.task import calibration_of
@@ -47,10 +58,8 @@ from dpsgd.sizes import bytes_of
 from samplers import BatchSampler, Population
 from samplers.settings import DEFAULTS, SamplerSettings, name_of
 
-if TYPE_CHECKING:
-    from dpsgd.runs.budget import Budget
-
 PyTree = Any
+Rows = tuple[PyTree, Population]
 Progress = Callable[[str], None]
 
 ADAM = (
@@ -59,6 +68,19 @@ ADAM = (
 )
 
 _NO_CALIBRATION = "calibration platt cannot be had"
+
+Goal = NoiseMultiplier | TargetEpsilon | TargetAdvantage
+"""What is asked of the privacy of a run that has any."""
+
+Fitting = Callable[[Callable[[int], RunSpec]], tuple[RunSpec, float]]
+"""Of what returns the spec for so many epochs at most, that with the most for which there is time,
+and the seconds of one."""
+
+_ABOUT = 0.05
+"""How closely the epsilon is known that sums are chosen by."""
+
+_LEAST = 1e-6
+"""Epsilon at which no number of rows is enough to calibrate."""
 
 _NEAR = 1.02
 """Up to so many times the least error a smaller number of bands is taken: it needs less memory."""
@@ -126,15 +148,81 @@ def noise_of(spec: RunSpec) -> Noise:
 
 
 def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums:
-    """Returns the full-batch queries by which a run is calibrated, see `dpsgd.runs.search.platt`.
+    """Returns the full-batch queries by which a run is calibrated, by how much it may cost.
 
     Raises:
       ValueError: if it cannot be calibrated, or that would not pay.
     """
     if found := rule_against(traits_of(dataclasses.replace(spec, calibration="platt"), sampler)):
         raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
-    assert not isinstance(spec.privacy, NonPrivate), "refused by the table"
-    return search.platt(sampler, delta, spec.privacy)
+    goal = spec.privacy
+    assert not isinstance(goal, NonPrivate), "refused by the table"
+    from dpsgd.engine.platt import platt_sums
+
+    if isinstance(goal, TargetEpsilon):
+        budget = goal.epsilon
+    elif isinstance(goal, TargetAdvantage):  # that of the Gaussian release of this advantage
+        sigma = calibrate_advantage(GaussianProfile, advantage=goal.advantage)
+        budget = GaussianProfile(sigma).epsilon(delta).upper
+    else:
+        budget = sampler.privacy(goal.noise_multiplier).epsilon(delta, _ABOUT).upper
+    if math.isinf(budget):
+        raise ValueError("no finite epsilon is certified for the run")
+    if (sums := platt_sums(sampler.num_examples, epsilon=max(budget, _LEAST), delta=delta)) is None:
+        raise ValueError(
+            f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "
+            "cost more than it mends"
+        )
+    return sums
+
+
+def privacy_with(
+    sums: FullSums | None, sampler: BatchSampler, noise: Noise, released: DataRelease | None
+) -> Callable[[float], PrivacyProfile]:
+    """Returns what a run costs by the noise multiplier of its steps.
+
+    It may end in `sums` over all rows, and something of them may have been `released` before.
+    """
+    if sums is None and released is None:
+        return functools.partial(noise.privacy, sampler)
+    return lambda sigma: Mechanism(sampler, sigma, 1.0, noise, sums, released).privacy()
+
+
+@functools.lru_cache
+def _smallest_noise(
+    goal: Goal,
+    delta: float,
+    sampler: BatchSampler,
+    noise: Noise,
+    sums: FullSums | None,
+    released: DataRelease | None,
+) -> float:
+    """Returns the smallest sufficient noise multiplier: once for all equal runs of a process.
+
+    Raises:
+      ValueError: if no noise suffices.
+    """
+    if isinstance(goal, NoiseMultiplier):
+        return goal.noise_multiplier
+    privacy = privacy_with(sums, sampler, noise, released)
+    if isinstance(goal, TargetAdvantage):
+        return calibrate_advantage(privacy, advantage=goal.advantage)
+    if goal.optimistic:
+        return calibrate(lambda sigma: _LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
+    return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
+
+
+@dataclass(frozen=True)
+class _LowerEnd:
+    """The lower ends of a profile as if they were the truth: to choose noise by, nothing else."""
+
+    profile: PrivacyProfile
+
+    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return Bound(*2 * (self.profile.delta(epsilon, tolerance).lower,))
+
+    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
+        return Bound(*2 * (self.profile.epsilon(delta, tolerance).lower,))
 
 
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
@@ -154,7 +242,7 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
             raise ValueError(f"{_NO_CALIBRATION}: {error}; leave it out") from None
         noise = noise_of(spec)
         released = population.data_release
-        sigma = search.smallest_noise(goal, delta, sampler, noise, sums, released)
+        sigma = _smallest_noise(goal, delta, sampler, noise, sums, released)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
         mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums, released)
     return ResolvedRun(spec, mechanism, delta)
@@ -166,8 +254,8 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
 def resolve(
     spec: RunSpec,
     task: Any,
-    rows: tuple[PyTree, Population],
-    timer: Budget | None = None,
+    rows: Rows,
+    timer: Fitting | None = None,
     progress: Progress = lambda line: None,
 ) -> ResolvedRun:
     """Returns the run that a spec asks for, with what was chosen; what is given stays as it is.
@@ -185,11 +273,8 @@ def resolve(
     """
     spec, chosen = choose(spec, task, rows, timer, progress)
     given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
-    progress(
-        "finding the guarantee of the run"
-        if given
-        else "finding the noise for the guarantee that is wanted"
-    )
+    wanted = "the guarantee of the run" if given else "the noise for the guarantee that is wanted"
+    progress(f"finding {wanted}")
     run = resolved(spec, rows[1])
     if "noise" in chosen:
         noise = {**chosen["noise"], "noise_multiplier": run.mechanism.noise_multiplier}
@@ -201,21 +286,13 @@ def resolve(
 def choose(
     spec: RunSpec,
     task: Any,
-    rows: tuple[PyTree, Population],
-    timer: Budget | None = None,
+    rows: Rows,
+    timer: Fitting | None = None,
     progress: Progress = lambda line: None,
 ) -> tuple[RunSpec, dict[str, Any]]:
     """Returns a spec that leaves nothing open but the size of its noise, and what was chosen.
 
-    Args:
-      spec: As for `resolve`, like all that follow.
-      task: Likewise.
-      rows: Likewise.
-      timer: Likewise.
-      progress: Likewise.
-
-    Raises:
-      ValueError: as for `resolve`.
+    Arguments and errors are those of `resolve`.
     """
     population = rows[1]
     check(spec, population.num_examples)
@@ -238,7 +315,7 @@ def choose(
         )
     else:
         progress("timing steps on generated rows")
-        found, seconds = timer.choose(choice)
+        found, seconds = timer(choice)
         found = dataclasses.replace(found, budget_minutes=None)
         chosen = {"budget_minutes": spec.budget_minutes, "epoch_seconds": seconds}
     if isinstance(spec.tables, Auto):
@@ -255,7 +332,7 @@ def choose(
 
 
 def _with_settings(
-    spec: RunSpec, task: Any, rows: tuple[PyTree, Population], most_epochs: int | None
+    spec: RunSpec, task: Any, rows: Rows, most_epochs: int | None
 ) -> tuple[RunSpec, str]:
     """Returns a spec of sizes, rates and tables that are recommended, and why of its tables."""
 
@@ -288,11 +365,7 @@ def _with_settings(
 def _recommended(
     spec: RunSpec, task: Any, population: Population, most_epochs: int | None
 ) -> RunSpec:
-    """Returns a spec with what the task recommends where it is left open.
-
-    Raises:
-      ValueError: if what it recommends is not `Settings`, or cannot be run.
-    """
+    """Returns a spec with what the task recommends where it is left open."""
     sampler, names = spec.sampler, spec.open
     own = {one.name for one in dataclasses.fields(Settings)}
     if not own & set(names):
@@ -334,11 +407,8 @@ def _with_calibration(
         return spec
     offered, why = calibration_of(task) is not None, ""
     if not offered:
-        of = (
-            " for such labels, or for weights"
-            if hasattr(task, "calibration")
-            else " (see dpsgd.runs.task.Task)"
-        )
+        hidden, see = " for such labels, or for weights", " (see dpsgd.runs.task.Task)"
+        of = hidden if hasattr(task, "calibration") else see
         why = f"the task, a {type(task).__name__}, offers none{of}"
     else:
         try:
@@ -450,7 +520,7 @@ def _best_bands(
     return best.bands, f"it leaves {best.error:.2g} of the error of independent noise"
 
 
-# --- Specs that need no choice, or were given one ---------------------------------------------
+# --- Specs that need no choice, or were given one -----------------------------------------------
 
 
 def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
@@ -470,12 +540,7 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
 
 
 def differing(asked: RunSpec, found: RunSpec) -> list[str]:
-    """Returns the options in which a resolved spec is not what was asked for.
-
-    Args:
-      asked: In which choices may be left open.
-      found: Which is held against it.
-    """
+    """Returns the options in which a resolved spec is not what was asked for."""
     if asked.delta == "1/n":  # found is a number, which the data give
         asked = dataclasses.replace(asked, delta=None)
     if isinstance(asked.tables, Auto):

@@ -25,27 +25,21 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs import report
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.environment import environment, origin
+from dpsgd.runs.fingerprint import environment, origin
 from dpsgd.runs.history import NO_HEAD
 from dpsgd.runs.job import Job
 from dpsgd.runs.journal import DirectoryJournal, check_batches_can_be_read, draw_of, numbers
-from dpsgd.runs.ledger import Ledger, SharedLedger, joined
-from dpsgd.runs.log import MetricWriter
-from dpsgd.runs.plan import Execution, planned
+from dpsgd.runs.ledger import Ledger
+from dpsgd.runs.log import MetricWriter, Stages
+from dpsgd.runs.plan import Asked, Execution, planned, resumed
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import FinishedRun, proved
-from dpsgd.runs.resume import Asked, resumed
 from dpsgd.runs.spec import RunSpec
-from dpsgd.runs.stages import Stages
 from dpsgd.runs.stop import stop_requests
 from dpsgd.runs.task import Task
 
 PyTree = Any
 Progress = Callable[[str], None]
-
-
-def _silent(line: str) -> None:
-    del line
 
 
 class Run:
@@ -55,8 +49,6 @@ class Run:
       folder: Its directory.
     """
 
-    folder: RunDirectory
-
     def __init__(
         self,
         folder: RunDirectory,
@@ -65,7 +57,7 @@ class Run:
         job: Job | None = None,
     ) -> None:
         """Holds a run; use `create` and `open`."""
-        self.folder = folder
+        self.folder: RunDirectory = folder
         self._task, self._execution, self._job = task, execution, job
         self._record: dict[str, Any] | None = None
 
@@ -79,7 +71,7 @@ class Run:
         name: str | None = None,
         placement: Placement | None = None,
         started: float | None = None,
-        progress: Progress = _silent,
+        progress: Progress = lambda line: None,
         log: MetricWriter | None = None,
     ) -> Run:
         """Makes the directory of a run that takes no step yet; `train` does.
@@ -131,20 +123,14 @@ class Run:
         *,
         placement: Placement | None = None,
         started: float | None = None,
-        progress: Progress = _silent,
+        progress: Progress = lambda line: None,
         log: MetricWriter | None = None,
     ) -> Run:
         """Opens the run in a directory, which `train` resumes from its last checkpoint.
 
-        Args:
-          out: The run directory.
-          task: What is trained; by default it is made again of what the configuration says.
-          placement: On which devices it resumes; by default one. Others than before add up in
-            another order, so that an attempt begins and steps that were declared already count
-            once more.
-          started: As for `create`.
-          progress: Called with one line of text whenever there is something to tell.
-          log: As for `create`.
+        `task` is by default made again of what the configuration says; all else is as for `create`.
+        Other devices than before add up in another order, so that an attempt begins and steps that
+        were declared already count once more.
 
         Raises:
           FileNotFoundError: if there is no run.
@@ -237,13 +223,11 @@ class Run:
         return True
 
     @contextmanager
-    def _resumed(
-        self,
-    ) -> Iterator[tuple[Job, Ledger | SharedLedger, RootKey, Checkpoint | None]]:
+    def _resumed(self) -> Iterator[tuple[Job, Ledger, RootKey, Checkpoint | None]]:
         """Holds the ledger; yields the job, root and checkpoint of what is left of the run."""
         processes, job, self._job = Processes.current(), self._job, None
         asked = None if job else Asked(self.folder, self._execution.progress)
-        with joined(self.folder.ledger_path, processes) as ledger:
+        with Ledger.open(self.folder.ledger_path, processes) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
             root = self.folder.root()
             try:
@@ -257,16 +241,11 @@ class Run:
                 return
             if asked is None:  # another process was at it since
                 asked = Asked(self.folder, self._execution.progress)
-            how = self._task, self._execution
-            found, checkpoint = resumed(self.folder, asked, ledger, root, *how)
-            yield found, ledger, root, checkpoint
+            job, checkpoint = resumed(self.folder, asked, ledger, root, self._task, self._execution)
+            yield job, ledger, root, checkpoint
 
     def _finish(
-        self,
-        job: Job,
-        ledger: Ledger | SharedLedger,
-        root: RootKey,
-        checkpoint: Checkpoint | None,
+        self, job: Job, ledger: Ledger, root: RootKey, checkpoint: Checkpoint | None
     ) -> dict[str, Any]:
         """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
         folder, (_, stages, progress, _), record = self.folder, self._execution, None
@@ -288,7 +267,8 @@ class Run:
                 progress("evaluating")
                 metrics = numbers(job.task.metrics(params))
                 stages.begin("accounting")
-                sampler, seconds = job.mechanism.sampler, journal.seconds
+                sampler = job.mechanism.sampler
+                rate = sampler.num_steps * sampler.expected_batch_size / journal.seconds
                 record = {
                     **proved(ledger.history),
                     "ledger_head": ledger.history.head,
@@ -296,12 +276,9 @@ class Run:
                     "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
                     "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
                     "stage_seconds": stages.seconds(),
-                    "training_seconds": seconds,
-                    "examples_per_second": (
-                        sampler.num_steps * sampler.expected_batch_size / seconds
-                    ),
+                    "training_seconds": journal.seconds,
+                    "examples_per_second": rate,
                 }
-                rate = record["examples_per_second"]
                 journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
                 folder.write_json("guarantee.json", ledger.history.guarantee().record())
                 config = folder.read_json("config.json")

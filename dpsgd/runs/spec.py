@@ -65,15 +65,7 @@ def _setting(
     must: Must | None = None,
     kw_only: bool = False,
 ) -> Any:
-    """Returns a field.
-
-    Args:
-      default: Its default, if it has one.
-      name: Of its option, if it is another one.
-      open: Whether None leaves a choice open.
-      must: What holds of all other values.
-      kw_only: Whether it is given by its name alone.
-    """
+    """Returns a field: `name` is that of its option, `open` whether None leaves a choice open."""
     metadata = {"option": name, "open": open, "must": must}
     return field(default=default, metadata=metadata, kw_only=kw_only)
 
@@ -467,11 +459,9 @@ class RunSpec(_Checked):
         """
         if self.delta is not None and self.delta != "1/n":
             return self.delta
-        sampler = self.sampler
-        if isinstance(sampler, SamplerSettings):
-            num_units = sampler.num_units(population)
-        else:
-            num_units = sampler.num_units
+        num_units: Any = self.sampler.num_units
+        if isinstance(self.sampler, SamplerSettings):
+            num_units = num_units(population)
         if self.delta is None:
             return default_delta(num_units)
         return check_guarantee_delta(1 / num_units, "target_delta")
@@ -588,11 +578,7 @@ def _chooser(name: str) -> str:
 
 
 def sampler_name(record: Mapping[str, Any], where: str) -> str:
-    """Returns the name of the sampler in the record of a spec.
-
-    Raises:
-      ValueError: if there is none; the line begins with `where`.
-    """
+    """Returns the name of the sampler in the record of a spec, or refuses it at `where`."""
     fields = checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler")
     return checked(fields.get("name"), str, f"{where}: sampler, name")
 

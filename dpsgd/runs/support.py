@@ -159,13 +159,7 @@ def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
 def refusal(
     spec: RunSpec, sampler: BatchSampler | None = None, placement: Placement | None = None
 ) -> str:
-    """Returns why a run is not supported, in a line; empty if it is.
-
-    Args:
-      spec: What is asked for.
-      sampler: Of its data, once they are known.
-      placement: On which devices it is trained.
-    """
+    """Returns why a run is not supported, in a line; empty if it is."""
     sharded = placement is not None and placement.shard_rows_from is not None
     if (found := rule_against(traits_of(spec, sampler, sharded=sharded))) is None:
         return ""
@@ -178,10 +172,7 @@ def check(
 ) -> None:
     """Raises ValueError, which names the options, for choices that do not go together.
 
-    Args:
-      spec: What is asked for.
-      num_examples: Of its data, once they are known: its sizes must not exceed them.
-      placement: On which devices it is trained.
+    Nor must sizes exceed `num_examples`, once they are known.
     """
     if why := refusal(spec, placement=placement):
         raise ValueError(why)

@@ -12,9 +12,12 @@ import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
 from dpsgd.runs.records import build, checked, field_types, to_json
+
+if TYPE_CHECKING:
+    from samplers import Population
 
 PyTree = Any
 
@@ -74,7 +77,7 @@ class Task(Trainable, Protocol):
     * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
       make of noisy sums over all rows after their last step, to be part of the model; equal tasks
       have equal ones (`RunSpec.calibration`); None where labels have none;
-    * `init_map`, rules (see `dpsgd.runs.mapping.Rule`) by which arrays of files that others wrote
+    * `init_map`, rules (see `dpsgd.runs.initial.Rule`) by which arrays of files that others wrote
       are parameters: the names that `RunSpec.init_from` understands without rules of the user;
     * `described(description, where)`, a static method that returns what predicts, reads and
       evaluates, from what `describe` returned and without the training rows; `where` begins the
@@ -186,10 +189,8 @@ def _is_path(kind: Any) -> bool:
 def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
     """Returns what a run's configuration says of its task, as JSON values.
 
-    Args:
-      task: What is trained.
-      name: What it is called where it is found again: the name of an object, "module:name", or of
-        its class. By default its class, if `settings` say all of it.
+    `name` is what it is called where it is found again: that of an object, "module:name", or of its
+    class; by default its class, if `settings` say all of it.
 
     Raises:
       ValueError: if its description is not of JSON values.
@@ -223,10 +224,6 @@ def identity(task: Task, name: str | None) -> str:
 
     What is more than settings cannot be compared: it is told apart by the code of the module in
     which it is found by its name, and where it is not found so, it is never the same twice.
-
-    Args:
-      task: What is trained.
-      name: What it is called.
     """
     settings = _settings(task)
     if settings is None:
@@ -275,17 +272,15 @@ def load(
     return made_of(found, settings, name, f"{where}: task")
 
 
-def data_digest(task: Task, columns: PyTree, tree: str = "") -> str:
+def data_digest(task: Task, columns: PyTree, population: Population | None = None) -> str:
     """Returns a text that names the training rows of a task: a secret, as they are.
 
-    Args:
-      task: Whose `digest` it is, if it has one.
-      columns: Its rows: else, it is of all their arrays.
-      tree: The digest of the units that the rows lie in, if they do.
+    It is the task's own `digest`, or of all arrays, and of the units that the rows lie in.
     """
     if callable(digest := getattr(task, "digest", None)):
         return digest()
-    return arrays_digest(columns, tree)
+    tree = population.tree if population else None
+    return arrays_digest(columns, tree.shape.digest if tree else "")
 
 
 def arrays_digest(arrays: PyTree, prefix: str = "") -> str:

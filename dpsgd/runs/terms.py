@@ -1,20 +1,18 @@
-"""The terms of an attempt: all but its steps that its privacy cost depends on."""
+"""What the cost of an attempt depends on but for its steps, and a private selection of attempts."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
-from accounting import DataRelease, check_guarantee_delta
+from accounting import DataRelease, TrialCount, check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
-from dpsgd.core.segments import Segment
+from dpsgd.core.segments import Segment, Trials
 from dpsgd.noise.registry import noise_from_record, noise_record
 from dpsgd.runs.records import build, checked, to_json
 from samplers.settings import kind_of, name_of
@@ -45,37 +43,39 @@ class Terms:
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
 
-    @property
-    def lazy_tables(self) -> bool:
-        """Whether the noise of tables comes late."""
-        return self.fingerprint.get("tables") == "lazy"
-
     def segment(self, steps: range | None = None) -> Segment:
         """Returns these steps, by default all, as they are accounted for."""
         how: dict[str, Any] = {} if steps is None else {"steps": steps}
-        how |= {"reproducible_noise": self.reproducible_noise, "lazy_tables": self.lazy_tables}
-        return Segment(self.mechanism, unit=self.unit, earlier=self.earlier, **how)
+        return Segment(
+            self.mechanism,
+            unit=self.unit,
+            reproducible_noise=self.reproducible_noise,
+            lazy_tables=self.fingerprint.get("tables") == "lazy",
+            earlier=self.earlier,
+            **how,
+        )
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
         mechanism = self.mechanism
         sampler, release = mechanism.sampler, mechanism.data_release
         finite = math.isfinite(mechanism.l2_clip_norm)
-        record = {
-            "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
-            "noise_multiplier": mechanism.noise_multiplier,
-            "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
-            "noise": noise_record(mechanism.noise),
-            "full_sums": to_json(mechanism.full_sums),
-            "unit": self.unit,
-            "adjacency": ADJACENCY,
-            "delta": self.delta,
-            "reproducible_noise": self.reproducible_noise,
-            "fingerprint": dict(self.fingerprint),
-            **({"earlier": list(self.earlier)} if self.earlier else {}),
-            **({"data_release": to_json(release)} if release else {}),
-        }
-        return json.loads(json.dumps(record, allow_nan=False, default=_plain))  # as it is read back
+        return to_json(
+            {
+                "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
+                "noise_multiplier": mechanism.noise_multiplier,
+                "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
+                "noise": noise_record(mechanism.noise),
+                "full_sums": mechanism.full_sums,
+                "unit": self.unit,
+                "adjacency": ADJACENCY,
+                "delta": self.delta,
+                "reproducible_noise": self.reproducible_noise,
+                "fingerprint": self.fingerprint,
+                **({"earlier": self.earlier} if self.earlier else {}),
+                **({"data_release": release} if release else {}),
+            }
+        )
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
@@ -83,35 +83,134 @@ class Terms:
 
         The sampler has the price of the one that was recorded; a tree it knows by its shape alone.
         """
-        fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
+
+        def found(name: str, kind: Any) -> Any:
+            return checked(body[name], kind, name)
+
+        fields = dict(found("sampler", dict[str, Any]))
         # Whoever reads a ledger executes nothing that it names.
         sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
         if "noise" not in body:
             raise ValueError("it is of an earlier version, which said otherwise what noise is")
         if body["adjacency"] != ADJACENCY:
             raise ValueError("this version would account for it with another adjacency")
-        clip = body["l2_clip_norm"]
-        sums = checked(body["full_sums"], dict[str, Any] | None, "full_sums")
-        release = checked(body.get("data_release"), dict[str, Any] | None, "data_release")
+        body = {"data_release": None, "earlier": [], **body}
+        clip, sums = found("l2_clip_norm", float | None), found("full_sums", dict[str, Any] | None)
+        release = found("data_release", dict[str, Any] | None)
         return cls(
             Mechanism(
                 sampler,
-                checked(body["noise_multiplier"], float, "noise_multiplier"),
-                math.inf if clip is None else checked(clip, float, "l2_clip_norm"),
-                noise_from_record(checked(body["noise"], dict[str, Any], "noise")),
+                found("noise_multiplier", float),
+                math.inf if clip is None else clip,
+                noise_from_record(found("noise", dict[str, Any])),
                 None if sums is None else build(FullSums, sums, "full_sums"),
                 None if release is None else build(DataRelease, release, "data_release"),
             ),
-            check_guarantee_delta(checked(body["delta"], float, "delta")),
-            checked(body["reproducible_noise"], bool, "reproducible_noise"),
-            checked(body["fingerprint"], dict[str, Any], "fingerprint"),
-            checked(body["unit"], str, "unit"),
-            tuple(checked(body.get("earlier", []), list[str], "earlier")),
+            check_guarantee_delta(found("delta", float)),
+            found("reproducible_noise", bool),
+            found("fingerprint", dict[str, Any]),
+            found("unit", str),
+            tuple(found("earlier", list[str])),
         )
 
 
-def _plain(value: Any) -> Any:
-    """Returns a number of NumPy's as Python's, which JSON knows."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise ValueError(f"a ledger holds JSON values, and {value!r} is none")
+@dataclass(frozen=True)
+class Selection:
+    """The best of a random number of trials, each of them one of the candidates.
+
+    The first line of its ledger declares it before anything is drawn. One trial's cost is never a
+    guarantee.
+
+    Attributes:
+      count: The law of the number of trials, which stays secret.
+      candidates: What a trial may be, each equally likely; their fingerprints hold the digest of
+        the "config" that a trial of it has.
+      score: The metric by which the best is chosen.
+      better: Which of its values are better.
+      fingerprint: What else it was begun with, as JSON values; it tells nothing of private data.
+    """
+
+    count: TrialCount
+    candidates: tuple[Terms, ...]
+    score: str
+    better: Literal["higher", "lower"]
+    fingerprint: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise ValueError("a selection needs at least one candidate")
+        if len({(terms.delta, terms.unit) for terms in self.candidates}) > 1:
+            raise ValueError("candidates must have one delta, and protect one unit")
+
+    def record(self) -> dict[str, Any]:
+        """Returns the selection as JSON values."""
+        candidates = [terms.record() for terms in self.candidates]
+        return {
+            **self.summary(),
+            "fingerprint": dict(self.fingerprint),
+            "candidates": candidates,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what a reader should know of it, as JSON values."""
+        return {
+            "mean_trials": self.count.mean,
+            "trials_shape": self.count.shape,
+            "score": self.score,
+            "better": self.better,
+            "candidates": len(self.candidates),
+        }
+
+    @classmethod
+    def from_record(cls, record: Any) -> Selection:
+        """Returns the selection that `record` recorded.
+
+        Raises:
+          ValueError, LookupError, TypeError: if it is no such record.
+        """
+        fields = checked(record, dict[str, Any], "selection")
+
+        def found(name: str, kind: Any) -> Any:
+            return checked(fields[name], kind, name)
+
+        return cls(
+            TrialCount(found("mean_trials", float), found("trials_shape", float)),
+            tuple(map(Terms.from_record, found("candidates", list[Any]))),
+            found("score", str),
+            found("better", Literal["higher", "lower"]),
+            found("fingerprint", dict[str, Any]),
+        )
+
+    def check_released(self, terms: Terms) -> None:
+        """Raises ValueError unless a model of these terms is one of the candidates."""
+        if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
+            raise ValueError("what was released is none of the candidates that were declared")
+
+    @property
+    def delta(self) -> float:
+        """The delta at which the guarantee is given."""
+        return self.candidates[0].delta
+
+    def trials(self, released: Terms | None = None) -> Trials:
+        """Returns what was declared, and the model that was released, as they are accounted for."""
+        candidates = tuple(terms.segment() for terms in self.candidates)
+        shown = released.segment() if released else None
+        return Trials(self.count, candidates, self.score, shown)
+
+
+def is_trial_of(candidate: Terms, terms: Terms) -> bool:
+    """Returns whether a run of these terms was trained as a candidate declares."""
+    same = dataclasses.replace(terms, fingerprint={}) == dataclasses.replace(
+        candidate, fingerprint={}
+    )
+    return same and candidate.fingerprint["config"] == terms.fingerprint["config"]
+
+
+BLINDED = ("data", "program")
+"""What only equal secrets make comparable."""
+
+
+def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:
+    """Returns the names of what is not alike in all of these fingerprints, but for some."""
+    names = dict.fromkeys(name for one in fingerprints for name in one if name not in but)
+    return [n for n in names if any(one.get(n) != fingerprints[0].get(n) for one in fingerprints)]

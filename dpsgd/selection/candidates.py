@@ -17,9 +17,14 @@ from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import to_json
-from dpsgd.runs.resolve import build_sampler, choose, full_sums, noise_of, resolved
-from dpsgd.runs.search import privacy_with
-from dpsgd.runs.selection import Selection
+from dpsgd.runs.resolve import (
+    build_sampler,
+    choose,
+    full_sums,
+    noise_of,
+    privacy_with,
+    resolved,
+)
 from dpsgd.runs.spec import (
     Lazy,
     NoiseMultiplier,
@@ -31,7 +36,7 @@ from dpsgd.runs.spec import (
 )
 from dpsgd.runs.support import check
 from dpsgd.runs.task import Task, check_task, data_digest, task_record
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import noise
 from samplers import BatchSampler
 
@@ -102,9 +107,7 @@ class Candidates:
     @cached_property
     def data(self) -> str:
         """What names the training rows: a secret, as they are."""
-        columns, population = self.rows
-        tree = population.tree
-        return data_digest(self.task, columns, tree.shape.digest if tree else "")
+        return data_digest(self.task, *self.rows)
 
     def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
         """Returns what must be unchanged where a selection resumes, as JSON values.
@@ -186,6 +189,7 @@ class Candidates:
                 full_sums(spec, sampler, delta) if calibrated == "platt" else None,
                 sampler,
                 noise_of(spec),
+                population.data_release,
             )
             for (sampler, _, calibrated), spec in unique.items()
         ]

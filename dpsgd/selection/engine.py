@@ -8,7 +8,6 @@ docs/explanation/secrecy-of-a-selection.md.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import sys
@@ -24,11 +23,10 @@ from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run
-from dpsgd.runs.selection import Selection
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import Task
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Selection, Terms, is_trial_of
 from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.release import NOTHING, ended, release, release_nothing
 from dpsgd.selection.vault import Vault
@@ -216,9 +214,7 @@ def _as_declared(history: History, terms: Terms) -> bool:
     Raises:
       AssertionError: if it is not one of its candidate at all: then no cost is known.
     """
-    found = history.attempts[0].terms
-    same = dataclasses.replace(found, fingerprint={}) == dataclasses.replace(terms, fingerprint={})
-    if not same or found.fingerprint["config"] != terms.fingerprint["config"]:
+    if not is_trial_of(terms, history.attempts[0].terms):
         raise AssertionError("a trial was trained otherwise than its candidate declares")
     return [g.steps for g in history.attempts] == [range(terms.mechanism.num_steps)]
 

@@ -16,8 +16,7 @@ from dpsgd.files import write_atomically
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import report
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.environment import environment
-from dpsgd.runs.fingerprint import fingerprint, task_code_digest
+from dpsgd.runs.fingerprint import environment, fingerprint, task_code_digest
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import proved
 from dpsgd.runs.task import identity
@@ -58,7 +57,7 @@ def release(
     task, name, sampler = wanted.task, record["task"]["name"], terms.mechanism.sampler
     code = task_code_digest(task, name, sampler, identity=identity(task, name))
     stated = fingerprint(record, wanted.data, root, code, "")
-    if terms.lazy_tables:
+    if terms.segment().lazy_tables:
         stated["tables"] = "lazy"
     content = trial.params_path.read_bytes()
     lines = {"audit": own["audit"]}, {"released": hashlib.sha256(content).hexdigest()}

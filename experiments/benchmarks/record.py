@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import write_atomically
-from dpsgd.runs.environment import environment
+from dpsgd.runs.fingerprint import environment
 from experiments.benchmarks.case import Case, LeftOut, Row
 
 LONGEST = 300

@@ -238,8 +238,7 @@ def _checked(
     columns, population = rows_of(task)
     programs = [_program(run, population, where) for run in runs]
     check_data(task)
-    tree = population.tree.shape.digest if population.tree else ""
-    record, digest = task_record(task, sweep.task_name), data_digest(task, columns, tree)
+    record, digest = task_record(task, sweep.task_name), data_digest(task, columns, population)
     return _Checked(runs, record, programs, population, digest)
 
 

@@ -265,7 +265,7 @@ def test_a_run_whose_sums_fail_their_audit_never_begins(monkeypatch):
 
 def test_a_stopped_run_releases_no_sums(monkeypatch):
     monkeypatch.setattr(
-        "dpsgd.runs.training.refine", lambda *of, **how: pytest.fail("sums were released")
+        "dpsgd.runs.job.refine", lambda *of, **how: pytest.fail("sums were released")
     )
     for stop in (4, SHUFFLED.num_steps):
         found = trained(

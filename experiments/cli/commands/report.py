@@ -62,7 +62,7 @@ def run(config: ReportConfig) -> None:
     with Console() as console:
         console.progress("reading the runs and their guarantees")
         from dpsgd.files import write_atomically
-        from dpsgd.runs.environment import origin
+        from dpsgd.runs.fingerprint import origin
         from experiments.results.clicks import Rows
         from experiments.results.page import page
         from experiments.results.render import document

@@ -44,8 +44,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.noise.planning import Goal, plan
 from dpsgd.runs.history import Attempt, History
 from dpsgd.runs.ledger import Ledger
-from dpsgd.runs.selection import Selection
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Selection, Terms
 from samplers import (
     BallsAndBins,
     Deterministic,

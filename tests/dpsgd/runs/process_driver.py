@@ -25,7 +25,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import algorithm, platt
 from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
-from dpsgd.runs import job, run, training
+from dpsgd.runs import job, run
 from dpsgd.runs.checkpoint import PENDING
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
@@ -527,19 +527,19 @@ def test_mutants(folder, name):
 
 def slowly():
     """Has each block take a while, so that there is time to be killed in."""
-    blocks = training.train_blocks
+    blocks = job.train_blocks
 
     def slow(*arguments, **options):
         for block in blocks(*arguments, **options):
             time.sleep(0.2)
             yield block
 
-    training.train_blocks = slow
+    job.train_blocks = slow
 
 
 def struck(number, step):
     """Has the process get a signal before it is handed the block that ends at a step."""
-    blocks = training.train_blocks
+    blocks = job.train_blocks
 
     def of_blocks(*arguments, **options):
         for block in blocks(*arguments, **options):
@@ -548,12 +548,12 @@ def struck(number, step):
                 os.kill(os.getpid(), number)
             yield block
 
-    training.train_blocks = of_blocks
+    job.train_blocks = of_blocks
 
 
 def hanging():
     """Has the third block take forever."""
-    blocks = training.train_blocks
+    blocks = job.train_blocks
 
     def hung(*arguments, **options):
         for number, block in enumerate(blocks(*arguments, **options)):
@@ -561,16 +561,16 @@ def hanging():
                 time.sleep(1000)
             yield block
 
-    training.train_blocks = hung
+    job.train_blocks = hung
 
 
 def dying():
     """Dies when the third block is declared, before anybody hears of it."""
-    declare = Ledger.declare
+    append = Ledger._append
 
-    def declare_and_die(self, steps):
-        declare(self, steps)
-        if steps.start == 8:
+    def append_and_die(self, body):
+        append(self, body)
+        if body.get("steps", [0])[0] == 8:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Ledger.declare = declare_and_die
+    Ledger._append = append_and_die

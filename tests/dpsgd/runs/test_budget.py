@@ -4,7 +4,6 @@ import json
 import time
 from dataclasses import dataclass
 
-import jax
 import pytest
 from test_resolve import OPEN, Recommending
 from tiny_task import Line, config_of
@@ -15,9 +14,9 @@ from dpsgd.runs import budget, report
 from dpsgd.runs.budget import Timing
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import read
+from dpsgd.runs.log import WORDS
 from dpsgd.runs.resolve import choose, resolve
 from dpsgd.runs.run import Run
-from dpsgd.runs.stages import WORDS
 from samplers import BallsAndBins
 from samplers.settings import SETTINGS
 
@@ -36,7 +35,7 @@ def chosen(seconds, timing, *, task=Recommending, clock=None, started=None, aske
     """Returns the epochs for which there is time after what `timing(config)` says."""
     limit = budget.Budget(seconds / 60, timing, started, clock or Clock())
     minutes = asked.but(budget_minutes=seconds / 60)
-    spec, record = choose(minutes, task(), rows_of(Line()), limit)
+    spec, record = choose(minutes, task(), rows_of(Line()), limit.choose)
     assert record["epoch_seconds"] == timing(spec).epoch
     return spec.sampler.epochs
 
@@ -90,7 +89,7 @@ def test_where_fewer_epochs_go_with_other_batches_these_are_timed_too(seconds, e
 
 def prepared(limit, clock, seconds, asked=OPEN):
     """Returns the epochs that are chosen, and whether fewer should be, once prepared."""
-    spec, _ = choose(asked.but(budget_minutes=1.0), Recommending(), rows_of(Line()), limit)
+    spec, _ = choose(asked.but(budget_minutes=1.0), Recommending(), rows_of(Line()), limit.choose)
     clock.now += seconds
     return spec.sampler.epochs, limit.exceeded(spec)
 
@@ -135,10 +134,7 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_foll
     monkeypatch.setattr(budget, "train_blocks", train_blocks)
     sampler = SETTINGS["shuffle"](batch_size=160 // steps, epochs=1)
     job = Job.of(Line(), resolve(config_of(sampler=sampler), Line(), rows_of(Line())))
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), job.data)
-    parts = job.algorithm, job.mechanism, job.start(), job.layout
-    how = {"flush_every": flush_every, "clock": clock}
-    found = budget.time_steps(*parts, shapes, Line().generated, **how)
+    found = budget.time_steps(job, flush_every=flush_every, clock=clock)
     assert found.first == 2.5
     assert found.epoch == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)
 

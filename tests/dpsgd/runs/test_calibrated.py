@@ -22,7 +22,7 @@ from dpsgd import Segment, cost, resume, run
 from dpsgd.audit import audit as coupled
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.noise import gaussian
-from dpsgd.runs import audit, training
+from dpsgd.runs import audit, job
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, read
@@ -142,7 +142,7 @@ def before_the_second_checkpoint(patch):
 
 
 MOMENTS = {
-    "before the sums": lambda patch: patch.setattr(training, "refine", dies),
+    "before the sums": lambda patch: patch.setattr(job, "refine", dies),
     "declared and not released": after_declaring,
     "released and not saved": before_the_second_checkpoint,
     "evaluating": lambda patch: patch.setattr(Calibrated, "metrics", dies),
@@ -157,7 +157,7 @@ def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, 
     out = killed(tmp_path / "run", where, monkeypatch, insecure_seed=3)
     assert declared(out) == [range(DECLARED[where])]
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_blocks", dies)  # no step is left
+        patch.setattr(job, "train_blocks", dies)  # no step is left
         resume(out, calibrated)
     for name in RELEASED:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
@@ -167,7 +167,7 @@ def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, 
 @pytest.mark.short("declared and not released")
 @pytest.mark.parametrize("where", MOMENTS)
 def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, where):
-    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
     out = killed(tmp_path / "run", where, monkeypatch)
     before = read(out / "ledger.jsonl").guarantee().epsilon.upper
     record = resume(out, calibrated)
@@ -182,7 +182,7 @@ def test_sums_under_another_attempt_have_other_noise(tmp_path, monkeypatch):
     stopped = killed(tmp_path / "run", "declared and not released", monkeypatch)
     copy = shutil.copytree(stopped, tmp_path / "copy")
     resume(stopped, calibrated)
-    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
     resume(copy, calibrated)
     one, other = (contents(out, CALIBRATION)["slope"] for out in (stopped, copy))
     assert one != other
@@ -210,9 +210,9 @@ def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_pat
         os.kill(os.getpid(), signal.SIGTERM)
         return sound(*of, **how)
 
-    sound = training.refine
+    sound = job.refine
     with monkeypatch.context() as patch:
-        patch.setattr(training, "refine", stopping)
+        patch.setattr(job, "refine", stopping)
         with pytest.raises(Stopped, match=r"stopped before the 3 noisy sums .* all of it saved"):
             run(calibrated, config(insecure_seed=3), out)
     assert declared(out) == [range(STEPS)]
@@ -226,7 +226,7 @@ def test_a_run_goes_on_only_with_the_calibration_that_it_was_begun_with(
     tmp_path, monkeypatch, begun, edited
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
+        patch.setattr(job, "train_blocks", Signalling(job.train_blocks))
         with pytest.raises(Stopped):
             run(calibrated, config(calibration=begun), tmp_path / "run")
     file = tmp_path / "run" / "config.json"

@@ -16,10 +16,10 @@ from tiny_task import config_of, line
 
 from dpsgd import Placement, RootKey
 from dpsgd.engine import programs
-from dpsgd.runs.fingerprint import differing
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read
 from dpsgd.runs.resolve import resolved
+from dpsgd.runs.terms import differing
 from samplers import Population
 
 HERE = Path(__file__).parent

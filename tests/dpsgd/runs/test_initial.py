@@ -61,7 +61,7 @@ FORMS = ["run", "exported", "dotted.npz", "paths.npz"]
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_model_is_where_a_run_starts(models, form, tmp_path):
-    found = initial_params(TOMORROW.init(0), str(models / form)).params
+    found = initial_params(TOMORROW.init(0), str(models / form))[0]
     expected = released(models / "run")["['w']"]
     assert (found["w"] == expected).all()
     record = run(
@@ -149,7 +149,7 @@ def test_a_model_of_other_shapes_is_refused(models, form, tmp_path):
 
 
 def test_what_a_bundle_says_of_its_guarantee_is_a_line(models, tmp_path):
-    from dpsgd.runs.bundle import Bundle
+    from dpsgd.runs.result import Bundle
 
     shutil.copytree(models / "exported", tmp_path / "model")
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,8 @@ from tiny_task import assert_same, config_of, words
 
 from accounting import epsilon
 from dpsgd import resume, run
-from dpsgd.runs import fingerprint, job, training
+from dpsgd.audit.report import AuditReport
+from dpsgd.runs import fingerprint, job
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.stop import Stopped
@@ -36,7 +37,7 @@ class Ended(BaseException):
 @contextmanager
 def ended(step, how):
     """Has the run stop, or die, when its block that ends at `step` was taken."""
-    usual = training.train_blocks
+    usual = job.train_blocks
 
     def blocks(*args, **options):
         for block in usual(*args, **options):
@@ -47,7 +48,7 @@ def ended(step, how):
             yield block
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_blocks", blocks)
+        patch.setattr(job, "train_blocks", blocks)
         with pytest.raises(Ended if how == "killed" else Stopped):
             yield
 
@@ -98,7 +99,7 @@ def other_settings(patch, out):
 
 
 def bits_that_do_not_repeat(patch, out):
-    patch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
+    patch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
 
 
 def a_copy(patch, out):
@@ -172,11 +173,11 @@ def test_a_ledger_begins_no_attempt_that_would_draw_what_is_pending_again(tmp_pa
 def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkeypatch):
     seen = []
 
-    def audit_run(algorithm, mechanism, state, *rest, **how):
+    def audit_synthetic(algorithm, mechanism, state, *rest, **how):
         seen.append(jax.tree.map(np.array, state))
-        return "passed"
+        return AuditReport(())
 
-    monkeypatch.setattr(training, "audit_run", audit_run)
+    monkeypatch.setattr(job, "audit_synthetic", audit_synthetic)
     with ended(20, "stopped"):
         run(words, lazy().but(audit=True), tmp_path / "run")
     resume(tmp_path / "run")

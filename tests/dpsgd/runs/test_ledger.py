@@ -140,7 +140,7 @@ def nameless():
     ("bad", "why"),
     [
         (terms(nameless()), "has no sampler 'nameless.<locals>.Local'"),
-        (replace(terms(SAMPLERS[0]), fingerprint={"at": object()}), "holds JSON values"),
+        (replace(terms(SAMPLERS[0]), fingerprint={"at": object()}), "JSON has no object"),
     ],
     ids=["sampler", "fingerprint"],
 )

@@ -11,8 +11,7 @@ from tiny_task import Line, config_of, run_and_stop
 
 from dpsgd import resume, run
 from dpsgd.runs.arrays import source
-from dpsgd.runs.initial import initial_params
-from dpsgd.runs.mapping import Rule, lines_of, matched
+from dpsgd.runs.initial import Rule, initial_params, lines_of, matched
 
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jnp.bfloat16, "I64": "<i8"}
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from tiny_task import calibrated, config_of, few_rows_are_calibrated, line, run_
 
 from dpsgd import averaged, resume, run
 from dpsgd.engine import loop
-from dpsgd.runs import training
+from dpsgd.runs import job
 from dpsgd.runs.optimizer import Constant, Cosine, hyperparameters, optimizer
 
 STEPS = 7
@@ -98,7 +98,7 @@ def test_a_run_releases_the_average_of_its_iterates_and_so_does_one_that_was_cut
             seen.append(np.asarray(jax.tree.leaves(block.state.raw_params)[0]))
             yield block
 
-    monkeypatch.setattr(training, "train_blocks", watched)
+    monkeypatch.setattr(job, "train_blocks", watched)
     del options[option]
     run(line, config_of(**options), tmp_path / "plain")
     expected = mean(option.removeprefix("average_"), 0.5, np.array(seen))

@@ -12,7 +12,7 @@ import pytest
 
 from dpsgd import Mechanism, TrainState
 from dpsgd.core.state import TableState
-from dpsgd.runs import resume
+from dpsgd.runs import plan
 from dpsgd.runs.checkpoint import KEPT, Checkpoint
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
@@ -100,12 +100,12 @@ class World:
 
     def go_on(self, one):
         terms, job = self.terms(one.code, one.config), Lazy()
-        how = resume.how_to_repeat(job, alone=not one.is_copy)
+        how = plan.how_to_repeat(job, alone=not one.is_copy)
         with Ledger.open(one.path) as ledger:
             before = len(ledger.history.attempts)
             told = job, one, ledger.history, terms, lambda line: None
-            checkpoint = resume.last_checkpoint(*told, **how)
-            attempt = resume.next_attempt(one, ledger, terms, checkpoint, Processes(), **how)
+            checkpoint = plan.last_checkpoint(*told, **how)
+            attempt = plan.next_attempt(one, ledger, terms, checkpoint, Processes(), **how)
             one.is_copy = one.is_copy and len(ledger.history.attempts) == before
             state = checkpoint.state if checkpoint else covered(0, ("start",))
             for _ in range(self.actions.randrange(1, 5)):
@@ -151,7 +151,7 @@ def path_of(state):
 
 def play(folder, monkeypatch, repeats=True):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: repeats)
+    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: repeats)
     for seed in range(60):
         (folder / f"{seed}").mkdir()
         world = World(folder / f"{seed}", random.Random(seed), repeats)

@@ -23,7 +23,6 @@ def test_all_get_what_the_first_gives_and_what_all_give_in_order():
 
 def test_one_process_alone_is_given_back_what_it_gives():
     alone = Processes()
-    alone.barrier()
     alone.fail("nobody is told")
     alone.check_alike({"data": 1})
     assert (alone.share("a"), alone.gather("b"), alone.any(True), alone.any(False)) == (
@@ -88,7 +87,7 @@ def test_whoever_waits_for_one_that_failed_is_told_why():
 def test_one_that_does_not_come_is_named():
     def work(processes):
         if processes.index != 1:
-            processes.barrier(patience=0.1)
+            processes.gather(None, patience=0.1)
 
     first, _, third = several.together(3, work)
     assert str(first) == "another process did not answer for 0 s: process 1 of 3"

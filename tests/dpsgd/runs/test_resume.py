@@ -30,7 +30,7 @@ from dpsgd import Independent, RootKey, Run, resume, run
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compilation
 from dpsgd.models.model import export
-from dpsgd.runs import fingerprint, job, report, training
+from dpsgd.runs import fingerprint, job, report
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
@@ -110,7 +110,7 @@ def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
 ):
     made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
+        patch.setattr(job, "train_blocks", Signalling(job.train_blocks))
         with pytest.raises(Stopped):
             resume(tmp_path / "run")
     blocks = []
@@ -120,8 +120,8 @@ def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
             blocks.append(block)
             yield block
 
-    train_blocks = training.train_blocks
-    monkeypatch.setattr(training, "train_blocks", counted)
+    train_blocks = job.train_blocks
+    monkeypatch.setattr(job, "train_blocks", counted)
     made.train()
     assert len(blocks) == 2  # of four
     run(line, config_of(insecure_seed=3), tmp_path / "whole")
@@ -230,16 +230,16 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(tmp_path, mo
     config = config_of(bands=2, coefficients=(1.0, 0.5))
     out = run_and_stop(line, config, tmp_path / "run")
     change_settings(out)
-    begun, train_blocks = [], training.train_blocks
+    begun, train_blocks = [], job.train_blocks
 
     def seen(algorithm, mechanism, state, *rest, **how):
         begun.append([np.asarray(row).any() for row in state.noise])
         return train_blocks(algorithm, mechanism, state, *rest, **how)
 
-    monkeypatch.setattr(training, "train_blocks", seen)
+    monkeypatch.setattr(job, "train_blocks", seen)
     # A process that dies before anything is saved begins as the one before it.
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "train", stop_there)
+        patch.setattr(job.Training, "train", stop_there)
         with pytest.raises(KeyboardInterrupt):
             resume(out)
     report = resume(out)
@@ -255,7 +255,7 @@ def test_correlated_noise_that_is_begun_anew_begins_without_history(tmp_path, mo
 @pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])
 def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monkeypatch, declared):
     """As on a GPU, where two copies of one program differ in the last bits of their sums."""
-    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
     if declared:
         with Ledger.open(stopped / "ledger.jsonl") as ledger:
             ledger.declare(range(16, 16 + declared))
@@ -282,10 +282,10 @@ def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monke
 
 
 def test_a_copy_that_began_anew_is_no_copy_anymore(stopped, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpsgd.runs.resume.repeats_exactly", lambda: False)
+    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
     copy = shutil.copytree(stopped, tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "train", stop_there)
+        patch.setattr(job.Training, "train", stop_there)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 resume(copy)

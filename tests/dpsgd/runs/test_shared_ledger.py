@@ -8,7 +8,7 @@ from several import together
 from dpsgd import Mechanism
 from dpsgd.runs import ledger as module
 from dpsgd.runs.history import NO_HEAD, LedgerError
-from dpsgd.runs.ledger import Ledger, SharedLedger, read
+from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import Lost
 from dpsgd.runs.terms import Terms
 from samplers import Deterministic
@@ -32,10 +32,8 @@ def shared(work, *paths, count=2):
 
     def join(processes):
         path = paths[min(processes.index, len(paths) - 1)]
-        if processes.first:
-            with Ledger.open(path) as writer:
-                return work(SharedLedger(path, processes, writer), processes)
-        return work(SharedLedger(path, processes, None), processes)
+        with Ledger.open(path, processes) as ledger:
+            return work(ledger, processes)
 
     return together(count, join)
 
@@ -68,7 +66,7 @@ def test_steps_that_are_taken_before_they_are_declared_are_taken_by_nobody(path)
 
     def work(ledger, processes):
         if processes.first:
-            ledger._writer.declare = lambda steps: None
+            ledger._append = lambda body: None
         ledger.declare(range(8))
 
     found = shared(work, path, count=3)
@@ -106,13 +104,13 @@ def test_a_line_that_could_not_be_written_lets_nobody_go_on(path, monkeypatch):
     def work(ledger, processes):
         try:
             if processes.first:
-                ledger._writer.declare = full
+                ledger._append = full
             ledger.declare(range(8))
         except OSError as error:
             processes.fail(str(error))
             raise
 
-    def full(steps):
+    def full(body):
         raise OSError("the disk is full")
 
     first, second = shared(work, path)

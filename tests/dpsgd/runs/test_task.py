@@ -12,6 +12,7 @@ from tiny_task import Line, Scaled, line
 
 from dpsgd.runs.fingerprint import task_code_digest
 from dpsgd.runs.task import check_task, data_digest, find, identity, load, task_record
+from samplers import Population, UnitTree
 
 
 def test_a_task_comes_back_from_its_record():
@@ -104,7 +105,8 @@ def test_any_changed_number_changes_the_digest_of_the_data():
     found.add(data_digest(line, {"z": rows["x"], "y": rows["y"]}))
     found.add(data_digest(line, {**rows, "x": rows["x"].reshape(3, -1)}))
     found.add(data_digest(line, {**rows, "y": rows["y"].view(np.int32)}))
-    found.add(data_digest(line, rows, tree="units"))
+    tree = UnitTree.even((4, 8, 5), ("user", "session"))
+    found.add(data_digest(line, rows, Population(160, tree=tree)))
     assert len(found) == 7
 
 

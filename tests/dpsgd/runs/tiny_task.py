@@ -13,7 +13,7 @@ from dpsgd import RunSpec, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.engine.queries import Refinement
-from dpsgd.runs import job, training
+from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
@@ -179,7 +179,7 @@ def config_of(**settings):
 def run_and_stop(task, config, out):
     """Trains until SIGTERM after the second block, 16 of 30 steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_blocks", Signalling(training.train_blocks))
+        patch.setattr(job, "train_blocks", Signalling(job.train_blocks))
         with pytest.raises(Stopped, match="stopped at step 16 of 30, all of it saved"):
             run(task, config, out)
     return out

@@ -29,9 +29,8 @@ from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.resolve import resolved
 from dpsgd.runs.result import FinishedRun
-from dpsgd.runs.selection import Selection
 from dpsgd.runs.stop import Stopped
-from dpsgd.runs.terms import Terms
+from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import engine
 from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.vault import Vault

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from dpsgd.runs import checkpoint, job, ledger
-from dpsgd.runs.fingerprint import differing
+from dpsgd.runs.terms import differing
 from experiments import cli
 from experiments.tasks.clicks import evaluate, model
 

@@ -19,8 +19,8 @@ from dpsgd import Run, RunSpec, load_exported
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import platt
 from dpsgd.models import predictions
-from dpsgd.runs.bundle import Bundle
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.result import Bundle
 from experiments import cli
 from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.formats import check_columns

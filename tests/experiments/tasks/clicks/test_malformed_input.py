@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpsgd.runs import job, journal, training
+from dpsgd.runs import job, journal
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.history import NO_HEAD, line_of
 from dpsgd.runs.stop import STOPPED, Stopped
@@ -296,7 +296,7 @@ def runs(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("runs")
     stopped, finished = folder / "stopped", folder / "finished"
-    blocks = training.train_blocks
+    blocks = job.train_blocks
 
     def stopping(*arguments, **options):
         for count, block in enumerate(blocks(*arguments, **options), 1):
@@ -309,11 +309,11 @@ def runs(tmp_path_factory):
         from readable_task import readable
 
         np.savez(folder / "rows.npz", **readable.generated(50))
-        patch.setattr(training, "train_blocks", stopping)
+        patch.setattr(job, "train_blocks", stopping)
         words = ["--task", "readable_task:readable", "sampler:deterministic", "--out", stopped]
         assert ask("train", *words, *TRAIN, "--checkpoint-seconds", "0").status == STOPPED
         assert len(list((stopped / "checkpoints").iterdir())) == 2
-        patch.setattr(training, "train_blocks", blocks)
+        patch.setattr(job, "train_blocks", blocks)
         shutil.copytree(stopped, finished)
         assert ask("resume", finished).status == 0
         patch.undo()

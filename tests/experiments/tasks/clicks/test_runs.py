@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from dpsgd import RootKey
-from dpsgd.runs import job, training
+from dpsgd.runs import job
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.stop import STOPPED
 from experiments.cli import main
@@ -41,7 +41,7 @@ def short_blocks():
 def stopped_once(store, tmp_path_factory):
     """A run that got SIGTERM in its second block."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    usual = training.train_blocks
+    usual = job.train_blocks
 
     def signalling(*args, **options):
         for count, block in enumerate(usual(*args, **options)):
@@ -50,7 +50,7 @@ def stopped_once(store, tmp_path_factory):
             yield block
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "train_blocks", signalling)
+        patch.setattr(job, "train_blocks", signalling)
         assert main(arguments(store, out, "--insecure-seed", "3")) == STOPPED
     return out
 

@@ -159,7 +159,7 @@ def test_a_published_model_says_what_its_definition_says(name, renamed, tmp_path
             .replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): array
             for key, array in file.items()
         }  # fmt: skip
-    params = params_of(name, safetensors(tmp_path / "model", stored), rules).params
+    params = params_of(name, safetensors(tmp_path / "model", stored), rules)[0]
     found = functions(SIZES[name]).logits(params, {"tokens": PHRASES})
     expected = [reference(file, row[row >= 0]) for row in PHRASES]
     assert np.abs(expected).max() > 0.5
@@ -178,7 +178,7 @@ def test_nothing_but_the_head_and_adapters_starts_fresh(name, tmp_path):
         ):
             params_of(name, path, rules)
     else:
-        record = params_of(name, path, ("classifier.*=",)).taken
+        record = params_of(name, path, ("classifier.*=",))[1]
         assert record["fresh"] == ["head.bias", "head.kernel"]
         at = "bert.encoder.layer.1.attention.self"
         assert record["taken"]["blocks.1.qkv.kernel"] == [
@@ -190,7 +190,7 @@ def test_a_bag_of_words_beside_a_published_model_starts_fresh(tmp_path):
     _, file, rules = PUBLISHED["gpt2"]
     both = functions(dataclasses.replace(SIZES["gpt2"], bag=16, lora_rank=2)).init(0)
     path = str(safetensors(tmp_path / "model", file))
-    fresh = initial_params(both, path, rules, LAYOUTS["gpt2"].init_map).taken["fresh"]
+    fresh = initial_params(both, path, rules, LAYOUTS["gpt2"].init_map)[1]["fresh"]
     assert {name.split(".")[0] for name in fresh} == {"bag", "blocks", "head"}
     assert all(".lora." in name for name in fresh if name.startswith("blocks"))
 
