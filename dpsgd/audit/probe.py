@@ -37,9 +37,7 @@ class Probe:
     reads, see `TableSnapshot`: those that the step reads have its noise, the others are 0.
 
     Attributes:
-      algorithm: The run's.
-      mechanism: The run's: sampler, sigma and C.
-      layout: The run's: shapes of the blocks.
+      algorithm, mechanism, layout: The run's.
       state: Where the run resumes, on the host: its step, parameters and optimizer state; the
         noise's state is one that has seen nothing.
       snapshot: The tables with deferred noise, if there are any.
@@ -47,14 +45,7 @@ class Probe:
         their coordinates.
       columns: The data, where the layout has them.
       root: The audit's.
-      units: Synthetic examples, by number 0, ..., units - 1.
-      nan: Number of the example whose floats are NaN, or None where rows hold no floats, or there
-        is one row.
-      copies: Numbers of examples that are like example 0, and lie in other rows of the data.
-      huge: Numbers of examples whose floats are those of example 0 times 2^50 and more, of both
-        signs; none where rows hold no floats, or there is no space for them.
-      marked: Rows that no example lies in, and whose floats are NaN: they show in which batches of
-        whole blocks they are. bool[n].
+      units, nan, copies, huge, marked: Of the synthetic rows, see `ProbeColumns`.
       places: Of examples in the padded batch of a step; where steps take several passes, of two.
       program: The executable.
     """
@@ -112,8 +103,7 @@ class Probe:
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
             for start in range(0, len(self._starts), self.places):
                 some = np.arange(start, min(start + self.places, len(self._starts)))
-                plan = self._plan(some, np.arange(some.size))
-                after, _ = self._called(self.begun(), plan, mechanism, 0, return_gradient=True)
+                after, _ = self.called(self.begun(), some, return_gradient=True)
                 self.snapshot.learn(after.lazy_tables, self.first_step)
 
     @functools.cached_property
@@ -124,10 +114,9 @@ class Probe:
         """
         if self.nan is None:
             return None
-        plan = self._plan(np.full(self.places, self.nan))
-        after, log = self._called(self.begun(), plan, self.mechanism, 0, return_gradient=True)
-        if self.snapshot is not None:
-            self.snapshot.take_back(after.lazy_tables, self.first_step)
+        members = np.full(self.places, self.nan)
+        after, log = self.called(self.begun(), members, return_gradient=True)
+        self._taken_back(after, self.first_step)
         return self.nan if int(log.nonfinite_count[0]) == self.places else None
 
     @property
@@ -199,24 +188,25 @@ class Probe:
           The noised sum over the expected batch size, float32[size] for each leaf.
         """
         state, plan = self.begun(step, spent=True), self._plan(members, at, padding)
-        mechanism, number = mechanism or self.mechanism, int(state.step)
-        after, _ = self._called(state, plan, mechanism, attempt, return_gradient=True)
+        number = int(state.step)
+        after, _ = self.called(state, plan, mechanism, attempt, return_gradient=True)
         self._spent = after.opt_state  # given away in the next call: no release depends on it
-        shown = after.raw_params if self.snapshot is None else self._read(after, number)
+        shown = after.raw_params
+        if self.snapshot is not None:
+            rows = {}
+            for k, table in self._taken_back(after, number).items():
+                read = np.equal(table.steps, number + 1).reshape(-1, *[1] * (table.values.ndim - 1))
+                rows[k] = np.where(read, table.values, np.float32(0))
+            shown = joined(after.params_without_tables, rows)
         leaves = [
             np.ravel(np.zeros(0) if k in self.frozen else np.asarray(leaf))
             for k, leaf in enumerate(jax.tree.leaves(shown))
         ]
         return [leaf.astype(np.float32, copy=False) for leaf in leaves]
 
-    def _read(self, after: TrainState, step: int) -> PyTree:
-        """Returns what a release shows of the state after it, and takes tables back."""
-        assert self.snapshot is not None
-        shown = {}
-        for k, table in self.snapshot.take_back(after.lazy_tables, step).items():
-            read = np.equal(table.steps, step + 1).reshape(-1, *[1] * (table.values.ndim - 1))
-            shown[k] = np.where(read, table.values, np.float32(0))
-        return joined(after.params_without_tables, shown)
+    def _taken_back(self, after: TrainState, step: int) -> dict[int, Table]:
+        """Returns what a step left in the rows of tables, which the next call has again."""
+        return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables, step)
 
     def advanced(
         self,
@@ -243,32 +233,17 @@ class Probe:
             assert self.snapshot is not None
             state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
         number = int(state.step)
-        after = self.called(state, members, mechanism, return_gradient=return_gradient)
-        if self.snapshot is None:
-            return after
-        return after.with_tables(self.snapshot.take_back(after.lazy_tables, number))
+        after, _ = self.called(state, members, mechanism, return_gradient=return_gradient)
+        return (
+            after if self.snapshot is None else after.with_tables(self._taken_back(after, number))
+        )
 
     def placement_mismatch(self) -> str | None:
         """Returns the path of what is not the same on all devices after a full batch, if any is."""
-        after = self.called(self.begun(), self.full_batch, return_gradient=False)
+        after, _ = self.called(self.begun(), self.full_batch, return_gradient=False)
         path = placement_mismatch(after)
-        if self.snapshot is not None:
-            self.snapshot.take_back(after.lazy_tables, self.first_step)
+        self._taken_back(after, self.first_step)
         return path
-
-    def called(
-        self,
-        state: Any,
-        members: Sequence[int] | np.ndarray,
-        mechanism: Mechanism | None = None,
-        attempt: int = 0,
-        *,
-        return_gradient: bool,
-    ) -> Any:
-        """Returns the state after the next step from one that is given away, see `advanced`."""
-        plan, mechanism = self._plan(members), mechanism or self.mechanism
-        after, _ = self._called(state, plan, mechanism, attempt, return_gradient=return_gradient)
-        return after
 
     def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
         """Returns a state, which is given away, with all deferred noise."""
@@ -320,9 +295,8 @@ class Probe:
 
         The optimizer's part may be one left over from a release.
         """
-        kept, left_over = self.state, self._spent if spent else None
-        kept = kept._replace(raw_params=kept.params_without_tables, tables={})
-        self._spent = None
+        left_over, self._spent = self._spent if spent else None, None
+        kept = self.state._replace(raw_params=self.state.params_without_tables, tables={})
         if left_over is not None:
             kept = kept._replace(opt_state=())
         state = jax.tree.map(jnp.array, kept)
@@ -335,28 +309,35 @@ class Probe:
             state = state.with_tables(self.snapshot.borrow(number))
         return self.layout.put_state(state)
 
-    def _called(
+    def called(
         self,
-        state: TrainState,
-        plan: IndexBlock,
-        mechanism: Mechanism,
-        attempt: int,
+        state: Any,
+        members: IndexBlock | Sequence[int] | np.ndarray,
+        mechanism: Mechanism | None = None,
+        attempt: int = 0,
         *,
         return_gradient: bool,
     ) -> tuple[Any, Diagnostics]:
-        """Returns what the executable makes of a block: state and diagnostics."""
-        state = self.layout.put_state(state)
+        """Returns what the executable makes of a state, which is given away, in the next step.
+
+        Args:
+          state: From `begun`, or from this.
+          members: As for `advanced`, or the plan of a block.
+          mechanism: As for `release`.
+          attempt: Likewise.
+          return_gradient: As for `advanced`.
+        """
+        plan = members if isinstance(members, IndexBlock) else self._plan(members)
+        state, mechanism = self.layout.put_state(state), mechanism or self.mechanism
         data, plan = self._transport.put(self.columns, plan)
-        loss_key = None
-        if self.algorithm.takes_key:
-            loss_key = jnp.asarray(self.root.loss_key(0))  # one sum whatever the noise
+        # One sum, whatever the noise.
+        loss_key = jnp.asarray(self.root.loss_key(0)) if self.algorithm.takes_key else None
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))
-        steps, room = range(int(state.step), int(state.step) + 1), self.layout.block_steps
+        steps = range(int(state.step), int(state.step) + 1)
         if steps not in self._known:
-            self._known[steps] = self._schedules.of(steps, room)
-        known = self._known[steps]
-        arguments = self._noise_key(attempt), mechanism.scales(), watch, loss_key, known
-        after, log, _ = self.program(state, data, plan, *arguments)
+            self._known[steps] = self._schedules.of(steps, self.layout.block_steps)
+        arguments = self._noise_key(attempt), mechanism.scales(), watch, loss_key
+        after, log, _ = self.program(state, data, plan, *arguments, self._known[steps])
         return after, log
 
     def _noise_key(self, attempt: int) -> jax.Array:

@@ -106,7 +106,20 @@ def _drawn(
 
 
 class ProbeColumns(NamedTuple):
-    """Rows of a run's number, none of them private; for the attributes see `Probe`."""
+    """Rows of a run's number, none of them private.
+
+    Attributes:
+      columns: The data.
+      units: Synthetic examples, by number 0, ..., units - 1.
+      nan: Number of the example whose floats are NaN, or None where rows hold no floats, or there
+        is one row.
+      copies: Numbers of examples that are like example 0, and lie in other rows of the data.
+      huge: Numbers of examples whose floats are those of example 0 times 2^50 and more, of both
+        signs; none where rows hold no floats, or there is no space for them.
+      starts: Row in which each example begins: int64[examples].
+      marked: Rows that no example lies in, and whose floats are NaN: they show in which batches of
+        whole blocks they are. bool[n].
+    """
 
     columns: PyTree
     units: int
@@ -114,7 +127,6 @@ class ProbeColumns(NamedTuple):
     copies: range
     huge: range
     starts: np.ndarray
-    """Row in which each example begins: int64[examples]."""
     marked: np.ndarray
 
 

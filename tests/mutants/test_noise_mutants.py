@@ -116,6 +116,8 @@ BUGS = {
     "none in few coordinates": Bug(
         noise=leaf("table", lambda n, s: n["table"] * (jnp.arange(64) != 5))
     ),
+    "never negative": Bug(noise=lambda n, s: jax.tree.map(jnp.abs, n)),
+    "half of it in bfloat16": Bug(noise=leaf("half", lambda n, s: 0.5 * n["half"])),
     "cut at three and a half sigma": Bug(
         noise=lambda n, s: jax.tree.map(lambda z: jnp.where(jnp.abs(z) > 3.5 * 0.5, 0.3, z), n)
     ),
@@ -126,6 +128,7 @@ BUGS = {
     ),
     # of steps
     "step mod 64": Bug(step=lambda s: s.step % 64),
+    "step mod 1000": Bug(step=lambda s: s.step % 1000),
     "step mod 2^16": Bug(step=lambda s: s.step % 2**16),
     "a bit of the step is lost": Bug(step=lambda s: s.step & ~512),
     "two steps with one noise": Bug(step=lambda s: s.step // 2 * 2),
@@ -174,6 +177,7 @@ BUGS = {
     "signs of half of a leaf": Bug(noise=leaf("one", lambda n, s: n["one"].at[15:].multiply(-1))),
     # of keys
     "an attempt is not heeded": Bug(key=lambda s: s.key.at[3].set(0)),
+    "the key's first words are not heeded": Bug(key=lambda s: s.key.at[:2].set(0)),
     "the key is not heeded": Bug(key=lambda s: jnp.zeros(4, jnp.uint32)),
 }
 

@@ -123,17 +123,9 @@ def leaves_share(distance):
     return Fault("noise", of_noise(of_all), NOISE, "leaves")
 
 
-def last_is_first(leaves, noise, draw, step, stddev):
-    return [*noise[:-1], draw(leaves[-1], 0)]
-
-
 def interchangeable(leaves, noise, draw, step, stddev):
     step = jnp.uint32(step)
     return [draw(leaf, k + step, k * step) for k, leaf in enumerate(leaves)]
-
-
-def step_mod(number):
-    return Fault("noise", before(lambda step: {"step": step % number}), NOISE)
 
 
 # Of the update.
@@ -158,13 +150,6 @@ def with_raw(change):
         return faulty
 
     return make
-
-
-def of_half(change):
-    def chosen(found, raw):
-        return jax.tree.map(lambda x, y: change(x, y) if x.dtype == jnp.bfloat16 else x, found, raw)
-
-    return Fault("update", with_raw(chosen), NOISE)
 
 
 def leaking(found, raw):
@@ -326,7 +311,6 @@ STEPS = {
     "the noise of a block used for the next one as well": Fault("block", blocks_by_twos, NOISE),
     "every block trains on the first one's batches": Fault("plans", after(first_plan), BATCHES),
     "leaves k and k + 32 share noise": leaves_share(32),
-    "the last leaf has the noise of the first": Fault("noise", of_noise(last_is_first), NOISE),
     "no noise in leaves above 2^20": dataclasses.replace(
         each(lambda z: z * (z.size <= 2**20)), kind="leaves"
     ),
@@ -335,23 +319,10 @@ STEPS = {
         before(lambda tree: {"tree": jax.tree.map(lambda x: x * (1 + (x.size == 1)), tree)}),
         SINGLE,
     ),
-    "step number mod 256": step_mod(256),
-    "step number mod 1000": step_mod(1000),
     "step and leaf are interchangeable": Fault("noise", of_noise(interchangeable), NOISE),
-    "the noise repeats every 4096 coordinates": each(
-        lambda z: jnp.resize(z.ravel()[:4096], z.shape)
-    ),
-    "no noise in the second half of a leaf": each(
-        lambda z: z * at(z, lambda i: i < max(64, z.size // 2))
-    ),
     "no noise in the last entry of large leaves": each(
         lambda z: z * at(z, lambda i: (i < z.size - 1) | (z.size <= 4096))
     ),
-    "noise is never negative": each(jnp.abs),
-    "the key's words are not used": Fault(
-        "noise", before(lambda noise_key: {"noise_key": noise_key.at[:2].set(0)}), NOISE
-    ),
-    "half the noise in bfloat16 leaves": of_half(lambda x, y: (x + y) / 2),
     "momentum is made of sums without noise": Fault(
         "update", with_raw(lambda found, raw: (raw[0], found[1])), LEAVES
     ),
@@ -371,7 +342,6 @@ STEPS = {
     "a step is the sum of its first pass": Fault(
         "step's sum", before(first_pass_alone), BATCHES, "passes"
     ),
-    "the mechanism's scales with half the noise": rescaled("noise_stddev", lambda of: 0.5),
     "the mechanism's scales with 2 % more clip": rescaled("l2_clip_norm", lambda of: 1.02),
     "the mechanism's scales with twice the clip": rescaled("l2_clip_norm", lambda of: 2),
     "the noise scaled to sigma, without C": rescaled("noise_stddev", lambda of: of.l2_clip_norm),

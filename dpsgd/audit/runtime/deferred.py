@@ -20,7 +20,14 @@ import numpy as np
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.blocks import STEPS, Dispatched
-from dpsgd.audit.runtime.deferred_law import DeferredLaw, Numbers, WatchedRows, starts, step_sizes
+from dpsgd.audit.runtime.deferred_law import (
+    DeferredLaw,
+    Numbers,
+    RowsLaw,
+    WatchedRows,
+    starts,
+    step_sizes,
+)
 from dpsgd.audit.runtime.expected import ALLOWED, Comparison
 from dpsgd.audit.runtime.scales import noise_dominated
 from dpsgd.audit.runtime.sums import LARGE, norm
@@ -109,10 +116,12 @@ class _Tables:
             checks.append(found.check(f"{found.compared:,} numbers, to {ALLOWED:.2g} sigma"))
         return checks + end
 
-    def index(self, leaf: int, rows: np.ndarray) -> np.ndarray:
-        """Returns the coordinates of some rows."""
+    def rows_law(self, leaf: int, rows: np.ndarray | None = None, attempt: int = 0) -> RowsLaw:
+        """Returns the law of some rows of a table, by default of those that are looked at."""
         width = math.prod(self._snapshot.tables[leaf].values.shape[1:])
-        return (rows.astype(np.int64)[:, None] * width + np.arange(width)).ravel()
+        rows = self.rows[leaf] if rows is None else rows
+        index = (rows.astype(np.int64)[:, None] * width + np.arange(width)).ravel()
+        return RowsLaw(self.law, leaf, index, attempt)
 
     def _sizes_check(self) -> CheckResult:
         detail = f"{self._end:,} steps"
@@ -135,7 +144,7 @@ class _Tables:
             after = probe.advanced(members, mechanism, return_gradient=True, step=step)
             for k, table in after.lazy_tables.items():
                 read = table.steps == step + 1
-                z = self.law.of_step(k, self.index(k, self._snapshot.rows[k][read]), step, 0)
+                z = self.rows_law(k, self._snapshot.rows[k][read]).of_step(step)
                 found = table.values[read].astype(np.float64).ravel() / self.law.r
                 self._silent.add(found, z, ALLOWED, f"{self.names[k]}, step {step:,}")
         return self._silent.check(f"{self._silent.compared:,} numbers")
@@ -169,9 +178,8 @@ class _Tables:
 
         fresh, r = {}, sigma * clip / self._b
         for k, x in first.items():
-            index = self.index(k, self._snapshot.rows[k])
-            begun = np.zeros(x.values.size, np.int64)
-            new = self.law.caught_up(k, index, Numbers.of(x), begun, step, 0, r)
+            law, begun = self.rows_law(k, self._snapshot.rows[k]), np.zeros(x.values.size, np.int64)
+            new = law.caught_up(Numbers.of(x), begun, step, r)
             m = None if x.momentum is None else new.m.reshape(x.values.shape)
             fresh[k] = Table(new.theta.reshape(x.values.shape), m, None)
         shown, there, stale = (gradient(*of) for of in ((0, first), (step, fresh), (step, first)))
@@ -206,7 +214,13 @@ class _Tables:
             for stop in sorted(f for f in flushes if number and int(state.step) <= f <= step):
                 state = state._replace(step=jnp.int32(stop))
                 state = probe.flushed(state, mechanism, _READS)
-                now = self._compare_flushed(now, self._flushed(state, stop), stop)
+                found = self._flushed(state, stop)
+                for k, old in now.items():
+                    law = self.rows_law(k, attempt=_READS)
+                    new = law.caught_up(Numbers.of(old), starts(old), stop)
+                    name = f"{self.names[k]} flushed at step {stop:,}"
+                    law.compare_flushed(self._found, found[k], new, stop, name)
+                now = found
                 state = probe.layout.opened(state)
                 flushes.remove(stop)
             if step < self._end:
@@ -234,11 +248,11 @@ class _Tables:
         """Returns the state after a step of a full batch, and its rows."""
         probe, how = self.probe, (self.probe.full_batch, mechanism, _READS)
         state = state._replace(step=jnp.int32(step))  # no row was read in between
-        state = probe.called(state, *how, return_gradient=True)
+        state, _ = probe.called(state, *how, return_gradient=True)
         shown = some_rows(state.lazy_tables, self.rows)
         tables = put_rows(state.lazy_tables, self.rows, now)
         state = state._replace(step=jnp.int32(step)).with_tables(tables)
-        state = probe.called(state, *how, return_gradient=False)
+        state, _ = probe.called(state, *how, return_gradient=False)
         after = some_rows(state.lazy_tables, self.rows)
         for k, before in now.items():
             read = shown[k].steps == step + 1
@@ -247,9 +261,8 @@ class _Tables:
                 why = f"{self.names[k]}: step {step:,} moved rows that it left out"
                 self._found.wrong = self._found.wrong or why
             old, g = _of(before, read), _of(shown[k], read)
-            index = self.index(k, self.rows[k][read])
-            of = index, Numbers.of(old), starts(old), step, _READS
-            z, new = self.law.stepped(k, index, self.law.caught_up(k, *of), step, _READS)
+            law = self.rows_law(k, self.rows[k][read], _READS)
+            z, new = law.stepped(law.caught_up(Numbers.of(old), starts(old), step), step)
             found, name = Numbers.of(_of(after[k], read)), f"{self.names[k]} in step {step:,}"
             r, of_step = self.law.r, g.values.astype(np.float64).ravel() / self.law.r
             self._found.add(of_step, z, ALLOWED, f"the noise of {name}")
@@ -257,17 +270,6 @@ class _Tables:
             if g.momentum is not None:
                 self._found.add(found.m / r, new.m / r, new.off_m / r, f"momentum of {name}")
         return state, after
-
-    def _compare_flushed(
-        self, old: dict[int, Table], found: dict[int, Table], stop: int
-    ) -> dict[int, Table]:
-        """Compares rows after a flush, and returns them."""
-        for k, rows in old.items():
-            index, name = self.index(k, self.rows[k]), f"{self.names[k]} flushed at step {stop:,}"
-            of = k, index, Numbers.of(rows), starts(rows), stop, _READS
-            new = self.law.caught_up(*of)
-            self.law.compare_flushed(self._found, k, index, found[k], new, stop, _READS, name)
-        return found
 
     def _flushed(self, state: TrainState, stop: int) -> dict[int, Table]:
         """Returns the rows of a state that was flushed."""
@@ -303,12 +305,12 @@ class _Tables:
         given = Dispatched(probe, attempt)
         places = [np.asarray(at) for at in Watch.nothing(probe.state.params).places]
         rows = {k: self._watched(k, places[k].size) for k in self.rows}
+        seen = {}
         for k, at in rows.items():
-            places[k] = self.index(k, self.rows[k])[at].astype(np.int32)
-        seen = {
-            k: WatchedRows(self.law, self.names[k], k, at, places[k], now[k])
-            for k, at in rows.items()
-        }
+            law = self.rows_law(k, attempt=attempt)
+            law = law._replace(index=law.index[at])
+            places[k] = law.index.astype(np.int32)
+            seen[k] = WatchedRows(law, self.names[k], at, now[k])
         blocks = probe.blocks(
             state,
             mechanism,
@@ -332,12 +334,12 @@ class _Tables:
                 shown = np.split(np.asarray(block.watched, np.float64), borders, axis=1)
                 for k, of in seen.items():
                     for j, step in enumerate(block.steps):
-                        of.step(step, shown[k][j], attempt, self._whole)
+                        of.step(step, shown[k][j], self._whole)
                 if pending:
                     continue
                 found = self._flushed(block.state, stop)
                 for k, of in seen.items():
-                    of.flush(stop, found[k], attempt, self._whole)
+                    of.flush(stop, found[k], self._whole)
                 flushes += 1
                 if flushes == 2:
                     break

@@ -45,8 +45,10 @@ class DeferredLaw:
     """The law of the rows of a run's tables.
 
     Attributes:
-      r: Standard deviation of the noise of a private mean gradient.
       sizes: Step sizes of the run: float64[steps].
+      rule: Momentum mu and decay w.
+      r: Standard deviation of the noise of a private mean gradient.
+      key: Attempt -> key of its noise: uint32[4].
     """
 
     def __init__(
@@ -57,16 +59,7 @@ class DeferredLaw:
         r: float,
         key: Callable[[int], np.ndarray],
     ):
-        """Prepares a law.
-
-        Args:
-          sizes: Of the steps.
-          momentum: mu.
-          decay: w.
-          r: See the attributes.
-          key: Attempt -> key of its noise: uint32[4].
-        """
-        self.r, self.sizes, self._rule, self._key = r, sizes, (momentum, decay), key
+        self.r, self.sizes, self.rule, self.key = r, sizes, (momentum, decay), key
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +70,7 @@ class DeferredLaw:
         return np.array([[a, b], [c, d]]), np.array([[mm, mt], [mt, tt]])
 
     def _simulated(self, start: int) -> list[tuple[float, ...]]:
-        mu, w = self._rule
+        mu, w = self.rule
         # (m, theta) from (1, 0) and from (0, 1), and their covariance from none.
         m1, t1, m2, t2 = 1.0, 0.0, 0.0, 1.0
         mm = mt = tt = 0.0
@@ -93,83 +86,84 @@ class DeferredLaw:
             path.append((m1, m2, t1, t2, mm, mt, tt))
         return path
 
+
+class RowsLaw(NamedTuple):
+    """The law of some coordinates of a table in an attempt.
+
+    Attributes:
+      law: Of all tables.
+      leaf: Number of the table.
+      index: Of the coordinates, row-major.
+      attempt: Of the noise.
+    """
+
+    law: DeferredLaw
+    leaf: int
+    index: np.ndarray
+    attempt: int = 0
+
+    def _normals(self, step: int, purpose: int) -> np.ndarray:
+        key = self.law.key(self.attempt)
+        return reference.normals(key, step, self.leaf, self.index, purpose)
+
     def caught_up(
-        self,
-        leaf: int,
-        index: np.ndarray,
-        old: Numbers,
-        starts: np.ndarray,
-        stop: int,
-        attempt: int,
-        r: float | None = None,
+        self, old: Numbers, starts: np.ndarray, stop: int, r: float | None = None
     ) -> Numbers:
         """Returns what coordinates hold after the gaps from `starts` to `stop`.
 
         Args:
-          leaf: Number of the table.
-          index: Of the coordinates, row-major.
           old: What they held.
           starts: Steps that were in each.
           stop: The step at which the gap ends.
-          attempt: Of the noise.
           r: Another deviation.
         """
-        r, how = r or self.r, (self._key(attempt), stop, leaf, index)
-        x, y = (reference.normals(*how, of) for of in (reference.MOMENTUM, reference.VALUE))
+        r = r or self.law.r
+        x, y = (self._normals(stop, of) for of in (reference.MOMENTUM, reference.VALUE))
         which, at = np.unique(np.append(stop, starts), return_inverse=True)
-        laws = zip(*(self.gap(start, stop) for start in which.tolist()), strict=True)
+        laws = zip(*(self.law.gap(start, stop) for start in which.tolist()), strict=True)
         transitions, covariances = (np.stack(of)[at[1:]] for of in laws)
         (a, b), (c, d) = np.moveaxis(transitions, 0, -1)
         (mm, mt), (_, tt) = np.moveaxis(covariances, 0, -1)
         gap, of_m, of_theta = starts < stop, np.sqrt(mm), np.sqrt(tt)
-        slope = np.where(gap, mt, 0.0) / np.where(gap, of_m, 1.0) if self._rule[0] else 0.0 * mt
+        slope = np.where(gap, mt, 0.0) / np.where(gap, of_m, 1.0) if self.law.rule[0] else 0.0 * mt
         # What x leaves of a variance: where that is little, float32 has few digits of it.
         rest, digits = np.maximum(0.0, tt - slope**2), 2.0**-20 * tt
         own, lost = np.sqrt(rest), np.sqrt(rest + digits) - np.sqrt(np.maximum(0, rest - digits))
 
-        def off(row: tuple[np.ndarray, np.ndarray], noise: np.ndarray) -> np.ndarray:
-            carried = np.abs(row[0] * old.m) + np.abs(row[1] * old.theta)
-            moved = np.abs(row[0]) * old.off_m + np.abs(row[1]) * old.off_theta
+        def off(of_m: np.ndarray, of_theta: np.ndarray, noise: np.ndarray) -> np.ndarray:
+            carried = np.abs(of_m * old.m) + np.abs(of_theta * old.theta)
+            moved = np.abs(of_m) * old.off_m + np.abs(of_theta) * old.off_theta
             return moved + gap * (r * noise + _EPS * carried)
 
         return Numbers(
             a * old.m + b * old.theta + r * of_m * x,
             c * old.m + d * old.theta + r * (slope * x + own * y),
-            off((a, b), ALLOWED * of_m),
-            off((c, d), ALLOWED * of_theta + lost * np.abs(y)),
+            off(a, b, ALLOWED * of_m),
+            off(c, d, ALLOWED * of_theta + lost * np.abs(y)),
         )
 
-    def of_step(self, leaf: int, index: np.ndarray, step: int, attempt: int) -> np.ndarray:
+    def of_step(self, step: int) -> np.ndarray:
         """Returns the noise that rows get in a step that reads them, over r."""
-        return reference.normals(self._key(attempt), step, leaf, index, reference.STEP)
+        return self._normals(step, reference.STEP)
 
-    def stepped(
-        self, leaf: int, index: np.ndarray, old: Numbers, step: int, attempt: int
-    ) -> tuple[np.ndarray, Numbers]:
+    def stepped(self, old: Numbers, step: int) -> tuple[np.ndarray, Numbers]:
         """Returns the noise of a step, over r, and what coordinates hold after it."""
-        (mu, w), a = self._rule, self.sizes[step]
-        z = self.of_step(leaf, index, step, attempt)
-        g = self.r * z
+        (mu, w), a, r = self.law.rule, self.law.sizes[step], self.law.r
+        z = self.of_step(step)
+        g = r * z
         m = mu * old.m + g + w * old.theta
         size = np.abs(mu * old.m) + np.abs(g) + np.abs(w * old.theta)
-        off_m = mu * old.off_m + w * old.off_theta + self.r * ALLOWED + _EPS * size
+        off_m = mu * old.off_m + w * old.off_theta + r * ALLOWED + _EPS * size
         theta = old.theta - a * m
         off = old.off_theta + a * off_m + _EPS * (np.abs(old.theta) + np.abs(a * m))
         return z, Numbers(m, theta, off_m, off)
 
     def compare_flushed(
-        self,
-        tests: Comparison,
-        leaf: int,
-        index: np.ndarray,
-        found: Table,
-        new: Numbers,
-        stop: int,
-        attempt: int,
-        name: str,
+        self, tests: Comparison, found: Table, new: Numbers, stop: int, name: str
     ) -> None:
         """Compares flushed numbers with those that they were rounded from, x to ceil(x - U)."""
-        spread = self.r * np.sqrt(np.diagonal(self.gap(0, stop)[1]))
+        r, key = self.law.r, self.law.key(self.attempt)
+        spread = r * np.sqrt(np.diagonal(self.law.gap(0, stop)[1]))
         for x, values, exact, off, stddev, purpose in (
             ("theta", found.values, new.theta, new.off_theta, spread[1], reference.VALUE),
             ("m", found.momentum, new.m, new.off_m, spread[0], reference.MOMENTUM),
@@ -178,7 +172,7 @@ class DeferredLaw:
                 continue
             cell, sure = _cell(stddev)
             flat = values.astype(np.float64).ravel()
-            u = reference.uniforms(self._key(attempt), stop, leaf, index, purpose)
+            u = reference.uniforms(key, stop, self.leaf, self.index, purpose)
             low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
             size = np.maximum(cell, np.maximum(low, high))
             known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
@@ -186,7 +180,6 @@ class DeferredLaw:
             rounded = np.clip(np.rint(flat / size), least, most) * size
             expected = np.where(known, rounded, exact)
             allowed = np.where(known, 0.0, off + 2 * size * (stddev > 0))
-            r = self.r
             tests.add(flat / r, expected / r, allowed / r, f"{x} of {name}")
 
 
@@ -197,27 +190,16 @@ class WatchedRows:
     are too short, nothing tells whether it was, and the row is left out until it is flushed.
     """
 
-    def __init__(
-        self,
-        law: DeferredLaw,
-        name: str,
-        leaf: int,
-        places: np.ndarray,
-        index: np.ndarray,
-        now: Table,
-    ):
+    def __init__(self, law: RowsLaw, name: str, places: np.ndarray, now: Table):
         """Begins with rows.
 
         Args:
-          law: Of the tables.
-          name: Of this one, in words.
-          leaf: Its number.
+          law: Of the coordinates.
+          name: Of the table, in words.
           places: Of the coordinates among those of `now`.
-          index: Of the same coordinates in the table.
           now: Rows of the table.
         """
-        self._law, self._name, self._leaf = law, name, leaf
-        self._places, self._index = places, index
+        self._law, self._name, self._places = law, name, places
         self._row = places // math.prod(now.values.shape[1:])
         self._begin(now)
 
@@ -227,30 +209,26 @@ class WatchedRows:
         self._starts = starts(now)[at]
         self._known = np.ones(at.size, bool)
 
-    def step(self, step: int, shown: np.ndarray, attempt: int, tests: Comparison) -> None:
+    def step(self, step: int, shown: np.ndarray, tests: Comparison) -> None:
         """Compares what a step leaves: float64[places]."""
-        law, leaf, old = self._law, self._leaf, self._now
-        caught_up = law.caught_up(leaf, self._index, old, self._starts, step, attempt)
-        _, new = law.stepped(leaf, self._index, caught_up, step, attempt)
+        old, r = self._now, self._law.law.r
+        _, new = self._law.stepped(self._law.caught_up(old, self._starts, step), step)
         read = self._any(shown != old.theta)
         self._known &= read | self._any(np.abs(new.theta - old.theta) > 2 * new.off_theta)
-        at, r, name = read & self._known, law.r, f"{self._name} trained in step {step:,}"
+        at, name = read & self._known, f"{self._name} trained in step {step:,}"
         tests.add(shown[at] / r, new.theta[at] / r, new.off_theta[at] / r, name)
         self._now = Numbers(
             np.where(read, new.m, old.m), shown, np.where(read, new.off_m, old.off_m), 0 * shown
         )
         self._starts = np.where(read, step + 1, self._starts)
 
-    def flush(self, stop: int, found: Table, attempt: int, tests: Comparison) -> None:
+    def flush(self, stop: int, found: Table, tests: Comparison) -> None:
         """Compares what a flush leaves of the rows that are looked at."""
-        leaf, known = self._leaf, self._known
-        new = self._law.caught_up(leaf, self._index, self._now, self._starts, stop, attempt)
-        values, m = (
-            None if x is None else x.ravel()[self._places][known] for x in (found[0], found[1])
-        )
-        parts = self._index[known], Table(values, m, None), jax.tree.map(lambda x: x[known], new)
-        name = f"{self._name} at step {stop:,} of training"
-        self._law.compare_flushed(tests, leaf, *parts, stop, attempt, name)
+        known, name = self._known, f"{self._name} at step {stop:,} of training"
+        new = jax.tree.map(lambda x: x[known], self._law.caught_up(self._now, self._starts, stop))
+        values, m = (None if x is None else x.ravel()[self._places][known] for x in found[:2])
+        law = self._law._replace(index=self._law.index[known])
+        law.compare_flushed(tests, Table(values, m, None), new, stop, name)
         self._begin(found)
 
     def _any(self, coordinates: np.ndarray) -> np.ndarray:
