@@ -75,10 +75,7 @@ def standard_normal(
     Raises:
       ValueError: if `noise_key` is not uint32 `[4]`.
     """
-    step = word(step, "step")
-    words = words_at(noise_key, step, leaf, shape)
-    normal = _radius(words[0], words[1]) * _half_circle_sine(words[2])
-    return marked(normal, "draw", key=noise_key, step=step)
+    return _drawn(_normal, noise_key, step, leaf, shape)
 
 
 def add_gaussian_noise(
@@ -133,12 +130,7 @@ def add_gaussian_noise(
             raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
     step = word(step, "step")
     made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor}
-    stddev = jnp.asarray(stddev, jnp.float32)
-    # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
-    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
-    coarser = max(0, math.ceil(math.log2(spread * 10 / 32)))  # 32 * 2^(GRID_BITS + 1) is 2^24
-    spacing = grid(stddev) * 2.0**coarser if coarser else grid(stddev)
-    cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing  # in [2^GRID_BITS, 2^(GRID_BITS + 1))
+    spacing, cells = _grid_of(stddev, spread)
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
     divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
@@ -218,10 +210,8 @@ def normal_line(
       row: 0, or a traced 0, on which every number then depends.
     """
     leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
-    step, shape = word(step, "step"), (sum(sizes),)
-    words = words_at(noise_key, step, leaf, shape, row, one_axis=True, position=position)
-    normal = _radius(words[0], words[1]) * _half_circle_sine(words[2])
-    return marked(normal, "draw", key=noise_key, step=step)
+    how = {"row": row, "one_axis": True, "position": position}
+    return _drawn(_normal, noise_key, step, leaf, (sum(sizes),), **how)
 
 
 def add_row_noise(
@@ -246,10 +236,7 @@ def add_row_noise(
     """
     step = word(step, "step")
     made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor, "rows": rows}
-    stddev = jnp.asarray(stddev, jnp.float32)
-    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
-    spacing = grid(stddev)
-    cells = jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing
+    spacing, cells = _grid_of(stddev)
     # One quotient of scalars: of arrays, some programs take products with the inverse.
     cell = spacing / jnp.asarray(divisor, jnp.float32)
     flat = total.ravel()
@@ -288,25 +275,43 @@ def normal_at(
       rows: which, int32 `[U]`.
       width: coordinates of a row; fewer than 2^32 in the whole table.
     """
-    step = word(step, "step")
-    words = _row_words(noise_key, step, leaf, purpose, rows, width)
-    normal = (_radius(words[0], words[1]) * _half_circle_sine(words[2])).reshape(-1, width)
-    return marked(normal, "draw", key=noise_key, step=step, rows=rows)
+    return _of_rows(_normal, noise_key, step, leaf, purpose, rows, width)
 
 
 def uniform_at(
     noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
 ) -> jax.Array:
     """Return numbers in (0, 1), independent of the normals of `normal_at`: float32, as these."""
-    step = word(step, "step")
-    words = _row_words(noise_key, step, leaf, purpose, rows, width)
-    uniform = _uniform(words[3]).reshape(-1, width)
-    return marked(uniform, "draw", key=noise_key, step=step, rows=rows)
+    return _of_rows(lambda words: _uniform(words[3]), noise_key, step, leaf, purpose, rows, width)
 
 
-def _row_words(noise_key, step, leaf, purpose, rows, width) -> tuple[jax.Array, ...]:
+def _of_rows(made_of, noise_key, step, leaf, purpose, rows, width) -> jax.Array:
     position, name = _positions(rows, width), _purpose(leaf, purpose)
-    return words_at(noise_key, step, name, position.shape, one_axis=True, position=position)
+    how = {"one_axis": True, "position": position, "rows": rows}
+    return _drawn(made_of, noise_key, step, name, position.shape, (-1, width), **how)
+
+
+def _drawn(made_of, noise_key, step, leaf, shape, out=None, rows=None, **how) -> jax.Array:
+    """Return what is made of the words of each coordinate, marked as a draw."""
+    step = word(step, "step")
+    found = made_of(words_at(noise_key, step, leaf, shape, **how))
+    named = {"key": noise_key, "step": step} | ({} if rows is None else {"rows": rows})
+    return marked(found if out is None else found.reshape(out), "draw", **named)
+
+
+def _grid_of(stddev: Any, spread: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    """Return the spacing of the grid of noise of this spread, and the standard deviation in it."""
+    stddev = jnp.asarray(stddev, jnp.float32)
+    # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
+    stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
+    coarser = max(0, math.ceil(math.log2(spread * 10 / 32)))  # 32 * 2^(GRID_BITS + 1) is 2^24
+    spacing = grid(stddev) * 2.0**coarser if coarser else grid(stddev)
+    # In [2^GRID_BITS, 2^(GRID_BITS + 1)), where the grid is not coarser.
+    return spacing, jnp.maximum(stddev, _SMALLEST_STDDEV) / spacing
+
+
+def _normal(words: tuple[jax.Array, ...]) -> jax.Array:
+    return _radius(words[0], words[1]) * _half_circle_sine(words[2])
 
 
 def _uniform(word: jax.Array) -> jax.Array:

@@ -30,6 +30,7 @@ KEY_BYTES = 32
 CHUNK = 2**16
 """Coordinates per stream; chunks are independent, so threads can work on them side by side."""
 
+_DIGIT_BITS = 32  # of a uniform number, drawn at a time: the law is the same for 1 to 32
 _SHRINK = np.float32(1 - 2.0**-12)  # more than float32 errs in a norm that was clipped to C
 
 
@@ -122,7 +123,7 @@ def _draw(
 
 
 def rounded_gaussian(
-    key: bytes, step: int, leaf: int, shape: tuple[int, ...], cells: int, *, digit_bits: int = 32
+    key: bytes, step: int, leaf: int, shape: tuple[int, ...], cells: int
 ) -> np.ndarray:
     """Return exact samples of round(s Z), Z standard normal, as int64 of `shape`.
 
@@ -132,8 +133,6 @@ def rounded_gaussian(
       leaf: the number of the array within its tree, in [0, 2^64).
       shape: of the result.
       cells: s, the standard deviation in grid cells; an integer in [1, 2^20].
-      digit_bits: how many binary digits of a uniform number are drawn at a time, 1 to 32. The law
-        is the same for all of them, which tests make use of: few digits make ties common.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -147,13 +146,11 @@ def rounded_gaussian(
         raise ValueError(f"a secure noise key has {KEY_BYTES} bytes, got {len(key)}")
     if not 1 <= cells <= MAX_CELLS:
         raise ValueError(f"cells must be in [1, 2^20], got {cells}")
-    if not 1 <= digit_bits <= 32:
-        raise ValueError(f"digit_bits must be in [1, 32], got {digit_bits}")
     flat = np.empty(math.prod(shape), np.int64)
 
     def fill(chunk: int) -> None:
         part = flat[chunk * CHUNK : (chunk + 1) * CHUNK]
-        part[:] = _sample(_Source(key, step, leaf, chunk, digit_bits), part.size, cells)
+        part[:] = _sample(_Source(key, step, leaf, chunk), part.size, cells)
 
     chunks = range(-(-flat.size // CHUNK))
     if len(chunks) <= 1:
@@ -167,11 +164,10 @@ def rounded_gaussian(
 class _Source:
     """The random words of one chunk of coordinates, in the order of the reads."""
 
-    def __init__(self, key: bytes, step: int, leaf: int, chunk: int, digit_bits: int) -> None:
+    def __init__(self, key: bytes, step: int, leaf: int, chunk: int) -> None:
         numbers = b"".join(number.to_bytes(8, "little") for number in (step, leaf, chunk))
         self._prefix = b"dpsgd secure noise 1" + key + numbers  # of one length: no two collide
         self._draws = 0
-        self.digit_bits = digit_bits
 
     def words(self, count: int) -> np.ndarray:
         message = self._prefix + self._draws.to_bytes(8, "little")
@@ -179,7 +175,7 @@ class _Source:
         return np.frombuffer(hashlib.shake_256(message).digest(4 * count), "<u4")
 
     def digits(self, count: int) -> np.ndarray:
-        return self.words(count) >> np.uint32(32 - self.digit_bits)
+        return self.words(count) >> np.uint32(32 - _DIGIT_BITS)
 
     def below(self, bounds: np.ndarray) -> np.ndarray:
         """Return uniform integers in [0, bound), exactly, for each of the `bounds` (int64)."""
@@ -199,7 +195,6 @@ class _Uniforms:
 
     def __init__(self, source: _Source, count: int) -> None:
         self._source = source
-        self.digit_bits = source.digit_bits
         self._digits = [source.digits(count)]
         self._known = [np.ones(count, bool)]
 
@@ -216,13 +211,13 @@ class _Uniforms:
 
     def take(self, rows: np.ndarray) -> _Uniforms:
         taken = object.__new__(_Uniforms)
-        taken._source, taken.digit_bits = self._source, self.digit_bits
+        taken._source = self._source
         taken._digits = [digits[rows] for digits in self._digits]
         taken._known = [known[rows] for known in self._known]
         return taken
 
     def below_half(self) -> np.ndarray:
-        return self._digits[0] < np.uint32(2 ** (self.digit_bits - 1))
+        return self._digits[0] < np.uint32(2 ** (_DIGIT_BITS - 1))
 
 
 def _less(a: _Uniforms, a_rows: np.ndarray, b: _Uniforms, b_rows: np.ndarray) -> np.ndarray:
@@ -316,7 +311,7 @@ def _all_succeed(trials: np.ndarray, toss: Callable[[np.ndarray], np.ndarray]) -
 
 def _round_half_up(cells: int, k: np.ndarray, x: _Uniforms) -> np.ndarray:
     """Return floor(cells (k + x) + 1/2), drawing as many digits of x as it takes to know it."""
-    bits = x.digit_bits
+    bits = _DIGIT_BITS
     known = (k << bits) + x.digit(0, np.arange(k.size))  # k + x is in known 2^-bits + (0, 2^-bits)
     scaled = cells * known + (1 << (bits - 1))
     result = scaled >> bits

@@ -308,8 +308,8 @@ class _Tables:
         seen = {}
         for k, at in rows.items():
             law = self.rows_law(k, attempt=attempt)
-            law = law._replace(index=law.index[at])
-            places[k] = law.index.astype(np.int32)
+            law = law._replace(at=law.at[at])
+            places[k] = law.at.astype(np.int32)
             seen[k] = WatchedRows(law, self.names[k], at, now[k])
         blocks = probe.blocks(
             state,

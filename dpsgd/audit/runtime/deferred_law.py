@@ -93,18 +93,18 @@ class RowsLaw(NamedTuple):
     Attributes:
       law: Of all tables.
       leaf: Number of the table.
-      index: Of the coordinates, row-major.
+      at: The coordinates, row-major.
       attempt: Of the noise.
     """
 
     law: DeferredLaw
     leaf: int
-    index: np.ndarray
+    at: np.ndarray
     attempt: int = 0
 
     def _normals(self, step: int, purpose: int) -> np.ndarray:
         key = self.law.key(self.attempt)
-        return reference.normals(key, step, self.leaf, self.index, purpose)
+        return reference.normals(key, step, self.leaf, self.at, purpose)
 
     def caught_up(
         self, old: Numbers, starts: np.ndarray, stop: int, r: float | None = None
@@ -172,7 +172,7 @@ class RowsLaw(NamedTuple):
                 continue
             cell, sure = _cell(stddev)
             flat = values.astype(np.float64).ravel()
-            u = reference.uniforms(key, stop, self.leaf, self.index, purpose)
+            u = reference.uniforms(key, stop, self.leaf, self.at, purpose)
             low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
             size = np.maximum(cell, np.maximum(low, high))
             known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
@@ -227,7 +227,7 @@ class WatchedRows:
         known, name = self._known, f"{self._name} at step {stop:,} of training"
         new = jax.tree.map(lambda x: x[known], self._law.caught_up(self._now, self._starts, stop))
         values, m = (None if x is None else x.ravel()[self._places][known] for x in found[:2])
-        law = self._law._replace(index=self._law.index[known])
+        law = self._law._replace(at=self._law.at[known])
         law.compare_flushed(tests, Table(values, m, None), new, stop, name)
         self._begin(found)
 

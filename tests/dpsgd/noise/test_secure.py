@@ -43,9 +43,12 @@ def pvalue_of_rounded_normal(samples: np.ndarray, cells: float) -> float:
     [(1, 1), (2, 3), (7, 1000), (32, 1), (32, 2**20)]
     + [pytest.param(*x, marks=pytest.mark.long) for x in [(1, 40), (2, 40), (32, 3), (32, 1000)]],
 )
-def test_the_law_is_the_rounded_normal_however_few_digits_are_drawn_at_a_time(digit_bits, cells):
+def test_the_law_is_the_rounded_normal_however_few_digits_are_drawn_at_a_time(
+    digit_bits, cells, monkeypatch
+):
     """With one digit at a time every other comparison is a tie, so that ties must be exact too."""
-    samples = rounded_gaussian(KEY, 0, 0, (30_000,), cells, digit_bits=digit_bits)
+    monkeypatch.setattr(secure_noise, "_DIGIT_BITS", digit_bits)
+    samples = rounded_gaussian(KEY, 0, 0, (30_000,), cells)
     assert pvalue_of_rounded_normal(samples, cells) > FALSE_ALARM
 
 
@@ -99,7 +102,7 @@ class FixedSource(secure_noise._Source):
     """A source whose words are prescribed."""
 
     def __init__(self, words):
-        super().__init__(KEY, 0, 0, 0, 32)
+        super().__init__(KEY, 0, 0, 0)
         self.left = list(words)
 
     def words(self, count):
@@ -134,7 +137,7 @@ def test_rounding_is_exact_next_to_the_boundary_as_well(cells, k, words, at, nea
 @pytest.mark.parametrize("bound", [1, 2, 3, 10, 2**31 + 2**30])
 def test_bounded_integers_are_uniform(bound):
     """At 3 * 2^30 a quarter of the words must be thrown away, or the first third is favoured."""
-    source = secure_noise._Source(KEY, 0, 0, 0, 32)
+    source = secure_noise._Source(KEY, 0, 0, 0)
     values = source.below(np.full(50_000, bound))
     assert values.min() >= 0
     assert values.max() < bound
@@ -144,7 +147,7 @@ def test_bounded_integers_are_uniform(bound):
 
 
 def test_every_coin_has_its_bias():
-    source = secure_noise._Source(KEY, 0, 1, 0, 32)
+    source = secure_noise._Source(KEY, 0, 1, 0)
     n = 200_000
     heads = int(secure_noise._exp_minus_half(source, n).sum())
     assert stats.binomtest(heads, n, math.exp(-0.5)).pvalue > FALSE_ALARM
@@ -283,18 +286,12 @@ def test_sums_that_are_not_int32_and_keys_that_are_too_short_are_refused():
         add_secure_noise(jnp.zeros(3), KEY_WORDS, 0, GRID)
     with pytest.raises(ValueError, match="32 bytes, got 16"):
         rounded_gaussian(KEY[:16], 0, 0, (3,), 5)
+    for cells in (0, 2**20 + 1):
+        with pytest.raises(ValueError, match="cells must be in"):
+            rounded_gaussian(KEY, 0, 0, (3,), cells)
     for key in (KEY_WORDS[:4], KEY_WORDS.astype(np.int32), np.frombuffer(KEY, np.uint64)):
         with pytest.raises(ValueError, match=r"a secure noise key is uint32 \[8\]"):
             add_secure_noise(jnp.zeros(3, jnp.int32), key, 0, GRID)
-
-
-@pytest.mark.parametrize(
-    ("cells", "digit_bits", "message"),
-    [(0, 32, "cells"), (2**20 + 1, 32, "cells"), (5, 0, "digit_bits"), (5, 33, "digit_bits")],
-)
-def test_a_sampler_out_of_its_range_is_refused(cells, digit_bits, message):
-    with pytest.raises(ValueError, match=message):
-        rounded_gaussian(KEY, 0, 0, (3,), cells, digit_bits=digit_bits)
 
 
 def test_without_the_cpu_secure_noise_says_what_to_set(monkeypatch):
