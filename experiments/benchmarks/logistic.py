@@ -33,12 +33,6 @@ def features(rows: Columns, task: Clicks, buckets: int, bounds: tuple[float, ...
     """Returns bounded features of rows: 1, numbers in [0, 1], and a 1 for each category's bucket.
 
     All is public: the bounds, and the hash to so many buckets; a missing value is 0.
-
-    Args:
-      rows: Columns of a store.
-      task: Whose store it is.
-      buckets: Of each category, a power of two.
-      bounds: Least and most of each number, or of all of them.
     """
     count = len(rows["label"])
     low, high = np.resize(bounds, (len(task.schema.integers), 2)).T

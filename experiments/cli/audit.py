@@ -30,14 +30,7 @@ def coupled(
     claimed: BatchSampler | None = None,
     progress: Progress = lambda line: None,
 ) -> AuditReport:
-    """Audits the program that trains a task, as a run compiles it, and the sampler's draws.
-
-    Args:
-      task: Whose model and generated rows are taken; its own rows are not read.
-      run: Whose steps and noise are audited, and calibration, if it has one.
-      claimed: Whose guarantee is claimed; by default that of the run's own sampler.
-      progress: Called with one line of text whenever there is something to tell.
-    """
+    """Audits the program that trains a task, as a run compiles it, and the sampler's draws."""
     mechanism, tables = run.mechanism, None
     refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
@@ -65,12 +58,6 @@ def black_box(
     progress: Progress = lambda line: None,
 ) -> BlackBoxReport:
     """Bounds epsilon from below by many runs of the sampler and the compiled step.
-
-    Args:
-      run: Whose sampler and noise are audited.
-      claimed: Whose guarantee is claimed; by default that of the run's own sampler.
-      trials: Runs in each of the two worlds.
-      progress: Called with one line of text whenever there is something to tell.
 
     Raises:
       ValueError: if there is too little noise for any finite claim, or too few trials.

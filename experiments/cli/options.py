@@ -219,11 +219,7 @@ def _dataclass(name: str, fields: Sequence[Any], words: str | None, *bases: type
 
 
 def _samplers(words: Sequence[str]) -> Any:
-    """Returns a type of one subcommand for each sampler.
-
-    Raises:
-      ValueError: if words name another one, and there is none.
-    """
+    """Returns a type of one subcommand for each sampler."""
     from samplers.settings import SETTINGS, kind_of, settings_of
 
     kinds = dict(SETTINGS)

@@ -16,12 +16,6 @@ PICTURES = (".png", ".pdf", ".svg")
 def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = False) -> None:
     """Refuses a file that is not to be written, or could not be.
 
-    Args:
-      path: The file.
-      endings: Which its name may have.
-      option: The option that named it.
-      overwrite: Whether a file that is there may be replaced.
-
     Raises:
       ValueError: for another ending.
       FileExistsError: if there is something that may not be replaced.

@@ -29,11 +29,6 @@ class OfTask:
 def command(base: type, words: Sequence[str], **more: Any) -> type:
     """Returns the command `base` with the settings of the task that words name.
 
-    Args:
-      base: Of type `OfTask`.
-      words: Of the command line.
-      **more: As for `options.command`.
-
     Raises:
       ValueError: if there is no such task, or a setting of it is called as an option is.
     """

@@ -13,11 +13,7 @@ from experiments.figures.drawing import blank, panels
 
 
 def draw(report: BlackBoxReport) -> Figure:
-    """Returns the score in both worlds, the event that was counted, and the bound with the claim.
-
-    Args:
-      report: From `dpsgd.audit.black_box.black_box_audit`.
-    """
+    """Returns the score in both worlds, the event that was counted, and bound and claim."""
     figure = blank(10, 4.2)
     left, right = panels(figure, 1, 2, width_ratios=(5, 2))
     found, claimed = report.epsilon_lower, report.claim.upper

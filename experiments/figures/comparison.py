@@ -62,10 +62,6 @@ def monte_carlo(bins: int, num_samples: int) -> Profiles:
 
     Other bins are sampled: ends of sampled losses are infinite where delta is below the inverse of
     the number of samples.
-
-    Args:
-      bins: T, steps of the epoch.
-      num_samples: Samples of the other bins.
     """
     return partial(MonteCarloProfile, bins=bins, num_samples=num_samples, sampled="other bins")
 
@@ -81,14 +77,7 @@ def curves(
     delta: float,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Curve]:
-    """Returns the curve of each sampler, computed on all processors.
-
-    Args:
-      profiles: What is compared, by name.
-      noise_multipliers: Where to evaluate; each > 0.
-      delta: In (0, 1).
-      progress: Called with one line of text after each noise multiplier.
-    """
+    """Returns the curve of each sampler, computed on all processors."""
     compute = partial(_epsilons, list(profiles.values()), delta)
     found = computed(compute, noise_multipliers, progress)
     columns = zip(*(found[sigma] for sigma in noise_multipliers), strict=True)
@@ -116,18 +105,7 @@ def draw(
     key: Figure | SubFigure | Axes | None = None,
     **how: Any,
 ) -> None:
-    """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses.
-
-    Args:
-      axes: Where to draw.
-      found: What is compared.
-      title: Of the panel.
-      x: What the curves are over.
-      y: What is bounded.
-      floor: Lower ends are drawn at this at least.
-      key: What gets the legend, by default the axes.
-      how: Of the legend.
-    """
+    """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses."""
     loose, colors = False, iter(PALETTE[3:] + PALETTE[:3])
     for curve in found:
         color = COLORS.get(curve.name) or next(colors)

@@ -105,14 +105,7 @@ def _dp_accounting(setting: Setting, epsilons: Sequence[float]) -> Curve:
 def figure(
     settings: Sequence[Setting], config: Any, console: Console, *, alike: bool = False
 ) -> Figure:
-    """Returns a panel for each setting, three in a row; all is saved after each panel.
-
-    Args:
-      settings: Of the panels.
-      config: Names the picture and the number of points, and gives estimators their `sized`.
-      console: Gets a table for each panel.
-      alike: Whether all panels have the same curves, so that one legend serves them.
-    """
+    """Returns a panel for each setting, three in a row; all is saved after each panel."""
     rows, columns, points = -(-len(settings) // 3), min(3, len(settings)), config.points
     found = blank(13, 4.6 * rows, "one epoch")
     for axes, setting in zip(panels(found, rows, columns), settings, strict=True):

@@ -76,15 +76,6 @@ def curves(
 
     They are computed on all processors.
 
-    Args:
-      of: Samplers, by their names.
-      epsilon: Of each run's guarantee.
-      delta: Of each run's guarantee.
-      momentum: beta of SGD in [0, 1).
-      schedule: Of its step sizes.
-      bands: What is tried, besides 1; by default powers of two up to what is possible.
-      progress: Called with one line of text after each run.
-
     Raises:
       ValueError: If a number of bands is not possible under one of the samplers.
     """
@@ -133,11 +124,6 @@ def draw(found: Sequence[NoiseCurve], title: str, best: Candidate | None = None)
     """Returns the figure of errors over the bands, and of the noise multipliers beside them.
 
     Buffers are drawn where bands have their memory: m of them at b = m + 1.
-
-    Args:
-      found: From `curves`, or one sampler's runs from `dpsgd.noise.planning.plan`.
-      title: Of the whole.
-      best: The run that is marked, if any.
     """
     figure = blank(10, 4.4, title if best is None else f"{title}; best marked")
     left, right = panels(figure, 1, 2)

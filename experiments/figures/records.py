@@ -63,13 +63,7 @@ class _Notes(Console):
 
 
 def draw_recorded(draw: Callable[..., Figure], config: Picture, command: str) -> dict[str, Any]:
-    """Draws a figure, and writes its record beside it, which is returned.
-
-    Args:
-      draw: Of the figure.
-      config: Names the picture.
-      command: Draws it again.
-    """
+    """Draws a figure, and writes its record beside it, which is returned."""
     path, before = _path(config.out), _cpu_seconds()
     path.unlink(missing_ok=True)  # while it is there, the picture is what it says
     console = _Notes()

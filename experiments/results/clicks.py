@@ -158,13 +158,7 @@ def cost(fits: Iterable[Fit], twin: Fit) -> Cells:
 
 
 def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Cells:
-    """Returns the table of predicted against observed positives, as rates and as numbers.
-
-    Args:
-      what: What tells groups apart.
-      found: The groups.
-      intervals: Whether to show the 95 % intervals of the rates, too.
-    """
+    """Returns the table of predicted against observed positives, as rates and as numbers."""
     columns: dict[str, Callable[[Group], str]] = {
         what: lambda group: group.name,
         "rows": lambda group: f"{group.rows:,}",

@@ -68,12 +68,7 @@ def _fill(figure: Figure | SubFigure, views: Sequence[View], title: str, columns
 
 
 def draw_view(figure: Figure | SubFigure, view: View) -> None:
-    """Draws the metric of each line over the axis; runs that have no place on it at the left.
-
-    Args:
-      figure: Where to draw; it gets one `Axes`, or two where some runs have no place on the axis.
-      view: What to draw.
-    """
+    """Draws the metric of each line over the axis; runs that have no place on it at the left."""
     places = [x for x in view.xs if x is not None]
     if len(places) == len(view.xs):
         [main] = panels(figure)

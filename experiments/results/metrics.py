@@ -30,11 +30,6 @@ class Headline:
     ) -> Headline:
         """Returns the metric that is asked for, by default the task's own, or the first one.
 
-        Args:
-          table: The `Table` of runs that measured it.
-          name: Of the metric.
-          better: Which of its values are better; by default the task says so of its own.
-
         Raises:
           ValueError: if nothing is measured, or no metric of that name.
         """

@@ -52,15 +52,6 @@ def page(
 ) -> Page:
     """Returns the page about the runs and sweeps in `paths`.
 
-    Args:
-      paths: Their folders.
-      title: Of the page; by default it says what is in it.
-      headline: The metric that is shown, in place of each task's own.
-      better: Which of its values are better.
-      origin: When and how the page was made, in a sentence.
-      rows: Labelled rows on which models of clicks are looked at, if any.
-      against: The run of a model without privacy that they are then compared with.
-
     Raises:
       FileNotFoundError: if one of them is neither.
       ValueError: if there is none, or one is damaged, or has no such metric.
@@ -222,15 +213,7 @@ def predictions(
     figure: str,
     remarks: Sequence[str] = (),
 ) -> str:
-    """Returns the Markdown about models that were asked about the same labelled rows.
-
-    Args:
-      fits: What they predict.
-      twin: The model without privacy, if any.
-      rows: Which rows.
-      figure: File name of the reliability diagram.
-      remarks: What else the models differ in.
-    """
+    """Returns the Markdown about models that were asked about the same labelled rows."""
     context = {"fits": fits, "twin": twin, "rows": rows, "figure": figure, "remarks": remarks}
     return render("predictions.md.jinja", clicks=clicks, **context)
 

@@ -53,14 +53,6 @@ def run_sweep(
     its data. Finished ones stay as they are, so a sweep that was stopped, killed or made larger
     resumes; what was changed meanwhile but the data (code, versions, machine) is said.
 
-    Args:
-      sweep: What is asked for.
-      data: Where the rows lie; None for a task that brings its own.
-      out: Folder of the sweep; made if need be.
-      where: What the sweep is called in errors.
-      workers: Runs at once; by default as many as are fastest.
-      progress: Called with one line of text whenever there is something to tell.
-
     Raises:
       ValueError: before any run, for a sweep that cannot be run, or where a folder holds another
         run than the one of its name; afterwards, if runs failed.
@@ -68,9 +60,11 @@ def run_sweep(
     """
     progress("looking at what is finished")
     runs, record, programs, _, digest = _checked(sweep, data, out, where, workers)
+    # A process keeps its compiled programs: program by program, it meets few of them.
+    order = sorted(range(len(runs)), key=lambda number: programs.index(programs[number]))
     todo = [
-        Assignment(record, run.spec, run.out, program)
-        for run, program in zip(runs, programs, strict=True)
+        Assignment(record, run.spec, run.out)
+        for run in map(runs.__getitem__, order)
         if not _finished(run, record, digest)
     ]
     if todo:
@@ -128,13 +122,6 @@ def forecast(
     A few steps of each program are timed on generated rows, as one of `workers` would take them.
     Compiling, audits and evaluations come on top.
 
-    Args:
-      sweep: As for `run_sweep`, like all that follow.
-      data: Likewise.
-      where: Likewise.
-      workers: Likewise.
-      progress: Likewise.
-
     Raises:
       ValueError: for a sweep that cannot be run.
     """
@@ -163,11 +150,6 @@ def forecast(
 
 def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
     """Returns the task that a sweep trains.
-
-    Args:
-      sweep: What is asked for.
-      data: Where its rows lie; None for a task that brings its own.
-      where: What the sweep is called in errors.
 
     Raises:
       ValueError: if there is no such task.
@@ -226,11 +208,7 @@ class _Checked(NamedTuple):
 def _checked(
     sweep: Sweep, data: Path | None, out: Path, where: str, workers: int | None
 ) -> _Checked:
-    """Returns the runs of a sweep, each of which fits the data.
-
-    Raises:
-      ValueError: if one does not, or the data cannot be trained on.
-    """
+    """Returns the runs of a sweep, each of which fits the data."""
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     runs = plan(sweep, out / RUNS, where)
@@ -266,13 +244,7 @@ def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
 def _summary(
     sweep: Sweep, runs: Sequence[PlannedRun], task: Mapping[str, Any] | None = None
 ) -> Summary:
-    """Returns what the finished runs of a sweep show, once they are what they should be.
-
-    Args:
-      sweep: What was asked for.
-      runs: All of its runs.
-      task: The record of what they train; by default what the first one trained.
-    """
+    """Returns what the finished runs of a sweep show, once they are what they should be."""
     finished = {run.out.name: FinishedRun.read(run.out) for run in runs}
     folder, data = runs[0].out.parent, set()
     task = task or finished[runs[0].out.name].task
@@ -307,13 +279,7 @@ def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
 
 
 def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
-    """Writes a summary into the folder of its sweep, for programs and people; returns the files.
-
-    Args:
-      summary: What the runs show.
-      out: Folder of the sweep.
-      asked: The sweep's own file, kept beside what came of it.
-    """
+    """Writes a summary into the folder of its sweep, for programs and people; returns the files."""
     contents = {
         ASKED: asked,
         "summary.md": summary.markdown().encode(),
@@ -326,11 +292,7 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
 
 
 def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
-    """Returns what decides the shapes of a run's compiled program.
-
-    Raises:
-      ValueError: if the sampler does not fit the rows, or the noise cannot be had.
-    """
+    """Returns what decides the shapes of a run's compiled program."""
     spec = run.spec
     try:
         sampler = with_any_noise(spec, population).mechanism.sampler
@@ -342,11 +304,7 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
 
 
 def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
-    """Returns whether a run came to its end.
-
-    Raises:
-      ValueError: if its folder holds something else, or it was trained on other data.
-    """
+    """Returns whether a run came to its end."""
     if not run.out.exists():
         return False
     directory = RunDirectory.open(run.out, finished=False)
@@ -366,15 +324,7 @@ def _refuse_another(
     *,
     same_data: bool = True,
 ) -> None:
-    """Raises ValueError if another run than the planned one was begun in its folder.
-
-    Args:
-      run: As planned.
-      task: The record of what it trains.
-      begun: The record of what was begun.
-      found: The spec of that.
-      same_data: Whether it was on the same data.
-    """
+    """Raises ValueError if another run than the planned one was begun in its folder."""
     names = differing(run.spec, found)
     if not names:
         for part in ("settings", "description"):

@@ -29,11 +29,6 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
     The initial parameters of a repetition are its own, and alike for all cells: so that cells are
     compared from the same beginnings, and error bars hold all that is random.
 
-    Args:
-      sweep: What is asked for.
-      folder: Where the run directories lie.
-      where: What the sweep is called in errors.
-
     Raises:
       ValueError: for a setting of the wrong type, or a configuration that cannot be run.
     """

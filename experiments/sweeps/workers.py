@@ -16,8 +16,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -40,8 +40,6 @@ class Assignment:
     """What is trained, as `task_record` wrote it: a process makes its own of it."""
     spec: RunSpec
     out: Path
-    program: Hashable
-    """Runs with the same program are best done by one process."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,7 @@ def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def time_runs(task: Mapping[str, Any], specs: Sequence[RunSpec], workers: int) -> Iterator[Any]:
-    """Yields the name of one worker's device, and then the seconds of a step of each run there.
-
-    Args:
-      task: The record of what is trained.
-      specs: How.
-      workers: Runs at once.
-    """
+    """Yields the name of one worker's device, and then the seconds of a step of each run there."""
     cores = _shares(workers)[0]
     return each(_timed, [(task, spec, cores) for spec in (None, *specs)], 1)
 
@@ -112,11 +104,6 @@ def carry_out(
 ) -> Iterator[tuple[Assignment, Message]]:
     """Carries out runs in `workers` processes; yields each with how it ended, as it ends.
 
-    Args:
-      tasks: Runs in the order in which they are wanted.
-      workers: Number of processes, at least 1.
-      progress: Called with one line of text whenever there is something to tell.
-
     Raises:
       Stopped: if SIGTERM or SIGINT asked for it, after the runs have saved where they are.
     """
@@ -132,7 +119,7 @@ def carry_out(
             while True:
                 for worker in pool:
                     if worker.task is None and todo and not stop():
-                        worker.begin(next_task(todo, worker, pool))
+                        worker.begin(todo.popleft())
                 busy = [worker for worker in pool if worker.task is not None]
                 if not busy:
                     break
@@ -160,7 +147,6 @@ class _Worker:
     def __init__(self, cores: set[int]):
         self.cores = cores
         self.task: Assignment | None = None
-        self.last: Hashable = None
         self.status = ""
         self.asked_to_stop = False
         self._start()
@@ -177,7 +163,7 @@ class _Worker:
         if not self.process.is_alive():  # the run before was the end of it
             self.close()
             self._start()
-        self.task, self.last, self.status = task, task.program, "starting"
+        self.task, self.status = task, "starting"
         self.connection.send(task)
 
     def listen(self) -> tuple[Assignment, Message]:
@@ -211,26 +197,6 @@ class _Worker:
         if self.task is not None:
             self.ask_to_stop()
         self.process.join()
-
-
-def next_task(todo: deque[Assignment], worker: Any, pool: Sequence[Any]) -> Assignment:
-    """Takes the next run for a worker off `todo`: one that it has compiled already, if any.
-
-    Otherwise the program of which most is left, and rather one that no other worker is at.
-
-    Args:
-      todo: Runs that are left, at least one.
-      worker: Whose `last` is the program that it ran last.
-      pool: All workers; one with a `task` is at its `last` program.
-    """
-    left = Counter(task.program for task in todo)
-    taken = {other.last for other in pool if other.task is not None}
-    program = (
-        worker.last if worker.last in left else max(left, key=lambda p: (p not in taken, left[p]))
-    )
-    task = next(task for task in todo if task.program == program)
-    todo.remove(task)
-    return task
 
 
 def _cores() -> list[int]:

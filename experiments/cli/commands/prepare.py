@@ -386,9 +386,6 @@ def _by_column(
       parsed: Returns what parts mean; a TypeError or ValueError where they mean nothing.
       wanted: Parts, as people see them.
       wanted_in_files: The same in files.
-
-    Raises:
-      ValueError: if parts mean nothing, or mean something else than others of the same column.
     """
     found: dict[str, Any] = {}
     for text in given:

@@ -43,22 +43,6 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(ca
     assert "there is no module nowhere" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("sampler:shuffle --bands 4", "--bands and no minimum separation: "),
-        ("sampler:poisson --bands 4 --cycle-length 2", "--bands must be at most 2 here"),
-        ("sampler:poisson --bands 21", "--bands 21: --cycle-length must be at most the 20"),
-        ("sampler:poisson --tables auto", "--tables auto is what a run resolves"),
-    ],
-)
-def test_bands_that_cannot_be_audited_are_refused_in_one_line(words, why, capsys):
-    assert main(["audit", *words.split(), *SHUFFLE[1:], *TINY]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"dpsgd: {why}")
-    assert printed.count("\n") == 1
-
-
 @pytest.mark.long
 def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, capsys):
     plot = tmp_path / "audit.png"

@@ -114,44 +114,6 @@ def test_the_best_of_several_calibrated_runs_costs_more_than_that_of_uncalibrate
     assert costs[1] > 1.0005 * costs[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["calibrate", "sampler:deterministic", "--num-examples", "2000", "--target-epsilon", "1"],
-         "on 2,000 training rows, at epsilon 1, its noise would cost more than it mends"),
-        (["calibrate", "sampler:user-poisson", "--num-examples", "88000", "--target-epsilon", "1",
-          "--max-contributions", "3"], "other units are protected (here one user)"),
-        (["audit", "sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3",
-          "--black-box"], "--black-box looks at dense steps alone: leave out --calibration"),
-        (["audit", "--task", "images", "sampler:deterministic", "--num-examples", "88000",
-          "--noise-multiplier", "3"], "its task, a Images, makes nothing: it has no calibration()"),
-    ],
-)  # fmt: skip
-def test_a_calibration_that_cannot_be_had_is_one_line(capsys, words, why):
-    assert main([*words, "--calibration", "platt"]) == 2
-    printed = capsys.readouterr().err
-    assert why in printed
-    assert printed.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--draws 1 11 --sizes 10 10", "has 10 children, fewer than"),
-        ("--draws 1 5 --sizes 10 0", "--sizes needs a number >= 1"),
-        ("--draws 1 --sizes 10 10", "--draws needs 2 entries, one per level"),
-        ("--draws 1 5 --sizes 10 10 --units a b", "--units needs 1"),
-        ("--draws 1 5 --sizes 10 10 --unit user", "--unit user: the rows of --sizes are examples"),
-    ],
-)
-def test_impossible_episodes_are_refused_in_one_line(words, message, capsys):
-    sizes = ["--steps", "9", "--num-examples", "100"]
-    assert main(["epsilon", "sampler:multistage", *words.split(), *sizes, *NOISE]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
-
-
 LARGE = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1]
 LARGE += ["--target-delta", 1e-6]
 

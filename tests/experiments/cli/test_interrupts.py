@@ -66,6 +66,7 @@ def run(script: Path, code: str, words: list, place: Path) -> subprocess.Complet
 
 PRICE = ["epsilon", "sampler:poisson", "--num-examples", "10000", "--noise-multiplier", "1"]
 ALL = ["compare", "--num-examples", "10000", "--noise-multiplier", "0.3", "0.4"]
+ALL += ["--plot", "page.png"]
 
 MOMENTS = {
     "importing the parser": (WHILE_IMPORTING.format(module="tyro"), PRICE),
@@ -186,14 +187,6 @@ module.{function} = then
 """
 
 
-@pytest.mark.long
-def test_processes_that_are_still_importing_say_nothing_to_ctrl_c(tmp_path):
-    code = SOON_AFTER.format(module="concurrent.futures", function="ProcessPoolExecutor.submit")
-    done = run(tmp_path / "command.py", code, [*ALL, "--plot", "page.png"], tmp_path)
-    assert (done.stderr, done.returncode) == ("dpsgd: interrupted\n", 130)
-    assert not (tmp_path / "page.png").exists()
-
-
 SWEEP = """
 title = "One run"
 repetitions = 2
@@ -204,15 +197,24 @@ noise_multiplier = 1
 batch_size = 20
 epochs = 1
 """
+SWEPT = ["sweep", "one.toml", "store", "--out", "found", "--workers", "1"]
+GOES_ON = "stopped with 2 runs left: the same command resumes"
 
 
 @pytest.mark.long
-def test_a_sweep_whose_processes_are_still_importing_says_that_it_can_go_on(tmp_path):
+@pytest.mark.parametrize(
+    ("module", "function", "words", "said", "status"),
+    [
+        ("concurrent.futures", "ProcessPoolExecutor.submit", ALL, "interrupted", 130),
+        ("experiments.sweeps.workers", "_Worker._start", SWEPT, GOES_ON, 75),
+    ],
+)
+def test_processes_that_are_still_importing_say_nothing_to_ctrl_c(
+    module, function, words, said, status, tmp_path
+):
     synthetic.write_store(tmp_path / "store", 200, seed=0)
     (tmp_path / "one.toml").write_text(SWEEP)
-    code = SOON_AFTER.format(module="experiments.sweeps.workers", function="_Worker._start")
-    words = ["sweep", "one.toml", "store", "--out", "found", "--workers", 1]
+    code = SOON_AFTER.format(module=module, function=function)
     done = run(tmp_path / "command.py", code, words, tmp_path)
-    said = "dpsgd: stopped with 2 runs left: the same command resumes\n"
-    assert done.stderr == said
-    assert done.returncode == 75
+    assert (done.stderr, done.returncode) == (f"dpsgd: {said}\n", status)
+    assert not (tmp_path / "page.png").exists()

@@ -85,14 +85,6 @@ def test_training_writes_a_report_with_every_promised_field(trained, sampler):
     )
 
 
-def test_diagnostics_lie_apart_and_are_called_not_private(trained):
-    out = trained("poisson")
-    lines = (out / "diagnostics_not_private.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(24))
-    for covered in ("report.json", "report.md", "guarantee.json", "config.json"):
-        assert "loss_sum" not in (out / covered).read_text()
-
-
 @pytest.mark.long
 def test_target_advantage_is_met_by_the_upper_bound_and_every_report_says_so(store, tmp_path):
     out = tmp_path / "run"
@@ -144,18 +136,6 @@ def test_an_insecure_seed_reproduces_the_run_and_voids_its_guarantee(store, trai
     record = json.loads((runs[0] / "report.json").read_text())
     assert record["epsilon_upper"] is None
     assert record["guarantee"].startswith("NO GUARANTEE: reproducible noise")
-
-
-@pytest.mark.long
-def test_a_run_without_noise_says_so(store, tmp_path):
-    out = tmp_path / "run"
-    assert run(*train_words(store, out, "shuffle", "--non-private")) == 0
-    record = json.loads((out / "report.json").read_text())
-    assert record["epsilon_upper"] is None
-    report = (out / "report.md").read_text()
-    assert "NO GUARANTEE" in report
-    assert "Nothing bounds what the trained parameters tell" in report
-    assert "is the guarantee" not in report
 
 
 BAD_TRAINING = {

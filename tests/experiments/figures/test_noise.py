@@ -71,28 +71,3 @@ def _deterministic(*sizes):
     from samplers import Deterministic
 
     return Deterministic(*sizes)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--bands", "2"], "--bands is about noise at one guarantee: give --target-epsilon"),
-        (["--momentum", "0.9"], "--momentum is about noise at one guarantee: give"),
-        (["--schedule", "constant"], "--schedule is about noise at one guarantee: give"),
-        (["--target-epsilon", "0"], "--target-epsilon must be finite and > 0, got 0"),
-        (["--target-epsilon", "1", "--momentum", "1"], "--momentum must be in [0, 1), got 1.0"),
-        (["--target-epsilon", "1", "--bands", "21"], "--bands must be in [1, 20] here, got 21"),
-        (["--target-epsilon", "1", "--bands", "0"], "--bands must be in [1, 20] here, got 0"),
-        (
-            ["--target-epsilon", "1", "--noise-multiplier", "1"],
-            "--noise-multiplier and --target-epsilon: leave one of them out",
-        ),
-        (["--target-epsilon", "1", "--batch-size", "1000"], "an epoch has one step, and there is"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_in_one_line(words, message, capsys):
-    assert main(["compare", *SIZES, *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"dpsgd: {message}")
-    assert captured.err.count("\n") == 1
-    assert not captured.out

@@ -138,8 +138,22 @@ REFUSED = {
     "no TOML": ("title = ", "is not TOML"),
     "no grid": (HEAD, "grid is missing"),
     "no title": ("repetitions = 1\n" + GRID, "title is missing"),
-    "unknown key": (HEAD + "seeds = 3\n" + GRID, "'seeds' is unknown"),
-    "unknown axis": (HEAD + GRID + "moment = 0.9\n", "grid 1: 'moment' is unknown"),
+    "unknown key": (
+        HEAD + "repititions = 3\n" + GRID,
+        "'repititions' is unknown: did you mean repetitions?",
+    ),
+    "unknown axis": (
+        HEAD + GRID + "moment = 0.9\n",
+        "grid 1: 'moment' is unknown: did you mean momentum?",
+    ),
+    "unknown tune": (
+        HEAD + GRID + 'tune = "learnin_rate"\n',
+        "grid 1, tune: 'learnin_rate' is none of 'noise_multiplier'",
+    ),
+    "one pair of brackets": (
+        HEAD + GRID.replace("[[grid]]", "[grid]"),
+        "grid: each begins with",
+    ),
     "second grid": (HEAD + GRID + GRID + "moment = 0.9\n", "grid 2: 'moment' is unknown"),
     "a choice not made": (HEAD + GRID + "momentum = 0.9\n", "run: momentum goes with"),
     "no number": (HEAD + GRID + 'learning_rate = ["fast"]\n', "run: learning_rate: str"),
@@ -152,7 +166,10 @@ REFUSED = {
         HEAD + GRID.replace('x = "noise', 'x = "target_epsilon" #'),
         "target_epsi",
     ),
-    "unknown x": (HEAD + GRID.replace('x = "noise_multiplier"', 'x = "sigma"'), "grid 1, x"),
+    "unknown x": (
+        HEAD + GRID.replace('x = "noise_multiplier"', 'x = "sigma"'),
+        "grid 1, x: 'sigma' is none of 'noise_multiplier', 'target_epsilon'",
+    ),
     "tuned and seen": (HEAD + GRID + 'tune = "noise_multiplier"\n', "x and tune"),
     "tuned and seen, of two": (
         HEAD + GRID + 'tune = ["epochs", "noise_multiplier"]\n',
@@ -161,7 +178,10 @@ REFUSED = {
     "both noises": (HEAD + GRID + "target_epsilon = 1\n", "not both"),
     "noise and advantage": (HEAD + GRID + "target_advantage = 0.1\n", "not both"),
     "unknown sampler": (HEAD + GRID.replace('"shuffle"', '"random"'), "sampler[0]"),
-    "unknown setting": (HEAD + GRID.replace("overflow", "flow"), "sampler[1]: 'flow' is unknown"),
+    "unknown setting": (
+        HEAD + GRID.replace("overflow", "overflw"),
+        "sampler[1]: 'overflw' is unknown: did you mean overflow?",
+    ),
     "axis in a sampler": (HEAD + GRID.replace("overflow", "epochs"), "epochs is an axis"),
     "no seeds": ('title = "t"\n' + GRID, "repetitions or insecure_seeds"),
     "both seeds": (HEAD + "insecure_seeds = [1]\n" + GRID, "repetitions or insecure_seeds"),

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import deque
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +194,7 @@ def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
 ):
     monkeypatch.setattr("dpsgd.runs.run.run", lambda *args, **options: exhaust())
     config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
-    message = workers._outcome(workers.Assignment(LINE, config, tmp_path / "run", None), print)
+    message = workers._outcome(workers.Assignment(LINE, config, tmp_path / "run"), print)
     assert message.kind == "failed"
     assert re.match(line, message.text)
     assert in_one_line("dpsgd", exhaust) == 2
@@ -274,20 +272,6 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
         engine.run_sweep(sweep, None, tmp_path / "out")
     compiled = sum("Compiling jit(_run_block)" in message for message in caplog.messages)
     assert compiled == len(shapes)
-
-
-def test_a_process_stays_with_its_program_and_leaves_others_to_the_next(tmp_path):
-    config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
-    tasks = deque(workers.Assignment(LINE, config, tmp_path, program) for program in "aabbbc")
-    pool = [SimpleNamespace(last=None, task=None) for _ in range(2)]
-    done = [[], []]
-    while tasks:
-        for worker, turns in zip(pool, done, strict=True):
-            if tasks:
-                worker.task = workers.next_task(tasks, worker, pool)
-                worker.last = worker.task.program
-                turns.append(worker.last)
-    assert done == [["b", "b", "b"], ["a", "a", "c"]]
 
 
 def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, capsys, monkeypatch):
