@@ -85,6 +85,14 @@ def test_training_writes_a_report_with_every_promised_field(trained, sampler):
     )
 
 
+def test_diagnostics_lie_apart_and_are_called_not_private(trained):
+    out = trained("poisson")
+    lines = (out / "diagnostics_not_private.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(24))
+    for covered in ("report.json", "report.md", "guarantee.json", "config.json"):
+        assert "loss_sum" not in (out / covered).read_text()
+
+
 @pytest.mark.long
 def test_target_advantage_is_met_by_the_upper_bound_and_every_report_says_so(store, tmp_path):
     out = tmp_path / "run"
