@@ -50,7 +50,9 @@ PEERS: Mapping[str, Library] = {
         "with_tensorflow_privacy", ("tensorflow-privacy==0.9.0", "tensorflow==2.15.1")
     ),
     "DP-EBM": Library("with_interpret", ("interpret-core==0.7.8",)),
-    "diffprivlib": Library("with_diffprivlib", ("diffprivlib==0.6.6",), ", delta 0"),
+    "diffprivlib": Library(
+        "with_diffprivlib", ("diffprivlib==0.6.6", "scikit-learn==1.5.2"), ", delta 0"
+    ),
 }
 
 
