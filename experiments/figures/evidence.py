@@ -86,11 +86,12 @@ def draw(config: Config, console: Console) -> Figure:
         raise ValueError(f"{config.record} has no figures of scripts/bench evidence")
     columns = min(3, len(found))
     rows = -(-len(found) // columns)
-    figure = blank(4.2 * columns, 3.4 * rows)
+    figure = blank(4.2 * columns, 3.2 * rows + 0.8)
     axes = panels(figure, rows, columns)
     for extra in axes[len(found) :]:
         extra.remove()
     shown: list[list[str]] = []
+    handles: dict[str, Any] = {}
     every = list(dict.fromkeys([OURS, *(what for curves in found.values() for what in curves)]))
     for ax, (data, curves) in zip(axes, found.items(), strict=False):
         for what, of in curves.items():
@@ -100,14 +101,15 @@ def draw(config: Config, console: Console) -> Figure:
             style: dict[str, Any] = {
                 "color": color,
                 "marker": MARKERS[number % len(MARKERS)],
-                "label": what,
             }
             style["linestyle"] = "" if what.startswith(PAPER) else "-"
             x, y = [p.epsilon or 0.0 for p in private], [p.value for p in private]
-            ax.errorbar(x, y, yerr=[2 * (p.error or 0.0) for p in private], **style)
+            bars = [2 * (p.error or 0.0) for p in private]
+            handles[what] = ax.errorbar(x, y, yerr=bars, **style)
             for point in of:
                 if point.epsilon is None:
-                    ax.axhline(point.value, color=color, linestyle=":", label="no privacy")
+                    dotted = ax.axhline(point.value, color=color, linestyle=":")
+                    handles["ours without privacy"] = dotted
                 at = "" if point.epsilon is None else f"{point.epsilon:g}"
                 error = "" if point.error is None else f"{point.error:.4f}"
                 shown.append([data, what, at, point.metric, f"{point.value:.4f}", error])
@@ -115,7 +117,8 @@ def draw(config: Config, console: Console) -> Figure:
         ax.set_xscale("log")
         ax.set_xlim(0.8 * min(drawn), 1.25 * max(drawn))
         label_ones_twos_fives(ax.xaxis)
-        legend(ax)
+    told = {"handles": [*handles.values()], "labels": [*handles]}
+    legend(figure, loc="outside lower center", ncols=min(4, len(handles)), **told)
     header = ["data", "model", "epsilon", "figure", "on test rows", "standard error"]
     console.table(header, shown)
     return figure

@@ -165,7 +165,7 @@ def test_the_rule_is_the_setting_that_loses_least_on_validation_rows():
     assert loses_least([one, other]) == third
 
 
-def test_regret_is_of_test_rows_and_leaves_out_the_data_set_that_is_told(monkeypatch, folder):
+def test_regret_is_of_test_rows_and_its_rule_has_not_seen_the_data_set(monkeypatch, folder):
     first, second = GRID[:2]
     flat = dict.fromkeys([*GRID, None], (0.0, 0.5))
     scores = {
@@ -175,13 +175,23 @@ def test_regret_is_of_test_rows_and_leaves_out_the_data_set_that_is_told(monkeyp
     monkeypatch.setattr(evidence_rules, "measured", lambda data, *_: scores[data])
     data = evidence_data.DATA
     monkeypatch.setitem(evidence_rules.DATA, "bank", data["adult"])
-    rows = evidence_rules.regret(
-        files=str(folder), grid_data=("adult", "bank"), grid_epsilons=(3.0,)
-    )
+    rows = evidence_rules.regret(files=str(folder), grid_data=("adult", "bank"))
     found = {row.name: row.value for row in rows}
     assert found["mean lost by today's rules"] == pytest.approx(0.4)
-    assert found["mean lost by one rule of the other data sets"] == pytest.approx(0.25)
-    assert found["the same, each left out / today's"] == pytest.approx(0.625)
+    assert found["mean lost by the rule of other data sets"] == pytest.approx(0.25)
+    assert found["mean lost by the rule of other data sets / by today's rules"] == pytest.approx(
+        0.625
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [(("adult",), "adult needs another"), (("iris", "bank"), "iris is none of adult")],
+)
+def test_data_sets_that_no_rule_can_be_found_for_are_refused(names, what, folder, monkeypatch):
+    monkeypatch.setattr(evidence_rules, "measured", lambda *_: dict.fromkeys(GRID, (0.0, 0.0)))
+    with pytest.raises(ValueError, match=f"--grid-data: {what}"):
+        list(evidence_rules.regret(files=str(folder), grid_data=names))
 
 
 def test_what_papers_report_is_drawn_at_its_epsilon_beside_what_was_measured():
