@@ -143,6 +143,13 @@ def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_paid_
         capped(max_contributions=2, num_users=2).protected_unit(examples)
 
 
+def test_examples_of_users_are_drawn_and_capped_as_poisson_s_are():
+    users, examples = UserPoisson(1000, 20, 2, max_contributions=5), Poisson(1000, 20, 2)
+    assert users.unit == "user"
+    assert users.padded_batch_size == examples.padded_batch_size < 1000
+    assert users.plan(1, 0).examples.tolist() == examples.plan(1, 0).examples.tolist()
+
+
 def test_units_are_protected_only_in_data_of_the_same_tree():
     tree, other = (UnitTree.from_columns({"shop": s}) for s in ([0, 0, 1, 1], [0, 1, 1, 0]))
     known, another = (UnitData.of_tree(one, {}).population for one in (tree, other))

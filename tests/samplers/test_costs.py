@@ -8,15 +8,125 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import epsilon
-from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+from accounting import (
+    BallsAndBinsProfile,
+    GaussianProfile,
+    PoissonProfile,
+    ShuffleProfile,
+    TruncatedProfile,
+    UnitsThenPoissonProfile,
+    UserPoissonProfile,
+    WorstLeafProfile,
+    epsilon,
+)
+from accounting.profiles.truncation import log_overflow_probability
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    FullBatch,
+    Multistage,
+    Poisson,
+    Shuffle,
+    UnitsThenPoisson,
+    UnitTree,
+    UserPoisson,
+)
 
-N, B, E = 4000, 40, 3
-WIDTH = 4e-3  # of the default bounds, in epsilon
+SIZES = 4010, 40, 3  # 101 steps an epoch, the last of which is smaller
+S = 0.8
+UNCUT, FIXED = {"overflow": "accumulate"}, {"assignment": "fixed"}
+TREE = UnitTree.from_columns({"shop": list("baccbacbc")})  # units of 3, 2 and 4
 
 
-def upper(sampler, sigma, delta=1e-5):
-    return epsilon(sampler.privacy(sigma), delta).upper
+COSTS = [
+    (Deterministic(*SIZES), GaussianProfile(S / math.sqrt(3))),
+    (Deterministic(10, 10, 3), GaussianProfile(S / math.sqrt(3))),
+    *((FullBatch(1000, e), GaussianProfile(S / math.sqrt(e))) for e in (1, 4, 25)),
+    *((Shuffle(*SIZES, order=o), ShuffleProfile(S, 101, 3, o)) for o in ("redrawn", "fixed")),
+    (Poisson(*SIZES, **UNCUT), PoissonProfile(S, 40 / 4010, 303)),
+    (Poisson(4000, 40, 3, cycle_length=4, **UNCUT), PoissonProfile(S, 0.04, 75)),
+    (BallsAndBins(*SIZES, **UNCUT), BallsAndBinsProfile(S, 101, 3)),
+    (BallsAndBins(*SIZES, **UNCUT, **FIXED), BallsAndBinsProfile(S, 101, 3, "fixed")),
+    (BallsAndBins(4000, 40, 3, cycle_length=4, **UNCUT), BallsAndBinsProfile(S, 25, 3)),
+    (
+        BallsAndBins(4000, 40, 3, cycle_length=4, **FIXED, **UNCUT),
+        BallsAndBinsProfile(S, 25, 3, "fixed"),
+    ),
+    # Groups of 334, 333, 333 examples; 34 cycles of 3 steps.
+    (
+        BallsAndBins(1000, 10, 2, max_batch_size=30, cycle_length=3),
+        TruncatedProfile(
+            BallsAndBinsProfile(S, 34, 2), 204, log_overflow_probability(334, 1 / 34, 30)
+        ),
+    ),
+    (
+        Poisson(1000, 10, 2, max_batch_size=30, cycle_length=3),
+        TruncatedProfile(PoissonProfile(S, 0.03, 68), 204, log_overflow_probability(334, 0.03, 30)),
+    ),
+    (
+        BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3),
+        BallsAndBinsProfile(S, 34, 2),
+    ),
+    # Fixed bins overflow together.
+    (
+        BallsAndBins(1000, 10, 5, max_batch_size=30, **FIXED),
+        TruncatedProfile(
+            BallsAndBinsProfile(S, 100, 5, "fixed"), 100, log_overflow_probability(1000, 0.01, 30)
+        ),
+    ),
+    (
+        UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=1000),
+        UserPoissonProfile(S, 100, 0.02, 5),
+    ),
+    (
+        UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=60),
+        TruncatedProfile(
+            UserPoissonProfile(S, 100, 0.02, 5), 100, log_overflow_probability(1000, 0.02, 60)
+        ),
+    ),
+    # The unit of a leaf is drawn with 2 of 3; at most 2 x 4 examples are in two units.
+    (
+        UnitsThenPoisson(TREE, (2,), 0.5, steps=40, max_batch_size=9),
+        UnitsThenPoissonProfile(S, 40, 2 / 3, 0.5, siblings=3),
+    ),
+    (
+        UnitsThenPoisson(TREE, (2,), 0.3, steps=10, max_batch_size=4),
+        TruncatedProfile(
+            UnitsThenPoissonProfile(S, 10, 2 / 3, 0.3, siblings=3),
+            10,
+            log_overflow_probability(8, 0.3, 4),
+        ),
+    ),
+    (Multistage(TREE, (1, 2), steps=50), WorstLeafProfile(S, 50, (1, 2), ((3, 2),), 2)),
+    (
+        Multistage(TREE, (1, 2), steps=50, clipped_level=1),
+        WorstLeafProfile(S, 50, (1, 2), ((3, 2),), 1),
+    ),
+    (
+        Multistage(TREE, (1, 2), steps=50, clipped_level=1, protected_level=1),
+        WorstLeafProfile(S, 50, (1,), ((3,),), 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sampler", "profile"), COSTS, ids=lambda value: str(value)[:50])
+def test_the_cost_is_the_profile_of_the_sampler_s_own_sizes(sampler, profile):
+    assert sampler.privacy(S) == profile
+
+
+def test_noise_and_epochs_are_those_of_the_profile(make):
+    # That more noise costs less, and more epochs more, is a matter of the profiles.
+    profile = make(400, 40, 2).privacy(1.0)
+    assert profile == make(400, 40, 2).privacy(1.0)
+    assert profile != make(400, 40, 2).privacy(1.1)
+    assert profile != make(400, 40, 3).privacy(1.0)
+
+
+@pytest.mark.parametrize("kind", [Shuffle, Poisson, BallsAndBins])
+def test_full_batches_cost_what_deterministic_costs(kind):
+    # b = n: everybody takes part in every step, however batches are drawn.
+    wanted = epsilon(Deterministic(100, 100, 3).privacy(2.0), 1e-5).upper
+    assert epsilon(kind(100, 100, 3).privacy(2.0), 1e-5).upper == pytest.approx(wanted, abs=4e-3)
 
 
 def gaussian_delta(eps, sigma):
@@ -24,64 +134,6 @@ def gaussian_delta(eps, sigma):
     return stats.norm.cdf(0.5 / sigma - eps * sigma) - math.exp(eps) * stats.norm.cdf(
         -0.5 / sigma - eps * sigma
     )
-
-
-@pytest.mark.parametrize("eps", [0.0, 1.0, 4.0])
-def test_deterministic_costs_one_gaussian_release_whatever_the_batches(eps):
-    for n, b in [(N, B), (N, 33), (10, 10)]:
-        bound = Deterministic(n, b, E).privacy(1.5).delta(eps)
-        assert bound.lower <= gaussian_delta(eps, 1.5 / math.sqrt(E)) * (1 + 1e-9)
-        assert bound.upper >= gaussian_delta(eps, 1.5 / math.sqrt(E)) * (1 - 1e-9)
-        assert bound.upper == pytest.approx(bound.lower, rel=1e-6)
-
-
-@pytest.mark.parametrize("order", ["redrawn", "fixed"])
-def test_shuffle_is_never_promised_more_than_deterministic_nor_costs_like_poisson(order):
-    shuffle = epsilon(Shuffle(N, B, E, order=order).privacy(0.7), 1e-5)
-    assert shuffle.upper == pytest.approx(upper(Deterministic(N, B, E), 0.7), abs=WIDTH)
-    assert shuffle.upper > 2 * upper(Poisson(N, B, E), 0.7)
-    # Shuffling is never better than balls-and-bins (Chua et al., 2025, Proposition 3.3).
-    assert shuffle.lower >= upper(BallsAndBins(N, B, E), 0.7) - WIDTH
-
-
-def test_modes_that_differ_in_what_is_redrawn_differ_in_cost():
-    sizes = (1000, 40, 5)
-    redrawn, fixed = (
-        upper(BallsAndBins(*sizes, assignment=mode), 1.0) for mode in ("redrawn", "fixed")
-    )
-    assert fixed > 2 * redrawn
-    one = epsilon(BallsAndBins(1000, 40, 1).privacy(1.0 / math.sqrt(5)), 1e-5)
-    assert fixed == pytest.approx(one.upper, abs=WIDTH)
-    shuffles = [
-        epsilon(Shuffle(*sizes, order=mode).privacy(1.0), 1e-5).lower
-        for mode in ("redrawn", "fixed")
-    ]
-    assert shuffles[1] > 1.2 * shuffles[0]
-
-
-def test_full_batches_cost_what_deterministic_costs():
-    # b = n: everybody takes part in every step, however batches are drawn.
-    wanted = upper(Deterministic(100, 100, E), 2.0)
-    for sampler in (Shuffle, Poisson, BallsAndBins):
-        assert upper(sampler(100, 100, E), 2.0) == pytest.approx(wanted, abs=WIDTH)
-
-
-@pytest.mark.parametrize(("n", "b", "epochs"), [(N, B, E), (4010, 40, 2)])
-def test_poisson_takes_its_rate_and_steps_from_n_b_and_epochs(n, b, epochs):
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
-    step = from_gaussian_mechanism(1.0, sampling_prob=b / n, value_discretization_interval=2e-4)
-    composed = step.self_compose(math.ceil(n / b) * epochs)
-    wanted = composed.get_epsilon_for_delta(1e-5)
-    assert upper(Poisson(n, b, epochs), 1.0) == pytest.approx(wanted, abs=WIDTH)
-
-
-def test_noise_and_epochs_are_those_of_the_profile(make):
-    # That more noise costs less, and more epochs more, is a matter of the profiles.
-    profile = make(N, B, 2).privacy(1.0)
-    assert profile == make(N, B, 2).privacy(1.0)
-    assert profile != make(N, B, 2).privacy(1.1)
-    assert profile != make(N, B, 3).privacy(1.0)
 
 
 def test_unequal_batches_of_a_shuffle_post_process_into_equal_ones():

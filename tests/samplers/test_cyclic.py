@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from accounting import BallsAndBinsProfile, PoissonProfile, TruncatedProfile, epsilon
-from accounting.profiles.truncation import log_overflow_probability
+from accounting import PoissonProfile, epsilon
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 KINDS = pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
@@ -77,16 +76,9 @@ def test_a_cyclic_epoch_has_its_exact_law(sampler, assert_law):
     )
 
 
-def test_the_cost_is_that_of_the_steps_that_remain_possible():
-    bins = BallsAndBins(4000, 40, 3, cycle_length=4, overflow="accumulate")
-    assert bins.privacy(0.8) == BallsAndBinsProfile(0.8, 25, 3)
-    fixed = BallsAndBins(4000, 40, 3, assignment="fixed", cycle_length=4, overflow="accumulate")
-    assert fixed.privacy(0.8) == BallsAndBinsProfile(0.8, 25, 3, "fixed")
-    poisson = Poisson(4000, 40, 3, cycle_length=4, overflow="accumulate")
-    assert poisson.privacy(0.8) == PoissonProfile(0.8, 0.04, 75)
-    for sampler in (bins, fixed):
-        one = sampler.with_epochs(1)
-        assert sampler.privacy_of(0.8, [range(7)]) == one.privacy(0.8)
+def test_segments_of_cyclic_bins_count_whole_epochs():
+    bins = BallsAndBins(4000, 40, 3, cycle_length=4)
+    assert bins.privacy_of(0.8, [range(7)]) == bins.with_epochs(1).privacy(0.8)
     assert bins.privacy_of(0.8, [range(99, 101), range(150, 152)]) == bins.privacy(0.8)
 
 
@@ -99,21 +91,6 @@ def test_a_stretch_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most
     steps = [t for stretch in segments for t in stretch]
     assert most == max(sum(t % 4 == g for t in steps) for g in range(4))
     assert sampler.privacy_of(1.0, segments) == PoissonProfile(1.0, 0.04, most)
-
-
-def test_truncation_pays_for_the_largest_group():
-    # Groups of 334, 333, 333 examples; 34 cycles of 3 steps.
-    bins = BallsAndBins(1000, 10, 2, max_batch_size=30, cycle_length=3)
-    psi = log_overflow_probability(334, 1 / 34, 30)
-    assert bins.privacy(1.0) == TruncatedProfile(BallsAndBinsProfile(1.0, 34, 2), 204, psi)
-    poisson = Poisson(1000, 10, 2, max_batch_size=30, cycle_length=3)
-    psi = log_overflow_probability(334, 0.03, 30)
-    assert poisson.privacy(1.0) == TruncatedProfile(PoissonProfile(1.0, 0.03, 68), 204, psi)
-    whole = BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3)
-    assert whole.privacy(1.0) == BallsAndBinsProfile(1.0, 34, 2)
-    for sampler in (bins, poisson):
-        alike = sampler.with_epochs(2)
-        assert epsilon(alike.privacy(1.0), 1e-5).upper > epsilon(whole.privacy(1.0), 1e-5).upper
 
 
 @KINDS
@@ -133,6 +110,5 @@ def test_known_orders_keep_participations_an_epoch_apart():
     correlated, plain = (epsilon(p(2.0), 1e-5) for p in (fixed.correlated_privacy, fixed.privacy))
     assert (correlated.lower, correlated.upper) == (0.0, plain.upper)
     assert "no lower end is proved" in correlated.note
-    assert Deterministic(100, 10, 3).correlated_privacy(2.0) == Deterministic(100, 10, 3).privacy(
-        2.0
-    )
+    known = Deterministic(100, 10, 3)
+    assert known.correlated_privacy(2.0) == known.privacy(2.0)

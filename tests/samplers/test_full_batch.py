@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from accounting import GaussianProfile
 from samplers import BatchSource, FullBatch
 from samplers.base import CHUNK
 
@@ -29,9 +28,3 @@ def test_the_shape_of_a_pass_does_not_grow_with_the_rows():
     assert few.padded_batch_size == many.padded_batch_size
     assert (many.max_passes - 1) * many.padded_batch_size < 2**31 - 1
     assert many.expected_batch_size == 2**31 - 1
-
-
-@pytest.mark.parametrize("count", [1, 4, 25])
-def test_sums_over_all_rows_cost_one_release_with_less_noise(count):
-    cost = FullBatch(1000, count).privacy(3.0)
-    assert cost == GaussianProfile(3.0 / count**0.5)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import WorstLeafProfile
 from samplers import Multistage, UnitTree
 from samplers.population import UnitData
 
@@ -90,20 +89,9 @@ def test_an_episode_names_the_unit_of_each_example(even_tree):
 # ----------------------------------------------------------------------------- what it costs
 
 
-def test_the_cost_is_that_of_the_worst_leaf_for_all_steps():
+def test_parts_of_runs_cost_their_number_of_episodes():
     sampler = Multistage(TREE, (1, 2), steps=50)
-    assert sampler.unit == "example"
-    assert sampler.privacy(3.0) == WorstLeafProfile(3.0, 50, (1, 2), ((3, 2),), 2)
     assert sampler.privacy_of(3.0, [range(10), range(5, 45)]) == sampler.privacy(3.0)
-
-
-def test_units_clipped_together_and_protected_units_have_their_own_costs():
-    together = Multistage(TREE, (1, 2), steps=50, clipped_level=1)
-    assert together.unit == "example"
-    assert together.privacy(3.0) == WorstLeafProfile(3.0, 50, (1, 2), ((3, 2),), 1)
-    units = Multistage(TREE, (1, 2), steps=50, clipped_level=1, protected_level=1)
-    assert units.unit == "shop"
-    assert units.privacy(3.0) == WorstLeafProfile(3.0, 50, (1,), ((3,),), 1)
 
 
 def test_who_has_rows_under_two_parents_is_protected_within_one_alone():
@@ -122,12 +110,3 @@ def test_a_sum_that_shows_which_units_were_drawn_is_warned_of():
     assert "another shop in the place of a drawn one moves the sum by up to 4 C" in warning
     assert Multistage(TREE, (1, 2), steps=50).caveats(4.0, 1e-5) == ()
     assert Multistage(TREE, (1, 2), clipped_level=1).caveats(0.1, 1e-5) == ()
-
-
-# --------------------------------------------------------------------------- what is refused
-
-
-def test_a_unit_deep_in_the_tree_is_named_by_its_path():
-    columns = {"partner": [7, 7, 7, 9], "product": ["x", "x", "y", "x"]}
-    with pytest.raises(ValueError, match="partner=7, product=y has 1 children"):
-        Multistage(UnitTree.from_columns(columns), (1, 1, 2))

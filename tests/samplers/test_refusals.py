@@ -1,5 +1,7 @@
 """Settings that cannot be are refused in one line; sizes of all: `test_every_sampler.py`."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,8 @@ from samplers import (
 from samplers.randomness import Key, Stream
 
 TREE = UnitTree.from_columns({"shop": ["a", "b", "b", "b", "c", "c", "a", "c"]})
+DEEP = UnitTree.from_columns({"partner": [7, 7, 7, 9], "product": ["x", "x", "y", "x"]})
+DELTAS = 0.0, 0.1, math.nan
 CAPPED = cap_contributions([1, 2], 1)
 
 REFUSED = [
@@ -51,6 +55,15 @@ REFUSED = [
     (lambda: UnitsThenPoisson(TREE, (2,), 0.0), "sampling_prob must be in"),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.5, max_batch_size=0), "max_batch_size must be"),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.5, target_delta=0.1), "target_delta must lie in"),
+    (lambda: Multistage(DEEP, (1, 1, 2)), "partner=7, product=y has 1 children"),
+    *(
+        (lambda kind=kind, given=given: kind(100, 10, **given), message)
+        for kind in (Poisson, BallsAndBins)
+        for given, message in (
+            ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
+            *(({"target_delta": x}, r"target_delta must lie in \(0, 0.1\)") for x in DELTAS),
+        )
+    ),
     (lambda: UnitTree.from_columns({}), "at least one column"),
     (lambda: UnitTree.from_columns({"a": []}), "at least one example"),
     (lambda: UnitTree.from_columns({"a": [1], "b": [1, 2]}), "one value per example"),
