@@ -169,9 +169,14 @@ class BatchSampler(abc.ABC):
         """
         return 1
 
+    @property
+    def shards(self) -> Shards:
+        """Where the shards of the examples begin."""
+        return Shards(self.num_examples, self.num_shards)
+
     def shard_range(self, shard: int) -> range:
         """Returns the examples of a shard, 0 <= shard < num_shards."""
-        return Shards(self.num_examples, self.num_shards).examples(shard)
+        return self.shards.examples(shard)
 
     @property
     def shard_batch_size(self) -> int:
@@ -339,7 +344,7 @@ class BatchSampler(abc.ABC):
     def plan(self, seed: int, epoch: int) -> EpochPlan:
         """Draws one epoch of the whole matrix: all shards of it."""
         plans = [self.shard_plan(seed, epoch, shard) for shard in range(self.num_shards)]
-        return joined(plans, Shards(self.num_examples, self.num_shards))
+        return joined(plans, self.shards)
 
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
         """Draws a shard's part of one epoch: its rows of the chunks that it touches, by step.

@@ -11,7 +11,6 @@ from accounting import GaussianProfile, PrivacyProfile
 from samplers.base import Participations, example_dtype
 from samplers.epochs import EpochSampler
 from samplers.row_law import KnownOrder
-from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,7 @@ class Deterministic(EpochSampler):
 
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""
-        steps = np.arange(self.steps_per_epoch, dtype=np.int64)
-        sizes = np.minimum(self.batch_size, self.num_examples - self.batch_size * steps)
-        return KnownOrder(
-            steps_per_epoch=self.steps_per_epoch,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            batch_sizes=sizes,
-            shards=Shards(self.num_examples, self.num_shards),
-        )
+        return KnownOrder.of(self.shards, self.batch_size, self.epochs)
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns 0: all epochs are alike."""
@@ -75,5 +66,5 @@ class Deterministic(EpochSampler):
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))
         if self.num_shards == 1:
             return Participations(examples, examples // np.int32(self.batch_size))
-        places = Shards(self.num_examples, self.num_shards).in_turn(examples)
+        places = self.shards.in_turn(examples)
         return Participations(examples, (places // self.batch_size).astype(np.int32))

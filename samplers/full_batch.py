@@ -17,7 +17,6 @@ from samplers.base import (
     positive_integer,
 )
 from samplers.row_law import KnownOrder
-from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,7 @@ class FullBatch(BatchSampler):
 
     def row_law(self) -> KnownOrder:
         """Returns the law: every example in the one step of every epoch."""
-        return KnownOrder(
-            steps_per_epoch=1,
-            epochs=self.epochs,
-            batch_size=self.num_examples,
-            batch_sizes=np.array([self.num_examples]),
-            shards=Shards(self.num_examples, 1),
-        )
+        return KnownOrder.of(self.shards, self.num_examples, self.epochs)
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns 0: all epochs are alike."""

@@ -11,12 +11,14 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from samplers.shards import Shards
 from samplers.tree import TreeShape, UnitTree
+
+L = TypeVar("L", bound="_Orders")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,8 +128,8 @@ class RandomOrder(RowLaw):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RandomOrders(RowLaw):
-    """Each shard's examples come in an independent `RandomOrder`, and shards in turn.
+class _Orders(RowLaw):
+    """In every epoch step t has the examples t b to (t + 1) b - 1 of some order of all shards.
 
     Attributes:
       batch_size: b.
@@ -138,6 +140,19 @@ class RandomOrders(RowLaw):
     batch_sizes: np.ndarray
     shards: Shards
     once: bool = True
+
+    @classmethod
+    def of(cls: type[L], shards: Shards, batch_size: int, epochs: int, **rest: Any) -> L:
+        """Returns the law of batches of this size, the last of which may be smaller."""
+        starts = np.arange(0, shards.num_examples, batch_size, dtype=np.int64)
+        sizes = np.minimum(batch_size, shards.num_examples - starts)
+        sized: dict[str, Any] = {"batch_size": batch_size, "batch_sizes": sizes, **rest}
+        return cls(steps_per_epoch=starts.size, epochs=epochs, shards=shards, **sized)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RandomOrders(_Orders):
+    """Each shard's examples come in an independent `RandomOrder`, and shards in turn."""
 
     def of_shard(self, shard: int) -> RandomOrder:
         """Returns the law of one shard's rows."""
@@ -171,17 +186,9 @@ class RandomOrders(RowLaw):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class KnownOrder(RowLaw):
-    """In every epoch step t has the examples t b to (t + 1) b - 1, of several shards in turn.
+class KnownOrder(_Orders):
+    """The examples come in their own order, those of several shards in turn."""
 
-    Attributes:
-      batch_size: b.
-      shards: Of the examples.
-    """
-
-    batch_size: int
-    shards: Shards
-    once: bool = True
     redrawn: bool = False
     certain: bool = True
     any_order: bool = True

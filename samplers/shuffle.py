@@ -22,7 +22,6 @@ from samplers.base import (
 from samplers.epochs import EpochSampler, RedrawnOrFixed
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder, RandomOrders
-from samplers.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -87,16 +86,8 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
 
     def row_law(self) -> RandomOrder | RandomOrders:
         """Returns the law: uniform orders, though the upper end of the cost holds for any."""
-        starts = np.arange(self.steps_per_epoch, dtype=np.int64) * self.batch_size
-        law = RandomOrders(
-            steps_per_epoch=self.steps_per_epoch,
-            epochs=self.epochs,
-            redrawn=self.redrawn,
-            any_order=True,
-            batch_size=self.batch_size,
-            batch_sizes=np.minimum(self.batch_size, self.num_examples - starts),
-            shards=Shards(self.num_examples, self.num_shards),
-        )
+        how = {"redrawn": self.redrawn, "any_order": True}
+        law = RandomOrders.of(self.shards, self.batch_size, self.epochs, **how)
         return law.of_shard(0) if self.num_shards == 1 else law
 
     def bucket(self, seed: int, epoch: int, chunk: int, shard: int = 0) -> np.ndarray:
@@ -130,15 +121,14 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
         """Draws one epoch: the shard's order, of which each step takes its part."""
         order = self.shuffled(seed, epoch, shard)
-        shards = Shards(self.num_examples, self.num_shards)
-        starts = shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
+        starts = self.shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):
             order[starts[step] : starts[step + 1]].sort()
         return EpochPlan(starts, order)
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
         """Returns the rows of one chunk; it draws its shards, as all their rows hang together."""
-        rows, shards = self.chunk_range(chunk), Shards(self.num_examples, self.num_shards)
+        rows, shards = self.chunk_range(chunk), self.shards
         first, last = shards.of(np.array([rows.start, rows.stop - 1]))
         found = []
         for shard in range(first, last + 1):

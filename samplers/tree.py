@@ -134,23 +134,17 @@ class UnitTree:
         (rows,) = next(iter(sizes.values()))
         if rows == 0:
             raise ValueError("a tree of units needs at least one example")
-        order = np.arange(rows)
-        levels = []
-        unit = np.zeros(rows, np.int64)  # of each row in `order`, among the units of its level
-        for name, column in values.items():
-            distinct, code = np.unique(column, return_inverse=True)
-            key = unit * distinct.size + code[order]
-            by_unit = np.argsort(key, kind="stable")
-            order, key = order[by_unit], key[by_unit]
-            first = np.concatenate([[True], key[1:] != key[:-1]])
-            parent, unit = unit[by_unit][first], np.cumsum(first) - 1
-            levels.append((name, distinct[code[order[first]]], parent))
-        starts = []
-        parents = [parent for _, _, parent in levels] + [unit]
-        for children in parents:
-            counts = np.bincount(children)
-            starts.append(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-        return cls(starts, order.astype(np.int32), [level[:2] for level in levels])
+        codes = [np.unique(column, return_inverse=True)[1] for column in values.values()]
+        order = np.lexsort(codes[::-1])
+        first, unit = np.arange(rows) == 0, np.zeros(rows, np.int64)  # of rows in this order
+        starts, labels = [], []
+        for (name, column), code in zip(values.items(), codes, strict=True):
+            first = first | np.append(True, np.diff(code[order]) != 0)
+            starts.append(np.append(0, np.cumsum(np.bincount(unit[first]))))
+            labels.append((name, column[order][first]))
+            unit = np.cumsum(first) - 1
+        starts.append(np.append(0, np.cumsum(np.bincount(unit))))
+        return cls(starts, order.astype(np.int32), labels)
 
     @classmethod
     def even(cls, sizes: Sequence[int], names: Sequence[str]) -> UnitTree:

@@ -7,13 +7,13 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from accounting import PrivacyProfile, TruncatedProfile, check_guarantee_delta, default_delta
 from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
-from samplers.base import MAX_EXAMPLES, positive_integer
+from samplers.base import MAX_EXAMPLES, BatchSampler, positive_integer
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
@@ -44,8 +44,85 @@ def cut(members: np.ndarray, size: int, seed: int, step: int, shard: int = 0) ->
     return members[np.sort(uniform_permutation(key, members.size)[:size])]
 
 
+class CappedBatchSampler(BatchSampler):
+    """A sampler that cuts larger batches of binomial size to a cap, and pays for it."""
+
+    if TYPE_CHECKING:  # fields of the one sampler, properties of the other
+        max_batch_size: int | None
+        target_delta: float | None
+
+        @property
+        def sampling_prob(self) -> float:
+            """Probability that an example takes part in a given step, where it may."""
+
+        @property
+        def largest_group(self) -> int:
+            """Most examples of one shard that may take part in one step."""
+
+        @property
+        def independent_steps(self) -> int:
+            """Number of batches drawn in the whole run, for the union bound on overflow."""
+
+    def _check_cap(self) -> None:
+        if self.target_delta is not None:
+            check_guarantee_delta(self.target_delta, "target_delta")
+        if self.max_batch_size is not None:
+            cap = positive_integer("max_batch_size", self.max_batch_size, MAX_EXAMPLES)
+            object.__setattr__(self, "max_batch_size", cap)
+
+    @cached_property
+    def default_batch_size(self) -> int:
+        """The `shard_batch_size` where `max_batch_size` is None."""
+        delta = self.target_delta or default_delta(self.num_units)
+        batches = self.num_shards * self.independent_steps
+        return max(
+            1, default_max_batch_size(self.largest_group, self.sampling_prob, batches, delta)
+        )
+
+    @property
+    def shard_batch_size(self) -> int:
+        """Rows B of a shard's part of a padded batch: `max_batch_size`, or its default."""
+        return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
+
+    @property
+    def padded_batch_size(self) -> int:
+        """Rows of a padded batch, all shards together."""
+        return self.num_shards * self.shard_batch_size
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what the cost depends on, the cap that is in use among it."""
+        return {**super().terms(), "max_batch_size": self.shard_batch_size}
+
+    def with_epochs(self, epochs: int) -> Any:
+        """Returns this sampler with another number of epochs; the cap stays as it is."""
+        more: Any = super().with_epochs(epochs)
+        return dataclasses.replace(more, max_batch_size=self.shard_batch_size)
+
+    def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
+        """Adds to a profile of the untruncated mechanism the cost of `overflow`.
+
+        Args:
+          profile: The cost where no batch is cut.
+          num_batches: How many batches the mechanism draws, each of all shards.
+        """
+        cap = self.shard_batch_size
+        if self.accumulates or cap >= self.largest_group:
+            return profile
+        log_psi = log_overflow_probability(self.largest_group, self.sampling_prob, cap)
+        return TruncatedProfile(profile, self.num_shards * num_batches, log_psi)
+
+    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
+        """Cuts a step's examples to `shard_batch_size` at random, or into several passes."""
+        cap = self.shard_batch_size
+        if members.size <= cap:
+            return [members]
+        if self.accumulates:
+            return [members[start : start + cap] for start in range(0, members.size, cap)]
+        return [cut(members, cap, seed, step, shard)]
+
+
 @dataclass(frozen=True)
-class VariableBatchSampler(EpochSampler, abc.ABC):
+class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     """A sampler whose batches have a binomial number of examples each.
 
     Where c = `cycle_length` is above 1, example i takes part only in steps t = i mod c, counted
@@ -91,29 +168,7 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
                 'overflow="accumulate" takes as many passes as the fullest shard needs, which who '
                 f"holds one shard does not know: with {self.num_shards} shards, truncate"
             )
-        if self.target_delta is not None:
-            check_guarantee_delta(self.target_delta, "target_delta")
-        if self.max_batch_size is not None:
-            cap = positive_integer("max_batch_size", self.max_batch_size, MAX_EXAMPLES)
-            object.__setattr__(self, "max_batch_size", cap)
-
-    @cached_property
-    def default_batch_size(self) -> int:
-        """The `shard_batch_size` where `max_batch_size` is None."""
-        delta = self.target_delta or default_delta(self.num_units)
-        return default_max_batch_size(
-            self.largest_group, self.sampling_prob, self.num_shards * self.independent_steps, delta
-        )
-
-    @property
-    def shard_batch_size(self) -> int:
-        """Rows B of a shard's part of a padded batch: `max_batch_size`, or its default."""
-        return self.default_batch_size if self.max_batch_size is None else self.max_batch_size
-
-    @property
-    def padded_batch_size(self) -> int:
-        """Rows of a padded batch, all shards together."""
-        return self.num_shards * self.shard_batch_size
+        self._check_cap()
 
     @property
     @abc.abstractmethod
@@ -173,36 +228,6 @@ class VariableBatchSampler(EpochSampler, abc.ABC):
         cycle = self.cycle_length
         return places if cycle == 1 else places * np.int32(cycle) + examples % np.int32(cycle)
 
-    def terms(self) -> dict[str, Any]:
-        """Returns what the cost depends on, the cap that is in use among it."""
-        return {**super().terms(), "max_batch_size": self.shard_batch_size}
-
-    def with_epochs(self, epochs: int) -> VariableBatchSampler:
-        """Returns this sampler with another number of epochs; the cap stays as it is."""
-        return dataclasses.replace(self, epochs=epochs, max_batch_size=self.shard_batch_size)
-
     def untruncated(self) -> VariableBatchSampler:
         """Returns this sampler with batches of any size, where its shards can have them."""
         return self if self.num_shards > 1 else dataclasses.replace(self, overflow="accumulate")
-
-    def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
-        """Adds to a profile of the untruncated mechanism the cost of `overflow`.
-
-        Args:
-          profile: The cost where no batch is cut.
-          num_batches: How many batches the mechanism draws, each of all shards.
-        """
-        cap = self.shard_batch_size
-        if self.accumulates or cap >= self.largest_group:
-            return profile
-        log_psi = log_overflow_probability(self.largest_group, self.sampling_prob, cap)
-        return TruncatedProfile(profile, self.num_shards * num_batches, log_psi)
-
-    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
-        """Cuts a step's examples to `shard_batch_size` at random, or into several passes."""
-        cap = self.shard_batch_size
-        if members.size <= cap:
-            return [members]
-        if self.accumulates:
-            return [members[start : start + cap] for start in range(0, members.size, cap)]
-        return [cut(members, cap, seed, step, shard)]

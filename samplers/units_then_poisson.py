@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from accounting import (
-    PrivacyProfile,
-    TruncatedProfile,
-    UnitsThenPoissonProfile,
-    check_guarantee_delta,
-    default_delta,
-)
+from accounting import PrivacyProfile, UnitsThenPoissonProfile
 from accounting.profile import check_probability
-from accounting.profiles.truncation import log_overflow_probability
-from samplers.base import MAX_EXAMPLES, positive_integer
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import TreeDraws
-from samplers.truncation import cut, default_max_batch_size
+from samplers.truncation import CappedBatchSampler
 
 
 @dataclass(frozen=True)
-class UnitsThenPoisson(EpisodeSampler):
+class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
     """Draws units at random, then each of their examples by itself: keeps amplification.
 
     n_1 units are drawn, n_2 of each, ..., n_{L-1}, without replacement; every example of a drawn
@@ -56,29 +46,12 @@ class UnitsThenPoisson(EpisodeSampler):
         draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
         object.__setattr__(self, "draws", draws)
         check_probability("sampling_prob", self.sampling_prob)
-        if self.target_delta is not None:
-            check_guarantee_delta(self.target_delta, "target_delta")
-        if self.max_batch_size is not None:
-            cap = positive_integer("max_batch_size", self.max_batch_size, MAX_EXAMPLES)
-            object.__setattr__(self, "max_batch_size", cap)
+        self._check_cap()
 
-    @cached_property
-    def padded_batch_size(self) -> int:
-        """Rows of a padded batch: `max_batch_size`, or what is chosen in its place."""
-        if self.max_batch_size is not None:
-            return self.max_batch_size
-        delta = self.target_delta or default_delta(self.num_units)
-        return max(
-            1, default_max_batch_size(self.most_examples, self.sampling_prob, self.steps, delta)
-        )
-
-    def terms(self) -> dict[str, Any]:
-        """Returns what the cost depends on, the cap that is in use among it."""
-        return {**super().terms(), "max_batch_size": self.padded_batch_size}
-
-    def with_epochs(self, epochs: int) -> UnitsThenPoisson:
-        """Returns this sampler with another number of episodes; the cap stays as it is."""
-        return replace(self, steps=epochs, max_batch_size=self.padded_batch_size)
+    @property
+    def independent_steps(self) -> int:
+        """Number of steps, each of which draws a batch."""
+        return self.steps
 
     @property
     def expected_batch_size(self) -> float:
@@ -86,7 +59,7 @@ class UnitsThenPoisson(EpisodeSampler):
         return self.sampling_prob * math.prod(self.draws) * self.tree.shape.mean_leaves
 
     @property
-    def most_examples(self) -> int:
+    def largest_group(self) -> int:
         """Upper bound on the number of examples in the drawn units together."""
         return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
@@ -94,7 +67,7 @@ class UnitsThenPoisson(EpisodeSampler):
         """Returns the leaf level's profile, the drawn units treated as known, and truncation's.
 
         The leaf whose unit is drawn most often costs most. A batch has at most
-        Binomial(`most_examples`, `sampling_prob`) examples, in law.
+        Binomial(`largest_group`, `sampling_prob`) examples, in law.
         """
         shape = self.tree.shape
         likeliest, unit_size = shape.likeliest(self.draws)
@@ -103,11 +76,7 @@ class UnitsThenPoisson(EpisodeSampler):
         profile = UnitsThenPoissonProfile(
             noise_multiplier, self.steps, likeliest, self.sampling_prob, siblings=unit_size - 1
         )
-        cap = self.padded_batch_size
-        if cap >= self.most_examples:
-            return profile
-        log_psi = log_overflow_probability(self.most_examples, self.sampling_prob, cap)
-        return TruncatedProfile(profile, self.steps, log_psi)
+        return self.with_truncation(profile, self.steps)
 
     def row_law(self) -> TreeDraws:
         """Returns the law: units without replacement, their examples each by itself."""
@@ -130,11 +99,3 @@ class UnitsThenPoisson(EpisodeSampler):
         which = np.searchsorted(ends, trials, side="right")
         positions = trials - ends[which] + starts[units[which] + 1]
         return np.sort(tree.leaves[positions])
-
-    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
-        """Cuts a step's examples to `padded_batch_size` uniformly at random."""
-        del shard
-        cap = self.padded_batch_size
-        if members.size <= cap:
-            return [members]
-        return [cut(members, cap, seed, step)]
