@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from dpsgd.engine.queries import Refinement, refine
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
-    from dpsgd.gradients.rules import AutomaticClipping, FlatClipping, PerLayerClipping
+    from dpsgd.gradients.rules import (
+        AutomaticClipping,
+        FlatClipping,
+        PerLayerClipping,
+        QuantileClipping,
+    )
     from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise, Secure
     from dpsgd.noise.buffered import BufferedToeplitz
@@ -92,6 +97,7 @@ __all__ = [
     "PerLayerClipping",
     "Placement",
     "Platt",
+    "QuantileClipping",
     "RecommendationRequest",
     "Refinement",
     "Released",
@@ -135,7 +141,12 @@ _MODULES = {
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
-    "gradients.rules": ("AutomaticClipping", "FlatClipping", "PerLayerClipping"),
+    "gradients.rules": (
+        "AutomaticClipping",
+        "FlatClipping",
+        "PerLayerClipping",
+        "QuantileClipping",
+    ),
     "models.model": ("TrainedModel", "load_exported"),
     "runs.run": ("Run", "resume", "run"),
     "runs.recommendation": ("RecommendationRequest", "Settings"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from dpsgd.audit.synthetic import probe_columns
 from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import Table, TrainState, joined
+from dpsgd.core.state import Table, TrainState, WithClipNorm, joined
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
@@ -26,6 +27,8 @@ from samplers import IndexBlock
 from samplers.batches import zeros
 
 PyTree = Any
+
+_NORMS = 0.5, 2.0  # over C, at which a clipping norm that is learned is looked at
 
 
 class Probe:
@@ -106,6 +109,25 @@ class Probe:
                 after, _ = self.called(self.begun(), some, return_gradient=True)
                 self.snapshot.learn(after.lazy_tables, self.first_step)
 
+    def at_norms(self) -> Iterator[tuple[str, Probe]]:
+        """Yields this; or, where a clipping norm is learned, the same below C and above, in words.
+
+        At C itself a sum that is not divided by the norm, or divided twice, would not show.
+        """
+        if not self.learns_norm:
+            yield "", self
+            return
+        for ratio in _NORMS:
+            other, log_ratio = copy.copy(self), np.log(np.float32(ratio))
+            changed = self.state.raw_params._replace(log_ratio=log_ratio)
+            other.state = self.state._replace(raw_params=changed)
+            yield f", at a clipping norm of {ratio:g} C", other
+
+    @property
+    def learns_norm(self) -> bool:
+        """Whether a clipping norm is learned: then the last leaf of a release is a count."""
+        return isinstance(self.state.raw_params, WithClipNorm)
+
     @functools.cached_property
     def poison(self) -> int | None:
         """Number of the example whose gradient is NaN and so counts as 0; None if there is none.
@@ -132,13 +154,13 @@ class Probe:
     @functools.cached_property
     def names(self) -> list[str]:
         """Of the leaves of the parameters."""
-        paths = jax.tree_util.tree_leaves_with_path(self.state.params)
+        paths = jax.tree_util.tree_leaves_with_path(self.state.raw_params)
         return [f"leaf {jax.tree_util.keystr(path)}" for path, _ in paths]
 
     @property
     def dtypes(self) -> list[np.dtype]:
         """Of the leaves of the parameters."""
-        return [leaf.dtype for leaf in jax.tree.leaves(self.state.params)]
+        return [leaf.dtype for leaf in jax.tree.leaves(self.state.raw_params)]
 
     @property
     def tables(self) -> tuple[int, ...]:
@@ -148,7 +170,7 @@ class Probe:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the leaves of a release."""
-        shapes = [leaf.shape for leaf in jax.tree.leaves(self.state.params)]
+        shapes = [leaf.shape for leaf in jax.tree.leaves(self.state.raw_params)]
         for k, rows in self.snapshot.rows.items() if self.snapshot else ():
             shapes[k] = (rows.size, *shapes[k][1:])
         return [(0,) if k in self.frozen else shape for k, shape in enumerate(shapes)]

@@ -12,14 +12,14 @@ import optax
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, parted
+from dpsgd.core.state import TrainState, WithClipNorm, model_of, parted
 from dpsgd.engine.programs import compiled, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
-from dpsgd.gradients.rules import FLAT, ClippingRule
-from dpsgd.noise.base import Noise
+from dpsgd.gradients.rules import FLAT, ClippingRule, QuantileClipping
+from dpsgd.noise.base import Independent, Noise, Scales
 
 PyTree = Any
 
@@ -64,7 +64,7 @@ def dpsgd(
         (docs/explanation/isolation-of-examples.md).
       optimizer: Any optax transformation; it sees only the private mean gradient.
       clipping: The rule that brings an example's gradient to norm C: `FlatClipping`,
-        `PerLayerClipping` or `AutomaticClipping`. The privacy cost is the same.
+        `PerLayerClipping`, `AutomaticClipping` or `QuantileClipping`. The privacy cost is the same.
       microbatch_size: Examples whose gradients are formed together, on each device; None for as
         many as fit, see `clipped_grad`.
       tables: `LazyTables`, by which those leaves are trained of which the loss only looks up rows,
@@ -94,7 +94,12 @@ def dpsgd(
     if foreign_calls:
         loss_fn = ForeignCalls(loss_fn)
     frozen, lazy = FrozenGroup(loss_fn), () if tables is None else (tables.group(loss_fn),)
-    groups = (*lazy, frozen, DenseGroup(optimizer))
+    dense = DenseGroup(optimizer)
+    if isinstance(clipping, QuantileClipping):
+        if lazy:
+            raise ValueError("clipping by a quantile is not for lazy tables: leave out tables=")
+        dense = QuantileGroup(optimizer, clipping)
+    groups = (*lazy, frozen, dense)
     return Algorithm(
         _Init(groups),
         _ClippedSum(loss_fn, microbatch_size, clipping),
@@ -133,6 +138,7 @@ class FrozenGroup(ParamGroup):
         return state, None
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
+        params = model_of(params)
         found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
         if len(found) == len(jax.tree.leaves(params)):
             raise ValueError(
@@ -176,16 +182,22 @@ class _ClippedSum:
     def __call__(
         self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None, frozen=()
     ):
+        rule: Any = self.clipping
+        learned = isinstance(rule, QuantileClipping) and isinstance(params, WithClipNorm)
         gradient = clipped_grad(
             loss_fn or self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
-            clipping=self.clipping,
+            clipping=rule.at(params.log_ratio) if learned else rule,
             microbatch_size=self.microbatch_size,
             grid=scales.grid,
             devices=devices,
             frozen=frozen,
         )
-        return gradient(params, batch, weights, keys)
+        total, seen = gradient(model_of(params), batch, weights, keys)
+        if learned:
+            others = seen.batch_size - seen.nonfinite_count - seen.clipped_count
+            total = WithClipNorm(total, rule.count(seen.clipped_count, others, scales.l2_clip_norm))
+        return total, seen
 
 
 @dataclass(frozen=True)
@@ -227,6 +239,42 @@ class DenseGroup(ParamGroup):
         total, _ = parted(total, {*state.tables, *state.frozen})
         gradient, noise = privatize(total, state.noise, key, state.step, scales)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
-        updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)
-        state = state.with_tables(state.lazy_tables, optax.apply_updates(old, updates))
+        new, opt_state = self.stepped(gradient, state.opt_state, old, scales)
+        state = state.with_tables(state.lazy_tables, new)
         return state._replace(opt_state=opt_state, noise=noise), gradient
+
+    def stepped(
+        self, gradient: PyTree, opt_state: PyTree, params: PyTree, scales: Scales
+    ) -> tuple[PyTree, PyTree]:
+        """Returns parameters and the optimizer's state after a step by a private gradient."""
+        updates, opt_state = self.optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+
+@dataclass(frozen=True)
+class QuantileGroup(DenseGroup):
+    """The same, with the clipping norm as a leaf that a noised count moves."""
+
+    rule: QuantileClipping
+
+    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
+        if mechanism and mechanism.noise_multiplier and mechanism.noise != Independent():
+            raise ValueError(
+                f"clipping by a quantile takes Independent() noise, not {mechanism.noise}: each "
+                "step's noised sum is multiplied by the norm of that step"
+            )
+        return ()
+
+    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
+        params = WithClipNorm(state.raw_params, jnp.zeros((), jnp.float32))
+        opt_state = copied(self.optimizer.init(state.dense_params))
+        return state._replace(raw_params=params, opt_state=opt_state)
+
+    def stepped(
+        self, gradient: PyTree, opt_state: PyTree, params: PyTree, scales: Scales
+    ) -> tuple[PyTree, PyTree]:
+        scale = jnp.exp(params.log_ratio) / self.rule.weights[0]
+        model = jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradient.model)
+        new, opt_state = super().stepped(model, opt_state, params.model, scales)
+        count, clip = gradient.log_ratio, scales.l2_clip_norm
+        return WithClipNorm(new, self.rule.moved(params.log_ratio, count, clip)), opt_state

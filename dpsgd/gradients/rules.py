@@ -183,6 +183,97 @@ class AutomaticClipping:
         return [norms.clip_factor(group_norms[0], l2_clip_norm, counts, gamma=self.gamma)]
 
 
+_MOST_LOG = 20.0  # of a norm over C: float32 holds what is scaled by it
+
+
+@dataclass(frozen=True)
+class QuantileClipping:
+    """Gradients are clipped to a norm C_t that follows a quantile of their norms, privately.
+
+    A step has C_t = r_t C, r_0 = 1. Its sums are divided by r_t before noise, so that an example
+    adds at most C to them, and multiplied by it after. With the sum a noised count of the clipped
+    examples is released, by which r_t moves. Claim and proof:
+    docs/explanation/private-quantile-as-clipping-norm.md.
+
+    Source: Andrew, Thakkar, McMahan, Ramaswamy, "Differentially Private Learning with Adaptive
+    Clipping", NeurIPS 2021, Algorithm 1 and Theorem 1.
+
+    Raises:
+      ValueError: for a value out of its range.
+    """
+
+    quantile: float = field(default=0.5, metadata={"option": "clip_quantile"})
+    """Of quantile clipping: share of the gradients that the norm is to leave as they are."""
+    rate: float = field(default=0.2, metadata={"option": "clip_rate"})
+    """Of quantile clipping: how fast the logarithm of the norm moves; l2_clip_norm is the first."""
+    count_share: float = field(default=0.01, metadata={"option": "clip_count_share"})
+    """Of quantile clipping: share of the count in the square of what an example adds. The sum of
+    gradients is (1 - this)^(1/2) of what it would be; the privacy cost is the same."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"clip_quantile must lie in (0, 1), got {self.quantile!r}")
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"clip_rate must lie in (0, 1], got {self.rate!r}")
+        if not 0.005 <= self.count_share <= 0.5:  # an audit resolves what is more than 0.2 %
+            raise ValueError(f"clip_count_share must be in [0.005, 0.5], got {self.count_share!r}")
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """The a and k of an example: a times its clipped gradient, and k C or -k C in the count."""
+        return _below(math.sqrt(1 - self.count_share)), _below(math.sqrt(self.count_share))
+
+    def groups(self, params: PyTree) -> list[list[int]]:
+        return FlatClipping().groups(params)
+
+    def factors(
+        self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
+    ) -> list[norms.ClipFactor]:
+        return self.at(0.0).factors(group_norms, l2_clip_norm, counts)
+
+    def at(self, log_ratio: ArrayLike) -> _AtNorm:
+        """Returns the rule of a step with this log(r_t)."""
+        return _AtNorm(self, log_ratio)
+
+    def count(self, clipped: Array, others: Array, l2_clip_norm: ArrayLike) -> Array:
+        """Returns the sum of what examples add to the count, float32: clipped ones, and others."""
+        import jax.numpy as jnp
+
+        scale = jnp.where(jnp.isinf(l2_clip_norm), 0.0, l2_clip_norm) * self.weights[1]
+        return scale * (clipped - others)
+
+    def moved(self, log_ratio: Array, count: Array, l2_clip_norm: ArrayLike) -> Array:
+        """Returns log(r_{t+1}), given the noised count over the expected batch size."""
+        import jax.numpy as jnp
+
+        share = jnp.clip(0.5 + count / (2 * self.weights[1] * l2_clip_norm), 0.0, 1.0)
+        return jnp.clip(
+            log_ratio + self.rate * (share - (1 - self.quantile)), -_MOST_LOG, _MOST_LOG
+        )
+
+
+@dataclass(frozen=True)
+class _AtNorm:
+    """`QuantileClipping` at one norm."""
+
+    rule: QuantileClipping
+    log_ratio: Any
+
+    def groups(self, params: PyTree) -> list[list[int]]:
+        return self.rule.groups(params)
+
+    def factors(
+        self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
+    ) -> list[norms.ClipFactor]:
+        import jax.numpy as jnp
+
+        from dpsgd.gradients import norms
+
+        (a, _), (norm,) = self.rule.weights, group_norms
+        scale = a * jnp.exp(-jnp.asarray(self.log_ratio, jnp.float32))
+        return [norms.clip_factor(norm, l2_clip_norm, counts, share=a, scale=scale)]
+
+
 def _below(x: float) -> float:
     """Returns a float32 number at most (1 - 2^-24) x, so that rounding cannot raise a budget."""
     return float(np.nextafter(np.float32(x * (1 - 2.0**-24)), np.float32(0)))

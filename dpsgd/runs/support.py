@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accounting import epsilon
-from dpsgd.gradients.rules import FlatClipping
+from dpsgd.gradients.rules import FlatClipping, QuantileClipping
 from dpsgd.noise.base import Secure
 from dpsgd.runs.spec import Banded, Buffered, LastStep, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
@@ -31,6 +31,7 @@ Trait = Literal[
     "overflow accumulate",
     "average",
     "clipping",
+    "clipping quantile",
     "no minimum separation",
     "random order",
     "protected units of several rows",
@@ -80,6 +81,13 @@ UNSUPPORTED = (
         ("non_private",),
         ("clipping",),
         "without privacy nothing is clipped",
+    ),
+    Unsupported(
+        ("clipping quantile",),
+        ("bands", "buffers", "secure_noise", "tables lazy"),
+        "each step's noised sum is multiplied by the norm of that step, and correlated, exact and "
+        "deferred noise is that of sums of one scale",
+        "take another clipping, or leave out the other",
     ),
     Unsupported(
         ("bands",),
@@ -135,6 +143,7 @@ def traits_of(
         "tables lazy": isinstance(spec.tables, Lazy),
         "average": not isinstance(spec.average, LastStep),
         "clipping": not isinstance(spec.clipping, FlatClipping),
+        "clipping quantile": isinstance(spec.clipping, QuantileClipping),
         "calibration platt": spec.calibration == "platt",
         "budget_minutes": spec.budget_minutes is not None,
         "shard_rows_from": sharded,

@@ -36,7 +36,7 @@ def block_checks(probe: Probe) -> list[CheckResult]:
 
     Of large tables with deferred noise, `deferred_checks` does so in the blocks that it runs.
     """
-    large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.params)) > LARGE
+    large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.raw_params)) > LARGE
     checks = [] if large and probe.tables else _Blocks(probe, large=large).checks()
     placement = probe.layout.placement
     if placement is not None and len(placement.devices) > 1:
@@ -101,7 +101,7 @@ class _Blocks:
             np.asarray(at)
             if k in (*probe.tables, *probe.frozen)
             else self._expected.places(k, at.size)
-            for k, at in enumerate(Watch.nothing(probe.state.params).places)
+            for k, at in enumerate(Watch.nothing(probe.state.raw_params).places)
         ]
         self._unknown, self._noise = "", Comparison(STEPS)
 

@@ -24,6 +24,7 @@ PARTS = {
     "a layer, by clipping groups": ("^w", {"clipping": "per-layer"}),
     "a table": ("tab", {}),
     "a lazy table": ("tab", LAZY),
+    "a layer, by a private quantile": ("^w", {"clipping": "quantile"}),
     "a table, in bfloat16": ("tab", {"compute": "bfloat16"}),
 }
 
