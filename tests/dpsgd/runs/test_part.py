@@ -82,3 +82,14 @@ def test_what_cannot_be_trained_in_part_is_refused_and_says_why(tmp_path):
     frozen = np.load(tmp_path / "open" / "params.npz")["['w']"]
     assert np.array_equal(frozen, Shifted().init(0)["w"])
     assert Words().init(0).keys() == {"table", "w"}
+
+
+def test_a_learned_clipping_norm_is_kept_through_averages_calibration_and_resume(tmp_path):
+    options = {"clipping": "quantile", "calibration": "platt", "average_tail": 0.5}
+    config = config_of(insecure_seed=3, **options)
+    with few_rows_are_calibrated(), short_blocks():
+        run(calibrated, config, tmp_path / "whole")
+        resume(run_and_stop(calibrated, config, tmp_path / "cut"))
+    whole, cut = (np.load(tmp_path / at / "params.npz") for at in ("whole", "cut"))
+    assert whole.files == ["['w']"]
+    assert whole["['w']"].tobytes() == cut["['w']"].tobytes()
