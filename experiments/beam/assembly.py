@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import secrets
@@ -12,24 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.beam.pieces import Piece, Source
-from experiments.tasks.clicks.raw.ranges import ByteRange
+from experiments.beam.pieces import AnyFormat, Piece
+from experiments.tasks.clicks.raw.files import ByteRange
 from experiments.tasks.clicks.store import Splits, StoreError, columns_of
 from experiments.tasks.clicks.writer import ROWS_PER_SHARD, ColumnFile, shard_file
-from experiments.tasks.splits import chronological_split, random_masks
+from experiments.tasks.splits import Split
 
 BLOCK_ROWS = 1 << 18
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive rows of one part of the store, which lie in one piece.
+    """Consecutive rows of one part of the store, which lie in one piece of `rows` rows.
 
-    Attributes:
-        piece: Its name.
-        rows: All rows of the piece.
-        first_row: Number of its first row in the data set.
-        begin, end: Which rows of the part they are, counted in the piece.
+    The piece begins with row `first_row` of the data set. The rows are those from `begin` to `end`
+    of the part, counted in the piece.
     """
 
     piece: str
@@ -49,21 +45,12 @@ class ShardLayout:
     segments: tuple[Segment, ...]
 
 
-def parts_of(source: Source) -> tuple[str, ...]:
-    """Return the parts of a store, in the order in which they lie in it."""
-    return ("train", "validation", "test") if source.order == "random" else ("",)
-
-
-def _places(source: Source, first_row: int, rows: int) -> Iterator[dict[str, np.ndarray | slice]]:
+def _places(split: Split, first_row: int, rows: int) -> Iterator[dict[str, np.ndarray]]:
     """Yield which of some rows from `first_row` on lie in which part, counted from 0."""
     for begin in range(0, rows, BLOCK_ROWS):
-        end = min(begin + BLOCK_ROWS, rows)
-        if source.order == "chronological":
-            yield {"": slice(begin, end)}
-        else:
-            numbers = np.arange(first_row + begin, first_row + end, dtype=np.uint64)
-            masks = random_masks(numbers, source.fractions)
-            yield {part: np.flatnonzero(mask) + begin for part, mask in masks.items()}
+        numbers = np.arange(begin, min(begin + BLOCK_ROWS, rows))
+        places = split.places(first_row + begin, len(numbers))
+        yield {part: numbers[own] for part, own in places.items()}
 
 
 def in_order(pieces: Sequence[Piece], ranges: Sequence[ByteRange]) -> list[Piece]:
@@ -78,33 +65,26 @@ def in_order(pieces: Sequence[Piece], ranges: Sequence[ByteRange]) -> list[Piece
 
 
 def lay_out(
-    pieces: Sequence[Piece], source: Source, rows_per_shard: int = ROWS_PER_SHARD
-) -> tuple[int, Splits, list[ShardLayout]]:
-    """Return where the rows of pieces without fault, in order, lie in the store.
+    pieces: Sequence[Piece], split: Split, rows_per_shard: int = ROWS_PER_SHARD
+) -> tuple[Splits, list[ShardLayout]]:
+    """Return the splits and the shards of the rows of pieces without fault, in order.
 
     A row's number is that of the rows before it: rows are not counted before they are parsed.
-
-    Returns:
-        The number of rows, the splits, and the shards.
     """
-    segments: dict[str, list[Segment]] = {part: [] for part in parts_of(source)}
+    segments: dict[str, list[Segment]] = {part: [] for part in split.parts}
     first_row = 0
     for piece in pieces:
-        counts = dict.fromkeys(segments, piece.rows if source.order == "chronological" else 0)
-        if source.order == "random":
-            for places in _places(source, first_row, piece.rows):
-                counts = {part: counts[part] + len(own) for part, own in places.items()}  # type: ignore[arg-type]
+        counts = dict.fromkeys(segments, 0)
+        for places in _places(split, first_row, piece.rows):
+            counts = {part: counts[part] + len(own) for part, own in places.items()}
         for part, count in counts.items():
             if count:
                 whole = Segment(piece.span.name, piece.rows, first_row, 0, count)
                 segments[part].append(whole)
         first_row += piece.rows
     shards = [x for part, own in segments.items() for x in _shards(part, own, rows_per_shard)]
-    ends = list(itertools.accumulate(sum(s.end - s.begin for s in x) for x in segments.values()))
-    splits: Splits = dict(zip(segments, zip([0, *ends], ends, strict=False), strict=True))
-    if source.order == "chronological":
-        splits = chronological_split(first_row, source.fractions)
-    return first_row, splits, shards
+    sizes = {part: sum(x.end - x.begin for x in own) for part, own in segments.items()}
+    return split.ranges(sizes), shards
 
 
 def _shards(part: str, segments: Sequence[Segment], most: int) -> Iterator[ShardLayout]:
@@ -123,7 +103,7 @@ def _shards(part: str, segments: Sequence[Segment], most: int) -> Iterator[Shard
         yield ShardLayout(part, number, rows, tuple(held))
 
 
-def write_column(shard: ShardLayout, column: str, source: Source, folder: Path) -> None:
+def write_column(shard: ShardLayout, column: str, format: AnyFormat, folder: Path) -> None:
     """Write one column of a shard into `folder`, and then its SHA-256 beside it.
 
     Whole or absent, and the same however often it is written, as a piece is.
@@ -131,7 +111,7 @@ def write_column(shard: ShardLayout, column: str, source: Source, folder: Path) 
     Raises:
         StoreError: a piece has not the rows that it had.
     """
-    dtype, width = columns_of(source.format.schema)[column]
+    dtype, width = columns_of(format.schema)[column]
     name = shard_file(shard.part, shard.number, column)
     own = folder / f".{name}.{secrets.token_hex(8)}"
     file = ColumnFile(own, dtype, width)
@@ -139,7 +119,7 @@ def write_column(shard: ShardLayout, column: str, source: Source, folder: Path) 
         for segment in shard.segments:
             rows = _rows_of(folder / segment.piece / column, dtype, width, segment.rows)
             done = 0
-            for places in _places(source, segment.first_row, segment.rows):
+            for places in _places(format.split, segment.first_row, segment.rows):
                 found = rows[places[shard.part]]
                 file.append(found[max(segment.begin - done, 0) : max(segment.end - done, 0)])
                 done += len(found)

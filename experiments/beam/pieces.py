@@ -18,12 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.tasks.clicks.raw.files import DataError
+from experiments.tasks.clicks.raw.files import ByteRange, DataError, Lines
 from experiments.tasks.clicks.raw.format import RawFormat
-from experiments.tasks.clicks.raw.ranges import ByteRange, Lines
 from experiments.tasks.clicks.store import columns_of
 from experiments.tasks.clicks.tabular.format import TableFormat
-from experiments.tasks.clicks.writer import Order
 
 FAULTS = "faults"
 """Name of the file of what is wrong with a range."""
@@ -48,33 +46,20 @@ class Piece:
     faults: int
 
 
-@dataclass(frozen=True)
-class Source:
-    """How files are read by ranges; pickled, and sent to every worker.
-
-    Attributes:
-        format: Of the files.
-        hash_seed: Public seed of the hash of categorical values.
-        order: How rows are split.
-        fractions: Of the rows that train, validate and test.
-    """
-
-    format: RawFormat | TableFormat
-    hash_seed: int
-    order: Order
-    fractions: tuple[float, float, float]
+AnyFormat = RawFormat | TableFormat
+"""How files are read, and how their rows are split; pickled, and sent to every worker."""
 
 
-def write_piece(span: ByteRange, source: Source, folder: Path) -> Piece:
+def write_piece(span: ByteRange, format: AnyFormat, folder: Path) -> Piece:
     """Write the piece of a range into `folder`, where others write theirs, and return it."""
     rows, faults, lines = 0, 0, Lines()
     own = folder / f".{span.name}.{secrets.token_hex(8)}"
     own.mkdir(mode=0o700)
-    names = columns_of(source.format.schema)
+    names = columns_of(format.schema)
     try:
         with contextlib.ExitStack() as stack:
             files = {n: stack.enter_context(open(own / n, "xb")) for n in (*names, FAULTS)}
-            for found in _found(span, source, lines):
+            for found in _found(span, format, lines):
                 if isinstance(found, DataError):
                     terms = "problem", "line", "row", "column"
                     record = {name: getattr(found, name) for name in terms}
@@ -97,14 +82,14 @@ def write_piece(span: ByteRange, source: Source, folder: Path) -> Piece:
     return Piece(span, rows, lines.count, lines.blank, faults)
 
 
-def _found(span: ByteRange, source: Source, lines: Lines) -> Iterator[dict | DataError]:
+def _found(span: ByteRange, format: AnyFormat, lines: Lines) -> Iterator[dict | DataError]:
     try:
-        yield from source.format.read_range(span, source.hash_seed, lines)
+        yield from format.read_range(span, lines)
     except DataError as error:  # the file's fault, wherever it is
         yield error
 
 
-def all_faults(pieces: Sequence[Piece], source: Source, folder: Path) -> Iterator[DataError]:
+def all_faults(pieces: Sequence[Piece], format: AnyFormat, folder: Path) -> Iterator[DataError]:
     """Yield all that is wrong with files, in their order; `pieces` are in the order of ranges."""
     rows_of = dict.fromkeys((piece.span.file for piece in pieces), 0)
     for piece in pieces:
@@ -116,7 +101,7 @@ def all_faults(pieces: Sequence[Piece], source: Source, folder: Path) -> Iterato
         span, path = piece.span, Path(piece.span.path)
         lines = lines if span.index else 0
         if not span.index and span.file not in faulty:
-            error = source.format.no_rows(path, rows_of[span.file], sum(rows_of.values()))
+            error = format.no_rows(path, rows_of[span.file], sum(rows_of.values()))
             if error is not None:
                 yield error
         if piece.faults:
@@ -126,6 +111,6 @@ def all_faults(pieces: Sequence[Piece], source: Source, folder: Path) -> Iterato
                     yield DataError(path, terms.pop("problem"), **terms)
         lines += piece.lines
         if piece.blank and span.index < last.get(span.file, 0):
-            assert isinstance(source.format, RawFormat)  # the rows of tables are no lines
+            assert isinstance(format, RawFormat)  # the rows of tables are no lines
             for line in range(lines - piece.blank, lines):
-                yield DataError(path, source.format.blank, line=line + 1)
+                yield DataError(path, format.blank, line=line + 1)

@@ -14,9 +14,8 @@ from typing import Any
 
 from dpsgd.files import SECRET, write_atomically
 from experiments.beam.assembly import ShardLayout, in_order, lay_out, write_column, write_text
-from experiments.beam.pieces import Piece, Source, all_faults, write_piece
-from experiments.tasks.clicks.raw.files import DataError, paths_of
-from experiments.tasks.clicks.raw.ranges import RANGE_BYTES, ByteRange
+from experiments.beam.pieces import AnyFormat, Piece, all_faults, write_piece
+from experiments.tasks.clicks.raw.files import RANGE_BYTES, ByteRange, DataError, paths_of
 from experiments.tasks.clicks.store import Store, StoreError, columns_of
 from experiments.tasks.clicks.writer import (
     ROWS_PER_SHARD,
@@ -53,8 +52,7 @@ class FaultyLines(ValueError):
 def prepare(
     sources: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
-    source: Source,
-    manifest_source: dict[str, Any],
+    format: AnyFormat,
     carry_out: Callable[[StoreWork], None],
     *,
     range_bytes: int = RANGE_BYTES,
@@ -62,16 +60,9 @@ def prepare(
 ) -> Store:
     """Turn raw files, one after the other, into a store, and return the store.
 
-    All workers must see the files and `out` under the same paths.
-
-    Args:
-        sources: The files, each as large as it likes.
-        out: Store to create; whole in the end, or absent.
-        source: How they are read.
-        manifest_source: Where the rows are from, for the manifest.
-        carry_out: Has the work done, in any order and by anybody: a pipeline.
-        range_bytes: Bytes of a file that are one task; the store does not depend on it.
-        rows_per_shard: Most rows of a shard.
+    All workers must see the files and `out` under the same paths. `carry_out` has the work done, in
+    any order and by anybody: a pipeline. A task is `range_bytes` of a file, on which the store does
+    not depend.
 
     Raises:
         FaultyLines: some are not in the format.
@@ -87,19 +78,18 @@ def prepare(
         # Workers of a run that died may go on for a while: they have a folder of their own.
         folder = partial.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
         folder.mkdir()
-        ranges = source.format.ranges(paths, range_bytes)
-        carry_out(StoreWork(source, folder, tuple(ranges), rows_per_shard))
+        ranges = format.ranges(paths, range_bytes)
+        carry_out(StoreWork(format, folder, tuple(ranges), rows_per_shard))
         layout = json.loads((folder / LAYOUT).read_text())
         if layout["faulty"]:
-            raise _faulty(all_faults(_pieces(layout), source, folder), listing)
-        shards = list(_finished_shards(layout["shards"], source, folder, partial.path))
+            raise _faulty(all_faults(_pieces(layout), format, folder), listing)
+        shards = list(_finished_shards(layout["shards"], format, folder, partial.path))
         shutil.rmtree(folder)
         return partial.complete(
-            source.format.schema,
-            hash_seed=source.hash_seed,
-            num_rows=layout["num_rows"],
+            format.schema,
+            hash_seed=format.hash_seed,
             splits={name: tuple(ends) for name, ends in layout["splits"].items()},
-            source=manifest_source,
+            source=format.source(paths),
             shards=shards,
         )
 
@@ -108,42 +98,37 @@ def prepare(
 class StoreWork:
     """What workers do: parse every range; when all are parsed, lay out; write what that yields.
 
-    Each may be begun any number of times, as long as one end of each is told on.
-
-    Attributes:
-        source: How files are read.
-        folder: Where all is written.
-        ranges: What there is to parse.
-        rows_per_shard: Most rows of a shard.
+    All is written into `folder`. Each may be begun any number of times, as long as one end of each
+    is told on.
     """
 
-    source: Source
+    format: AnyFormat
     folder: Path
     ranges: tuple[ByteRange, ...]
     rows_per_shard: int
 
     def parse(self, span: ByteRange) -> Piece:
         """Write the piece of a range."""
-        return write_piece(span, self.source, self.folder)
+        return write_piece(span, self.format, self.folder)
 
     def lay_out(self, pieces: Iterable[Piece]) -> Iterator[tuple[ShardLayout, str]]:
         """Yield what is to be written: each column of each shard, or nothing where faults are."""
         found = in_order(list(pieces), self.ranges)
-        faulty = any(True for _ in all_faults(found, self.source, self.folder))
+        faulty = any(True for _ in all_faults(found, self.format, self.folder))
         record: dict[str, Any] = {"faulty": faulty}
         if faulty:
             record["pieces"] = [dataclasses.asdict(piece) for piece in found]
         else:
-            num_rows, splits, layout = lay_out(found, self.source, self.rows_per_shard)
+            splits, layout = lay_out(found, self.format.split, self.rows_per_shard)
             shards = [[shard.part, shard.number, shard.rows] for shard in layout]
-            record |= {"num_rows": num_rows, "splits": splits, "shards": shards}
-            columns = columns_of(self.source.format.schema)
+            record |= {"splits": splits, "shards": shards}
+            columns = columns_of(self.format.schema)
             yield from ((shard, column) for shard in layout for column in columns)
         write_text(self.folder / LAYOUT, json.dumps(record))
 
     def write(self, shard: ShardLayout, column: str) -> None:
         """Write one column of one shard."""
-        write_column(shard, column, self.source, self.folder)
+        write_column(shard, column, self.format, self.folder)
 
 
 def _pieces(layout: dict[str, Any]) -> list[Piece]:
@@ -151,12 +136,12 @@ def _pieces(layout: dict[str, Any]) -> list[Piece]:
 
 
 def _finished_shards(
-    shards: Sequence[Any], source: Source, folder: Path, store: Path
+    shards: Sequence[Any], format: AnyFormat, folder: Path, store: Path
 ) -> Iterator[dict[str, Any]]:
     """Yield shards, each (part, number, rows), as a manifest has them, and move their files."""
     for part, number, rows in shards:
         files = {}
-        for column in columns_of(source.format.schema):
+        for column in columns_of(format.schema):
             name = shard_file(part, number, column)
             try:
                 digest = (folder / f"{name}.sha256").read_text()

@@ -21,14 +21,13 @@ from typing import Any
 
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from experiments.beam.draws import BatchWork, drawn_by
-from experiments.beam.pieces import Piece, Source
+from experiments.beam.pieces import Piece
 from experiments.beam.prepare import StoreWork, prepare
 from experiments.benchmarks.case import Case, Row, cases, figure
 from experiments.benchmarks.timing import Spent
 from experiments.processes import SPAWN
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.splits import FRACTIONS
 from samplers import Poisson
 
 BAR = 0.25
@@ -44,13 +43,12 @@ HERE, BEAMS = "one process", "Beam's local runner"
 def stores(way: str, format: str, *, rows: int = 1_000_000) -> Iterator[Row]:
     """Measures a store of generated rows in two raw files; of few, no rate is held to its bar."""
     raw = synthetic.LOGS[format].format
-    source = Source(raw, 0, raw.split, FRACTIONS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         few, many = (_raw(folder, format, n) for n in (rows // 10, rows))
 
         def write(files: list[Path], out: Path) -> None:
-            prepare(files, out, source, raw.source(files), _ways(way)[0], range_bytes=1 << 24)
+            prepare(files, out, raw, _ways(way)[0], range_bytes=1 << 24)
 
         seconds = [
             Spent.on(partial(write, files, folder / name)).cpu_seconds
@@ -104,9 +102,8 @@ def killed(*, rows: int = 200_000, kills: int = 6) -> Iterator[Row]:
         folder = Path(name)
         files = _raw(folder, "criteo-display", rows)
         raw = synthetic.LOGS["criteo-display"].format
-        source = Source(raw, 0, raw.split, FRACTIONS)
         size = sum(file.stat().st_size for file in files) // (kills + 2)
-        store = prepare(files, folder / "a", source, raw.source(files), carry_out, range_bytes=size)
+        store = prepare(files, folder / "a", raw, carry_out, range_bytes=size)
         raw.prepare(files, folder / "b")
         same = equal(store.path, folder / "b")
     yield figure("workers that were killed in the midst", kills - left[0])

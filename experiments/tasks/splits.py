@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 
@@ -12,8 +15,14 @@ from experiments.tasks.splitmix import outputs
 
 Columns = dict[str, np.ndarray]
 
+Order = Literal["chronological", "random"]
 FRACTIONS = (0.8, 0.1, 0.1)
 """Parts of the rows that train, validate and test, unless others are asked for."""
+
+
+def _exact(fractions: tuple[float, float, float]) -> list[Fraction]:
+    """Return the fractions as they are written: a tenth, not the binary number nearest to it."""
+    return [Fraction(str(part)) for part in fractions]
 
 
 def chronological_split(
@@ -59,12 +68,7 @@ def random_split(
     """Return the rows of a block apart, by their numbers in the data set (see `random_masks`).
 
     What a row holds does not decide where it goes: to change a row, or to append one, moves no
-    other. The parts keep the order of the rows.
-
-    Args:
-        columns: Rows `first_row`, `first_row + 1`, ... of the data set.
-        first_row: Number of the block's first row, from 0.
-        fractions: Of the rows that train, validate and test.
+    other. The parts keep the order of the rows, of which the first has the number `first_row`.
     """
     masks = random_masks(_numbers(columns, first_row), fractions)
     return {part: taken(columns, mask) for part, mask in masks.items()}
@@ -79,18 +83,48 @@ def random_halves(columns: Columns, first_row: int) -> dict[str, Columns]:
     return {"validation": taken(columns, low), "test": taken(columns, ~low)}
 
 
-def check_fractions(fractions: tuple[float, float, float]) -> None:
-    """Raise ValueError unless each part gets rows, and together they get all."""
-    if not (all(0 < part < 1 for part in fractions) and sum(_exact(fractions)) == 1):
-        raise ValueError(
-            "the fractions of the rows that train, validate and test must be greater than 0 and "
-            f"add up to 1, not {' '.join(map(str, fractions))}"
+@dataclass(frozen=True)
+class Split:
+    """Which rows of a store train, and which validate and test.
+
+    Raises:
+        ValueError: some part gets no rows, or together they do not get all.
+    """
+
+    order: Order = "random"
+    """Whether test rows are told apart by their numbers at random, or are the last ones."""
+    fractions: tuple[float, float, float] = FRACTIONS
+
+    def __post_init__(self) -> None:
+        if not (all(0 < part < 1 for part in self.fractions) and sum(_exact(self.fractions)) == 1):
+            raise ValueError(
+                "the fractions of the rows that train, validate and test must be greater than 0 "
+                f"and add up to 1, not {' '.join(map(str, self.fractions))}"
+            )
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts in which rows lie together, in their order; one if rows keep theirs."""
+        return ("train", "validation", "test") if self.order == "random" else ("",)
+
+    def places(self, first_row: int, rows: int) -> dict[str, np.ndarray | slice]:
+        """Return which of some rows, the first of this number, lie in which part: masks, or all."""
+        if self.order == "chronological":
+            return {"": slice(0, rows)}
+        numbers = np.arange(first_row, first_row + rows, dtype=np.uint64)
+        return dict(random_masks(numbers, self.fractions))
+
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """Return the range of rows of each split, where parts of these sizes follow one another."""
+        if self.order == "chronological":
+            return chronological_split(sum(sizes.values()), self.fractions)
+        return dict(
+            zip(sizes, itertools.pairwise([0, *itertools.accumulate(sizes.values())]), strict=True)
         )
 
 
-def _exact(fractions: tuple[float, float, float]) -> list[Fraction]:
-    """Return the fractions as they are written: a tenth, not the binary number nearest to it."""
-    return [Fraction(str(part)) for part in fractions]
+RANDOM = Split()
+"""80/10/10 by the numbers of rows."""
 
 
 def _numbers(columns: Columns, first_row: int) -> np.ndarray:

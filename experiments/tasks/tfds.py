@@ -24,12 +24,7 @@ class SourceError(ValueError):
 def parts_of(
     builder: Any, read: Callable[[str], Iterable[Columns]]
 ) -> Iterator[tuple[str, Columns]]:
-    """Yield blocks of rows, each with the part to which it goes: see the note on splits.
-
-    Args:
-        builder: The data set.
-        read: (split) -> blocks of its rows, with a column "label".
-    """
+    """Yield blocks of rows, which `read` yields of each split, with the parts to which they go."""
     splits = builder.info.splits
     held = [split for split in ("validation", "test") if split in splits]
     for split in filter(splits.__contains__, SPLITS):

@@ -64,8 +64,8 @@ class FromFiles:
         """Returns the format of the files: a `RawFormat` or a `TableFormat`."""
         raise NotImplementedError
 
-    def splits(self) -> dict[str, Any]:
-        """Returns how rows are split, where the format does not say it."""
+    def private(self) -> dict[str, Any]:
+        """Returns what is chosen of the rows privately, if anything."""
         return {}
 
     def prepare(self, console: Console) -> None:
@@ -81,19 +81,15 @@ class FromFiles:
             )
         if self.out.is_file():
             raise ValueError(f"{self.out} is a file; the last path is the STORE to create")
-        format, how = self.format(), {"hash_seed": self.hash_seed, **self.splits()}
+        format, how = replace(self.format(), hash_seed=self.hash_seed), self.private()
         runner = self.pipeline.chosen()
         if runner is None:
             format.prepare(files, self.out, progress=shown(console), **how)
             return
-        from experiments.beam.pieces import Source
         from experiments.beam.prepare import prepare
-        from experiments.tasks.splits import FRACTIONS, check_fractions
 
-        check_fractions(how.setdefault("fractions", FRACTIONS))
-        source = Source(format, order=how.pop("order", None) or format.split, **how)
         console.progress(f"a pipeline on {runner.name}")
-        prepare(files, self.out, source, format.source(files), runner.write_store)
+        prepare(files, self.out, format, runner.write_store)
 
 
 @dataclass(frozen=True)
@@ -200,6 +196,7 @@ class PrepareCsv(FromFiles):
     def format(self) -> Any:
         """Returns the format of the files, by the columns that are named."""
         from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+        from experiments.tasks.splits import Split
 
         names = "categories", "numbers", "buckets", "transform", "missing", "weight", "weight_bound"
         how = {name: getattr(self, name) for name in names}
@@ -208,11 +205,11 @@ class PrepareCsv(FromFiles):
         how["values"] = _by_column("--values", self.values, ",", _texts, *wanted)
         if self.label_bounds is not None:
             how["label_bounds"] = _range("--label-bounds", self.label_bounds)
-        return TableFormat(table_schema(self.label, classes=_classes(self), **how))
+        schema = table_schema(self.label, classes=_classes(self), **how)
+        return TableFormat(schema, split=Split(self.order, self.split))
 
-    def splits(self) -> dict[str, Any]:
-        """Returns how rows are split, and what is chosen of them privately."""
-        how: dict[str, Any] = {"order": self.order, "fractions": self.split}
+    def private(self) -> dict[str, Any]:
+        """Returns the columns whose bounds and values are chosen privately, if any."""
         if self.private_bounds or self.private_values:
             if self.pipeline.beam:
                 raise ValueError(
@@ -226,15 +223,14 @@ class PrepareCsv(FromFiles):
 
             named = "--private-bounds", self.private_bounds
             ranges = _by_column(*named, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
-            how["private"] = PrivateColumns(
-                ranges, self.private_values, self.private_epsilon, self.private_delta
-            )
-        elif self.private_epsilon is not None or self.private_delta is not None:
+            terms = self.private_epsilon, self.private_delta
+            return {"private": PrivateColumns(ranges, self.private_values, *terms)}
+        if self.private_epsilon is not None or self.private_delta is not None:
             raise ValueError(
                 "--private-epsilon and --private-delta are of private bounds and values: name "
                 "columns by --private-bounds or --private-values; `dpsgd train` has its own"
             )
-        return how
+        return {}
 
     def prepare(self, console: Console) -> None:
         """Makes the store, and says which columns are left out and what was chosen."""

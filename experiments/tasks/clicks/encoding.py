@@ -6,14 +6,17 @@ A format says of which kind each of its columns is; a kind decodes a whole colum
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments.tasks.clicks.hashing import hash_text, words_of
 from experiments.tasks.clicks.schema import MISSING, Schema
-from experiments.tasks.clicks.store import LABELS, Columns, empty_columns
+from experiments.tasks.clicks.store import LABELS, Columns, Store, empty_columns
+from experiments.tasks.clicks.writer import write_blocks
+from experiments.tasks.splitmix import GOLDEN, mix
+from experiments.tasks.splits import Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,62 +58,15 @@ class Kind(abc.ABC):
         """Return the values of a column; a ColumnError names the first row that has none."""
 
 
-def encode(
-    batch: Mapping[str, pa.Array],
-    schema: Schema,
-    kinds: Mapping[str, Kind],
-    hash_seed: int,
-    *,
-    label: str | None = None,
-) -> Columns:
-    """Return the columns of a store for a batch of rows.
-
-    Numbers become ``Schema.transformed`` of themselves, categories their hashed ids or the places
-    of their declared values, and what is missing becomes 0.
-
-    Args:
-        batch: Column name to its values, all of one length.
-        schema: Which columns are numbers and categories.
-        kinds: What each of these columns holds.
-        hash_seed: Public seed of the hash of categories.
-        label: Column of the label; None for rows without one, and without weights.
-
-    Raises:
-        ColumnError: names the first column that cannot be read, and its first such row.
-    """
-    rows = len(next(iter(batch.values())))
-    columns = empty_columns(schema, rows)
-    if label is None:
-        columns = {name: x for name, x in columns.items() if name not in LABELS}
-    else:
-        columns["label"][:] = kinds[label].decode(batch[label], label).values
-        if schema.weight:
-            column = schema.weight
-            columns["weight"][:] = kinds[column].decode(batch[column], column).values
-    for j, name in enumerate(schema.integers):
-        values, missing = kinds[name].decode(batch[name], name)
-        columns["integers"][:, j] = np.where(missing, 0, schema.transformed(values))
-        columns["integers_missing"][:, j] = missing
-    for j, name in enumerate(schema.categories):
-        distinct = getattr(batch[name], "dictionary", batch[name])  # each is hashed once
-        values, missing = kinds[name].decode(distinct, name)
-        if name in schema.declared:
-            ids = 1 + values.astype(np.int32)
-        else:
-            ids = schema.hash(values, j, hash_seed)
-        ids[missing] = MISSING
-        if distinct is not batch[name]:
-            places = np.asarray(batch[name].indices.fill_null(len(ids)))
-            ids = np.append(ids, np.int32(MISSING))[places]
-        columns["categories"][:, j] = ids
-    return columns
-
-
 class Format(abc.ABC):
-    """How rows are written outside a store."""
+    """How rows are written outside a store, and how they become one."""
 
     schema: Schema
     """The columns that rows become."""
+    hash_seed: int
+    """Public seed of the hash of categories."""
+    split: Split
+    """Which rows are for training."""
 
     @property
     @abc.abstractmethod
@@ -126,14 +82,57 @@ class Format(abc.ABC):
         """The columns that a model reads."""
         return (*self.schema.integers, *self.schema.categories)
 
-    def encode(self, rows: Mapping[str, Any], *, hash_seed: int = 0) -> Columns:
+    def columns_of(self, batch: Mapping[str, pa.Array], label: str | None = None) -> Columns:
+        """Return the columns of a store for a batch of rows: column name to values.
+
+        Numbers become ``Schema.transformed`` of themselves, categories their hashed ids or the
+        places of their declared values, and what is missing becomes 0. Without a `label` there are
+        no weights.
+
+        Raises:
+            ColumnError: names the first column that cannot be read, and its first such row.
+        """
+        schema, kinds = self.schema, self.kinds
+        columns = empty_columns(schema, len(next(iter(batch.values()))))
+        if label is None:
+            columns = {name: x for name, x in columns.items() if name not in LABELS}
+        else:
+            columns["label"][:] = kinds[label].decode(batch[label], label).values
+            if column := schema.weight:
+                columns["weight"][:] = kinds[column].decode(batch[column], column).values
+        for j, name in enumerate(schema.integers):
+            values, missing = kinds[name].decode(batch[name], name)
+            columns["integers"][:, j] = np.where(missing, 0, schema.transformed(values))
+            columns["integers_missing"][:, j] = missing
+        for j, name in enumerate(schema.categories):
+            distinct = getattr(batch[name], "dictionary", batch[name])  # each is hashed once
+            values, missing = kinds[name].decode(distinct, name)
+            if name in schema.declared:
+                ids = 1 + values.astype(np.int32)
+            else:
+                ids = schema.hash(values, j, self.hash_seed)
+            ids[missing] = MISSING
+            if distinct is not batch[name]:
+                places = np.asarray(batch[name].indices.fill_null(len(ids)))
+                ids = np.append(ids, np.int32(MISSING))[places]
+            columns["categories"][:, j] = ids
+        return columns
+
+    def write(
+        self, out: str | os.PathLike[str], blocks: Iterable[Columns], source: Any, **how: Any
+    ) -> Store:
+        """Write blocks of rows as a new store, see `write_blocks`."""
+        return write_blocks(
+            out, self.schema, blocks, self.split, source=source, hash_seed=self.hash_seed, **how
+        )
+
+    def encode(self, rows: Mapping[str, Any]) -> Columns:
         """Return rows of a table as the columns that a file with the same rows has, unlabelled.
 
         Args:
             rows: Column name to its values, as they stand in a file, or as Python, NumPy or Arrow
                 have them. None, NaN and the empty text are missing; columns that are no features
                 are not looked at.
-            hash_seed: Public seed of the hash of categories.
 
         Raises:
             ValueError: a feature is not there or has fewer rows than another, or a value is not
@@ -147,7 +146,7 @@ class Format(abc.ABC):
             if len({len(array) for array in batch.values()}) > 1:
                 shown = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
                 raise ValueError(f"the columns are not of one length: {shown}")
-            return encode(batch, self.schema, self.kinds, hash_seed)
+            return self.columns_of(batch)
         except ColumnError as error:
             where = "" if error.row is None else f"row {error.row}, "
             raise ValueError(f"{where}column {error.column}: {error.problem}") from None
@@ -192,3 +191,33 @@ def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
     for text in missing:
         found |= np.asarray(pc.equal(texts, text).fill_null(False))
     return found
+
+
+def words_of(text: bytes) -> np.ndarray:
+    """Return the eight bytes from each place of `text` on (but the last seven) as one integer."""
+    return np.ndarray(len(text) - 7, dtype="<u8", buffer=text, strides=(1,))
+
+
+def first_characters(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the first `lengths` (at most 8 count) characters of each word, zeros after them."""
+    after = (64 - 8 * np.minimum(lengths, 8)).astype(np.uint64)
+    return words << after >> after  # NumPy shifts by 64 to zero
+
+
+def hash_text(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return a 64-bit hash of the `lengths` characters from each of `starts`.
+
+    ``h = mix(h XOR word)`` over the words of eight characters, the last filled up with zeros, from
+    ``h = length * golden ratio``. Every step is a bijection of h and of the word, so two texts of
+    one length that differ in one word never collide, and others hardly ever.
+    """
+    hashes = lengths.astype(np.uint64) * np.uint64(GOLDEN)
+    active, at = np.flatnonzero(lengths > 0), 0
+    while len(active):
+        left, word = lengths[active] - at, words[starts[active] + at]
+        if left.min() < 8:
+            word = first_characters(word, left)
+        hashes[active] = mix(hashes[active] ^ word)
+        at += 8
+        active = active[left > 8]
+    return hashes

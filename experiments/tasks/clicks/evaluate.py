@@ -35,16 +35,10 @@ def score(
     blocks: Iterable[Columns],
     category: int | None = None,
 ) -> Scores:
-    """Returns what the model says of labelled rows, read once, block by block.
-
-    Args:
-      logit_fn: (params, example) -> logits.
-      params: The model's parameters.
-      blocks: Columns of consecutive rows.
-      category: Which categorical column to keep, if any.
+    """Returns what (params, example) -> logits says of labelled rows, read once, block by block.
 
     Raises:
-      ValueError: if there are no rows.
+      ValueError: if there are no rows, or none has weight.
     """
     params, compiled = jax.device_put(params), _of_rows(logit_fn)
     logits, labels, weights, ids = [], [], [], [np.zeros(0, np.int32)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FORMATS: dict[str, RawFormat] = {f.schema.name: f for f in (display.FORMAT, search.FORMAT)}
 
 
-def format_of(schema: Schema) -> RawFormat | TableFormat:
+def format_of(schema: Schema, hash_seed: int = 0) -> RawFormat | TableFormat:
     """Return the format that reads raw rows into the columns of `schema`.
 
     Raises:
@@ -26,14 +26,14 @@ def format_of(schema: Schema) -> RawFormat | TableFormat:
     if schema.label:  # the files name their columns
         from experiments.tasks.clicks.tabular.format import TableFormat  # and only these take Arrow
 
-        return TableFormat(schema)
+        return TableFormat(schema, hash_seed)
     if schema.name not in FORMATS:
         known = ", ".join([*FORMATS, "tables"])
         raise ValueError(
             f"data like {schema.name!a} have no raw format (only {known} have one): "
             "prepare them, and give the store"
         )
-    return replace(FORMATS[schema.name], schema=schema)
+    return replace(FORMATS[schema.name], schema=schema, hash_seed=hash_seed)
 
 
 def check_columns(rows: Any, features: Sequence[str]) -> None:

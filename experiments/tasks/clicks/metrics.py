@@ -30,15 +30,8 @@ def auc(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = Non
     """Returns the exact area under the ROC curve by the Mann-Whitney statistic.
 
     It is the weight of pairs of a positive and a negative in the right order over that of all
-    pairs; a tied pair counts one half, and the weight of a pair is the product of its rows'.
-
-    Args:
-      logits: float[n], any increasing transform of the scores.
-      labels: [n], 0 or 1.
-      weights: float[n]; by default all 1.
-
-    Returns:
-      The area; NaN, as it is undefined, where one class is absent or a logit is not finite.
+    pairs; a tied pair counts one half, and the weight of a pair is the product of its rows'. NaN,
+    as it is undefined, where one class is absent or a logit (float[n]) is not finite.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
     0.875
@@ -114,13 +107,12 @@ def binary_metrics(
     probabilities = expit(np.where(np.isfinite(z), z, np.nan))
     w = np.ones(y.size) if weights is None else np.asarray(weights, np.float64)
     observed, loss, entropy = (w * y).sum(), log_loss(z, y, w), base_rate_entropy(y, w)
+    predicted, no_ratio = float((w * probabilities).sum()), float("nan")
     return BinaryMetrics(
         auc=auc(z, y, w),
         log_loss=loss,
-        normalised_entropy=loss / entropy if entropy else float("nan"),
-        predicted_over_observed=float((w * probabilities).sum() / observed)
-        if observed
-        else float("nan"),
+        normalised_entropy=loss / entropy if entropy else no_ratio,
+        predicted_over_observed=predicted / float(observed) if observed else no_ratio,
         expected_calibration_error=expected_calibration_error(probabilities, y, weights=w),
         num_examples=z.size,
         num_positives=int(y.sum()),

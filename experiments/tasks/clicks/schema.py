@@ -132,20 +132,19 @@ class Schema:
     def __post_init__(self) -> None:
         if not self.categories and not self.integers:
             raise ValueError(f"schema {self.name!r} has no columns to predict from")
-        if len(self.buckets) != len(self.categories):
-            raise ValueError(
-                f"schema {self.name!r} has {len(self.categories)} categorical columns but "
-                f"{len(self.buckets)} bucket counts"
-            )
+        categories, numbers = len(self.categories), len(self.integers)
+        for columns, kind, given, what in (
+            (categories, "categorical", len(self.buckets), "{} bucket counts"),
+            (categories, "categorical", len(self.values) or categories, "declared values of {}"),
+            (numbers, "numeric", len(self.bounds) or numbers, "{} bounds"),
+        ):
+            if given != columns:
+                said = f"{columns} {kind} columns but {what.format(given)}"
+                raise ValueError(f"schema {self.name!r} has {said}")
         _ = self.target  # refused before anything is read
         if not 0 < self.weight_bound < math.inf:
             raise ValueError(
                 f"the bound of weights must be finite and > 0, got {self.weight_bound}"
-            )
-        if self.values and len(self.values) != len(self.categories):
-            raise ValueError(
-                f"schema {self.name!r} has {len(self.categories)} categorical columns but "
-                f"declared values of {len(self.values)}"
             )
         for column, count in zip(self.categories, self.buckets, strict=True):
             if (values := self.declared.get(column)) is None:
@@ -157,11 +156,6 @@ class Schema:
                 )
             elif len(values) != count:
                 raise ValueError(f"{column} has {len(values)} values but {count} buckets")
-        if self.bounds and len(self.bounds) != len(self.integers):
-            raise ValueError(
-                f"schema {self.name!r} has {len(self.integers)} numeric columns but "
-                f"{len(self.bounds)} bounds"
-            )
         for column, ends in self.bounded.items():
             if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
                 shown = ":".join(f"{end:g}" for end in ends)
@@ -182,14 +176,14 @@ class Schema:
     @property
     def bounded(self) -> dict[str, tuple[float, ...]]:
         """Numeric columns with public bounds -> (low, high), before `transform`."""
-        bounds = zip(self.integers, self.bounds or [None] * len(self.integers), strict=True)
-        return {name: ends for name, ends in bounds if ends is not None}
+        named = zip(self.integers, self.bounds, strict=False)  # no bounds: none has any
+        return {name: ends for name, ends in named if ends is not None}
 
     @property
     def declared(self) -> dict[str, tuple[str, ...]]:
         """Categorical columns whose values are declared -> these."""
-        values = zip(self.categories, self.values or [None] * len(self.categories), strict=True)
-        return {name: texts for name, texts in values if texts is not None}
+        named = zip(self.categories, self.values, strict=False)  # no values: all are hashed
+        return {name: texts for name, texts in named if texts is not None}
 
     def choosing(
         self, bounds: Mapping[str, tuple[float, ...]], values: Mapping[str, tuple[str, ...]]
@@ -285,15 +279,12 @@ DISPLAY_ADS = Schema(
 
 
 def sponsored_search(include: tuple[str, ...] = ()) -> Schema:
-    """Return the schema of Criteo Sponsored Search: 19 categories, and those of `include`.
+    """Return the schema of Criteo Sponsored Search: 19 categories, and outcomes to `include`.
 
-    Columns of `include` come last, so that the ids of the others stay what they are.
-
-    Args:
-        include: Names from `SEARCH_OUTCOMES`, which are features only if they are asked for.
+    Outcomes come last, so that the ids of the others stay what they are.
 
     Raises:
-        ValueError: a name is no outcome column, or is there twice.
+        ValueError: a name is none of `SEARCH_OUTCOMES`, or is there twice.
     """
     for name in include:
         if name not in SEARCH_OUTCOMES or include.count(name) > 1:

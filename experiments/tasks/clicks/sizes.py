@@ -62,11 +62,7 @@ LINEAR_BELOW = 200_000
 def preset_for(
     num_examples: int, *, network: bool = False
 ) -> Literal["linear", "small", "wide-and-deep"]:
-    """Returns the preset of the model where none is given.
-
-    Args:
-      num_examples: Training rows.
-      network: Whether sizes of a network are given.
+    """Returns the preset where none is given, by training rows, and whether sizes of a network are.
 
     >>> preset_for(26_000), preset_for(4_000_000), preset_for(26_000, network=True)
     ('linear', 'wide-and-deep', 'small')

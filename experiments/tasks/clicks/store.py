@@ -244,14 +244,16 @@ class Store:
             raise
         except ValueError as error:
             raise StoreError(f"{path} has a damaged {MANIFEST}: {error}") from None
-        files = [(shard, column) for shard in store.shards for column in columns_of(store.schema)]
         if in_part:
-            names = {shard.files[column]["name"] for shard, column in files}
+            names = {shard.files[column]["name"] for shard, column in store._files()}
             absent = frozenset(name for name in names if not (path / name).exists())
             store = dataclasses.replace(store, absent=absent)
-        for shard, column in files:
+        for shard, column in store._files():
             store._column(shard, column)
         return store
+
+    def _files(self) -> Iterator[tuple[Shard, str]]:
+        return itertools.product(self.shards, columns_of(self.schema))
 
     @property
     def data_release(self) -> DataRelease | None:
@@ -267,18 +269,16 @@ class Store:
         _ = self.data_release
         if sum(shard.rows for shard in self.shards) != self.num_rows:
             raise ValueError("rows of the shards do not add up")
-        missing = {"train", "validation", "test"} - set(self.splits)
-        if missing:
+        if missing := {"train", "validation", "test"} - set(self.splits):
             raise ValueError(f"splits: there is no {' or '.join(sorted(missing))}")
         filled = sorted((ends, name) for name, ends in self.splits.items() if ends[0] < ends[1])
         for ((_, end), one), ((begin, _), other) in itertools.pairwise(filled):
             if begin < end:
                 raise ValueError(f"splits: {one!a} and {other!a} share rows")
-        for shard in self.shards:
-            for column in columns_of(self.schema):
-                name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
-                if Path(name).name != name or "\0" in name:
-                    raise ValueError(f"{name!a} is not the name of a file in the store")
+        for shard, column in self._files():
+            name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
+            if Path(name).name != name or "\0" in name:
+                raise ValueError(f"{name!a} is not the name of a file in the store")
 
     def schema_mismatch(self, schema: Schema, hash_seed: int) -> str | None:
         """Return how it differs from what a model of `schema` reads; None if it does not."""
@@ -312,17 +312,16 @@ class Store:
         Raises:
             StoreError: names the first file that was changed since it was written.
         """
-        for shard in self.shards:
-            for column in columns_of(self.schema):
-                data = self._column(shard, column)
-                if isinstance(data, Absent):
-                    continue
-                digest = hashlib.sha256()
-                for begin in range(0, len(data), 1 << 16):
-                    digest.update(np.ascontiguousarray(data[begin : begin + (1 << 16)]).data)
-                if digest.hexdigest() != shard.files[column].get("sha256"):
-                    file = self.path / shard.files[column]["name"]
-                    raise StoreError(f"{file} is damaged: its checksum is not the manifest's")
+        for shard, column in self._files():
+            data = self._column(shard, column)
+            if isinstance(data, Absent):
+                continue
+            digest = hashlib.sha256()
+            for begin in range(0, len(data), 1 << 16):
+                digest.update(np.ascontiguousarray(data[begin : begin + (1 << 16)]).data)
+            if digest.hexdigest() != shard.files[column].get("sha256"):
+                file = self.path / shard.files[column]["name"]
+                raise StoreError(f"{file} is damaged: its checksum is not the manifest's")
 
     def load(self, split: str, rows: range | None = None) -> dict[str, Any]:
         """Return the columns of `split`, or of some of its rows: read-only and memory-mapped.
@@ -357,7 +356,10 @@ class Store:
         """Yield the columns of `split` in order, at most `rows` rows at a time, memory-mapped."""
         begin, end = self._range(split)
         for shard, first, last in self._parts(begin, end):
-            arrays = {column: self._map(shard, column) for column in columns_of(self.schema)}
+            arrays: dict[str, Any] = {x: self._column(shard, x) for x in columns_of(self.schema)}
+            for array in arrays.values():
+                if isinstance(array, Absent):
+                    raise StoreError(array.why)
             for a in range(first, last, rows):
                 yield {column: x[a : min(a + rows, last)] for column, x in arrays.items()}
 
@@ -378,27 +380,17 @@ class Store:
         return parts
 
     def _column(self, shard: Shard, column: str) -> np.ndarray | Absent:
-        if (name := shard.files[column]["name"]) not in self.absent:
-            return self._map(shard, column)
-        return Absent(self._missing(name), *self._kind(shard, column))
-
-    def _missing(self, name: str) -> str:
-        return f"{self.path} is incomplete: {name} is missing"
-
-    def _kind(self, shard: Shard, column: str) -> tuple[np.dtype, tuple[int, ...]]:
+        name = shard.files[column]["name"]
+        file, missing = self.path / name, f"{self.path} is incomplete: {name} is missing"
         dtype, width = columns_of(self.schema)[column]
-        return dtype, (shard.rows,) if width is None else (shard.rows, width)
-
-    def _map(self, shard: Shard, column: str) -> np.ndarray:
-        file = self.path / shard.files[column]["name"]
-        dtype, shape = self._kind(shard, column)
-        if file.name in self.absent:  # what came later was not verified
-            raise StoreError(self._missing(file.name))
+        shape = (shard.rows,) if width is None else (shard.rows, width)
+        if name in self.absent:  # also if it is there by now: what came later was not verified
+            return Absent(missing, dtype, shape)
         try:
             array = np.lib.format.open_memmap(file, mode="r")
             surplus = file.stat().st_size - array.offset - array.nbytes
         except FileNotFoundError:
-            raise StoreError(self._missing(file.name)) from None
+            raise StoreError(missing) from None
         except DAMAGED as error:
             raise StoreError(f"{file} cannot be read or has the wrong size: {error}") from None
         if surplus:

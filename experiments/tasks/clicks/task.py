@@ -72,7 +72,7 @@ class ClickModels(Models):
         if not path.is_dir():
             if split is not None:
                 raise ValueError(f"{path} is no store, which alone has splits: leave out --split")
-            return format_of(self.schema).read(path, hash_seed=self.hash_seed, labelled=labelled)
+            return format_of(self.schema, self.hash_seed).read(path, labelled=labelled)
         store = Store.open(path)
         if (why := store.schema_mismatch(self.schema, self.hash_seed)) is not None:
             raise ValueError(f"{path} {why}: the model does not fit it")
@@ -115,7 +115,7 @@ class ClickModels(Models):
         from experiments.tasks.clicks.formats import check_columns, format_of
 
         check_columns(rows, (*self.schema.integers, *self.schema.categories))
-        return format_of(self.schema).encode(rows, hash_seed=self.hash_seed)
+        return format_of(self.schema, self.hash_seed).encode(rows)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
         """Returns the metrics of the model on labelled rows, read once, block by block.

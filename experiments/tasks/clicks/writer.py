@@ -12,7 +12,6 @@ import errno
 import fcntl
 import hashlib
 import io
-import itertools
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import numpy as np
 
@@ -37,10 +36,7 @@ from experiments.tasks.clicks.store import (
     StoreError,
     columns_of,
 )
-from experiments.tasks.splits import FRACTIONS, chronological_split, random_split
-
-Order = Literal["chronological", "random"]
-"""How test rows are told apart: the last of the file, or by their numbers at random."""
+from experiments.tasks.splits import Split, taken
 
 WORK = "work-"
 """Begins the name of a folder in which many workers write what becomes the files of a store."""
@@ -96,7 +92,6 @@ class PartialStore:
         schema: Schema,
         *,
         hash_seed: int,
-        num_rows: int,
         splits: Splits,
         source: Mapping[str, Any],
         shards: Sequence[Mapping[str, Any]],
@@ -106,6 +101,7 @@ class PartialStore:
 
         `shards` are {"rows": rows, "files": {column: {"name": name, "sha256": digest}}}.
         """
+        num_rows = sum(shard["rows"] for shard in shards)
         if empty := [name for name, (begin, end) in splits.items() if begin == end]:
             raise StoreError(
                 f"{self.out} would have no {' and no '.join(empty)} rows, of {num_rows:,} in all: "
@@ -137,10 +133,6 @@ class PartialStore:
 class StoreWriter(PartialStore):
     """Writes one store, block by block; a context that leaves a whole store or nothing.
 
-    >>> # with StoreWriter(out, schema, hash_seed=0) as writer:
-    >>> #     writer.append(columns)                # any number of times
-    >>> #     store = writer.finish(splits=chronological_split(writer.num_rows), source={})
-
     Raises:
         StoreError: `out` exists; another process is writing it; or the disk is full.
     """
@@ -164,10 +156,9 @@ class StoreWriter(PartialStore):
         return sum(part.rows for part in self._parts.values())
 
     @property
-    def parts(self) -> dict[str, tuple[int, int]]:
-        """The range of rows of each part: parts follow one another as they were first named."""
-        ends = [0, *itertools.accumulate(part.rows for part in self._parts.values())]
-        return dict(zip(self._parts, itertools.pairwise(ends), strict=True))
+    def sizes(self) -> dict[str, int]:
+        """The rows of each part: parts follow one another as they were first named."""
+        return {name: part.rows for name, part in self._parts.items()}
 
     def __exit__(self, *exc_info: object) -> None:
         for part in self._parts.values():
@@ -223,7 +214,6 @@ class StoreWriter(PartialStore):
         return self.complete(
             self.schema,
             hash_seed=self.hash_seed,
-            num_rows=self.num_rows,
             splits=splits,
             source=source,
             shards=[shard for part in self._parts.values() for shard in part.shards],
@@ -243,45 +233,31 @@ def write_blocks(
     out: str | os.PathLike[str],
     schema: Schema,
     blocks: Iterable[Columns],
+    split: Split,
     *,
-    order: Order,
     source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
     hash_seed: int = 0,
-    fractions: tuple[float, float, float] = FRACTIONS,
     rows_per_shard: int = ROWS_PER_SHARD,
     released: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
     """Write blocks of consecutive rows as a new store, which is whole in the end, or absent.
 
-    Args:
-        out: Store to create.
-        schema: Of the rows.
-        blocks: Columns of the rows; memory is that of one block.
-        order: How test rows are told apart.
-        source: Where the rows are from, or what says it when all are written.
-        hash_seed: Public seed of the hash of categories.
-        fractions: Of the rows that train, validate and test.
-        rows_per_shard: Most rows of a shard.
-        released: What was released of the training rows, see `Store.released`.
-        progress: Called with the number of rows done, after every block.
+    Memory is that of one block. `source` says where the rows are from, at once or when all are
+    written, and `released` what was released of them, see `Store.released`. `progress` is called
+    with the number of rows done, after every block.
 
     Raises:
         StoreError: `out` exists, or cannot be written.
     """
     with StoreWriter(out, schema, hash_seed=hash_seed, rows_per_shard=rows_per_shard) as writer:
         for block in blocks:
-            if order == "random":
-                for part, rows in random_split(block, writer.num_rows, fractions).items():
-                    writer.append(rows, part)
-            else:
-                writer.append(block)
+            for part, rows in split.places(writer.num_rows, len(block["label"])).items():
+                writer.append(taken(block, rows), part)
             if progress is not None:
                 progress(writer.num_rows)
-        chronological = chronological_split(writer.num_rows, fractions)
-        splits = writer.parts if order == "random" else chronological
         said = source() if callable(source) else source
-        return writer.finish(splits=splits, source=said, released=released)
+        return writer.finish(splits=split.ranges(writer.sizes), source=said, released=released)
 
 
 @dataclass

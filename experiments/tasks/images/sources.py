@@ -69,13 +69,10 @@ def digits() -> Images:
 
 
 def prepared(path: Path) -> Images:
-    """Returns a data set of TensorFlow Datasets that has one image and one class a record.
-
-    Args:
-      path: The directory of one version of it.
+    """Returns a data set of TensorFlow Datasets, of which `path` is the directory of a version.
 
     Raises:
-      SourceError: if there is none, or it is no such data set.
+      SourceError: if there is none, or not one image and one class a record.
     """
     if not path.is_dir():
         raise SourceError(

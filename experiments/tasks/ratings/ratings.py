@@ -47,11 +47,8 @@ def load(path: Path | None, seed: int = 0) -> Ratings:
 def read(path: Path, *, labelled: bool = True) -> Ratings:
     """Reads `u.data` of MovieLens 100K, gzipped or not: user, item, rating, time; tabs between.
 
-    Source: Harper, Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
-
-    Args:
-      path: The file.
-      labelled: Whether each line must have a rating; else it may be empty.
+    Where lines need not be `labelled`, a rating may be empty. Source: Harper, Konstan, "The
+    MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
 
     Raises:
       ValueError: If a line is not as described; it names file, line and field.
@@ -98,11 +95,7 @@ def _parse(line: str, where: str, labelled: bool) -> list[int]:
 
 
 def of_split(table: Ratings, split: str | None) -> Ratings:
-    """Returns the ratings of the users of a split: "train" (80 %), "validation" or "test".
-
-    Args:
-      table: Ratings of any users.
-      split: Its name; None for all of them.
+    """Returns the ratings of the users of "train" (80 %), "validation" or "test", or of all.
 
     Raises:
       ValueError: if there is no such split.

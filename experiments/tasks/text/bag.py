@@ -18,12 +18,9 @@ FEATURES = 1 + len(BEGINNINGS)
 
 
 def words(texts: Sequence[str], buckets: int, length: int) -> np.ndarray:
-    """Returns the hashed words of each text and their beginnings, then -1.
+    """Returns the hashed words of each text and their beginnings, then -1: int32[texts, ...].
 
     They are CRC-32 modulo `buckets`, of the first `length` lower-case words of two letters or more.
-
-    Returns:
-      int32[texts, FEATURES * length].
     """
     found = np.full((len(texts), FEATURES * length), -1, np.int32)
     for row, text in zip(found, texts, strict=True):

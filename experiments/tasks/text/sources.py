@@ -57,12 +57,9 @@ class Tokens:
         return 0 if self.vocabulary is None else self._tokenizer.num_special_tokens_to_add(False)
 
     def encode(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Returns the first tokens of each text, special ones among them, then -1.
+        """Returns the first tokens of each text, special ones too, then -1: int32[texts, length].
 
         Without a vocabulary a token is the CRC-32 of a lower-case word, modulo `buckets`.
-
-        Returns:
-          int32[texts, length].
 
         Raises:
           SourceError: if special tokens alone take the whole length.

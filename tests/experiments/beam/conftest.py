@@ -4,12 +4,9 @@ import random
 
 import pytest
 
-from experiments.beam.pieces import Source
-from experiments.beam.prepare import prepare
 from experiments.tasks.clicks.criteo import display, search
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
-from experiments.tasks.splits import FRACTIONS
 
 FORMATS = {"criteo-display": display.FORMAT, "criteo-search": search.FORMAT}
 TABLE = TableFormat(table_schema("y", categories=("c",), numbers=("x",)))
@@ -43,14 +40,6 @@ def table_files(tmp_path_factory):
     return [one, two]
 
 
-def raw_source(name):
-    return Source(FORMATS[name], 0, FORMATS[name].split, FRACTIONS)
-
-
-def table_source():
-    return Source(TABLE, 0, "random", FRACTIONS)
-
-
 class Workers:
     """Carry out the work of a store in a random order, dying and beginning anew as they go.
 
@@ -79,7 +68,3 @@ class Workers:
 
 def contents(store):
     return {path.name: path.read_bytes() for path in store.iterdir()}
-
-
-def prepared(files, out, source, carry_out, **options):
-    return prepare(files, out, source, source.format.source(files), carry_out, **options)

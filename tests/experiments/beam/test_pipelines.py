@@ -16,11 +16,11 @@ from experiments import cli
 from experiments.beam import pipelines
 from experiments.beam.draws import drawn_by
 from experiments.beam.pipelines import PipelineError, Runner
-from experiments.beam.prepare import FaultyLines
+from experiments.beam.prepare import FaultyLines, prepare
 from experiments.tasks.clicks.raw.format import RawFormat
 from samplers import Poisson
 from tests.experiments.beam import test_draws as drawing
-from tests.experiments.beam.conftest import FORMATS, TABLE, contents, prepared, raw_source
+from tests.experiments.beam.conftest import FORMATS, TABLE, contents
 
 ROOT = Path(__file__).resolve().parents[3]
 PROCESSES = ("direct_num_workers=2", "direct_running_mode=multi_processing")
@@ -40,7 +40,7 @@ def local(raw_files, tmp_path_factory):
 def test_a_pipeline_makes_the_store_of_one_process(raw_files, tmp_path, name, runner):
     FORMATS[name].prepare(raw_files[name], tmp_path / "a")
     out = tmp_path / "b"
-    prepared(raw_files[name], out, raw_source(name), runner.write_store, range_bytes=30_000)
+    prepare(raw_files[name], out, FORMATS[name], runner.write_store, range_bytes=30_000)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -56,8 +56,8 @@ def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp
 
     monkeypatch.setattr(RawFormat, "parse", dying)
     runner, files = Runner(RETRYING), raw_files["criteo-display"]
-    prepared(
-        files, tmp_path / "s", raw_source("criteo-display"), runner.write_store, range_bytes=30_000
+    prepare(
+        files, tmp_path / "s", FORMATS["criteo-display"], runner.write_store, range_bytes=30_000
     )
     assert len(attempts) > 8
     assert contents(tmp_path / "s") == contents(local)
@@ -71,10 +71,10 @@ def test_a_worker_that_raises_everywhere_ends_the_command_in_one_line(
 
     monkeypatch.setattr(RawFormat, "parse", raising)
     with pytest.raises(PipelineError, match=r"the pipeline on DirectRunner failed: .*no way"):
-        prepared(
+        prepare(
             raw_files["criteo-display"],
             tmp_path / "s",
-            raw_source("criteo-display"),
+            FORMATS["criteo-display"],
             Runner().write_store,
         )
     assert not list(tmp_path.iterdir())
@@ -84,7 +84,7 @@ def test_bad_lines_come_out_of_a_pipeline_by_name(tmp_path):
     bad = tmp_path / "bad.txt"
     bad.write_text("x\ny\n")
     with pytest.raises(FaultyLines, match=r"line 1.*line 2"):
-        prepared([bad], tmp_path / "s", raw_source("criteo-display"), Runner().write_store)
+        prepare([bad], tmp_path / "s", FORMATS["criteo-display"], Runner().write_store)
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,16 @@ from dataclasses import replace
 import pytest
 
 from experiments.beam import assembly
-from experiments.beam.prepare import NAMED, FaultyLines
+from experiments.beam.prepare import NAMED, FaultyLines, prepare
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.store import Store, StoreError
-from experiments.tasks.clicks.writer import ColumnFile, write_blocks
-from experiments.tasks.splits import FRACTIONS
+from experiments.tasks.clicks.writer import ColumnFile
 from tests.experiments.beam.conftest import (
     FORMATS,
     TABLE,
     Workers,
     contents,
-    prepared,
-    raw_source,
-    table_source,
 )
 
 
@@ -41,7 +37,7 @@ def one_process(request, raw_files, tmp_path_factory):
 def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, range_bytes):
     name, files, local = one_process
     out = tmp_path / "store"
-    store = prepared(files, out, raw_source(name), Workers(range_bytes), range_bytes=range_bytes)
+    store = prepare(files, out, FORMATS[name], Workers(range_bytes), range_bytes=range_bytes)
     store.verify()
     assert contents(out) == contents(local)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
@@ -63,13 +59,11 @@ def test_shards_are_cut_where_one_process_cuts_them(
 ):
     monkeypatch.setattr(assembly, "BLOCK_ROWS", 13)  # several blocks a shard, and shards a block
     name, files, _ = one_process
-    source = raw_source(name)
-    blocks = (block for file in files for block in source.format.read(file, block_bytes=3_000))
-    how = {"order": source.order, "rows_per_shard": rows_per_shard}
-    made = source.format.source(files)
-    write_blocks(tmp_path / "a", source.format.schema, blocks, source=made, **how)
-    prepared(
-        files, tmp_path / "b", source, Workers(), range_bytes=20_000, rows_per_shard=rows_per_shard
+    format = FORMATS[name]
+    blocks = (block for file in files for block in format.read(file, block_bytes=3_000))
+    format.write(tmp_path / "a", blocks, format.source(files), rows_per_shard=rows_per_shard)
+    prepare(
+        files, tmp_path / "b", format, Workers(), range_bytes=20_000, rows_per_shard=rows_per_shard
     )
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
@@ -82,13 +76,13 @@ def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process
     changed[1].write_bytes(files[1].read_bytes().rstrip(b"\n"))
     changed[2].write_bytes(files[2].read_bytes().replace(b"\n", b"\r\n") + b"\r\n\n\n")
     out = tmp_path / "store"
-    prepared(changed, out, raw_source(name), Workers(), range_bytes=20_000)
+    prepare(changed, out, FORMATS[name], Workers(), range_bytes=20_000)
     assert contents(out) == contents(local)
 
 
 def test_tables_are_tasks_by_the_file(table_files, tmp_path):
-    TABLE.prepare(table_files, tmp_path / "a", fractions=FRACTIONS)
-    prepared(table_files, tmp_path / "b", table_source(), Workers(), range_bytes=10)
+    TABLE.prepare(table_files, tmp_path / "a")
+    prepare(table_files, tmp_path / "b", TABLE, Workers(), range_bytes=10)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -132,7 +126,7 @@ class Dying(Workers):
 def test_workers_that_die_lose_and_double_nothing(one_process, tmp_path, monkeypatch):
     name, files, local = one_process
     workers = Dying(3, monkeypatch)
-    prepared(files, tmp_path / "store", raw_source(name), workers, range_bytes=20_000)
+    prepare(files, tmp_path / "store", FORMATS[name], workers, range_bytes=20_000)
     assert workers.deaths > 10
     assert contents(tmp_path / "store") == contents(local)
 
@@ -147,7 +141,7 @@ def test_a_runner_that_loses_or_doubles_a_range_is_refused(one_process, tmp_path
             return done[1:] if change == "lost" else [*done, done[0]]
 
     with pytest.raises(StoreError, match="ranges of"):
-        prepared(files, tmp_path / "store", raw_source(name), Runner(), range_bytes=20_000)
+        prepare(files, tmp_path / "store", FORMATS[name], Runner(), range_bytes=20_000)
     assert not list(tmp_path.iterdir())
 
 
@@ -156,7 +150,7 @@ def test_a_command_that_died_leaves_nothing_in_the_way(one_process, tmp_path):
     work = tmp_path / ".store.partial" / "work-0123"
     work.mkdir(parents=True)
     (work / "00000-0000000").mkdir()
-    prepared(files, tmp_path / "store", raw_source(name), Workers(), range_bytes=20_000)
+    prepare(files, tmp_path / "store", FORMATS[name], Workers(), range_bytes=20_000)
     assert contents(tmp_path / "store") == contents(local)
 
 
@@ -181,9 +175,7 @@ def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path,
     name, files, _ = one_process
     copies, places = with_faults(files, tmp_path, seed, 8)
     with pytest.raises(FaultyLines) as found:
-        prepared(
-            copies, tmp_path / "store", raw_source(name), Workers(seed), range_bytes=range_bytes
-        )
+        prepare(copies, tmp_path / "store", FORMATS[name], Workers(seed), range_bytes=range_bytes)
     assert [(fault.source, fault.line) for fault in found.value.faults] == places
     assert found.value.count == len(places)
     with pytest.raises(DataError) as first:
@@ -199,13 +191,13 @@ def test_more_faults_than_a_line_holds_are_all_named_in_a_file_for_the_owner_alo
     copies, places = with_faults(files, tmp_path, 0, 40)
     out, listing = tmp_path / "store", tmp_path / "store.faults_not_private.txt"
     with pytest.raises(FaultyLines, match=f"and {len(places) - NAMED} more, all named in") as found:
-        prepared(copies, out, raw_source(name), Workers(), range_bytes=20_000)
+        prepare(copies, out, FORMATS[name], Workers(), range_bytes=20_000)
     assert len(found.value.faults) == NAMED
     named = [line.split(": ")[0].split(", column")[0] for line in listing.read_text().splitlines()]
     assert named == [f"{path}, line {line}" for path, line in places]
     assert listing.stat().st_mode & 0o777 == 0o600
     assert not out.exists()
-    prepared(files, out, raw_source(name), Workers(), range_bytes=20_000)
+    prepare(files, out, FORMATS[name], Workers(), range_bytes=20_000)
     assert contents(out) == contents(local)
     assert not listing.exists()
 
@@ -217,7 +209,7 @@ def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process,
     cut.write_bytes(gzip.compress(files[0].read_bytes())[:-100])
     bad.write_bytes(b"x\n")
     with pytest.raises(FaultyLines) as found:
-        prepared([empty, cut, bad], tmp_path / "s", raw_source(name), Workers(), range_bytes=1)
+        prepare([empty, cut, bad], tmp_path / "s", FORMATS[name], Workers(), range_bytes=1)
     problems = [str(fault).removeprefix(f"{tmp_path}/") for fault in found.value.faults]
     assert problems[0].startswith("empty.txt: is empty")
     assert problems[1].startswith("cut.gz: the gzip stream is truncated")
@@ -229,7 +221,7 @@ def test_one_fault_of_each_table_is_named(table_files, tmp_path):
     bad = tmp_path / "bad.csv"
     bad.write_text("y,c,x\n1,a,2\n1,a,q\n")
     with pytest.raises(FaultyLines) as found:
-        prepared([bad, table_files[0]], tmp_path / "s", table_source(), Workers())
+        prepare([bad, table_files[0]], tmp_path / "s", TABLE, Workers())
     assert [(f.source, f.line, f.column) for f in found.value.faults] == [(bad, 3, "x")]
 
 
@@ -244,7 +236,7 @@ def test_a_piece_that_is_damaged_is_no_part_of_a_store(one_process, tmp_path):
             return done
 
     with pytest.raises(StoreError, match=r"has not the .* rows that were parsed"):
-        prepared(files, tmp_path / "store", raw_source(name), Cutting())
+        prepare(files, tmp_path / "store", FORMATS[name], Cutting())
     assert not list(tmp_path.iterdir())
 
 
@@ -256,13 +248,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(one_process, tmp_path, monke
 
     monkeypatch.setattr(assembly.ColumnFile, "append", full)
     with pytest.raises(StoreError, match="the disk is full"):
-        prepared(files, tmp_path / "store", raw_source(name), Workers())
+        prepare(files, tmp_path / "store", FORMATS[name], Workers())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_hash_seed_reaches_the_workers_and_the_manifest(one_process, tmp_path):
     name, files, local = one_process
-    FORMATS[name].prepare(files, tmp_path / "a", hash_seed=5)
-    prepared(files, tmp_path / "b", replace(raw_source(name), hash_seed=5), Workers())
+    seeded = replace(FORMATS[name], hash_seed=5)
+    seeded.prepare(files, tmp_path / "a")
+    prepare(files, tmp_path / "b", seeded, Workers())
     assert contents(tmp_path / "a") == contents(tmp_path / "b") != contents(local)
     assert json.loads((tmp_path / "b" / "manifest.json").read_text())["hash_seed"] == 5

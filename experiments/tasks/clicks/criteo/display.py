@@ -10,6 +10,7 @@ from __future__ import annotations
 from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.raw.kinds import Hexadecimal, Integer, Label
 from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.splits import Split
 
 FORMAT = RawFormat(
     schema=DISPLAY_ADS,
@@ -21,7 +22,7 @@ FORMAT = RawFormat(
     label="label",
     summary="label, I1-I13, C1-C26",
     file_name="train.txt",
-    split="chronological",
+    split=Split("chronological"),
     hints={39: "the unlabelled test file has no label column; `dpsgd score` reads it"},
     unlabelled={"I1-I13, C1-C26": ["label"]},
 )

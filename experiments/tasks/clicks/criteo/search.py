@@ -17,6 +17,7 @@ from __future__ import annotations
 from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.raw.kinds import HourOfWeek, Integer, Label, RawKind, Text
 from experiments.tasks.clicks.schema import SPONSORED_SEARCH
+from experiments.tasks.splits import Split
 
 _IDENTIFIER = Text(missing="-1")
 _COLUMNS: dict[str, RawKind] = {
@@ -46,7 +47,7 @@ FORMAT = RawFormat(
     label="Sale",
     summary="Sale, two outcomes, time, clicks, price, 17 identifiers",
     file_name="CriteoSearchData",
-    split="random",
+    split=Split("random"),
     hints={},
     # What is known only after a sale is absent together, with the price that goes with it or not.
     unlabelled={

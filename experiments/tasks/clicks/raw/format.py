@@ -17,20 +17,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.tasks.clicks.encoding import ColumnError, Format, encode
-from experiments.tasks.clicks.raw.files import DataError, paths_of
-from experiments.tasks.clicks.raw.kinds import RawKind, Text, num_unprintable
-from experiments.tasks.clicks.raw.ranges import (
+from experiments.tasks.clicks.encoding import ColumnError, Format
+from experiments.tasks.clicks.raw.files import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
     ByteRange,
+    DataError,
     Lines,
     byte_ranges,
     lines_of,
+    paths_of,
 )
+from experiments.tasks.clicks.raw.kinds import RawKind, Text, num_unprintable
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
-from experiments.tasks.clicks.writer import Order, write_blocks
+from experiments.tasks.splits import Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,13 +56,13 @@ class RawFormat(Format):
     """The columns in a few words, for errors."""
     file_name: str
     """What the publishers call the file, for errors."""
-    split: Order
-    """How test rows are told apart."""
+    split: Split
     hints: Mapping[int, str]
     """What a file may be that has another number of columns."""
     unlabelled: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
     """The columns that a file lacks whose rows have no label yet, by what it holds in a few words;
     each such file has another number of columns."""
+    hash_seed: int = 0
 
     def __post_init__(self) -> None:
         if unknown := sorted(self._read - set(self.columns)):
@@ -77,7 +78,6 @@ class RawFormat(Format):
         source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         out: str | os.PathLike[str],
         *,
-        hash_seed: int = 0,
         progress: Callable[[int], None] | None = None,
     ) -> Store:
         """Turn a raw file, or several one after the other, into a store; see `write_blocks`.
@@ -88,15 +88,8 @@ class RawFormat(Format):
             ValueError: a file is there twice.
         """
         paths = paths_of(source)
-        return write_blocks(
-            out,
-            self.schema,
-            (block for path in paths for block in self.read(path, hash_seed=hash_seed)),
-            order=self.split,
-            source=self.source(paths),
-            hash_seed=hash_seed,
-            progress=progress,
-        )
+        blocks = (block for path in paths for block in self.read(path))
+        return self.write(out, blocks, self.source(paths), progress=progress)
 
     def source(self, paths: Sequence[Path]) -> dict[str, Any]:
         """Return where rows are from, for the manifest of their store."""
@@ -108,7 +101,6 @@ class RawFormat(Format):
         self,
         source: str | os.PathLike[str],
         *,
-        hash_seed: int = 0,
         labelled: bool = True,
         block_bytes: int = BLOCK_BYTES,
     ) -> Iterator[Columns]:
@@ -125,7 +117,7 @@ class RawFormat(Format):
         if not labelled:
             text, *_ = next(lines_of(span, self.file_name, block_bytes), (b"",))
             format = self._without_label(1 + (text or b"").partition(b"\n")[0].count(b"\t"))
-        for block in format.read_range(span, hash_seed, block_bytes=block_bytes):
+        for block in format.read_range(span, block_bytes=block_bytes):
             if isinstance(block, DataError):
                 raise block
             rows += len(block["categories"])
@@ -138,21 +130,12 @@ class RawFormat(Format):
         return byte_ranges(paths, range_bytes)
 
     def read_range(
-        self,
-        span: ByteRange,
-        hash_seed: int,
-        lines: Lines | None = None,
-        block_bytes: int = BLOCK_BYTES,
+        self, span: ByteRange, lines: Lines | None = None, block_bytes: int = BLOCK_BYTES
     ) -> Iterator[Columns | DataError]:
         """Yield what stands in a byte range: blocks of rows, and an error for each other line.
 
-        The lines of errors are counted in the range. A blank line is an error if a row follows it.
-
-        Args:
-            span: The range.
-            hash_seed: Public seed of the hash of categories.
-            lines: Counts lines as they are read.
-            block_bytes: Of text that is held at a time.
+        The lines of errors are counted in the range, and `lines` as they are read. A blank line is
+        an error if a row follows it.
 
         Raises:
             DataError: the file cannot be read.
@@ -170,7 +153,7 @@ class RawFormat(Format):
             if text is None:
                 yield DataError(path, LONG, line=first)
             elif end:
-                columns = self.parse(text[:end], hash_seed)
+                columns = self.parse(text[:end])
                 yield from [columns] if columns else self._faults(path, text[:end], first)
             lines.blank += (text or b"").count(b"\n", end)
             lines.count += count
@@ -191,13 +174,8 @@ class RawFormat(Format):
             written.append(field or None)
         return pa.array(written, pa.binary()).view(pa.string())
 
-    def parse(self, text: bytes, hash_seed: int) -> Columns | None:
-        """Return the columns of `text`, whole lines; None if anything in it is not in the format.
-
-        The columns are "label" uint8 [n] (where there is one), "integers" float32 [n, I],
-        "integers_missing" bool [n, I] and "categories" int32 [n, C]. Integers x become
-        ``sign(x) * log1p(|x|)``, categories their hashed ids; what is missing becomes 0.
-        """
+    def parse(self, text: bytes) -> Columns | None:
+        """Return the columns of whole lines; None if anything in them is not in the format."""
         import pyarrow as pa
         import pyarrow.csv
 
@@ -230,7 +208,7 @@ class RawFormat(Format):
             if num_unprintable(text) != len(table) * len(self.columns) + returns:
                 return None
             batch = {name: table.column(name).combine_chunks() for name in wanted}
-            return encode(batch, self.schema, self.columns, hash_seed, label=self.label)
+            return self.columns_of(batch, self.label)
         except (pa.ArrowInvalid, ColumnError):
             return None
 
@@ -255,7 +233,8 @@ class RawFormat(Format):
         """Return what is wrong with the lines of `text`, which `parse` refused."""
         lines = enumerate(text.split(b"\n")[:-1], start=first_line)
         found = [self._fault(path, line.removesuffix(b"\r"), number) for number, line in lines]
-        assert any(found), f"{path}: a block from line {first_line} was refused for nothing"
+        if not any(found):  # rows would be lost
+            raise AssertionError(f"{path}: a block from line {first_line} was refused for nothing")
         return [fault for fault in found if fault is not None]
 
     def _fault(self, path: Path, line: bytes, number: int) -> DataError | None:
@@ -263,8 +242,8 @@ class RawFormat(Format):
         try:
             line.decode("utf-8")
         except UnicodeDecodeError as error:
-            found = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
-            return DataError(path, f"{found} is not UTF-8 text", line=number)
+            place = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+            return DataError(path, f"{place} is not UTF-8 text", line=number)
         if not line:
             return DataError(path, self.blank, line=number)
         fields = line.split(b"\t")
@@ -279,10 +258,8 @@ class RawFormat(Format):
         for (name, kind), field in zip(self.columns.items(), fields, strict=True):
             kind = kind if name in self._read else Text()
             if not kind.pattern.fullmatch(field):
-                shown = field.decode("utf-8")
-                shown = ascii(shown if len(shown) <= 40 else shown[:40] + "...")
-                problem = f"found {shown}, expected {kind.wanted}"
-                return DataError(path, problem, line=number, column=name)
+                found = ColumnError.found(field.decode(), kind.wanted, column=name, row=0)
+                return DataError(path, found.problem, line=number, column=name)
         return None
 
     @property

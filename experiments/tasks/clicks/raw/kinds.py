@@ -95,11 +95,9 @@ class Integer(RawKind):
         for row in np.flatnonzero(lengths > MAX_DIGITS).tolist():
             if not self.pattern.fullmatch(array[row].as_buffer()):
                 return None
-        import pyarrow as pa
-
         try:
             values = array.cast("int64")
-        except pa.ArrowInvalid:
+        except ValueError:  # of Arrow
             return None
         integers = np.asarray(values.fill_null(0))
         missing = lengths == 0

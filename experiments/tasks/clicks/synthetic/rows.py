@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from experiments.tasks.clicks.synthetic.display import DISPLAY
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
 from experiments.tasks.clicks.synthetic.search import SEARCH
 from experiments.tasks.clicks.synthetic.text import Log, text
-from experiments.tasks.clicks.writer import one_line_errors, refuse_existing, write_blocks
+from experiments.tasks.clicks.writer import one_line_errors, refuse_existing
 from experiments.tasks.splits import chronological_split, random_split, taken
 
 
@@ -111,15 +111,9 @@ def write_store(
         finite = {name: None if value != value else value for name, value in summary.items()}
         return {"format": "synthetic", "seed": seed, **finite}
 
-    store = write_blocks(
-        out,
-        log.format.schema,
-        (_columns(log, chunk, hash_seed) for chunk in count.chunks()),
-        order=log.format.split,
-        hash_seed=hash_seed,
-        source=source,
-        progress=progress,
-    )
+    blocks = (_columns(log, chunk, hash_seed) for chunk in count.chunks())
+    format = replace(log.format, hash_seed=hash_seed)
+    store = format.write(out, blocks, source, progress=progress)
     return SyntheticStore(store, count.summary())
 
 
@@ -177,7 +171,7 @@ class _Count:
             rows = min(CHUNK, self._num_rows - self.rows)
             chunk = generate(self._log.population, self._seed, number, rows)
             drawn = {"label": chunk.label, "probability": chunk.probability}
-            if self._log.format.split == "random":
+            if self._log.format.split.order == "random":
                 test = random_split(drawn, self.rows)["test"]
             else:
                 test = taken(drawn, slice(max(test_begins - self.rows, 0), None))

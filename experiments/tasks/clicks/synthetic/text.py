@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.tasks.clicks.hashing import hash_text, words_of
+from experiments.tasks.clicks.encoding import hash_text, words_of
 from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.synthetic.planted import Chunk, Population
 

@@ -12,6 +12,7 @@ is that of a few blocks, whatever the size of the file.
 
 from __future__ import annotations
 
+import abc
 import csv
 import io
 import re
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.csv
@@ -38,18 +39,14 @@ Batch = Mapping[str, pa.Array]
 """Column name to values, all of one length."""
 
 
-@runtime_checkable
-class TableFile(Protocol):
-    """One file of a table."""
+@dataclass(frozen=True)
+class TableFile(abc.ABC):
+    """One file of a table: where it lies, and its columns in their order."""
 
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
+    path: Path
+    names: tuple[str, ...]
 
-    @property
-    def names(self) -> Sequence[str]:
-        """Its columns, in their order."""
-
+    @abc.abstractmethod
     def batches(self, wanted: Sequence[str]) -> Iterator[Batch]:
         """Yield the `wanted` columns of all rows in order, some rows at a time.
 
@@ -57,43 +54,43 @@ class TableFile(Protocol):
             DataError: the file cannot be read; it names the line if there is one.
         """
 
+    @abc.abstractmethod
+    def place(self, row: int) -> dict[str, Any]:
+        """Return where `row` (from 0) is, as a `DataError` says it."""
+
     def located(self, error: ColumnError, first_row: int) -> DataError:
         """Return `error` about a batch that begins with row `first_row` (from 0) with its place."""
+        place = {} if error.row is None else self.place(first_row + error.row)
+        return DataError(self.path, error.problem, column=error.column, **place)
 
 
 def open_table(path: Path, wanted: Sequence[str]) -> TableFile:
     """Open a file of any of the formats, told apart by its first bytes; its name does not matter.
 
-    Args:
-        path: The file.
-        wanted: Columns that it must have, once each.
-
     Raises:
-        DataError: it is no such file, or a wanted column is not there, or there twice.
+        DataError: it is no such file, or a `wanted` column is not there, or there twice.
     """
     with closing(open_raw(path, "table")) as file:
         head = b""
         while len(head) < BLOCK_BYTES and (more := read_raw(file, BLOCK_BYTES - len(head), path)):
             head += more
         zipped = not isinstance(file, io.FileIO)
+    table: TableFile
     if not head.startswith(b"PAR1"):
-        text = TextFile.of(path, head, wanted)
-        _check_columns(text, wanted, f", separated by {DELIMITERS[text.delimiter]}")
-        return text
-    if zipped:
+        table = TextFile.of(path, head, wanted)
+        separated = f", separated by {DELIMITERS[table.delimiter]}"
+    elif zipped:
         raise DataError(path, "is a Parquet file within gzip; unpack it")
-    parquet = ParquetFile.open(path)
-    _check_columns(parquet, wanted)
-    return parquet
-
-
-def _check_columns(table: TableFile, wanted: Sequence[str], separated: str = "") -> None:
+    else:
+        with _parquet(path) as opened:
+            table, separated = ParquetFile(path, tuple(opened.schema_arrow.names)), ""
     if absent := [name for name in wanted if name not in table.names]:
         problem = f"has no column {', '.join(absent)}; it has {listed(table.names)}{separated}"
-        raise DataError(table.path, problem)
+        raise DataError(path, problem)
     for name in wanted:
-        if (times := [*table.names].count(name)) > 1:
-            raise DataError(table.path, f"has the column {name} {times} times")
+        if (times := table.names.count(name)) > 1:
+            raise DataError(path, f"has the column {name} {times} times")
+    return table
 
 
 def listed(names: Sequence[str], most: int = 50) -> str:
@@ -113,11 +110,9 @@ def listed(names: Sequence[str], most: int = 50) -> str:
 
 
 @dataclass(frozen=True)
-class TextFile:
+class TextFile(TableFile):
     """A file of lines of fields, the first of which are the names of the columns."""
 
-    path: Path
-    names: tuple[str, ...]
     delimiter: str
 
     @classmethod
@@ -148,11 +143,12 @@ class TextFile:
         """
         names = [str(number) for number in range(len(self.names))]  # no two of them are alike
         places = {name: names[self.names.index(name)] for name in wanted}
-        end = self.delimiter.join([_MARK] * len(names))
+        end = f"\n{self.delimiter.join([_MARK] * len(names))}\n".encode()
+        stream = _Stream(self.path, end, is_text=True)
         rows, last = 0, None
         try:
             with pyarrow.csv.open_csv(
-                pa.PythonFile(_Text(self.path, f"\n{end}\n".encode()), mode="r"),
+                pa.PythonFile(stream, mode="r"),
                 read_options=pyarrow.csv.ReadOptions(
                     column_names=names,
                     skip_rows_after_names=1,
@@ -175,19 +171,14 @@ class TextFile:
         except (pa.ArrowInvalid, _NoTextError) as error:
             self._explain(error, rows, wanted)
         if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
-            line = self._line(rows + len(last or []) - 1)
-            raise DataError(self.path, "a quote is not closed", line=line)
+            place = self.place(rows + len(last or []) - 1)
+            raise DataError(self.path, "a quote is not closed", **place)
         if len(last) > 1:
             yield {name: last.column(place)[:-1] for name, place in places.items()}
 
-    def located(self, error: ColumnError, first_row: int) -> DataError:
-        """Return `error` with the line on which its row begins."""
-        line = None if error.row is None else self._line(first_row + error.row)
-        return DataError(self.path, error.problem, line=line, column=error.column)
-
-    def _line(self, row: int) -> int | None:
-        """Return the line on which `row` (from 0) begins; None if the csv module finds no such."""
-        return next((line for line, _ in self._rows(row)), None)
+    def place(self, row: int) -> dict[str, Any]:
+        """Return the line on which a row begins; None if the csv module finds no such."""
+        return {"line": next((line for line, _ in self._rows(row)), None)}
 
     def _rows(self, first_row: int) -> Iterator[tuple[int, list[str]]]:
         """Yield (line on which it begins, fields) of the rows from `first_row` on."""
@@ -244,10 +235,10 @@ _NUL, _NO_TEXT = re.compile("\0"), re.compile("[\0\udc80-\udcff]")
 
 
 class _Stream(io.RawIOBase):
-    """The bytes of a file, plain or gzip, and then those of `end`."""
+    """The bytes of a file, plain or gzip, and then those of `end`; a NUL is refused if told so."""
 
-    def __init__(self, path: Path, end: bytes = b"") -> None:
-        self._path, self._file = path, open_raw(path, "table")
+    def __init__(self, path: Path, end: bytes = b"", *, is_text: bool = False) -> None:
+        self._path, self._file, self._is_text = path, open_raw(path, "table"), is_text
         self._end = io.BytesIO(end)
 
     def readable(self) -> bool:
@@ -255,7 +246,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` as far as there are bytes, or raise a DataError."""
+        """Fill `buffer` as far as there are bytes, or raise a DataError or a _NoTextError."""
         done = 0
         while done < len(buffer):  # Arrow takes fewer bytes for a whole block
             left = len(buffer) - done
@@ -264,23 +255,14 @@ class _Stream(io.RawIOBase):
                 break
             buffer[done : done + len(data)] = data
             done += len(data)
+        if self._is_text and b"\0" in bytes(buffer[:done]):
+            raise _NoTextError("NUL")
         return done
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
         super().close()
-
-
-class _Text(_Stream):
-    """A stream that refuses a NUL."""
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, or raise a DataError or a _NoTextError."""
-        done = super().readinto(buffer)
-        if b"\0" in bytes(buffer[:done]):
-            raise _NoTextError("NUL")
-        return done
 
 
 @contextmanager
@@ -296,35 +278,26 @@ def _long_fields() -> Iterator[None]:
 # --- Parquet -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ParquetFile:
+class ParquetFile(TableFile):
     """A Parquet file."""
-
-    path: Path
-    names: tuple[str, ...]
-
-    @classmethod
-    def open(cls, path: Path) -> ParquetFile:
-        """Return the file at `path`; a DataError if it is damaged."""
-        with _parquet_errors(path), pyarrow.parquet.ParquetFile(path) as file:
-            return cls(path, tuple(file.schema_arrow.names))
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Batch]:
         """Yield the `wanted` columns of all rows, of the types that the file says."""
-        with _parquet_errors(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
+        with _parquet(self.path) as file:
             for batch in file.iter_batches(BLOCK_ROWS, columns=[*wanted], use_threads=False):
                 yield {name: batch.column(name) for name in wanted}
 
-    def located(self, error: ColumnError, first_row: int) -> DataError:
-        """Return `error` with the number of its row, from 1."""
-        row = None if error.row is None else first_row + error.row + 1
-        return DataError(self.path, error.problem, row=row, column=error.column)
+    def place(self, row: int) -> dict[str, Any]:
+        """Return the number of a row, from 1."""
+        return {"row": row + 1}
 
 
 @contextmanager
-def _parquet_errors(path: Path) -> Iterator[None]:
+def _parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Open a Parquet file, or raise a DataError if it is damaged."""
     try:
-        yield
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         why = " ".join(str(error).split())
         raise DataError(path, f"cannot be read as Parquet: {why:.200}") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,21 +17,15 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from experiments.tasks.clicks.encoding import ColumnError, Format, Kind, encode
-from experiments.tasks.clicks.raw.files import DataError, paths_of
-from experiments.tasks.clicks.raw.ranges import ByteRange
+from experiments.tasks.clicks.encoding import ColumnError, Format, Kind
+from experiments.tasks.clicks.raw.files import ByteRange, DataError, paths_of
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
 from experiments.tasks.clicks.tabular.files import Batch, TableFile, open_table
 from experiments.tasks.clicks.tabular.kinds import Category, kinds_of
 from experiments.tasks.clicks.tabular.private import Counts, PrivateColumns
-from experiments.tasks.clicks.writer import Order, refuse_existing, write_blocks
-from experiments.tasks.splits import (
-    FRACTIONS,
-    check_fractions,
-    chronological_split,
-    random_masks,
-)
+from experiments.tasks.clicks.writer import refuse_existing
+from experiments.tasks.splits import RANDOM, Split
 
 EMPTY = "has a header and no rows"
 """What is wrong with a file if all are so."""
@@ -119,6 +113,8 @@ class TableFormat(Format):
     """Reads the rows of files and of tables in memory into the columns of `schema`."""
 
     schema: Schema
+    hash_seed: int = 0
+    split: Split = RANDOM
 
     @cached_property
     def kinds(self) -> Mapping[str, Kind]:
@@ -130,78 +126,52 @@ class TableFormat(Format):
         sources: Sequence[str | os.PathLike[str]],
         out: str | os.PathLike[str],
         *,
-        order: Order = "random",
-        fractions: tuple[float, float, float] = FRACTIONS,
-        hash_seed: int = 0,
         progress: Callable[[int], None] | None = None,
         private: PrivateColumns | None = None,
     ) -> Store:
         """Turn the rows of files, one file after the other, into a store; see `write_blocks`.
 
-        Args:
-            sources: CSV, TSV and Parquet files, each with all columns of the schema, in any order.
-            out: Store to create.
-            order: How rows are split.
-            fractions: Of the rows that train, validate and test.
-            hash_seed: Public seed of the hash of categories.
-            progress: Called with the number of rows done, after every block.
-            private: Bounds and values that are chosen privately, of the training rows alone: then
-                all rows are read once more, before.
+        The files are CSV, TSV or Parquet, each with all columns of the schema, in any order. Where
+        bounds and values are chosen privately, of the training rows alone, all rows are read once
+        more, before.
 
         Raises:
             DataError: a file cannot be read, or is not of the columns of the schema.
             StoreError: `out` exists, or cannot be written.
-            ValueError: the fractions do not add up to 1, a file is there twice, or what is to be
-                chosen cannot be.
+            ValueError: a file is there twice, or what is to be chosen cannot be.
         """
-        check_fractions(fractions)
         paths = paths_of(sources)
         files = [self.open(path) for path in paths]
         format, released = self, None
         if private is not None:
             refuse_existing(Path(out))
-            counts = self._counts(files, private, order, fractions)
-            schema, released = counts.released(private)
-            format = TableFormat(schema)
-        return write_blocks(
-            out,
-            format.schema,
-            format._blocks(files, hash_seed, labelled=True),
-            order=order,
-            source=self.source(paths),
-            hash_seed=hash_seed,
-            fractions=fractions,
-            released=released,
-            progress=progress,
-        )
+            schema, released = self._counts(files, private).released(private)
+            format = replace(self, schema=schema)
+        blocks = format._blocks(files, labelled=True)
+        return format.write(out, blocks, self.source(paths), released=released, progress=progress)
 
-    def _counts(
-        self,
-        files: Sequence[TableFile],
-        private: PrivateColumns,
-        order: Order,
-        fractions: tuple[float, float, float],
-    ) -> Counts:
+    def _counts(self, files: Sequence[TableFile], private: PrivateColumns) -> Counts:
         """Return the counts of the training rows; every row is read as the store's will be."""
-        counts, done = private.counts(self.schema), 0
+        counts, done, last = private.counts(self.schema), 0, 0
         category = Category(self.schema.missing)
-        last = 0
-        if order == "chronological":  # how many rows there are decides which of them train
-            whole = sum(len(block["label"]) for block in self._blocks(files, 0, labelled=True))
-            last = chronological_split(whole, fractions)["train"][1]
+        if (
+            self.split.order == "chronological"
+        ):  # how many rows there are decides which of them train
+            whole = sum(len(block["label"]) for block in self._blocks(files, labelled=True))
+            last = self.split.ranges({"": whole})["train"][1]
         for file in files:
             begun = done
-            for batch, block in self._encoded(file, 0):
-                numbers = np.arange(done, done + len(block["label"]), dtype=np.uint64)
-                is_train = numbers < last
-                if order == "random":
-                    is_train = random_masks(numbers, fractions)["train"]
+            for batch, block in self._encoded(file):
+                rows = len(block["label"])
+                is_train = np.arange(done, done + rows) < last
+                if self.split.order == "random":
+                    is_train = np.asarray(self.split.places(done, rows)["train"])
                 try:
                     texts = {name: category.texts(batch[name], name) for name in counts.texts}
                     counts.add(block, texts, is_train)
                 except ColumnError as error:
                     raise file.located(error, done - begun) from None
-                done += len(numbers)
+                done += rows
         return counts
 
     def source(self, paths: Sequence[Path]) -> dict[str, Any]:
@@ -213,9 +183,7 @@ class TableFormat(Format):
         named = dict.fromkeys(name for file in files for name in file.names)
         return tuple(name for name in named if name not in self._wanted(labelled=True))
 
-    def read(
-        self, source: str | os.PathLike[str], *, hash_seed: int = 0, labelled: bool = True
-    ) -> Iterator[Columns]:
+    def read(self, source: str | os.PathLike[str], *, labelled: bool = True) -> Iterator[Columns]:
         """Yield the rows of a file as blocks of columns, those of a store, in file order.
 
         Where the rows need not be `labelled`, the file may have the label or lack it: the blocks
@@ -225,7 +193,7 @@ class TableFormat(Format):
             DataError: the file cannot be read, or is not of the columns of the schema.
         """
         file = open_table(Path(source), self._wanted(labelled))
-        return self._blocks([file], hash_seed, labelled)
+        return self._blocks([file], labelled)
 
     def texts(self, path: Path, column: str) -> Iterator[str]:
         """Return the values of any column of a file as texts, in file order; null is empty.
@@ -257,13 +225,11 @@ class TableFormat(Format):
         weight = [self.schema.weight] if self.schema.weight else []
         return [*([self.schema.label, *weight] if labelled else []), *self.features]
 
-    def _blocks(
-        self, files: Sequence[TableFile], hash_seed: int, labelled: bool
-    ) -> Iterator[Columns]:
+    def _blocks(self, files: Sequence[TableFile], labelled: bool) -> Iterator[Columns]:
         """Yield the rows of files, one after the other; some have to have rows."""
         found = False
         for file in files:
-            for _, block in self._encoded(file, hash_seed, labelled):
+            for _, block in self._encoded(file, labelled):
                 found = True
                 yield block
         if not found:
@@ -273,23 +239,21 @@ class TableFormat(Format):
         """Return one range a file: a line end may stand within a field."""
         return [ByteRange(number, 0, str(path)) for number, path in enumerate(paths)]
 
-    def read_range(self, span: ByteRange, hash_seed: int, lines: Any = None) -> Iterator[Columns]:
+    def read_range(self, span: ByteRange, lines: Any = None) -> Iterator[Columns]:
         """Yield the rows of a file, which may have none, up to its first fault: a DataError."""
-        return (block for _, block in self._encoded(self.open(Path(span.path)), hash_seed))
+        return (block for _, block in self._encoded(self.open(Path(span.path))))
 
     def no_rows(self, path: Path, rows: int, all_rows: int) -> DataError | None:
         """Return what is wrong with a file of so many rows: nothing if any file has some."""
         return None if all_rows else DataError(path, EMPTY)
 
-    def _encoded(
-        self, file: TableFile, hash_seed: int, labelled: bool = True
-    ) -> Iterator[tuple[Batch, Columns]]:
+    def _encoded(self, file: TableFile, labelled: bool = True) -> Iterator[tuple[Batch, Columns]]:
         """Yield the rows of an opened file as they stand there, and as a store has them."""
         rows = 0
         label = self.schema.label if labelled else None
         for batch in file.batches(self._wanted(labelled)):
             try:
-                block = encode(batch, self.schema, self.kinds, hash_seed, label=label)
+                block = self.columns_of(batch, label)
             except ColumnError as error:
                 raise file.located(error, rows) from None
             rows += len(block["categories"])

@@ -27,7 +27,6 @@ from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.store import Store, columns_of
 
 ROWS_PER_RECORD = 4096
-HASH_SEED = 0
 
 
 class LocalInfo(tfds.core.DatasetInfo):
@@ -67,7 +66,7 @@ class _Blocks(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type:
             description=self.__doc__,
             disable_shuffling=True,  # the order of the rows is that of the raw file
             metadata=tfds.core.MetadataDict(
-                {"schema": dataclasses.asdict(schema), "hash_seed": HASH_SEED}
+                {"schema": dataclasses.asdict(schema), "hash_seed": self.FORMAT.hash_seed}
             ),
             features=tfds.features.FeaturesDict(
                 {
@@ -86,9 +85,7 @@ class _Blocks(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type:
         self, dl_manager: tfds.download.DownloadManager
     ) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         store = self.FORMAT.prepare(
-            _raw_file(Path(dl_manager.manual_dir), self.FORMAT.file_name),
-            self._store,
-            hash_seed=HASH_SEED,
+            _raw_file(Path(dl_manager.manual_dir), self.FORMAT.file_name), self._store
         )
         # TensorFlow Datasets refuses splits without rows.
         return {

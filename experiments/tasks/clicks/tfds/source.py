@@ -26,12 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpsgd.runs.records import build, checked
-from experiments.tasks.clicks.encoding import ColumnError, encode
+from experiments.tasks.clicks.encoding import ColumnError
 from experiments.tasks.clicks.schema import Schema, default_buckets
 from experiments.tasks.clicks.store import Columns, Store, columns_of, empty_columns
-from experiments.tasks.clicks.tabular.format import BUCKETS
-from experiments.tasks.clicks.tabular.kinds import kinds_of
+from experiments.tasks.clicks.tabular.format import BUCKETS, TableFormat
 from experiments.tasks.clicks.writer import StoreWriter
+from experiments.tasks.splits import RANDOM
 from experiments.tasks.tfds import (
     SPLITS,
     SourceError,
@@ -89,7 +89,7 @@ def prepare(
         read = functools.partial(_blocks, builder, schema)
     else:
         schema, numbered = _schema(builder, label, leave_out, text_buckets, tuple(classes))
-        read = functools.partial(_encoded, builder, schema, numbered, hash_seed)
+        read = functools.partial(_encoded, builder, TableFormat(schema, hash_seed), numbered)
     with StoreWriter(out, schema, hash_seed=hash_seed) as writer:
         for part, rows in parts_of(builder, read):
             writer.append(rows, part)
@@ -98,7 +98,7 @@ def prepare(
         for part in SPLITS:  # a part without rows is a part
             writer.append(empty_columns(schema, 0), part)
         source = {"format": "tfds", "name": full_name}
-        return writer.finish(splits=writer.parts, source=source)
+        return writer.finish(splits=RANDOM.ranges(writer.sizes), source=source)
 
 
 def _blocks(builder: Any, schema: Schema, split: str) -> Iterator[Columns]:
@@ -158,18 +158,18 @@ def _schema(
 
 
 def _encoded(
-    builder: Any, schema: Schema, numbered: Collection[str], hash_seed: int, split: str
+    builder: Any, format: TableFormat, numbered: Collection[str], split: str
 ) -> Iterator[Columns]:
     """Yield the columns of rows that are a record each."""
-    done, kinds = 0, kinds_of(schema)
+    done, label = 0, format.schema.label
     for records in records_of(builder, split, ROWS_PER_READ):
-        wanted = [schema.label, *schema.integers, *schema.categories]
+        wanted = [label, *format.features]
         batch = {name: pa.array([record[name] for record in records]) for name in wanted}
         for name in numbered:
             negative = pc.less(batch[name], 0)
             batch[name] = pc.if_else(negative, pa.scalar(None, batch[name].type), batch[name])
         try:
-            yield encode(batch, schema, kinds, hash_seed, label=schema.label)
+            yield format.columns_of(batch, label)
         except ColumnError as error:
             row = "" if error.row is None else f", record {done + error.row}"
             where = f"{builder.info.full_name}, split {split}{row}, feature {error.column}"

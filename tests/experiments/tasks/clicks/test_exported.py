@@ -48,7 +48,7 @@ def home(tmp_path_factory):
     """A folder with train.txt, its store, a run on it and the model that was exported."""
     home = tmp_path_factory.mktemp("home")
     synthetic.write_raw(home / "train.txt", ROWS, seed=1)
-    display.prepare(home / "train.txt", home / "store", hash_seed=5)
+    replace(display.FORMAT, hash_seed=5).prepare(home / "train.txt", home / "store")
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     config = RunSpec.of(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
     Run.create(task, config, home / "run", name="clicks").train()
@@ -127,13 +127,6 @@ def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypat
     assert np.abs(logits["platt"] - logits["none"]).max() > 1e-2
     assert model.guarantee["full_sums"] == asdict(sums)
     assert not (home / "platt-model" / "calibration.json").exists()  # it is in the parameters
-
-
-def test_a_loaded_model_says_what_its_sizes_are(home):
-    model = load_exported(home / "model")
-    record = json.loads((home / "run" / "report.json").read_text())
-    assert model.num_params == record["num_params"]
-    assert model.description["model_sizes"]["embedding_dim"] == 2
 
 
 def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):

@@ -144,7 +144,13 @@ odd_values = st.one_of(
     st.text(max_size=4),
 )  # fmt: skip
 json_changes = st.tuples(st.sampled_from(["set", "remove", "add"]), places, odd_values)
-TOO_DEEP = b"[" * 200_000
+odd_arrays = st.sampled_from([
+    np.zeros(160), np.zeros((200, 13), np.int64), np.zeros(0), np.zeros((200, 26), "<i4"),
+    np.zeros(200, np.uint8), np.zeros((200, 13), np.float32, order="F"), np.array(["text"] * 200),
+    np.array([{}], dtype=object), np.zeros((200, 13), ">f4"),
+])  # fmt: skip
+array_changes = st.tuples(st.sampled_from(["set", "remove", "add"]), places, odd_arrays)
+line_kinds = st.sampled_from(["swapped", "repeated", "removed", "rolled back", "torn"])
 
 
 def nodes(value, at=()):
@@ -160,8 +166,7 @@ def change_json(value, change):
     """Returns `value` with one of its nodes replaced, removed, or beside one more."""
     kind, where, new = change
     value = json.loads(json.dumps(value))
-    paths = list(nodes(value))[1:]
-    *way, name = paths[int(where * len(paths))]
+    *way, name = list(nodes(value))[1:][int(where * (len(list(nodes(value))) - 1))]
     holder = functools.reduce(lambda inner, step: inner[step], way, value)
     if kind == "set":
         holder[name] = new
@@ -174,21 +179,96 @@ def change_json(value, change):
     return value
 
 
-def change_json_file(path, change):
-    value = change_json(json.loads(path.read_text()), change)
-    path.write_text(json.dumps(value))
+def change_lines(lines, change):
+    kind, a, b = change
+    i, j = int(a * len(lines)), int(b * len(lines))
+    match kind:
+        case "swapped":
+            lines[i], lines[j] = lines[j], lines[i]
+        case "repeated":
+            lines.insert(j, lines[i])
+        case "removed":
+            del lines[i]
+        case "rolled back":
+            del lines[i:]
+        case "torn":
+            lines.append(b'{"steps": [16, 2')
+    return lines
 
 
-def replace_file(path, kind):
-    """Puts something else in the place of a file."""
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "dangling":
-        path.symlink_to("nowhere")
+def forge_line(lines, change):
+    """Changes a line of a ledger, and the hashes of it and of the lines that follow."""
+    where, of_line = change
+    bodies = [json.loads(line) for line in lines]
+    number = int(where * len(bodies))
+    bodies[number] = change_json(bodies[number], of_line)
+    lines, head = [], NO_HEAD
+    for body in bodies:
+        body.pop("hash", None)
+        with contextlib.suppress(ValueError):  # of NaN: left out
+            line, head = line_of(body, head)
+            lines.append(line)
+    return lines
 
 
-file_replacements = st.sampled_from(["nothing", "folder", "dangling"])
+def change_archive(path, change):
+    """Changes one array of an .npz file, or the array of an .npy file."""
+    kind, where, array = change
+    if path.suffix == ".npy":
+        np.save(path, array)
+        return
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    name = list(arrays)[int(where * len(arrays))]
+    if kind == "remove":
+        del arrays[name]
+    else:
+        arrays[name if kind == "set" else "added"] = array
+    np.savez(path, **arrays)
+
+
+ANY, OF_RUNS = ("*", "*.json"), "ledger.jsonl"
+damages = [
+    st.tuples(st.just("bytes"), st.sampled_from(ANY), places, byte_changes),
+    st.tuples(st.just("nothing"), st.sampled_from(ANY), places, st.none()),
+    st.tuples(st.just("folder"), st.sampled_from(ANY), places, st.none()),
+    st.tuples(st.just("dangling"), st.sampled_from(ANY), places, st.none()),
+    st.tuples(st.just("too deep"), st.sampled_from(ANY), places, st.none()),
+    st.tuples(st.just("values"), st.just("*.json"), places, json_changes),
+    st.tuples(st.just("array"), st.just("*.np[yz]"), places, array_changes),
+]
+run_damages = [
+    st.tuples(st.just("lines"), st.just(OF_RUNS), places, st.tuples(line_kinds, places, places)),
+    st.tuples(st.just("forged"), st.just(OF_RUNS), places, st.tuples(places, json_changes)),
+]
+
+
+def damage(folder, how):
+    """Damages one file of a store or of a run's directory; returns which."""
+    kind, pattern, where, change = how
+    files = sorted(path for path in folder.rglob(pattern) if path.is_file())
+    path = files[int(where * len(files))]
+    match kind:
+        case "bytes":
+            path.write_bytes(change_bytes(path.read_bytes(), change))
+        case "nothing" | "folder" | "dangling":
+            path.unlink()
+            if kind == "folder":
+                path.mkdir()
+            elif kind == "dangling":
+                path.symlink_to("nowhere")
+        case "too deep":
+            path.write_bytes(b"[" * 200_000)
+        case "values":
+            path.write_text(json.dumps(change_json(json.loads(path.read_text()), change)))
+        case "array":
+            change_archive(path, change)
+        case "lines" | "forged":
+            lines = path.read_bytes().splitlines(keepends=True)
+            changed = (change_lines if kind == "lines" else forge_line)(lines, change)
+            path.write_bytes(b"".join(changed))
+    return path.relative_to(folder).as_posix()
+
 
 # --- Stores --------------------------------------------------------------------------------------
 
@@ -210,43 +290,6 @@ def before_training(monkeypatch):
     return reached
 
 
-other_arrays = st.sampled_from([
-    np.zeros(160), np.zeros((200, 13), np.int64), np.zeros(0), np.zeros((200, 26), "<i4"),
-    np.zeros(200, np.uint8), np.zeros((200, 13), np.float32, order="F"), np.array(["text"] * 200),
-    np.array([{}], dtype=object), np.zeros((200, 13), ">f4"),
-])  # fmt: skip
-store_damages = st.one_of(
-    st.tuples(st.just("manifest values"), json_changes),
-    st.tuples(st.just("manifest bytes"), byte_changes),
-    st.tuples(st.just("manifest too deep"), st.none()),
-    st.tuples(st.just("column bytes"), places, byte_changes),
-    st.tuples(st.just("column replaced"), places, file_replacements),
-    st.tuples(st.just("column array"), places, other_arrays),
-    st.tuples(st.just("manifest replaced"), file_replacements),
-)
-
-
-def damage_store(path, damage):
-    kind, *how = damage
-    manifest, columns = path / "manifest.json", sorted(path.glob("*.npy"))
-    match kind, how:
-        case "manifest values", [change]:
-            change_json_file(manifest, change)
-        case "manifest bytes", [change]:
-            manifest.write_bytes(change_bytes(manifest.read_bytes(), change))
-        case "manifest too deep", _:
-            manifest.write_bytes(TOO_DEEP)
-        case "manifest replaced", [kind]:
-            replace_file(manifest, kind)
-        case "column bytes", [where, change]:
-            column = columns[int(where * len(columns))]
-            column.write_bytes(change_bytes(column.read_bytes(), change))
-        case "column replaced", [where, kind]:
-            replace_file(columns[int(where * len(columns))], kind)
-        case "column array", [where, array]:
-            np.save(columns[int(where * len(columns))], array)
-
-
 @pytest.mark.long
 @few_or(1_000)
 def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
@@ -256,10 +299,10 @@ def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
     blocks = [block for split in whole.splits for block in whole.blocks(split)]
     rows = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
-    def check(damage):
+    def check(how):
         at = folder()
         path, out = shutil.copytree(store, at / "store"), at / "run"
-        damage_store(path, damage)
+        damage(path, how)
         before = contents(path)
         before_training.clear()
         answer = ask("train", path, "sampler:deterministic", "--out", out, *TRAIN, *TINY)
@@ -274,7 +317,7 @@ def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
             np.testing.assert_array_equal(column, rows[name][begin:end])
             assert column.dtype == rows[name].dtype
 
-    for_all(examples, store_damages, check)
+    for_all(examples, st.one_of(damages), check)
 
 
 # --- Run directories -----------------------------------------------------------------------------
@@ -320,99 +363,6 @@ def runs(tmp_path_factory):
         yield SimpleNamespace(stopped=stopped, finished=finished, rows=folder / "rows.npz")
 
 
-def change_line(path, change):
-    """Changes a line of a ledger, and the hashes of it and of the lines that follow."""
-    where, of_line = change
-    bodies = [json.loads(line) for line in path.read_text().splitlines()]
-    number = int(where * len(bodies))
-    bodies[number] = change_json(bodies[number], of_line)
-    lines, head = [], NO_HEAD
-    for body in bodies:
-        body.pop("hash", None)
-        with contextlib.suppress(ValueError):  # of NaN: left out
-            line, head = line_of(body, head)
-            lines.append(line)
-    path.write_bytes(b"".join(lines))
-
-
-def change_lines(path, change):
-    kind, a, b = change
-    lines = path.read_bytes().splitlines(keepends=True)
-    i, j = int(a * len(lines)), int(b * len(lines))
-    match kind:
-        case "swapped":
-            lines[i], lines[j] = lines[j], lines[i]
-        case "repeated":
-            lines.insert(j, lines[i])
-        case "removed":
-            del lines[i]
-        case "rolled back":
-            del lines[i:]
-        case "torn":
-            lines.append(b'{"steps": [16, 2')
-    path.write_bytes(b"".join(lines))
-
-
-def change_archive(path, change):
-    """Changes one array of an .npz file."""
-    kind, where, array = change
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    name = list(arrays)[int(where * len(arrays))]
-    if kind == "set":
-        arrays[name] = array
-    elif kind == "add":
-        arrays["added"] = array
-    else:
-        del arrays[name]
-    np.savez(path, **arrays)
-
-
-archive_changes = st.tuples(st.sampled_from(["set", "add", "remove"]), places, other_arrays)
-line_kinds = st.sampled_from(["swapped", "repeated", "removed", "rolled back", "torn"])
-run_damages = st.one_of(
-    st.tuples(st.just("bytes"), places, byte_changes),
-    st.tuples(st.just("replaced"), places, file_replacements),
-    st.tuples(st.just("too deep"), places),
-    st.tuples(st.just("values"), places, json_changes),
-    st.tuples(st.just("lines"), st.tuples(line_kinds, places, places)),
-    st.tuples(st.just("forged line"), st.tuples(places, json_changes)),
-    st.tuples(st.just("arrays"), places, archive_changes),
-)
-
-
-def damage_run(run, damage):
-    """Damages one file of a run directory; returns which."""
-    kind, *how = damage
-    files = sorted(path for path in run.rglob("*") if path.is_file())
-    ledger = run / "ledger.jsonl"
-    match kind, how:
-        case "bytes", [where, change]:
-            path = files[int(where * len(files))]
-            path.write_bytes(change_bytes(path.read_bytes(), change))
-        case "replaced", [where, other]:
-            path = files[int(where * len(files))]
-            replace_file(path, other)
-        case "too deep", [where]:
-            path = files[int(where * len(files))]
-            path.write_bytes(TOO_DEEP)
-        case "values", [where, change]:
-            files = [path for path in files if path.suffix == ".json"]
-            path = files[int(where * len(files))]
-            change_json_file(path, change)
-        case "lines", [change]:
-            path = ledger
-            change_lines(ledger, change)
-        case "forged line", [change]:
-            path = ledger
-            change_line(ledger, change)
-        case "arrays", [where, change]:
-            files = [path for path in files if path.suffix == ".npz"]
-            path = files[int(where * len(files))]
-            change_archive(path, change)
-    return path.relative_to(run).as_posix()
-
-
 def bits(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
@@ -439,9 +389,9 @@ def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
     like = whole.job.start()
     saved = {8: bits(Checkpoints(older).latest(like)), 16: bits(whole.checkpoint)}
 
-    def check(damage):
+    def check(how):
         run = shutil.copytree(runs.stopped, folder() / "run")
-        damaged = damage_run(run, damage)
+        damaged = damage(run, how)
         before = whole_lines(contents(run))
         answer = ask("ledger", run)
         if answer.status == 2:
@@ -464,7 +414,7 @@ def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
             step = 8 if damaged == "checkpoints/000000000016.npz" else 16
             assert bits(reached.checkpoint) in (saved[step], saved[16])
 
-    for_all(examples, run_damages, check)
+    for_all(examples, st.one_of(damages + run_damages), check)
 
 
 @pytest.mark.long
@@ -480,10 +430,10 @@ def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
     assert ask("export", runs.finished, exported).status == 0
     bundle = contents(exported)
 
-    def check(damage):
+    def check(how):
         at = folder()
         run = shutil.copytree(runs.finished, at / "run")
-        damaged = damage_run(run, damage)
+        damaged = damage(run, how)
         before = contents(run)
         questions = {
             "ledger": ask("ledger", run),
@@ -508,7 +458,7 @@ def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
         if questions["evaluate"].status == 0 and damaged != "config.json":
             assert questions["evaluate"].out == scores.out
 
-    for_all(examples, run_damages, check)
+    for_all(examples, st.one_of(damages + run_damages), check)
 
 
 # --- Command lines -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.clicks.tabular.private import PrivateColumns
 from experiments.tasks.clicks.task import Clicks
-from experiments.tasks.splits import FRACTIONS, random_masks
+from experiments.tasks.splits import Split, random_masks
 from samplers import Poisson
 
 COLUMNS = {"categories": ("city", "device"), "numbers": ("age", "sum"), "missing": ("NA",)}
@@ -43,7 +43,8 @@ def write(path, found):
 
 
 def counts(path, order="random", asked=ASKED):
-    return FORMAT._counts([FORMAT.open(path)], asked, order, FRACTIONS)
+    format = TableFormat(FORMAT.schema, split=Split(order))
+    return format._counts([format.open(path)], asked)
 
 
 @pytest.mark.parametrize("order", ["random", "chronological"])

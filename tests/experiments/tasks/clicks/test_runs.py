@@ -18,7 +18,6 @@ from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.store import Store, columns_of
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.clicks.synthetic.uniform import uniform_rows
-from experiments.tasks.clicks.writer import write_blocks
 
 
 def arguments(store, out, *more):
@@ -114,7 +113,7 @@ def test_a_run_says_every_store_that_it_was_trained_on(store, stopped, tmp_path)
 def test_rows_of_one_class_are_refused_before_training(store, tmp_path, capsys):
     log = synthetic.LOGS["criteo-display"]
     blocks = [{**rows, "label": 0 * rows["label"]} for rows in Store.open(store).blocks("train")]
-    write_blocks(tmp_path / "store", log.format.schema, blocks, order=log.format.split, source={})
+    log.format.write(tmp_path / "store", blocks, {})
     assert main(arguments(tmp_path / "store", tmp_path / "run")) == 2
     assert "the validation rows are not of both classes" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -8,8 +8,6 @@ import gzip
 import io
 import json
 import math
-import os
-import re
 import shlex
 import tracemalloc
 from pathlib import Path
@@ -29,7 +27,7 @@ from experiments.tasks.clicks.schema import log_transform
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular import files
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
-from experiments.tasks.splits import random_split
+from experiments.tasks.splits import Split, joined, random_split
 from tests.experiments.tasks.clicks.slow import text_hash
 
 SCHEMA = table_schema("y", categories=("city", "n"), numbers=("age", "visits"), buckets=(64, 256))
@@ -58,9 +56,8 @@ def slow_columns(rows, hash_seed=0, schema=SCHEMA):
     return columns
 
 
-def read(path, schema=SCHEMA, **options):
-    blocks = list(TableFormat(schema).read(path, **options))
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+def read(path, schema=SCHEMA, hash_seed=0, **options):
+    return joined(TableFormat(schema, hash_seed).read(path, **options))
 
 
 def assert_same(got, expected):
@@ -136,7 +133,7 @@ def test_text_and_parquet_of_one_table_become_what_the_slow_reader_says(
     del expected["label"]
     assert_same(read(path, hash_seed=seed, labelled=False), expected)
     table = {name: [row[name] for row in rows] for name in ("note", "visits", "n", "age", "city")}
-    assert_same(FORMAT.encode(table, hash_seed=seed), expected)
+    assert_same(TableFormat(SCHEMA, seed).encode(table), expected)
 
 
 def people(count, first=0):
@@ -168,12 +165,12 @@ def test_several_files_in_any_format_are_one_table_to_the_bit(tmp_path, order, m
     parts[2].write_bytes(as_parquet([{**row, "note": ""} for row in rows[81:]], dictionary=True))
     parts.insert(1, write(tmp_path / "empty.csv", rows[:1]))
     parts[1].write_bytes(parts[1].read_bytes().splitlines(keepends=True)[0])
-    split = {"order": order, "fractions": (0.7, 0.2, 0.1)}
-    one = FORMAT.prepare([whole], tmp_path / "one", **split)
+    format = TableFormat(SCHEMA, split=Split(order, (0.7, 0.2, 0.1)))
+    one = format.prepare([whole], tmp_path / "one")
     monkeypatch.setattr(files, "BLOCK_BYTES", 512)
     monkeypatch.setattr(files, "BLOCK_ROWS", 7)
     seen = []
-    several = FORMAT.prepare(parts, tmp_path / "several", **split, progress=seen.append)
+    several = format.prepare(parts, tmp_path / "several", progress=seen.append)
     assert one.shards == several.shards
     assert one.splits == several.splits
     left_out = [FORMAT.left_out([FORMAT.open(path) for path in some]) for some in ([whole], parts)]
@@ -201,29 +198,6 @@ def test_columns_that_are_not_named_are_not_looked_at(tmp_path):
         stores.append(FORMAT.prepare([tmp_path / name], tmp_path / f"{name} store"))
     assert stores[0].shards == stores[1].shards
     assert FORMAT.left_out([FORMAT.open(tmp_path / "wide")]) == ("z",)
-
-
-def test_a_changed_row_changes_nothing_but_itself(tmp_path):
-    rows = people(200)
-    changed = 17
-    other = [dict(row) for row in rows]
-    other[changed] = {"y": not rows[changed]["y"], "city": "never seen\n" * 9, "age": -1e300,
-                      "n": 2**62, "visits": None}  # fmt: skip
-    a, b = (
-        FORMAT.prepare([write(tmp_path / f"{i}.csv", table)], tmp_path / str(i), order=order)
-        for i, (table, order) in enumerate([(rows, "random"), (other, "random")])
-    )
-    for public in ("schema", "splits", "num_rows", "hash_seed"):
-        assert getattr(a, public) == getattr(b, public)
-    differing = 0
-    for split in a.splits:
-        one, two = a.load(split), b.load(split)
-        rows_differ = np.zeros(len(one["label"]), bool)
-        for name in one:
-            assert one[name].shape == two[name].shape
-            rows_differ |= (one[name] != two[name]).reshape(len(rows_differ), -1).any(axis=1)
-        differing += rows_differ.sum()
-    assert differing == 1
 
 
 def test_numbers_may_stay_as_they_are_and_words_may_be_missing(tmp_path):
@@ -263,68 +237,16 @@ def test_declared_values_are_numbered_and_all_others_are_missing(tmp_path):
     assert read(tmp_path / "p", schema)["categories"][:, ::2].T.tolist() == ids
 
 
-CLASSES = {
-    "text": (["<=50K", ">50K"], [">50K", "<=50K"], "found '50K', expected '<=50K' or '>50K'"),
-    "number": (["1", "2"], ["2", "1"], "found '0', expected '1' or '2'"),
-    "reversed": (["1", "0"], ["0", "1"], "found '2', expected '1' or '0'"),
-}
-
-
-@pytest.mark.parametrize(("classes", "labels", "said"), CLASSES.values(), ids=CLASSES)
-def test_a_label_is_of_two_classes_that_were_declared(tmp_path, classes, labels, said):
-    schema = table_schema("y", categories=("c",), classes=classes)
+def test_a_label_is_of_two_classes_that_were_declared(tmp_path):
+    schema = table_schema("y", categories=("c",), classes=("1", "0"))
     path = tmp_path / "t.csv"
-    path.write_text("c,y\n" + "".join(f"a,{label}\n" for label in labels))
-    assert read(path, schema)["label"].tolist() == [1, 0]
-    if classes[0].isdigit():
-        pq.write_table(pa.table({"c": ["a", "b"], "y": [*map(int, labels)]}), tmp_path / "p")
-        assert read(tmp_path / "p", schema)["label"].tolist() == [1, 0]
-    path.write_text(f"c,y\na,{labels[0]}\nb,{said.split(chr(39))[1]}\n")
-    with pytest.raises(DataError, match=re.escape(f"t.csv, line 3, column y: {said}")):
+    path.write_text("c,y\na,0\na,1\n")
+    pq.write_table(pa.table({"c": ["a", "b"], "y": [0, 1]}), tmp_path / "p")
+    for file in (path, tmp_path / "p"):
+        assert read(file, schema)["label"].tolist() == [1, 0]
+    path.write_text("c,y\na,0\nb,2\n")
+    with pytest.raises(DataError, match=r"t.csv, line 3, column y: found '2', expected '1' or '0'"):
         read(path, schema)
-
-
-@pytest.mark.long
-def test_a_table_of_declared_classes_is_prepared_trained_on_evaluated_and_scored(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=600)
-    rows = [f'"k, {i}",{v:.3f},{">50K" if v > 0 else "<=50K"}' for i, v in enumerate(x)]
-    table, store, run = tmp_path / "t.csv", tmp_path / "store", tmp_path / "run"
-    table.write_text("\n".join(["id,x,y", *rows]) + "\n")
-    prepare = ["prepare", "csv", str(table), str(store), "--label", "y", "--numbers", "x"]
-    assert cli.main([*prepare, "--positive", ">50K"]) == 2
-    assert "--positive and --negative are given together" in capsys.readouterr().err
-    assert cli.main([*prepare, "--positive", ">50K", "--negative", "<=50K"]) == 0
-    splits = ("train", "validation", "test")
-    shown = ", ".join(f"{Store.open(store).rows(split)} {split}" for split in splits)
-    assert capsys.readouterr().out.endswith(f"600 rows in {store}: {shown}\n")
-    words = ["train", str(store), "sampler:poisson", "--non-private", "--out", str(run)]
-    assert cli.main([*words, "--batch-size", "20", "--epochs", "5", "--hidden", "4"]) == 0
-    capsys.readouterr()
-    assert cli.main(["evaluate", str(run), str(table)]) == 0
-    assert float(re.search(r"^auc: (.*)$", capsys.readouterr().out, re.M)[1]) > 0.9
-    out = tmp_path / "scores.csv"
-    assert cli.main(["score", str(run), str(table), "--out", str(out), "--key", "id"]) == 0
-    with out.open(newline="") as file:
-        header, *scores = csv.reader(file)
-    assert header == ["id", "probability"]
-    assert [key for key, _ in scores] == [f"k, {i}" for i in range(600)]
-    assert np.corrcoef(x > 0, [float(p) for _, p in scores])[0, 1] > 0.5
-    out.unlink()
-    assert cli.main(["score", str(run), str(table), "--out", str(out), "--key", "no"]) == 2
-    assert "has no column no" in capsys.readouterr().err
-    assert cli.main(["score", str(run), str(store), "--out", str(out), "--key", "id"]) == 2
-    assert "only tables, in CSV, TSV or Parquet files, have keys" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_a_split_without_rows_is_refused_by_its_name_and_leaves_nothing(tmp_path, capsys):
-    (tmp_path / "t.csv").write_text("x,y\n1,0\n2,1\n3,1\n")
-    words = ["prepare", "csv", str(tmp_path / "t.csv"), str(tmp_path / "store")]
-    assert cli.main([*words, "--label", "y", "--numbers", "x", "--order", "chronological"]) == 2
-    said = capsys.readouterr().err
-    assert "would have no validation rows, of 3 in all: give more rows" in said
-    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
 @pytest.mark.parametrize(
@@ -426,20 +348,15 @@ GOOD = b'1,2,"a\nb"\n'  # two lines
         (b"", ": is empty; expected a header of column names"),
         (b"\n1,2,3\n", ": begins with a blank line"),
         (HEAD, ": has a header and no rows"),
-        (HEAD[:-1], ": has a header and no rows"),
         (HEAD + b"\n\n", ": has a header and no rows"),
         (b"y,z,z\n", ": has no column x, c; it has y, z, z, separated by commas"),
-        (b"y\tz\n", ": has no column x, c; it has y, z, separated by tabs"),
         (b"y, x,c\n", ": has no column x; it has y, ' x', c, separated by commas"),
         (b"y,x,c,x\n1,2,3,4\n", ": has the column x 2 times"),
         (HEAD + GOOD + b"2,2,a\n", ", line 4, column y: found '2', expected 0 or 1"),
         (HEAD + GOOD + b"\n\r\n,2,a\n", ", line 6, column y: found nothing, expected 0 or 1"),
-        (HEAD + GOOD * 2 + b"0,two,a\n", ", line 6, column x: found 'two', expected a finite"),
         (HEAD + GOOD + b"0,1e999,a\n", ", line 4, column x: found '1e999', expected a finite"),
-        (HEAD + GOOD + b"0,-inf,a\n", ", line 4, column x: found '-inf'"),
         (HEAD + GOOD + b"0,1_0,a\n", ", line 4, column x: found '1_0'"),
         (HEAD + GOOD + b"0," + b"7" * 50 + b"x,a\n", r", line 4, column x: found '7{40}\.\.\.'"),
-        (HEAD + GOOD + b"0,1\n", ", line 4: found 2 columns, expected the 3 of the header"),
         (HEAD + GOOD + b"0,1,2,3\n", ", line 4: found 4 columns, expected the 3 of the header"),
         (HEAD + GOOD + b"\xef\xbb\xbf0,1,2\n", ", line 4, column y: found "),
         (HEAD + GOOD + b"0,1,\xe9\n", ", line 4, column c: byte 0xe9 is not UTF-8 text"),
@@ -449,15 +366,12 @@ GOOD = b'1,2,"a\nb"\n'  # two lines
         (HEAD + GOOD + b'0,"1,2\n0,1,2\n', r", line 4: found 2 columns, .*\(is a quote not closed"),
         (HEAD + GOOD + b'0,1,"2\n0,1,2\n0,1,2', ", line 4: a quote is not closed"),
         (HEAD + GOOD + b'0,1,a"b\n0,1,"2\n', ", line 5: a quote is not closed"),
-        (HEAD + b'0,1,"', ", line 2: a quote is not closed"),
         (HEAD + GOOD * 30 + b'0,1,"2\n', ", line 62: a quote is not closed"),
         ("y,x,c\n1,2,a\n".encode("utf-16"), ": is UTF-16 text; save it as UTF-8"),
-        (gzip.compress(HEAD + GOOD, mtime=0)[:-9], ": the gzip stream is truncated"),
         (gzip.compress(b"PAR1", mtime=0), ": is a Parquet file within gzip; unpack it"),
         (b"PAR1" * 9, ": cannot be read as Parquet: "),
-        (b"PK\x03\x04", ": is a zip or tar archive"),
     ],
-    ids=map(str, range(30)),
+    ids=map(str, range(22)),
 )  # fmt: skip
 @pytest.mark.parametrize("block_bytes", [files.BLOCK_BYTES, 64])
 def test_what_is_wrong_with_a_text_file_is_said_in_one_line_with_its_place(
@@ -502,32 +416,6 @@ def test_a_file_that_lacks_a_column_is_named_before_rows_are_read(tmp_path):
     second = write(tmp_path / "2.csv", people(3), names=["y", "city", "n", "visits"])
     with pytest.raises(DataError, match=r"2\.csv: has no column age; it has y, city, n, visits"):
         FORMAT.prepare([first, second], tmp_path / "store", progress=pytest.fail)
-
-
-def test_a_file_that_is_given_twice_is_refused(tmp_path):
-    one = write(tmp_path / "1.csv", people(20))
-    (tmp_path / "link").symlink_to(one)
-    with pytest.raises(ValueError, match="link is given twice, and each of its rows would be two"):
-        FORMAT.prepare([one, tmp_path / "link"], tmp_path / "store")
-
-
-def test_a_pipe_is_refused_since_it_can_be_read_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="pipe: is a pipe or a device"):
-        FORMAT.prepare([tmp_path / "pipe"], tmp_path / "store")
-
-
-def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 15)
-    path = tmp_path / "t.csv"
-    path.write_bytes(HEAD + b"0,123456789,some city or other\n" * 100_000)
-    schema = table_schema("y", categories=("c",), numbers=("x",))
-    before, most, blocks = pa.total_allocated_bytes(), 0, 0
-    for _ in TableFormat(schema).read(path):
-        most = max(most, pa.total_allocated_bytes() - before)
-        blocks += 1
-    assert blocks > 90
-    assert most < path.stat().st_size / 4
 
 
 # --- What is asked for ---------------------------------------------------------------------------
@@ -693,6 +581,23 @@ def test_scores_do_not_depend_on_how_rows_are_written_nor_on_their_labels(traine
         assert out.read_bytes() == (folder / "scores.csv").read_bytes()
 
 
+def test_scores_are_written_beside_a_column_that_tables_alone_have(trained, tmp_path, capsys):
+    folder, _ = trained
+    rows, out = [{**row, "note": f"k, {i}"} for i, row in enumerate(clicks(50))], tmp_path / "s.csv"
+    ask = ["score", folder / "run", write(tmp_path / "t", rows), "--out", out, "--key"]
+    assert run(*ask, "note") == 0
+    with out.open(newline="") as file:
+        assert [row[0] for row in csv.reader(file)] == ["note", *(f"k, {i}" for i in range(50))]
+    out.unlink()
+    for path, key, says in [
+        (tmp_path / "t", "no", "has no column no"),
+        (folder / "store", "note", "only tables, in CSV, TSV or Parquet files, have keys"),
+    ]:
+        assert run("score", folder / "run", path, "--out", out, "--key", key) == 2
+        assert says in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_run_on_a_table_is_evaluated_alike_on_files_and_stores(trained, tmp_path, capsys):
     folder, _ = trained
     asked = ["--label", "clicked", "--categories", "city", "device", "--numbers", "age"]
@@ -729,6 +634,11 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
             "add up to 1",
         ),
         (["no.csv", "s", "--label", "y", "--numbers", "age"], "no.csv: cannot be read: No such"),
+        ([*AGE, "--positive", "1"], "--positive and --negative are given together"),
+        (
+            [*AGE, "--order", "chronological", "--split", "0.98", "0.01", "0.01"],
+            "would have no validation rows, of 30 in all: give more rows",
+        ),
         ([*AGE, "--bounds", "age=1"], "--bounds: 'age' has no bounds LOW:HIGH"),
         ([*AGE, "--bounds", "age=0:1", "age=0:2"], "age is given twice, with different"),
         ([*AGE, "--bounds", "age"], "age: No such file"),

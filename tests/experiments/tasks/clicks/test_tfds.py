@@ -190,7 +190,7 @@ def test_numbers_are_transformed_and_classes_texts_and_booleans_are_hashed(tmp_p
     assert not columns["integers_missing"][:, 1].any()
     table = {name: [row[name] for row in rows["train"]] for name in rows["train"][0]}
     words = {"city": [str(c) for c in table["city"]], "member": ["true", "false"] * 20}
-    encoded = format_of(store.schema).encode(table | words, hash_seed=4)
+    encoded = format_of(store.schema, 4).encode(table | words)
     for name, column in encoded.items():
         np.testing.assert_array_equal(columns[name], column)
     city, member, name = columns["categories"].T
