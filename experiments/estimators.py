@@ -1,13 +1,13 @@
-"""`DPClassifier`: a private model of a table in scikit-learn's conventions, trained by a `Run`.
+"""`DPClassifier` and `DPRegressor`: private models in scikit-learn's conventions, a `Run` each fit.
 
-It needs scikit-learn (the extra `sklearn`), and reads tables as `dpsgd prepare csv` does.
+They need scikit-learn (the extra `sklearn`), and read tables as `dpsgd prepare csv` does.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,46 @@ import jax
 import numpy as np
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_random_state
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_array, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_is_fitted,
+        column_or_1d,
+        validate_data,
+    )
 except ImportError as error:
     raise ImportError(f"{error}: estimators need scikit-learn (the extra sklearn)") from None
 
+from accounting import DataRelease
 from dpsgd.models.model import TrainedModel, read_model
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import RunSpec
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.tabular.format import BUCKETS, table_schema
+from experiments.tasks.clicks.tabular.private import PrivateColumns
 from experiments.tasks.clicks.task import ClickModels, DescribedClicks
+from samplers import Population, UnitData
 from samplers.settings import SETTINGS
 
 PyTree = Any
 
 EXPECTED_FAILED_CHECKS = dict.fromkeys(
-    ("check_classifier_data_not_an_array", "check_fit_idempotent", "check_supervised_y_2d"),
+    (
+        "check_classifier_data_not_an_array",
+        "check_fit_idempotent",
+        "check_regressor_data_not_an_array",
+        "check_regressors_int",
+        "check_sample_weight_equivalence_on_dense_data",
+        "check_supervised_y_2d",
+    ),
     "compares two fits, and noise and batches of each are fresh",
 )
 """Of scikit-learn's `check_estimator`: those that cannot hold, with the reason."""
+
+_PRIVATE = "private"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,70 +64,56 @@ class _Rows(ClickModels):
     sizes: ModelConfig
     schema: Schema
     hash_seed: int
-    rows: PyTree
+    rows: UnitData
 
-    def columns(self) -> PyTree:
+    def columns(self) -> UnitData:
         return self.rows
 
     def metrics(self, params: PyTree) -> dict[str, float]:
         return {}  # of rows that train they would be private
 
 
-class DPClassifier(ClassifierMixin, BaseEstimator):
-    """Binary classifier with a guarantee of differential privacy for its training rows.
-
-    Each call of `fit` is a release of its own: fits on the same rows compose.
-
-    Args:
-      epsilon: Of the guarantee of one fit; None trains without privacy.
-      delta: Of the guarantee; by default `accounting.default_delta` of the number of rows.
-      bounds: Public (low, high) of numbers: one pair for all of them, one for each column, or by
-        column name. They must not be read from the training rows.
-      categories: Columns whose values are hashed; those of arrays are called x0, x1, ...
-      classes: The two labels, declared. "from y" reads them from the training rows, which
-        `guarantee_` does not cover and says so.
-      number_transform: Of numbers and their bounds: sign(x) log(1 + abs(x)), or none.
-      model: Preset of the model, as of `dpsgd train`.
-      sampler: Name of the sampler.
-      options: Other settings of the run, as `RunSpec.of` has them: {"epochs": 5}.
-      random_state: Seed of the initial parameters alone. Noise and batches are always fresh.
-
-    Attributes:
-      classes_: The two labels, [2].
-      guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
-    """
-
+@dataclass(eq=False, repr=False)
+class _Estimator(BaseEstimator):
     # Any: scikit-learn has `fit`, not this, refuse what is wrong.
-    def __init__(
-        self,
-        epsilon: Any = 1.0,
-        *,
-        delta: Any = None,
-        bounds: Any = None,
-        categories: Any = (),
-        classes: Any = None,
-        number_transform: Any = "none",
-        model: Any = "linear",
-        sampler: Any = "balls-and-bins",
-        options: Any = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.categories = categories
-        self.classes = classes
-        self.number_transform = number_transform
-        self.model = model
-        self.sampler = sampler
-        self.options = options
-        self.random_state = random_state
+    epsilon: Any = 1.0
+    """Of the guarantee of one fit; None trains without privacy."""
+    _: KW_ONLY
+    delta: Any = None
+    """Of the guarantee; by default `accounting.default_delta` of the number of rows."""
+    bounds: Any = None
+    """Public (low, high) of numbers: one pair for all of them, one for each column, or by column
+    name. They must not be read from the training rows. "private", of all or of a column, has them
+    chosen of these at `bounds_epsilon`."""
+    outer_bounds: Any = None
+    """Wide public (low, high) within which private bounds are chosen, given as `bounds` are."""
+    bounds_epsilon: Any = None
+    """What the choice of private bounds costs by itself; `epsilon` is that of all together."""
+    categories: Any = ()
+    """Columns whose values are hashed; those of arrays are called x0, x1, ..."""
+    weight_bound: Any = None
+    """Public bound of `sample_weight`, to which weights are clipped."""
+    number_transform: Any = "none"
+    """Of numbers and their bounds: "log1p" is sign(x) log(1 + abs(x))."""
+    model: Any = "linear"
+    """Preset of the model, as of `dpsgd train`."""
+    sampler: Any = "balls-and-bins"
+    """Name of the sampler."""
+    options: Any = None
+    """Other settings of the run, as `RunSpec.of` has them: {"epochs": 5}."""
+    random_state: Any = None
+    """Seed of the initial parameters alone. Noise and batches are always fresh."""
 
-    def fit(self, X: Any, y: Any) -> DPClassifier:
-        """Trains on rows X, [rows, columns], and labels y, [rows]; returns this estimator.
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Trains on rows X, [rows, columns], with labels y, [rows]; returns this estimator.
+
+        Args:
+          X: Array or data frame of numbers and categories.
+          y: Labels.
+          sample_weight: Weights >= 0 of rows in the loss, [rows]; by default all 1.
 
         Raises:
-          ValueError: if bounds or classes are not declared, or the data do not fit them.
+          ValueError: if what must be public is not declared, or the data do not fit it.
         """
         for name, value, known in (
             ("model", self.model, PRESETS),
@@ -119,42 +122,51 @@ class DPClassifier(ClassifierMixin, BaseEstimator):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!a:.40}")
         table, names = self._table(X, reset=True)
-        labels = self._labels(y, len(table[names[0]]))
-        model = DescribedClicks(PRESETS[self.model], self._schema(names), hash_seed=0)
-        rows = {**model.encode(table), "label": labels}
-        task = _Rows(model.sizes, model.schema, model.hash_seed, rows)
+        count = len(table[names[0]])
+        labels, declared = self._labels(y)
+        if len(labels) != count:
+            raise ValueError(f"y has {len(labels)} labels and X has {count} rows")
+        rows = {"label": labels}
+        if sample_weight is not None:
+            rows["weight"] = self._weights(sample_weight, labels)
+            declared |= {"weight": "\0weight", "weight_bound": self.weight_bound}
         noise = {"non_private": True} if self.epsilon is None else {"target_epsilon": self.epsilon}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = {**(self.options or {}), **noise, "target_delta": self.delta, "init_seed": seed}
         sizes = {k: given.pop(k) for k in ("batch_size", "epochs") if k in given}
         spec = RunSpec.of(SETTINGS[self.sampler](**sizes), **given)
+        schema, ranges = self._schema(names, declared)
+        rows |= DescribedClicks(PRESETS[self.model], schema, hash_seed=0).encode(table)
+        population = Population(count)
+        if ranges:
+            delta = spec.delta_of(population)
+            asked = PrivateColumns(ranges, (), self.bounds_epsilon, delta)
+            schema, release = _chosen(asked, schema, rows)
+            population = Population(count, data_release=release)
+        model = DescribedClicks(PRESETS[self.model], schema, hash_seed=0)
+        task = _Rows(model.sizes, schema, model.hash_seed, UnitData(rows, population))
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             Run.create(task, spec, out).train()
             found = read_model(out, task=model)
-        self.guarantee_ = dict(found.guarantee)
-        if isinstance(self.classes, str):
-            note = "classes were read from y: no guarantee covers which labels there are"
-            self.guarantee_["guarantee"] += f"; {note}"
+        self.bounds_, self.guarantee_ = dict(schema.bounded), dict(found.guarantee)
+        self.guarantee_["guarantee"] += self._caveat
         params = jax.tree.map(np.asarray, found.params)
         self._model = TrainedModel(Path(), {}, self.guarantee_, model, params)
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Returns the probabilities of both classes, float[rows, 2]."""
+    @property
+    def _caveat(self) -> str:
+        """What the guarantee does not cover, as the end of its sentence."""
+        return ""
+
+    def _predicted(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         table, _ = self._table(X, reset=False)
-        p = np.asarray(self._model.predict(table), np.float64)
-        return np.stack([1 - p, p], axis=1)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Returns the likelier class of each row, [rows]."""
-        check_is_fitted(self)
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return np.asarray(self._model.predict(table), np.float64)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = False
         tags.input_tags.allow_nan = True
         tags.non_deterministic = True
         return tags
@@ -168,54 +180,174 @@ class DPClassifier(ClassifierMixin, BaseEstimator):
         names = [f"x{j}" for j in range(X.shape[1])]
         return dict(zip(names, X.T, strict=True)), names
 
-    def _labels(self, y: Any, rows: int) -> np.ndarray:
+    def _labels(self, y: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """Returns labels as a store has them, and what `table_schema` takes of them."""
+        raise NotImplementedError
+
+    def _weights(self, sample_weight: Any, labels: np.ndarray) -> np.ndarray:
+        weights = _check_sample_weight(
+            sample_weight, labels, dtype=np.float64, ensure_non_negative=True
+        )
+        if self.weight_bound is None:
+            raise ValueError(
+                "weight_bound must be given with sample_weight: the largest of the weights would "
+                "be that of a single row, which no guarantee covers"
+            )
+        bound = float(self.weight_bound)
+        if not 0 < bound < np.inf:
+            raise ValueError(f"weight_bound must be finite and > 0, got {bound}")
+        return np.minimum(weights / bound, 1).astype(np.float32)
+
+    def _schema(self, names: list[str], declared: Mapping[str, Any]) -> tuple[Schema, Any]:
+        """Returns the columns, and the outer bounds of those whose bounds are chosen privately."""
+        if unknown := [name for name in self.categories if name not in names]:
+            raise ValueError(f"categories: X has no column {', '.join(map(str, unknown))}")
+        numbers = [name for name in names if name not in self.categories]
+        if numbers and self.bounds is None:
+            raise ValueError(
+                "bounds of numbers must be given, such as bounds=(0, 100) or one pair a column: "
+                "read from the rows, they would be those of single rows, which no guarantee covers "
+                '(bounds="private" chooses them at a cost)'
+            )
+        bounds = {} if self.bounds is None else _pairs("bounds", self.bounds, numbers, _PRIVATE)
+        private = [name for name, ends in bounds.items() if ends == _PRIVATE]
+        told = self.outer_bounds is not None, self.bounds_epsilon is not None
+        if told != (bool(private), bool(private)):
+            raise ValueError(
+                'bounds="private" goes with outer_bounds, wide public bounds within which they are '
+                "chosen, and bounds_epsilon, which the choice costs; and they with it alone"
+            )
+        if private and self.epsilon is not None and self.bounds_epsilon >= self.epsilon:
+            raise ValueError(
+                f"bounds_epsilon, {self.bounds_epsilon}, is part of epsilon, and must be below its "
+                f"{self.epsilon}"
+            )
+        schema = table_schema(
+            "\0label",
+            categories=list(self.categories),
+            numbers=numbers,
+            buckets=(BUCKETS,),
+            transform=self.number_transform,
+            bounds={name: ends for name, ends in bounds.items() if name not in private},
+            **declared,
+        )
+        return schema, _pairs("outer_bounds", self.outer_bounds, private) if private else None
+
+
+def _pairs(what: str, given: Any, names: Sequence[str], also: str = "") -> dict[str, Any]:
+    """Returns name -> (low, high), or `also` where that is given."""
+    if isinstance(given, Mapping):
+        if missing := [name for name in names if name not in given]:
+            raise ValueError(f"{what}: there are none of {', '.join(missing)}")
+        return {
+            name: _pairs(f"{what} of {name}", ends, [name], also)[name]
+            for name, ends in given.items()
+        }
+    if isinstance(given, str) and given == also:
+        return dict.fromkeys(names, also)
+    try:
+        pairs = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        pairs = np.empty(())
+    if pairs.shape not in ((2,), (len(names), 2)):
+        raise ValueError(
+            f"{what} of {len(names)} columns of numbers: one pair for all, a pair for each, or "
+            f"pairs by column name are expected, got {given!a:.60}"
+        )
+    pairs = np.broadcast_to(pairs, (len(names), 2))
+    return dict(zip(names, map(tuple, pairs.tolist()), strict=True))
+
+
+def _chosen(asked: PrivateColumns, schema: Schema, rows: PyTree) -> tuple[Schema, DataRelease]:
+    """Returns the schema with bounds that are chosen of the rows, and what this releases."""
+    counts = asked.counts(schema)
+    counts.add(rows, {}, np.ones(len(rows["label"]), bool))
+    schema, record = counts.released(asked)
+    return schema, DataRelease(record["noise_multiplier"], record["failure"])
+
+
+@dataclass(eq=False, repr=False)
+class DPClassifier(ClassifierMixin, _Estimator):
+    """Classifier with a guarantee of differential privacy for its training rows.
+
+    Each call of `fit` is a release of its own: fits on the same rows compose.
+
+    Attributes:
+      classes_: The labels, sorted, [classes].
+      bounds_: Column -> (low, high), with those that were chosen privately.
+      guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
+    """
+
+    classes: Any = None
+    """The labels, two or more, declared. "from y" reads them from the training rows, which
+    `guarantee_` does not cover and says so."""
+
+    @property
+    def _caveat(self) -> str:
+        if not isinstance(self.classes, str):
+            return ""
+        return "; classes were read from y: no guarantee covers which labels there are"
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Returns the probabilities of the classes, float[rows, classes]."""
+        p = self._predicted(X)
+        if p.ndim == 1:
+            return np.stack([1 - p, p], axis=1)
+        return p / p.sum(axis=1, keepdims=True)  # of float32, to the last digit
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Returns the likeliest class of each row, [rows]."""
+        p = self.predict_proba(X)
+        return self.classes_[p.argmax(axis=1)]
+
+    def _labels(self, y: Any) -> tuple[np.ndarray, dict[str, Any]]:
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        if len(y) != rows:
-            raise ValueError(f"y has {len(y)} labels and X has {rows} rows")
         if self.classes is None:
             raise ValueError(
                 "classes must be declared, as in classes=(0, 1): read from y, they would tell "
                 'whether any row has a label, which no guarantee covers (classes="from y" does so)'
             )
         self.classes_ = np.unique(y if isinstance(self.classes, str) else list(self.classes))
-        if len(self.classes_) != 2:
-            raise ValueError(
-                "Only binary classification is supported: two classes are needed, got "
-                f"{len(self.classes_)} class(es)"
-            )
+        if len(self.classes_) < 2:
+            raise ValueError(f"two classes or more are needed, got {len(self.classes_)} class(es)")
         if not np.isin(y, self.classes_).all():
             raise ValueError("y has a label that is none of classes")
-        return (y == self.classes_[1]).astype(np.uint8)
+        places = np.searchsorted(self.classes_, y)
+        if len(self.classes_) == 2:
+            return places.astype(np.uint8), {}
+        return places.astype(np.int32), {"classes": [str(k) for k in range(len(self.classes_))]}
 
-    def _schema(self, names: list[str]) -> Schema:
-        if unknown := [name for name in self.categories if name not in names]:
-            raise ValueError(f"categories: X has no column {', '.join(map(str, unknown))}")
-        numbers = [name for name in names if name not in self.categories]
-        bounds: Any = self.bounds
-        if numbers and bounds is None:
+
+@dataclass(eq=False, repr=False)
+class DPRegressor(RegressorMixin, _Estimator):
+    """Regression by squared error with a guarantee for its training rows; see `DPClassifier`.
+
+    Attributes:
+      bounds_: Column -> (low, high), with those that were chosen privately.
+      guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
+    """
+
+    label_bounds: Any = None
+    """Public (low, high) of labels, to which they are clipped, as are predictions. They must not be
+    read from the training rows."""
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Returns the number of each row within `label_bounds`, float[rows]."""
+        return self._predicted(X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True  # on the few rows of its checks
+        return tags
+
+    def _labels(self, y: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        y = column_or_1d(y, warn=True)
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        if self.label_bounds is None:
             raise ValueError(
-                "bounds of numbers must be given, such as bounds=(0, 100) or one pair a column: "
-                "read from the rows, they would be those of single rows, which no guarantee covers"
+                "label_bounds must be given, such as label_bounds=(0, 100): the least and the most "
+                "of y would be those of single rows, which no guarantee covers"
             )
-        if bounds is None:
-            bounds = {}
-        elif not isinstance(bounds, Mapping):
-            pairs = np.asarray(bounds, np.float64)
-            if pairs.shape not in ((2,), (len(numbers), 2)):
-                raise ValueError(
-                    f"bounds of {len(numbers)} columns of numbers: one pair for all, a pair for "
-                    f"each, or pairs by column name are expected, got shape {pairs.shape}"
-                )
-            pairs = np.broadcast_to(pairs, (len(numbers), 2))
-            bounds = dict(zip(numbers, map(tuple, pairs.tolist()), strict=True))
-        if missing := [name for name in numbers if name not in bounds]:
-            raise ValueError(f"bounds: there are none of {', '.join(missing)}")
-        return table_schema(
-            "\0label",
-            categories=list(self.categories),
-            numbers=numbers,
-            buckets=(BUCKETS,),
-            transform=self.number_transform,
-            bounds=bounds,
-        )
+        low, high = _pairs("label_bounds", self.label_bounds, ["y"])["y"]
+        return np.clip(y, low, high).astype(np.float32), {"label_bounds": (low, high)}
