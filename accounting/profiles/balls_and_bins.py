@@ -64,8 +64,7 @@ class BallsAndBinsProfile(WithRelease):
     Theorem 3.1 (the pair), Proposition 3.3 (never above the deterministic order's profile).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite, `bins` or `epochs` is not an
-        integer >= 1, `assignment` is neither 'redrawn' nor 'fixed', or `release` is not positive.
+      ValueError: If a number is out of range, or `assignment` is neither of both.
     """
 
     noise_multiplier: float

@@ -35,8 +35,7 @@ class GaussianProfile(Profile):
     Theorem 8 (arXiv 1805.06530).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite, or `relative_error` is not in
-        [0, 1).
+      ValueError: If a number is out of range.
     """
 
     noise_multiplier: float

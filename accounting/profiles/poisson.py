@@ -51,8 +51,7 @@ class PoissonProfile(WithRelease):
     Privacy for Discrete-Valued Mechanisms", AISTATS 2021 (FFT accounting).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite, `sampling_prob` is not in (0,
-        1], `steps` is not an integer >= 1, or `release` is not positive.
+      ValueError: If a number is out of range.
     """
 
     noise_multiplier: float

@@ -62,8 +62,7 @@ class ShuffleProfile(WithRelease):
     AISTATS 2025, Proposition 3.3 (the order of the samplers).
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite, `steps_per_epoch` or `epochs` is
-        not an integer >= 1, `order` is neither 'redrawn' nor 'fixed', or `release` is not positive.
+      ValueError: If a number is out of range, or `order` is neither of both.
     """
 
     noise_multiplier: float

@@ -35,13 +35,9 @@ from accounting.estimates.amplification import (
     laplace_noise_ratio,
     laplace_noise_scale,
 )
-from accounting.estimates.monte_carlo import (
-    MonteCarloProfile,
-    geometric_ranks,
-    kl_upper_bound,
-    log_order_statistics,
-    sample_losses,
-)
+from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
+from accounting.estimates.monte_carlo.confidence import kl_upper_bound
+from accounting.estimates.monte_carlo.losses import log_order_statistics, sample_losses
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.multistage import add_remove_profile
 from accounting.releases.contribution import (

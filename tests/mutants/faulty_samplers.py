@@ -23,14 +23,15 @@ def drawn(change):
     return {"participations": before(change)}
 
 
-def moved(change):
-    """`change(examples, steps, self, epoch)` gives other steps."""
+def moved(change, of=lambda epoch: epoch):
+    """`change(examples, steps, self, epoch)` gives other steps, of draws of epoch `of(epoch)`."""
+    again = before(lambda epoch: {"epoch": of(epoch)})
 
     def faulty(found, self, epoch):
         steps = change(*found, self, epoch).astype(np.int32)
         return Participations(found.examples, steps)
 
-    return {"participations": after(faulty)}
+    return {"participations": lambda sound: after(faulty)(again(sound))}
 
 
 def kept(which):
@@ -91,24 +92,22 @@ def is_last(self, chunk):
 
 
 def one_key_for_all_chunks(sound):
-    def faulty(self, seed, epoch, chunk):
+    def faulty(found, self, chunk):
         rows = self.chunk_range(chunk)
-        examples, steps = sound(self, seed, epoch, 0)
-        some = examples < len(rows)
-        return Participations(examples[some] + np.int32(rows.start), steps[some])
+        some = found.examples < len(rows)
+        return Participations(found.examples[some] + np.int32(rows.start), found.steps[some])
 
-    return faulty
+    return after(faulty)(before(lambda chunk: {"chunk": 0 * chunk})(sound))
 
 
 def every_second_reversed(sound):
-    def faulty(self, seed, epoch):
-        plan = sound(self, seed, epoch - epoch % 2)
+    def faulty(found, self, epoch):
         if epoch % 2 == 0:
-            return plan
-        steps = [plan.members(step) for step in reversed(range(self.steps_per_epoch))]
-        return EpochPlan(plan.starts, np.concatenate(steps))
+            return found
+        steps = [found.members(step) for step in reversed(range(self.steps_per_epoch))]
+        return EpochPlan(found.starts, np.concatenate(steps))
 
-    return faulty
+    return after(faulty)(before(lambda epoch: {"epoch": epoch - epoch % 2})(sound))
 
 
 def steps_by_64(found, self):
@@ -117,23 +116,6 @@ def steps_by_64(found, self):
     examples, steps = (np.concatenate(part) for part in zip(*copies, strict=True))
     some = steps < self.steps_per_epoch
     return Participations(examples[some], steps[some].astype(np.int32))
-
-
-def moved_on(sound):
-    def faulty(self, seed, epoch, chunk):
-        examples, steps = sound(self, seed, 0, chunk)
-        return Participations(examples, (steps + np.int32(epoch)) % self.steps_per_epoch)
-
-    return faulty
-
-
-def in_reverse(sound):
-    def faulty(self, seed, epoch, chunk):
-        examples, steps = sound(self, seed, epoch // 2 * 2, chunk)
-        steps = self.steps_per_epoch - 1 - steps if epoch % 2 else steps
-        return Participations(examples, steps.astype(np.int32))
-
-    return faulty
 
 
 def other_groups(examples, steps, self, epoch):
@@ -299,28 +281,13 @@ def planned(change):
 
 
 def of_all_rows(change):
-    """`change(examples, middle)` gives other rows in the place of all."""
+    """`change(examples, middle, self, epoch)` gives other rows in the place of all."""
 
-    def faulty(found):
-        examples = change(found.examples.copy(), found.examples.size // 2)
+    def faulty(found, self, epoch):
+        examples = change(found.examples, found.examples.size // 2, self, epoch)
         return EpochPlan(np.array([0, examples.size]), examples)
 
     return {"plan": after(faulty)}
-
-
-def replaced(examples, middle):
-    examples[middle] = examples[middle - 1]
-    return examples
-
-
-def of_first_chunk(found, self):
-    examples = np.arange(len(self.chunk_range(0)), dtype=np.int32)
-    return EpochPlan(np.array([0, examples.size]), examples)
-
-
-def first_half_later(found, epoch):
-    n = found.examples.size // (2 if epoch else 1)
-    return EpochPlan(np.array([0, n]), found.examples[:n])
 
 
 def last_chunk_before(sound):
@@ -381,8 +348,13 @@ FAULTS = {
     "AnotherOrder": moved(lambda examples, steps, self, epoch: steps[::-1]),
     "NeighboursShuffled": {"plan": neighbours_shuffled},
     "StepsBy64Share": {"participations": after(steps_by_64)},
-    "MovedByOneStep": {"participations": moved_on},
-    "BinsReversedEverySecondEpoch": {"participations": in_reverse},
+    "MovedByOneStep": moved(
+        lambda examples, steps, self, epoch: (steps + epoch) % self.steps_per_epoch,
+        lambda epoch: 0 * epoch),
+    "BinsReversedEverySecondEpoch": moved(
+        lambda examples, steps, self, epoch: (
+            self.steps_per_epoch - 1 - steps if epoch % 2 else steps),
+        lambda epoch: epoch // 2 * 2),
     "GroupsOfEachEpoch": moved(other_groups),
     # rates
     "TooOften": at(lambda self, chunk: self.batch_size * 101 // 100),  # 1 % more
@@ -458,13 +430,16 @@ FAULTS = {
     "ShardsCutAlike": cut(lambda shard: {"shard": 0}),
     "ShardsShuffledAlike": shuffled(lambda shard: {"shard": 0}),
     # all rows at once; in the middle, where there is no border of anything
-    "OneRowLeftOut": of_all_rows(lambda examples, middle: np.delete(examples, middle)),
+    "OneRowLeftOut": of_all_rows(lambda rows, middle, self, epoch: np.delete(rows, middle)),
     "OneRowCountedTwice": of_all_rows(
-        lambda examples, middle: np.insert(examples, middle, examples[middle])),
-    "OneRowForAnother": of_all_rows(replaced),
-    "FirstChunkAlone": {"plan": after(of_first_chunk)},
+        lambda rows, middle, self, epoch: np.insert(rows, middle, rows[middle])),
+    "OneRowForAnother": of_all_rows(
+        lambda rows, middle, self, epoch: np.where(rows == middle, middle - 1, rows)),
+    "FirstChunkAlone": of_all_rows(
+        lambda rows, middle, self, epoch: rows[: len(self.chunk_range(0))]),
     "LaterSumsOfTheFirstHalf": {
-        **known_epochs(lambda epoch: epoch), "plan": after(first_half_later)},
+        **known_epochs(lambda epoch: epoch),
+        **of_all_rows(lambda rows, middle, self, epoch: rows[:middle] if epoch else rows)},
     "SumsPassesAgain": passes(lambda found: [*found[:-1], found[0][: found[-1].size]]),
     "SumsOfOnePass": passes(lambda found: found[:1]),
 }  # fmt: skip

@@ -1,4 +1,7 @@
-"""Claims that hold for every sampler, over the list in conftest.py."""
+"""Claims that hold for every sampler, over the list in conftest.py.
+
+Draws at scale against the law that each states: `tests/dpsgd/audit/test_conformance.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samplers import CHUNK, BatchSource, Poisson, UserPoisson, batch
-from samplers.episodes import EpisodeSampler
-
-FALSE_ALARM = 1e-6
 
 small_runs = st.tuples(
     st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.integers(0, 2**200)
@@ -68,28 +68,6 @@ def test_nobody_is_in_a_batch_twice_and_members_ascend(make, small_chunks, run):
         members = plan.members(step)
         assert np.all(np.diff(members) > 0)
         assert np.all((members >= 0) & (members < n))
-
-
-@given(run=small_runs)
-@over_samplers
-def test_each_example_takes_part_once_an_epoch_where_the_law_says_so(make, small_chunks, run):
-    n, b, epochs, seed = run
-    small_chunks(16)
-    sampler = make(n, b, epochs)
-    assert sampler.row_law().once != isinstance(sampler, Poisson | EpisodeSampler)
-    if sampler.row_law().once:
-        np.testing.assert_array_equal(matrix(sampler, seed, epochs - 1).sum(axis=1), 1)
-
-
-def test_the_rows_have_the_rates_of_the_law_that_the_sampler_states(make):
-    # Over 400 draws; a law of n T entries, each within Hoeffding's bound, corrected by number.
-    sampler, draws = make(9, 3, 2), 400
-    law, steps = sampler.row_law(), sampler.steps_per_epoch
-    seen = sum(matrix(sampler, 1000 + seed, 0).astype(int) for seed in range(draws)) / draws
-    rates = np.broadcast_to(law.rate(np.arange(9)[:, None], np.arange(steps)[None, :]), seen.shape)
-    assert np.abs(seen - rates).max() <= math.sqrt(
-        math.log(2 * seen.size / FALSE_ALARM) / 2 / draws
-    )
 
 
 @pytest.mark.short("poisson-*", "balls-and-bins-5*", "shuffle-5*", "deterministic-*")

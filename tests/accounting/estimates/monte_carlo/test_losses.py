@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.estimates.monte_carlo import (
+from accounting.estimates.monte_carlo.losses import (
     event_probability,
     geometric_ranks,
     log_order_statistics,
