@@ -160,11 +160,11 @@ def bound_epsilon(
 
     Args:
       play: The mechanism, as the auditor sees it.
-      claim: Interval that is claimed to contain epsilon.
-      delta: At which it is claimed, in (0, 0.1).
-      trials: Runs in each world, in all; half of them are counted.
-      confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
-      progress: Called with one line of text now and then.
+      claim: As for `black_box_audit`, like all that follow.
+      delta: Likewise.
+      trials: Likewise.
+      confidence: Likewise.
+      progress: Likewise.
     """
     check_guarantee_delta(delta)
     counted = trials // 2
@@ -177,19 +177,21 @@ def bound_epsilon(
     event = choice[game][1]
     progress(f"counting: {game}")
     present, absent = play(GAMES[game], counted)
-    lower, hits, misses = epsilon_lower_bound(event, present, absent, delta, confidence)
+    favoured, other, least = event.sides(present, absent)
+    hits, misses = (int(np.sum(side >= least)) for side in (favoured, other))
+    lower = float(_log_ratio(hits, misses, favoured.size, other.size, delta, confidence))
     return BlackBoxReport(
-        epsilon_lower=lower,
-        claim=claim,
-        delta=delta,
-        confidence=confidence,
-        trials=counted,
-        event=event,
-        game=game,
-        true_positives=hits,
-        false_positives=misses,
-        present=present[event.score],
-        absent=absent[event.score],
+        max(0.0, lower),  # 0 holds without any trial
+        claim,
+        delta,
+        confidence,
+        counted,
+        event,
+        game,
+        hits,
+        misses,
+        present[event.score],
+        absent[event.score],
     )
 
 
@@ -206,24 +208,13 @@ def choose_event(
         hits, misses = (side.size - np.searchsorted(side, thresholds) for side in (favoured, other))
         bounds = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
         k = int(np.argmax(bounds))
-        if bounds[k] > best[0]:
-            least = float(thresholds[k])
-            best = float(bounds[k]), Event(name, is_present, least if is_present else -least)
+        least = float(thresholds[k])
+        best = max(
+            best,
+            (float(bounds[k]), Event(name, is_present, least if is_present else -least)),
+            key=lambda found: found[0],
+        )
     return best
-
-
-def epsilon_lower_bound(
-    event: Event, present: Scores, absent: Scores, delta: float, confidence: float
-) -> tuple[float, int, int]:
-    """Returns (lower bound on epsilon, true positives, false positives) of an event chosen before.
-
-    The bound is wrong with probability at most 1 - `confidence`. It is never below 0, which holds
-    without any trial.
-    """
-    favoured, other, least = event.sides(present, absent)
-    hits, misses = (int(np.sum(side >= least)) for side in (favoured, other))
-    bound = _log_ratio(hits, misses, favoured.size, other.size, delta, confidence)
-    return max(0.0, float(bound)), hits, misses
 
 
 def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float) -> Any:

@@ -47,6 +47,11 @@ class CheckResult(NamedTuple):
     """Part of the noise that may be missing and not be seen."""
 
     @classmethod
+    def skipped(cls, name: str, why: str) -> CheckResult:
+        """Returns a check that was left out."""
+        return cls(name, True, why, made=False)
+
+    @classmethod
     def of(cls, name: str, pvalues: Any, detail: str = "") -> CheckResult:
         """Returns a check of randomness, of one p-value or several (`smallest`); NaN fails it.
 

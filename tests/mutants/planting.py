@@ -83,27 +83,24 @@ class Fault:
 
 def before(change):
     """A fault of arguments: `change` takes some by name, and returns others for some of them."""
-    wanted = [*inspect.signature(change).parameters]
 
-    def make(sound):
-        signature = inspect.signature(sound)
+    def around(sound, arguments, wanted):
+        arguments.arguments.update(change(*wanted))
+        return sound(*arguments.args, **arguments.kwargs)
 
-        @functools.wraps(sound)
-        def faulty(*args, **kwargs):
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            bound.arguments.update(change(*(bound.arguments[name] for name in wanted)))
-            return sound(*bound.args, **bound.kwargs)
-
-        return faulty
-
-    return make
+    return _around(around, [*inspect.signature(change).parameters])
 
 
 def after(change):
     """A fault of what is returned: `change` takes that, and some arguments by name."""
-    _, *wanted = inspect.signature(change).parameters
 
+    def around(sound, arguments, wanted):
+        return change(sound(*arguments.args, **arguments.kwargs), *wanted)
+
+    return _around(around, [*inspect.signature(change).parameters][1:])
+
+
+def _around(planted, wanted):
     def make(sound):
         signature = inspect.signature(sound)
 
@@ -111,8 +108,7 @@ def after(change):
         def faulty(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            found = sound(*args, **kwargs)
-            return change(found, *(bound.arguments[name] for name in wanted))
+            return planted(sound, bound, [bound.arguments[name] for name in wanted])
 
         return faulty
 

@@ -108,7 +108,7 @@ class _Tables:
         mechanism = noise_dominated(self.probe.mechanism)
         if mechanism is None:
             why = f"C = {self.probe.mechanism.l2_clip_norm:.3g} is next to the least there is"
-            return checks + [CheckResult(n, True, why, made=False) for n in (SILENT, LAW, FLUSHED)]
+            return checks + [CheckResult.skipped(n, why) for n in (SILENT, LAW, FLUSHED)]
         checks.append(self._silent_check(mechanism))
         self._look_at_reads(mechanism)
         end = self._look_at_blocks(mechanism)
@@ -138,7 +138,7 @@ class _Tables:
         """
         probe = self.probe
         if probe.poison is None:
-            return CheckResult(SILENT, True, probe.why_no_poison, made=False)
+            return CheckResult.skipped(SILENT, probe.why_no_poison)
         members = np.full(probe.places, probe.poison)
         for step in sorted({probe.first_step, self._end - 1}):
             after = probe.advanced(members, mechanism, return_gradient=True, step=step)
@@ -161,7 +161,7 @@ class _Tables:
             mechanism = dataclasses.replace(probe.mechanism, noise_multiplier=sigma)
         except (ValueError, ZeroDivisionError):
             why = "no noise moves rows as far as they are long"
-            return CheckResult(FRESH, True, why, made=False)
+            return CheckResult.skipped(FRESH, why)
 
         def gradient(steps: int, rows: dict[int, Table]) -> list[np.ndarray]:
             """Returns what the step shows where rows hold these numbers, of so many steps."""
@@ -187,7 +187,7 @@ class _Tables:
         cells = 2.0**-18 * r * math.sqrt(sum(probe.sizes))
         if not 64 * cells < apart < math.inf:
             why = "gradients of the generated rows hardly depend on those of tables"
-            return CheckResult(FRESH, True, why, made=False)
+            return CheckResult.skipped(FRESH, why)
         return CheckResult(FRESH, off <= apart / 4, f"{off / apart:.2g} of what stale rows change")
 
     @functools.cached_property

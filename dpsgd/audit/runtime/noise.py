@@ -67,11 +67,11 @@ class _Looks:
         left_out = []
         if not self._expected.knows(range(self._first, self._first + 1)):
             why = f"M is no Toeplitz matrix, and looked at up to step {PADDED:,}"
-            left_out.append(CheckResult("noise of the steps to come", True, why, made=False))
+            left_out.append(CheckResult.skipped("noise of the steps to come", why))
             self._first = 0
         if mechanism is None:
             why = f"C = {probe.mechanism.l2_clip_norm:.3g} is next to the least there is"
-            left_out.append(CheckResult(FULL, True, why, made=False))
+            left_out.append(CheckResult.skipped(FULL, why))
         else:
             self._look(probe.full_batch, mechanism, self._first, 0, _EVERY)
         unseen = self._look_at_own_scales()
@@ -79,7 +79,7 @@ class _Looks:
             names = ", ".join(self._probe.names[k] for k in sorted(unseen)[:3])
             why = f"{names}: the sum leaves no digits"
             name = "noise at full batches and the run's own C"
-            left_out.append(CheckResult(name, True, why, made=False))
+            left_out.append(CheckResult.skipped(name, why))
         steps = self._steps()
         lazy = bool(probe.tables and mechanism)  # whose rows have noise where they are read
         for number, step in enumerate(steps):

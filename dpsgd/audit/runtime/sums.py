@@ -74,12 +74,12 @@ def _sum_checks(probe: Probe) -> list[CheckResult]:
         _rows_check(sums, first),
         _boundary_check(probe, a),
     ]
-    least = norms[b]
-    quieter = quiet(mechanism, min(sums.clip, least) / 2) if 0 < least < math.inf else None
-    if quieter is None:
-        return checks + _not_made(OF_CLIPPED, "the generated rows have gradients that are zero")
-    if quieter is mechanism:
+    least, why = norms[b], "the generated rows have gradients that are zero"
+    quieter = mechanism
+    if 0 < least < math.inf:
+        quieter = quiet(mechanism, min(sums.clip, least) / 2)
         why = "no C is small enough to clip the generated rows"
+    if quieter is mechanism:
         return checks + _not_made(OF_CLIPPED, why)
     del sums, first
     return checks + _Clipped(probe, quieter, a, b).checks()
@@ -157,7 +157,7 @@ def _boundary_check(probe: Probe, unit: int) -> CheckResult:
     sizes = ((single(clip, counted=False)[0], clip) for clip in raised)
     size = next((size for size, clip in sizes if 0 <= size <= clip / 2), 0.0)
     if not size:
-        return _not_made((BOUNDARY,), "no C was found that leaves a gradient as it is")[0]
+        return CheckResult.skipped(BOUNDARY, "no C was found that leaves a gradient as it is")
     above = _ABOVE[::2] + _ABOVE[-1:] if sum(probe.sizes) > LARGE else _ABOVE
     excess, seen = -math.inf, 0
     for part in above:
@@ -167,7 +167,7 @@ def _boundary_check(probe: Probe, unit: int) -> CheckResult:
             excess, seen = max(excess, (found - slack) / clip - 1), seen + 1
     detail = f"{seen} of {len(above)} norms from {min(above):.2g} above C, {excess:+.2g} C at most"
     if not seen:
-        return _not_made((BOUNDARY,), "rounding hides whether they are")[0]
+        return CheckResult.skipped(BOUNDARY, "rounding hides whether they are")
     return CheckResult(BOUNDARY, excess <= _RELATIVE, detail)
 
 
@@ -176,7 +176,7 @@ def _huge_check(sums: _Sums) -> CheckResult:
     members = list(sums.probe.huge)[: sums.probe.places]
     if not members:
         why = "rows have no floats" if sums.probe.nan is None else "there is no room for more rows"
-        return _not_made((HUGE,), why)[0]
+        return CheckResult.skipped(HUGE, why)
     count = len(members)
     together = sums.release(members, at=np.arange(count))
     allowed = count * sums.clip * (1 + _RELATIVE) + sums.slack(count, 0)
@@ -194,7 +194,7 @@ def _rows_check(sums: _Sums, first: Release) -> CheckResult:
     copies = list(probe.copies)[-probe.places :]
     if probe.algorithm.takes_key or not copies or not 0 < size < math.inf:
         why = "the loss takes a key" if probe.algorithm.takes_key else "there is no room for copies"
-        return _not_made((ROWS,), why if copies else "there is no room for copies")[0]
+        return CheckResult.skipped(ROWS, why if copies else "there is no room for copies")
     together = sums.release(copies, at=np.arange(len(copies)))
     count = len(copies)
     off = sums.norm((1, together), (-count, first), (count - 1, sums.empty))
@@ -279,7 +279,7 @@ class _Clipped(_Sums):
         if excess > 0 or seen == places:
             return CheckResult(PLACES, excess <= 0, detail)
         why = f"{detail}: rounding hides an example among more than {self.together:,} at a time"
-        return CheckResult(PLACES, True, why, made=False)
+        return CheckResult.skipped(PLACES, why)
 
     def _uncounted(
         self, free: np.ndarray, taken: np.ndarray, others: np.ndarray
@@ -301,7 +301,7 @@ class _Clipped(_Sums):
         other = self.sum_of(taken, padding, poisoned=others)
         checks = [self._padding_check(release, other, slack)]
         if nan is None:
-            return [*checks, *_not_made((NAN,), "rows have no floats")]
+            return [*checks, CheckResult.skipped(NAN, "rows have no floats")]
         # One may move the sum by C, and any number of those whose gradient is NaN by nothing.
         added = free if self.probe.poison is not None else free[:1]
         other = self.sum_of(taken, poisoned=np.concatenate([others, added]))
@@ -340,7 +340,7 @@ def _spread(start: int, stop: int, most: int) -> list[int]:
 
 
 def _not_made(names: Sequence[str], why: str) -> list[CheckResult]:
-    return [CheckResult(name, True, why, made=False) for name in names]
+    return [CheckResult.skipped(name, why) for name in names]
 
 
 def _at_most(name: str, found: float, allowed: float) -> CheckResult:

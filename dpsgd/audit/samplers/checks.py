@@ -52,7 +52,7 @@ def sampler_checks(
         return checks
     if law is None:
         why = f"not audited: {type(claimed).__name__} states no law of its rows (row_law)"
-        return [*checks, CheckResult(LAW, True, why, made=False)]
+        return [*checks, CheckResult.skipped(LAW, why)]
     checks.append(_length(sampler, law))
     if law.once:
         checks.append(_bounded_participation(draws, law))

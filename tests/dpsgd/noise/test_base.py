@@ -24,7 +24,6 @@ from dpsgd import (
     dpsgd,
     train_blocks,
 )
-from dpsgd.noise.gaussian import add_gaussian_noise
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
@@ -39,7 +38,7 @@ ROOT = RootKey(bytes(range(32)), insecure=True)  # several tests train under it
 
 @dataclass(frozen=True)
 class TwoBands(Noise):
-    """Noise of which M is Toeplitz(1, c) / sqrt(1 + c^2): n_t = sqrt(1 + c^2) z_t - c n_{t-1}."""
+    """Noise of one's own."""
 
     c: float = 0.5
 
@@ -47,21 +46,11 @@ class TwoBands(Noise):
     def bands(self):
         return 2
 
-    @property
-    def norm(self):
-        return float(np.hypot(1, self.c))
-
     def init(self, like):
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), like)
 
     def add(self, total, state, key, step, scales):
-        zeros = jax.tree.map(jnp.zeros_like, total)
-        fresh = add_gaussian_noise(zeros, key, step, self.norm * scales.noise_stddev)
-        noise = jax.tree.map(lambda z, before: z - self.c * before, fresh, state)
-        return jax.tree.map(lambda s, n: (s + n) / scales.expected_batch_size, total, noise), noise
-
-    def whiten(self, noises):
-        return (noises + self.c * np.concatenate([noises[:1] * 0, noises[:-1]])) / self.norm
+        raise NotImplementedError
 
 
 class Undecorated(TwoBands):
