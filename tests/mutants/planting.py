@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from dpsgd.engine import programs
@@ -35,6 +36,15 @@ SEAMS = {
     "combined": ("dpsgd.gradients.norms:combine", "the norm of several leaves' norms"),
     "selected": ("dpsgd.gradients.norms:select", "gradients, of examples that count alone"),
     "repeated": ("dpsgd.gradients.ghost.parts:sum_repeated", "sums of rows looked up repeatedly"),
+    # lazy tables
+    "gap": ("dpsgd.engine.lazy.rows:caught_up", "rows, brought from one step to another"),
+    "flush": ("dpsgd.engine.lazy.rows:flushed_table", "a table, all of it up to date"),
+    "written": ("dpsgd.engine.lazy.rows:written", "a table with the rows of a step"),
+    "read rows": ("dpsgd.engine.lazy.rows:read", "the rows that a step reads, up to date"),
+    "unique rows": ("dpsgd.engine.lazy.group:unique_rows", "rows that are read, each once"),
+    "lazy view": ("dpsgd.engine.lazy.group:LazyRows.view", "what a loss sees of tables"),
+    "row noise": ("dpsgd.core.algorithm:privatize", "noised sums, those of rows among them"),
+    "row update": ("dpsgd.engine.lazy.group:_updated_rows", "rows after a step"),
     # full-batch queries
     "queries": ("dpsgd.core.mechanism:Mechanism.of_sums", "the mechanism of the queries"),
     "cost of queries": ("dpsgd.core.queries:FullSums.release", "what so many of them cost"),
@@ -136,10 +146,11 @@ def plant(fault, patch):
 
 
 @contextlib.contextmanager
-def planted(fault):
-    """The library has the fault; what was compiled without it, or with it, is forgotten."""
+def planted(*faults):
+    """The library has the faults; what was compiled without them, or with them, is forgotten."""
     with pytest.MonkeyPatch.context() as patch:
-        plant(fault, patch)
+        for fault in faults:
+            plant(fault, patch)
         forget()
         yield
     forget()
@@ -149,3 +160,10 @@ def forget():
     for cache in (programs._executable, programs._compiled):
         cache.cache_clear()
     jax.clear_caches()
+
+
+def largest_norm(found, norms):
+    """A norm of several leaves that is the largest of theirs: each is then clipped by itself."""
+    scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
+    squares = [n.square * (n.scale / scale) ** 2 for n in norms]
+    return type(found)(scale, functools.reduce(jnp.maximum, squares))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from planting import SEAMS, Fault, after, before, plant, planted, seam
+from planting import SEAMS, Fault, after, before, largest_norm, plant, planted, seam
 
 from dpsgd import Mechanism, RootKey, dpsgd
 from dpsgd.audit import audit
@@ -228,12 +228,6 @@ def later_passes_loosely(sound):
 def first_pass_alone(j, plan):
     first = jnp.minimum(plan.starts[j] + 1, plan.starts[j + 1])
     return {"plan": plan._replace(starts=plan.starts.at[j + 1].set(first))}
-
-
-def largest_norm(found, norms):
-    scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
-    squares = [n.square * (n.scale / scale) ** 2 for n in norms]
-    return type(found)(scale, functools.reduce(jnp.maximum, squares))
 
 
 def nan_counts(sound):

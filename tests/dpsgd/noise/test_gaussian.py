@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
 
 FALSE_ALARM = 1e-6
 KEY = RootKey.from_insecure_seed(2024).noise_key(0)
-OTHER_KEY = RootKey.from_insecure_seed(2025).noise_key(0)
 STDDEV = 1.3
 
 
@@ -162,30 +161,21 @@ TAILS = (4.0, 5.0, 5.5)
     ],
 )
 def law(request):
-    """Statistics of many draws by `add_gaussian_noise`: mean square, tails, cells around 0."""
+    """Statistics of many draws by `add_gaussian_noise`: mean square and tails."""
     draws, size = request.param, 2**22
     draw = jax.jit(lambda step: add_gaussian_noise(jnp.zeros(size), KEY, step, STDDEV))
-    square, tails, cells = 0.0, np.zeros(6, int), np.zeros(65, int)
+    square, tails = 0.0, np.zeros(6, int)
     for step in range(draws // size):
         z = np.asarray(draw(step), np.float64) / STDDEV
         square += np.dot(z, z)
         tails += [np.count_nonzero(sign * z > t) for t in TAILS for sign in (-1, 1)]
-        near = z / (float(grid(STDDEV)) / STDDEV)
-        near = near[np.abs(near) < 32.5]
-        cells += np.bincount(np.rint(near + 32).astype(int), minlength=65)
-    return {"draws": draws, "variance": square / draws, "tails": tails, "cells": cells}
-
-
-def variance_is_right(variance: float, sigma: float, draws: int) -> bool:
-    """Whether the mean square of normal draws is within its law around sigma^2."""
-    quantile = stats.norm.isf(FALSE_ALARM / 2)
-    return abs(variance / sigma**2 - 1) < quantile * math.sqrt(2 / draws)
+    return {"draws": draws, "variance": square / draws, "tails": tails}
 
 
 def test_the_variance_is_right_and_one_percent_either_way_is_caught(law):
-    assert variance_is_right(law["variance"], 1.0, law["draws"])
-    for factor in (0.99, 1.01):
-        assert not variance_is_right(law["variance"] * factor**2, 1.0, law["draws"])
+    allowed = stats.norm.isf(FALSE_ALARM / 2) * math.sqrt(2 / law["draws"])
+    for factor in (0.99, 1.0, 1.01):
+        assert (abs(law["variance"] * factor**2 - 1) < allowed) == (factor == 1.0)
 
 
 def test_tails_at_4_5_and_5_5_sigma_are_right_on_both_sides(law):
@@ -198,38 +188,6 @@ def test_tails_at_4_5_and_5_5_sigma_are_right_on_both_sides(law):
         assert test.pvalue > FALSE_ALARM / 6, (sign * threshold, count, expected)
         if law["draws"] > 1e8:
             assert abs(count - expected) < 5 * math.sqrt(expected)
-
-
-def test_every_cell_around_zero_is_reached_and_equally_often(law):
-    """At 1e8 draws each of the 65 cells nearest to 0 is hit about 118 times."""
-    expected = law["draws"] * stats.norm.pdf(0) * float(grid(STDDEV)) / STDDEV
-    assert law["cells"].min() > 0  # false alarm: 65 exp(-expected), 2e-7 at the smaller size
-    chi2 = ((law["cells"] - expected) ** 2 / expected).sum()
-    assert stats.chi2.sf(chi2, law["cells"].size) > FALSE_ALARM
-
-
-def correlation_is_absent(x, y) -> bool:
-    """Neither x y nor x^2 y^2 is correlated: both score within the law of independent normals."""
-    quantile = stats.norm.isf(FALSE_ALARM / 4)
-    n = x.size
-    plain = (x * y).sum() / math.sqrt(n)
-    squares = ((x * x - 1) * (y * y - 1)).sum() / (2 * math.sqrt(n))
-    return abs(plain) < quantile and abs(squares) < quantile
-
-
-@pytest.mark.parametrize(
-    "other",
-    [(KEY, 1, 0), (KEY, np.uint32(2**31), 0), (KEY, 0, 1), (OTHER_KEY, 0, 0)],
-    ids=["next step", "far step", "next leaf", "other root"],
-)
-def test_noise_of_other_steps_leaves_and_roots_is_independent(other):
-    shape = (2**20,)
-    x = np.asarray(normal(KEY, 0, 0, shape), np.float64)
-    y = np.asarray(normal(*other, shape), np.float64)
-    assert correlation_is_absent(x, y)
-    assert not correlation_is_absent(x, 0.99 * x + 0.01 * y)
-    for lag in (1, 2, 3, 4, 64, 2**19):  # and of other coordinates
-        assert correlation_is_absent(y[lag:], y[:-lag])
 
 
 def test_the_divisor_divides_the_noised_sum_exactly():
