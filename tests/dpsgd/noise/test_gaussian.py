@@ -161,15 +161,18 @@ TAILS = (4.0, 5.0, 5.5)
     ],
 )
 def law(request):
-    """Statistics of many draws by `add_gaussian_noise`: mean square and tails."""
+    """Statistics of many draws by `add_gaussian_noise`: mean square, tails, cells around 0."""
     draws, size = request.param, 2**22
     draw = jax.jit(lambda step: add_gaussian_noise(jnp.zeros(size), KEY, step, STDDEV))
-    square, tails = 0.0, np.zeros(6, int)
+    square, tails, cells = 0.0, np.zeros(6, int), np.zeros(65, int)
     for step in range(draws // size):
         z = np.asarray(draw(step), np.float64) / STDDEV
         square += np.dot(z, z)
         tails += [np.count_nonzero(sign * z > t) for t in TAILS for sign in (-1, 1)]
-    return {"draws": draws, "variance": square / draws, "tails": tails}
+        near = z / (float(grid(STDDEV)) / STDDEV)
+        near = near[np.abs(near) < 32.5]
+        cells += np.bincount(np.rint(near + 32).astype(int), minlength=65)
+    return {"draws": draws, "variance": square / draws, "tails": tails, "cells": cells}
 
 
 def test_the_variance_is_right_and_one_percent_either_way_is_caught(law):
@@ -188,6 +191,14 @@ def test_tails_at_4_5_and_5_5_sigma_are_right_on_both_sides(law):
         assert test.pvalue > FALSE_ALARM / 6, (sign * threshold, count, expected)
         if law["draws"] > 1e8:
             assert abs(count - expected) < 5 * math.sqrt(expected)
+
+
+def test_every_cell_around_zero_is_reached_and_equally_often(law):
+    """At 1e8 draws each of the 65 cells nearest to 0 is hit about 118 times."""
+    expected = law["draws"] * stats.norm.pdf(0) * float(grid(STDDEV)) / STDDEV
+    assert law["cells"].min() > 0  # false alarm: 65 exp(-expected), 2e-7 at the smaller size
+    chi2 = ((law["cells"] - expected) ** 2 / expected).sum()
+    assert stats.chi2.sf(chi2, law["cells"].size) > FALSE_ALARM
 
 
 def test_the_divisor_divides_the_noised_sum_exactly():
