@@ -5,18 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from accounting import (
-    MultistageProfile,
-    UnitsThenPoissonProfile,
-    UserPoissonProfile,
-    epsilon,
-    implied_advantage,
-)
+from accounting import MultistageProfile, epsilon, implied_advantage
+from dpsgd import Mechanism, Segment, cost
 from experiments.cli import main
-from samplers import Multistage, UnitsThenPoisson, UnitTree
+from samplers import Multistage, Poisson, UnitsThenPoisson, UnitTree, UserPoisson
 
 NOISE = ["--noise-multiplier", "2", "--target-delta", "1e-5"]
-EVEN = ["--draws", "1", "5", "--sizes", "10", "10", "--steps", "100", "--num-examples", "100"]
 
 
 def asked(capsys, *words):
@@ -28,60 +22,41 @@ def upper(line):
     return float(line.split("[")[1].split("]")[0].split(",")[1])
 
 
-def tree():
-    return UnitTree.from_columns({"partner": np.repeat(np.arange(10), 10)})
+TREE = UnitTree.from_columns({"partner": np.repeat(np.arange(10), 10)})
+OF_TREE = "--sizes 10 10 --steps 100 --num-examples 100 --draws 1"
+USERS = "--num-examples 5000 --batch-size 50 --epochs 1 --max-contributions 5 --max-batch-size 5000"
+ASKED = {
+    f"sampler:multistage {OF_TREE} 5 --clipped-level 1 --protected-level 1 --units partner": (
+        Multistage(TREE, (1, 5), steps=100, clipped_level=1, protected_level=1), "partner"),
+    f"sampler:units-then-poisson {OF_TREE} --sampling-prob 0.2 --max-batch-size 10": (
+        UnitsThenPoisson(TREE, (1,), 0.2, steps=100, max_batch_size=10), "example"),
+    f"sampler:user-poisson {USERS}": (
+        UserPoisson(5000, 50, 1, max_contributions=5, max_batch_size=5000), "user"),
+    "sampler:poisson --num-examples 1000 --batch-size 50 --epochs 2 --unit user": (
+        Poisson(1000, 50, 2, target_delta=1e-5), "user"),
+    "sampler:poisson --num-examples 1000 --batch-size 50 --epochs 2 --cycle-length 4": (
+        Poisson(1000, 200, 2, target_delta=1e-5), "example"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ASKED)
+def test_a_run_by_its_sizes_costs_what_its_sampler_does(words, capsys):
+    sampler, unit = ASKED[words]
+    line = asked(capsys, "epsilon", *words.split(), *NOISE).splitlines()[0]
+    assert line == cost([Segment(Mechanism(sampler, 2.0, 1.0), unit=unit)], 1e-5).sentence()
 
 
 @pytest.mark.long
-def test_episodes_by_their_sizes_cost_what_the_tree_itself_costs(capsys):
-    first, *rest = asked(capsys, "epsilon", "sampler:multistage", *EVEN, *NOISE).splitlines()
-    of_tree = epsilon(Multistage(tree(), (1, 5), steps=100).privacy(2.0), 1e-5)
+def test_episodes_are_told_what_could_be_done_in_their_place(capsys):
+    words = f"sampler:multistage {OF_TREE} 5".split()
+    first, *rest = asked(capsys, "epsilon", *words, *NOISE).splitlines()
+    of_tree = epsilon(Multistage(TREE, (1, 5), steps=100).privacy(2.0), 1e-5)
     assert upper(first) == pytest.approx(of_tree.upper, abs=1e-4)
-    assert "unit: one example" in first
     assert any("another unit in the place of a drawn one moves the sum" in line for line in rest)
     assert "NO GUARANTEE: published Theorem 3" in rest[-1]
     clipped = next(line for line in rest if "units of level 1 clipped" in line)
     alone = MultistageProfile(2.0, 100, (1, 5), (10, 10), clipped_level=1).epsilon(1e-5)
     assert upper(clipped) == pytest.approx(alone.upper, rel=1e-3)
-
-
-def test_a_protected_unit_is_named_in_the_guarantee(capsys):
-    levels = ["--clipped-level", "1", "--protected-level", "1", "--units", "partner"]
-    line = asked(capsys, "epsilon", "sampler:multistage", *EVEN, *levels, *NOISE).splitlines()[0]
-    assert "unit: one partner" in line
-    assert upper(line) == pytest.approx(
-        MultistageProfile(2.0, 100, (1,), (10,)).epsilon(1e-5).upper, abs=1e-4
-    )
-
-
-def test_units_then_poisson_by_its_sizes_costs_what_the_tree_itself_costs(capsys):
-    words = ["--draws", "1", "--sizes", "10", "10", "--steps", "100", "--num-examples", "100"]
-    words += ["--sampling-prob", "0.2", "--max-batch-size", "10"]
-    line = asked(capsys, "epsilon", "sampler:units-then-poisson", *words, *NOISE)
-    sampler = UnitsThenPoisson(tree(), (1,), 0.2, steps=100, max_batch_size=10)
-    assert upper(line) == pytest.approx(epsilon(sampler.privacy(2.0), 1e-5).upper, abs=1e-4)
-    free = UnitsThenPoissonProfile(2.0, 100, 0.1, 0.2)
-    assert upper(line) == pytest.approx(epsilon(free, 1e-5).upper, abs=1e-4)
-
-
-def test_examples_of_users_are_priced_for_users(capsys):
-    sizes = ["--num-examples", "5000", "--batch-size", "50", "--epochs", "1"]
-    words = [*sizes, "--max-contributions", "5", "--max-batch-size", "5000"]
-    line = asked(capsys, "epsilon", "sampler:user-poisson", *words, *NOISE)
-    assert "unit: one user" in line
-    alone = UserPoissonProfile(2.0, 100, 0.01, 5).epsilon(1e-5)
-    assert upper(line) == pytest.approx(alone.upper, abs=1e-3)
-
-
-@pytest.mark.long
-def test_any_sampler_may_have_users_for_rows(capsys):
-    words = ["sampler:poisson", "--num-examples", "1000", "--batch-size", "50"]
-    line = asked(capsys, "epsilon", *words, "--unit", "user", *NOISE)
-    assert "unit: one user" in line
-    assert upper(line) == upper(asked(capsys, "epsilon", *words, *NOISE))
-    words += ["--target-epsilon", "2", "--target-delta", "1e-5"]
-    printed = asked(capsys, "calibrate", *words, "--unit", "user")
-    assert "at delta 1e-05 (zero-out adjacency, unit: one user)" in printed
 
 
 def test_a_calibration_is_paid_for_out_of_the_same_target(capsys):
@@ -99,19 +74,6 @@ def test_a_calibration_is_paid_for_out_of_the_same_target(capsys):
     assert found["platt"] > 1.001 * found["none"]
     alone = asked(capsys, "epsilon", *words, "--noise-multiplier", found["platt"])
     assert upper(alone) < 2.999
-
-
-def test_the_best_of_several_calibrated_runs_costs_more_than_that_of_uncalibrated_ones(capsys):
-    words = ["sampler:deterministic", "--num-examples", "88000", "--noise-multiplier", "3"]
-    costs = [
-        float(
-            asked(capsys, "epsilon", *words, "--mean-trials", "5", "--calibration", calibration)
-            .split("epsilon <= ")[1]
-            .split()[0]
-        )
-        for calibration in ("none", "platt")
-    ]
-    assert costs[1] > 1.0005 * costs[0]
 
 
 LARGE = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1]
@@ -162,21 +124,3 @@ def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
     assert alone == pytest.approx(0.5987, abs=1e-4)
     assert alone < search < (1 + implied_advantage(best, 1e-5)) / 2 < 0.95
     assert said.count("zero-out adjacency, unit: one example") == 2
-
-
-@pytest.mark.parametrize(
-    ("command", "goal"),
-    [
-        ("epsilon", ["--noise-multiplier", 1]),
-        pytest.param("calibrate", ["--target-epsilon", 3], marks=pytest.mark.long),
-    ],
-)
-def test_a_cycle_costs_what_so_many_times_fewer_steps_do(command, goal, capsys):
-    def answer(batch_size, *words):
-        sizes = ["--num-examples", 1000, "--batch-size", batch_size, "--epochs", 2]
-        words = ["sampler:poisson", *sizes, "--target-delta", 1e-3, *goal, *words]
-        return asked(capsys, command, *words)
-
-    cyclic = answer(50, "--cycle-length", 4)
-    assert cyclic == answer(200)
-    assert cyclic != answer(50)

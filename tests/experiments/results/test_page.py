@@ -223,54 +223,6 @@ def test_a_guarantee_is_what_the_ledger_gives_and_not_what_the_report_says(runs,
     assert dpsgd.resume(boasting)["guarantee"] in whole
 
 
-@pytest.mark.parametrize("command", ["report", "resume"])
-@pytest.mark.parametrize(
-    ("field", "value", "problem"),
-    [
-        ("metrics", {"test_error": "0.5"}, "str is not an instance of float"),
-        ("metrics", {"test_error": 1e308}, "metrics, test_error: 1e+308 is too large"),
-        ("metrics", [0.5], "metrics"),
-        ("num_params", 10**400, "must lie in"),
-        ("training_seconds", -1, "must lie in"),
-        ("stage_seconds", {"train": -1.0}, "stage_seconds, 'train': -1.0"),
-        ("stage_seconds", {"| a |": 1.0}, "stage_seconds, '| a |': 1.0"),
-        ("audit", ..., "NoneType is not an instance of str"),
-    ],
-)
-def test_a_figure_that_cannot_be_is_refused_by_its_name(
-    runs, tmp_path, capsys, command, field, value, problem
-):
-    damaged = tmp_path / "damaged"
-    shutil.copytree(runs[0], damaged)
-    record = json.loads((damaged / "report.json").read_text())
-    record[field] = value
-    kept = {name: value for name, value in record.items() if value is not ...}
-    (damaged / "report.json").write_text(json.dumps(kept))
-    more = ["--out", str(tmp_path / "page.html")] if command == "report" else []
-    assert cli.main([command, str(damaged), *more]) == 2
-    line = capsys.readouterr().err
-    assert "report.json is damaged" in line
-    assert field in line
-    assert problem in line
-    assert line.count("\n") == 1
-    assert len(line) < 400
-
-
-@pytest.mark.parametrize("command", ["report", "resume", "evaluate", "export"])
-def test_a_configuration_that_the_run_was_not_trained_by_is_refused(
-    clicked, tmp_path, capsys, command
-):
-    changed = shutil.copytree(clicked, tmp_path / "run")
-    text = (changed / "config.json").read_text()
-    (changed / "config.json").write_text(text.replace('"epochs": 2', '"epochs": 1'))
-    store, out = str(clicked.parent / "store"), str(tmp_path / "page.html")
-    more = {"report": ["--out", out], "resume": [], "evaluate": [store], "export": [out]}
-    assert cli.main([command, str(changed), *more[command]]) == 2
-    line = capsys.readouterr().err
-    assert "config.json is not what the run was trained by" in line
-    assert line.count("\n") == 1
-
-
 def cut_ledger(run):
     lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     (run / "ledger.jsonl").write_text("".join(lines[:-1]))
@@ -287,53 +239,76 @@ def unfinished(run):
 
 
 def edit_report(run, **fields):
-    record = json.loads((run / "report.json").read_text())
-    (run / "report.json").write_text(json.dumps(record | fields))
+    record = json.loads((run / "report.json").read_text()) | fields
+    kept = {name: value for name, value in record.items() if value is not ...}
+    (run / "report.json").write_text(json.dumps(kept))
 
 
+def reconfigured(run):
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"epochs": 2', '"epochs": 1'))
+
+
+def another_model(run):
+    with np.load(run / "params.npz") as params:
+        doubled = {name: 2 * leaf for name, leaf in params.items()}
+    np.savez(run / "params.npz", **doubled)
+
+
+def edited(**fields):
+    return lambda run: edit_report(run, **fields)
+
+
+READERS = {"evaluate", "export"}
+WHOLE = {*READERS, "report", "resume"}
+EVERY = {*WHOLE, "ledger", "score"}
 TAMPERED = {
-    "a line less": (cut_ledger, "rolled back or replaced"),
-    "a line less, and the report tells": (cut_ledger_and_report, "states another"),
-    "a line less, and no report": (unfinished, "does not end in the line that closes it"),
-    "another verdict": (lambda run: edit_report(run, audit="passed"), "states another audit"),
+    "a line less": (cut_ledger, EVERY, "rolled back or replaced"),
+    "a line less, and the report tells": (cut_ledger_and_report, EVERY, "states another"),
+    "a line less, and no report": (
+        unfinished, {"ledger", "resume"}, "does not end in the line that closes it"),
+    "an unfinished run": (unfinished, EVERY - {"ledger", "resume"}, "dpsgd: "),
+    "another verdict": (edited(audit="passed"), EVERY, "states another audit"),
+    "another digest": (edited(params_sha256="ab" * 32), EVERY, "states another params_sha256"),
+    "another configuration": (reconfigured, WHOLE, "config.json is not what the run was trained"),
     "another model": (
-        lambda run: edit_report(run, params_sha256="ab" * 32),
-        "states another params_sha256",
-    ),
+        another_model, READERS, "params.npz is not the model that the run's ledger says was"),
+}  # fmt: skip
+DAMAGED = {
+    "metrics": ({"test_auc": "0.5"}, {"test_auc": 1e308}, [0.5]),
+    "num_params": (10**400,),
+    "training_seconds": (-1,),
+    "stage_seconds": ({"train": -1.0}, {"| a |": 1.0}),
+    "audit": (...,),
 }
+TAMPERED |= {
+    f"{field} {str(value)[:20]}": (
+        edited(**{field: value}), {"report", "resume"}, f": {field}"
+    )
+    for field, values in DAMAGED.items()
+    for value in values
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["ledger", "report", "resume", "evaluate", "export", "score"])
-@pytest.mark.parametrize("tampered", TAMPERED)
-def test_a_finished_run_that_was_cut_or_edited_is_refused(
+@pytest.mark.parametrize(
+    ("command", "tampered"),
+    [(command, name) for name, (_, of, _) in TAMPERED.items() for command in sorted(of)],
+)
+def test_a_finished_run_that_was_cut_edited_or_damaged_is_refused_in_one_line(
     clicked, tmp_path, capsys, command, tampered
 ):
-    change, problem = TAMPERED[tampered]
+    change, _, problem = TAMPERED[tampered]
     run = shutil.copytree(clicked, tmp_path / "run")
     change(run)
-    store, out = str(clicked.parent / "store"), str(tmp_path / "page.html")
+    store, out = str(clicked.parent / "store"), tmp_path / "page.html"
     more = {"report": ["--out", out], "evaluate": [store], "export": [out]}
     more |= {"score": [store, "--out", out]}
-    assert cli.main([command, str(run), *more.get(command, [])]) == 2
+    assert cli.main([command, str(run), *map(str, more.get(command, []))]) == 2
     captured = capsys.readouterr()
-    if tampered != "a line less, and no report" or command in ("ledger", "resume"):
-        assert problem in captured.err
+    assert problem in captured.err
     assert not captured.out
     assert captured.err.count("\n") == 1
-    assert not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize("command", ["evaluate", "export"])
-def test_the_model_of_another_run_is_not_taken_for_this_one(clicked, tmp_path, capsys, command):
-    changed = shutil.copytree(clicked, tmp_path / "run")
-    with np.load(clicked / "params.npz") as params:
-        np.savez(changed / "params.npz", **{name: 2 * leaf for name, leaf in params.items()})
-    store, out = str(clicked.parent / "store"), tmp_path / "out"
-    assert cli.main([command, str(changed), str(out) if command == "export" else store]) == 2
-    assert (
-        "params.npz is not the model that the run's ledger says was released"
-        in capsys.readouterr().err
-    )
+    assert len(captured.err) < 500
     assert not out.exists()
 
 
