@@ -4,7 +4,43 @@ from pathlib import Path
 
 import pytest
 
+from experiments import cli
 from experiments.tasks.clicks.synthetic import rows as synthetic
+
+
+class Command:
+    """The command `dpsgd`: called with words, it returns what it prints."""
+
+    def __init__(self, capsys):
+        self._capsys = capsys
+
+    def _said(self, words, status):
+        self._capsys.readouterr()
+        assert cli.main([str(word) for word in words]) == status, self._capsys.readouterr()
+        return self._capsys.readouterr()
+
+    def __call__(self, *words, status=0):
+        return self._said(words, status).out
+
+    def help(self, *words):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, "--help"])
+        assert not end.value.code
+        return self._capsys.readouterr().out
+
+    def refuses(self, *words):
+        """Returns the one line that says why it does not do what words ask, and does nothing."""
+        said = self._said(words, 2)
+        (line,) = (line for line in said.err.splitlines() if not line.endswith(" s in all)"))
+        assert line.startswith("dpsgd: ")
+        assert line.isprintable()
+        assert all(one.startswith(("note: ", "chosen: ")) for one in said.out.splitlines())
+        return line
+
+
+@pytest.fixture
+def command(capsys):
+    return Command(capsys)
 
 
 @pytest.fixture(scope="module")

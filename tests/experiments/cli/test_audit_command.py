@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import main
-
 pytestmark = pytest.mark.audit
 
 SHUFFLE = ["sampler:shuffle", "--num-examples", "1000", "--batch-size", "50"]
@@ -14,53 +12,43 @@ TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 
 
 @pytest.mark.long
-def test_the_step_of_clicks_is_audited_without_a_store(capsys):
-    assert main(["audit", *SHUFFLE, *TINY]) == 0
-    assert capsys.readouterr().out.strip().endswith("audit: consistent")
+def test_the_step_of_clicks_is_audited_without_a_store(command):
+    assert command("audit", *SHUFFLE, *TINY).strip().endswith("audit: consistent")
 
 
 @pytest.mark.long
-def test_the_sums_of_a_calibration_are_audited_too(capsys, monkeypatch):
+def test_the_sums_of_a_calibration_are_audited_too(command, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
     question = ["audit", "--task", "tiny_task:Calibrated", "--calibration", "platt"]
     question += ["sampler:deterministic", "--num-examples", "20000", "--batch-size", "500"]
-    assert main([*question, "--epochs", "1", "--noise-multiplier", "1"]) == 0
-    lines = capsys.readouterr().out.strip().splitlines()
+    lines = command(*question, "--epochs", "1", "--noise-multiplier", "1").strip().splitlines()
     assert sum("sums over all rows: " in line for line in lines) > 10
     assert lines[-1] == "audit: consistent"
 
 
 @pytest.mark.long
-def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(capsys, monkeypatch):
+def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(command, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
     bands = ["sampler:balls-and-bins", "--bands", "4"]
     question = ["audit", "--task", "tiny_task:Line", *bands, *SHUFFLE[1:]]
-    assert main(question) == 0
-    assert capsys.readouterr().out.strip().endswith("audit: consistent")
-    assert main([*question, "--claim", "poisson"]) == 1
-    assert "FAIL  how often an example takes part is binomial" in capsys.readouterr().out
-    assert main(["audit", "--task", "nowhere:task", *SHUFFLE]) == 2
-    assert "there is no module nowhere" in capsys.readouterr().err
+    assert command(*question).strip().endswith("audit: consistent")
+    found = command(*question, "--claim", "poisson", status=1)
+    assert "FAIL  how often an example takes part is binomial" in found
+    assert "no module nowhere" in command.refuses("audit", "--task", "nowhere:task", *SHUFFLE)
 
 
 @pytest.mark.long
-def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, capsys):
+def test_the_black_box_command_draws_a_plot_and_prints_what_it_could_have_seen(tmp_path, command):
     plot = tmp_path / "audit.png"
-    status = main([
-        "audit", "sampler:deterministic", "--num-examples", "4", "--batch-size", "4", "--epochs",
-        "1", "--noise-multiplier", "1", "--target-delta", "0.01", "--black-box", "--trials", "600",
-        "--plot", str(plot),
-    ])  # fmt: skip
-    out = capsys.readouterr().out
-    assert status == 0
+    words = "audit sampler:deterministic --num-examples 4 --batch-size 4 --epochs 1 --black-box"
+    how = ["--noise-multiplier", "1", "--target-delta", "0.01", "--trials", "600", "--plot"]
+    out = command(*words.split(), *how, plot)
     for said in ("epsilon >= ", "claimed: epsilon <= ", "detection limit: ", f"plot: {plot}"):
         assert said in out
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_claim_of_infinity_is_refused(capsys):
-    assert main([
-        "audit", "sampler:balls-and-bins", "--num-examples", "1000", "--batch-size", "100",
-        "--epochs", "1", "--noise-multiplier", "0.001", "--max-batch-size", "101", "--black-box",
-    ]) == 2  # fmt: skip
-    assert "no finite epsilon is claimed" in capsys.readouterr().err
+def test_a_claim_of_infinity_is_refused(command):
+    words = "audit sampler:balls-and-bins --num-examples 1000 --batch-size 100 --epochs 1"
+    how = "--noise-multiplier 0.001 --max-batch-size 101 --black-box"
+    assert "no finite epsilon is claimed" in command.refuses(*words.split(), *how.split())

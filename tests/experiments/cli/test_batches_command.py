@@ -4,8 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from experiments import cli
-
 LACKS_BEAM = pytest.mark.skipif(
     find_spec("apache_beam") is None, reason="Beam is not installed: see docs/how-to/beam.md"
 )
@@ -13,31 +11,26 @@ HOW = "sampler:poisson --batch-size 16 --epochs 1 --noise-multiplier 1 --l2-clip
 OTHERS = "--learning-rate 0.001 --data-on host --insecure-seed 1 --no-audit --max-buckets 16"
 
 
-def command(*words):
-    assert cli.main([str(word) for word in words]) == 0
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("by", [[], pytest.param(["--beam"], marks=LACKS_BEAM)], ids=str)
-def test_begin_batches_resume_is_train(store, tmp_path, capsys, by):
+def test_begin_batches_resume_is_train(store, tmp_path, command, by):
     train = ["train", store, *HOW.split(), *OTHERS.split(), "--hidden", "2", "--embedding-dim", "1"]
     command(*train, "--out", tmp_path / "whole")
-    command(*train, "--out", tmp_path / "run", "--begin")
-    assert f"begun: dpsgd resume {tmp_path / 'run'}" in capsys.readouterr().out
-    command("batches", tmp_path / "run", tmp_path / "batches", *by)
-    assert f"1 file in {tmp_path / 'batches'}" in capsys.readouterr().out
+    begun = command(*train, "--out", tmp_path / "run", "--begin")
+    assert f"begun: dpsgd resume {tmp_path / 'run'}" in begun
+    drawn = command("batches", tmp_path / "run", tmp_path / "batches", *by)
+    assert f"1 file in {tmp_path / 'batches'}" in drawn
     command("resume", tmp_path / "run")
     for name in ("params.npz", "ledger.jsonl", "guarantee.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / "batches").exists()
-    capsys.readouterr()
-    command("batches", tmp_path / "run", tmp_path / "batches")
-    assert "the run is finished, and needs no batches: dpsgd report" in capsys.readouterr().out
+    over = command("batches", tmp_path / "run", tmp_path / "batches")
+    assert "the run is finished, and needs no batches: dpsgd report" in over
     assert not (tmp_path / "batches").exists()
 
 
-def test_what_cannot_be_drawn_is_one_line(tmp_path, capsys):
-    assert cli.main(["batches", str(tmp_path / "none"), str(tmp_path / "b")]) == 2
-    assert "is not the directory of a run" in capsys.readouterr().err
-    assert cli.main(["batches", str(tmp_path), str(tmp_path / "b"), "--runner", "X"]) == 2
-    assert "--runner and --beam-options are for a pipeline: add --beam" in capsys.readouterr().err
+def test_what_cannot_be_drawn_is_one_line(tmp_path, command):
+    words = "batches", tmp_path / "none", tmp_path / "b"
+    assert "is not the directory of a run" in command.refuses(*words)
+    alone = "--runner and --beam-options are for a pipeline: add --beam"
+    assert alone in command.refuses(*words, "--runner", "X")

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from accounting.releases.contribution import bias_bounds
-from experiments import cli, contributions
+from experiments import contributions
 from experiments.cli.commands.contributions import ContributionsConfig, run
 
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
@@ -51,16 +51,14 @@ def u_data(tmp_path):
     return tmp_path / "u.data"
 
 
-def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u_data, capsys):
-    words = ["choose", str(u_data), "--target-epsilon", "0.7", "--caps", "2", "3"]
-    assert cli.main(words) == 0
-    model, guarantee = capsys.readouterr().out.splitlines()
+def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u_data, command):
+    words = ["choose", u_data, "--target-epsilon", "0.7", "--caps", "2", "3"]
+    model, guarantee = command(*words).splitlines()
     assert guarantee.startswith(
         "epsilon <= 0.7 at delta 0 (zero-out adjacency, unit: one user; 0.1"
     )
     assert re.fullmatch(r"rating = [0-9.]+ \+ \S+ position \+ \S+ own, cap [23]", model)
-    assert cli.main([*words, "--max-ratings", "4"]) == 0
-    assert "cap public" in capsys.readouterr().out
+    assert "cap public" in command(*words, "--max-ratings", "4")
 
 
 @pytest.mark.parametrize(
@@ -73,8 +71,5 @@ def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u
         (["--private-quantile", "1.1"], "quantile must be in [0, 1], got 1.1"),
     ],
 )
-def test_what_nothing_can_be_chosen_with_is_refused_in_one_line(words, problem, u_data, capsys):
-    assert cli.main(["choose", str(u_data), *words]) == 2
-    said = capsys.readouterr()
-    assert problem in said.err.splitlines()[0]
-    assert not said.out
+def test_what_nothing_can_be_chosen_with_is_refused_in_one_line(words, problem, u_data, command):
+    assert problem in command.refuses("choose", u_data, *words)

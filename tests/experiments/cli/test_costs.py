@@ -7,15 +7,9 @@ import pytest
 
 from accounting import MultistageProfile, epsilon, implied_advantage
 from dpsgd import Mechanism, Segment, cost
-from experiments.cli import main
 from samplers import Multistage, Poisson, UnitsThenPoisson, UnitTree, UserPoisson
 
 NOISE = ["--noise-multiplier", "2", "--target-delta", "1e-5"]
-
-
-def asked(capsys, *words):
-    assert main([str(word) for word in words]) == 0
-    return capsys.readouterr().out
 
 
 def upper(line):
@@ -40,16 +34,16 @@ ASKED = {
 
 
 @pytest.mark.parametrize("words", ASKED)
-def test_a_run_by_its_sizes_costs_what_its_sampler_does(words, capsys):
+def test_a_run_by_its_sizes_costs_what_its_sampler_does(words, command):
     sampler, unit = ASKED[words]
-    line = asked(capsys, "epsilon", *words.split(), *NOISE).splitlines()[0]
+    line = command("epsilon", *words.split(), *NOISE).splitlines()[0]
     assert line == cost([Segment(Mechanism(sampler, 2.0, 1.0), unit=unit)], 1e-5).sentence()
 
 
 @pytest.mark.long
-def test_episodes_are_told_what_could_be_done_in_their_place(capsys):
+def test_episodes_are_told_what_could_be_done_in_their_place(command):
     words = f"sampler:multistage {OF_TREE} 5".split()
-    first, *rest = asked(capsys, "epsilon", *words, *NOISE).splitlines()
+    first, *rest = command("epsilon", *words, *NOISE).splitlines()
     of_tree = epsilon(Multistage(TREE, (1, 5), steps=100).privacy(2.0), 1e-5)
     assert upper(first) == pytest.approx(of_tree.upper, abs=1e-4)
     assert any("another unit in the place of a drawn one moves the sum" in line for line in rest)
@@ -59,20 +53,20 @@ def test_episodes_are_told_what_could_be_done_in_their_place(capsys):
     assert upper(clipped) == pytest.approx(alone.upper, rel=1e-3)
 
 
-def test_a_calibration_is_paid_for_out_of_the_same_target(capsys):
+def test_a_calibration_is_paid_for_out_of_the_same_target(command):
     words = ["sampler:deterministic", "--num-examples", "88000", "--epochs", "5"]
     found = {}
     for calibration in ("none", "platt"):
         both = [*words, "--calibration", calibration]
-        line = asked(capsys, "calibrate", *both, "--target-epsilon", "3")
+        line = command("calibrate", *both, "--target-epsilon", "3")
         sigma = float(line.split("noise multiplier ")[1].split()[0].strip(","))
-        first, *notes = asked(capsys, "epsilon", *both, "--noise-multiplier", sigma).splitlines()
+        first, *notes = command("epsilon", *both, "--noise-multiplier", sigma).splitlines()
         assert 2.99 < upper(first) <= 3.0
         found[calibration] = sigma
         named = "noisy sums over all rows" in line and any("noisy sums" in note for note in notes)
         assert named == (calibration == "platt")
     assert found["platt"] > 1.001 * found["none"]
-    alone = asked(capsys, "epsilon", *words, "--noise-multiplier", found["platt"])
+    alone = command("epsilon", *words, "--noise-multiplier", found["platt"])
     assert upper(alone) < 2.999
 
 
@@ -81,42 +75,42 @@ LARGE += ["--target-delta", 1e-6]
 
 
 @pytest.mark.long
-def test_epsilon_and_calibrate_answer_each_other(capsys):
-    sigma = asked(capsys, "calibrate", *LARGE, "--target-epsilon", 2).split()[2]
-    line = asked(capsys, "epsilon", *LARGE, "--noise-multiplier", sigma)
+def test_epsilon_and_calibrate_answer_each_other(command):
+    sigma = command("calibrate", *LARGE, "--target-epsilon", 2).split()[2]
+    line = command("epsilon", *LARGE, "--noise-multiplier", sigma)
     assert 1.99 < upper(line) <= 2.002
 
 
 @pytest.mark.long
-def test_the_noise_for_an_attack_advantage_keeps_it(capsys):
-    printed = asked(capsys, "calibrate", *LARGE, "--target-advantage", 0.1)
+def test_the_noise_for_an_attack_advantage_keeps_it(command):
+    printed = command("calibrate", *LARGE, "--target-advantage", 0.1)
     assert "gives attack advantage <= 0.1: epsilon <= " in printed
     assert printed.endswith("a fair prior has an accuracy of at most 0.5500\n")
     sigma = float(printed.split()[2])
-    line = asked(capsys, "epsilon", *LARGE, "--noise-multiplier", sigma)
+    line = command("epsilon", *LARGE, "--noise-multiplier", sigma)
     assert line.endswith("has an accuracy of at most 0.5500\n")
-    line = asked(capsys, "epsilon", *LARGE, "--noise-multiplier", 0.98 * sigma)
+    line = command("epsilon", *LARGE, "--noise-multiplier", 0.98 * sigma)
     assert float(line.split()[-1]) > 0.55
 
 
-def test_a_printed_delta_is_never_smaller_than_the_certified_one(capsys):
+def test_a_printed_delta_is_never_smaller_than_the_certified_one(command):
     words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
     words += ["--target-delta", 1 / 37e6]  # 2.7027e-8
-    assert "at delta 2.71e-08" in asked(capsys, "epsilon", "sampler:deterministic", *words)
+    assert "at delta 2.71e-08" in command("epsilon", "sampler:deterministic", *words)
 
 
-def test_shuffling_never_costs_what_poisson_does_and_says_what_that_would_claim(capsys):
+def test_shuffling_never_costs_what_poisson_does_and_says_what_that_would_claim(command):
     words = ["--num-examples", 1_000_000, "--epochs", 1, "--noise-multiplier", 0.6]
-    poisson = upper(asked(capsys, "epsilon", "sampler:poisson", *words))
-    cost, *notes = asked(capsys, "epsilon", "sampler:shuffle", *words).splitlines()
+    poisson = upper(command("epsilon", "sampler:poisson", *words))
+    cost, *notes = command("epsilon", "sampler:shuffle", *words).splitlines()
     assert float(cost.split("[")[1].split(",")[0]) > 2 * poisson
     assert any(note.startswith("note: taken for Poisson") for note in notes)
 
 
-def test_private_search_costs_more_than_one_run_and_less_than_all(capsys):
+def test_private_search_costs_more_than_one_run_and_less_than_all(command):
     words = ["sampler:deterministic", "--num-examples", 5000, "--epochs", 1]
     words += ["--noise-multiplier", 2, "--target-delta", 1e-5, "--mean-trials", 10]
-    said = asked(capsys, "epsilon", *words)
+    said = command("epsilon", *words)
     one, best = upper(said), float(re.findall(r"epsilon <= ([\d.]+)", said)[-1])
     assert one < best < 3 * one
     alone, search = map(float, re.findall(r"fair prior has an accuracy of at most ([\d.]+)", said))

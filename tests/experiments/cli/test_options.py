@@ -55,24 +55,6 @@ CALLS |= {
 NUMBERS = ["x", "nan", "-inf", "1e999", "", "0x10", "1,2"]
 
 
-def said(capsys, *words):
-    """Returns the one line that refuses words."""
-    assert cli.main([*words]) == 2, words
-    captured = capsys.readouterr()
-    (line,) = (one for one in captured.err.splitlines() if not one.endswith(" s in all)"))
-    assert line.startswith("dpsgd: "), line
-    assert line.isprintable()
-    assert not captured.out
-    return line
-
-
-def help_of(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        cli.main([*words, "--help"])
-    assert not end.value.code
-    return capsys.readouterr().out
-
-
 def options_of(text):
     """Returns the options that a help shows, and what follows each: '' if nothing does."""
     return dict(re.findall(r"^  (--[a-z0-9-]+)(?: ([A-Z{\[][^ ]*))?", text, re.MULTILINE))
@@ -84,9 +66,9 @@ def test_all_commands_are_called():
 
 @pytest.mark.parametrize("examples", [1, pytest.param(None, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CALLS)
-def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, examples, capsys):
+def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, examples, command):
     words = CALLS[name]
-    shown = options_of(help_of(capsys, *words))
+    shown = options_of(command.help(*words))
     drawn = random.Random(name)
     valued = [(option, kind) for option, kind in shown.items() if kind]
     for option, kind in drawn.sample(valued, k=min(examples or len(valued), len(valued))):
@@ -94,11 +76,11 @@ def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, exam
         if re.fullmatch(r"\{[a-z0-9,_-]+\}", kind):
             wrong = ["none of these", ""]
         for value in drawn.sample(wrong, k=min(examples or len(wrong), len(wrong))):
-            assert option in said(capsys, *words, option, value), (option, value)
+            assert option in command.refuses(*words, option, value), (option, value)
         if not kind.startswith(("[", "{[")):  # which may be empty
-            assert option in said(capsys, *words, option)
+            assert option in command.refuses(*words, option)
         misspelt = f"{option}q"
-        line = said(capsys, *words, misspelt, "1")
+        line = command.refuses(*words, misspelt, "1")
         assert f"has no option {misspelt}" in line
         assert re.search(r"did you mean --|--help` lists them$", line)
 
@@ -106,10 +88,10 @@ def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, exam
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("width", [60, pytest.param(100, marks=pytest.mark.long)])
 def test_help_is_as_wide_as_the_terminal_and_its_usage_has_what_must_be_given(
-    name, width, capsys, monkeypatch
+    name, width, command, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", str(width))
-    shown = help_of(capsys, *CALLS[name])
+    shown = command.help(*CALLS[name])
     usage, _, rest = shown.partition("\n\n")
     assert usage.startswith(f"usage: dpsgd {name.split()[0]}")
     assert max(map(len, shown.splitlines())) <= width + 2
@@ -126,8 +108,8 @@ def test_help_is_as_wide_as_the_terminal_and_its_usage_has_what_must_be_given(
     assert not undescribed, counted(len(undescribed), "option")
 
 
-def test_the_help_of_a_run_begins_with_what_a_newcomer_needs_and_ends_with_clusters(capsys):
-    shown = help_of(capsys, "train")
+def test_the_help_of_a_run_begins_with_what_a_newcomer_needs_and_ends_with_clusters(command):
+    shown = command.help("train")
     order = ["DATA", "--out", "--target-epsilon", "--optimizer", "--bands", "--coordinator"]
     places = [re.search(rf"^  {name}\b", shown, re.MULTILINE).start() for name in order]
     assert places == sorted(places)
@@ -147,8 +129,8 @@ ALIKE = {
 
 
 @pytest.mark.parametrize(("name", "given", "meant"), ALIKE.values(), ids=ALIKE)
-def test_another_name_of_an_option_is_answered_by_its_own(name, given, meant, capsys):
-    assert said(capsys, *CALLS[name], given, "1").endswith(f": did you mean {meant}?")
+def test_another_name_of_an_option_is_answered_by_its_own(name, given, meant, command):
+    assert command.refuses(*CALLS[name], given, "1").endswith(f": did you mean {meant}?")
 
 
 TINY = "--embedding-dim 2 --max-buckets 16 --hidden 4"
@@ -258,13 +240,13 @@ REFUSED = {
     ("words", "why"),
     [(of.format(words), why) for of, found in REFUSED.items() for words, why in found.items()],
 )
-def test_what_cannot_be_is_refused_in_one_line(words, why, capsys):
+def test_what_cannot_be_is_refused_in_one_line(words, why, command):
     jax.devices()  # of this process, which are as many as there are
-    assert why in said(capsys, *words.split())
+    assert why in command.refuses(*words.split())
 
 
 @pytest.mark.parametrize("name", ["calibrate", pytest.param("audit", marks=pytest.mark.long)])
-def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, monkeypatch, capsys):
+def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, monkeypatch, command):
     (tmp_path / "mine_asked.py").write_text(
         "from dataclasses import dataclass\nfrom samplers import Deterministic\n\n\n"
         "@dataclass(frozen=True)\nclass Mine(Deterministic):\n    'Mine.'\n\n    often: int = 1\n"
@@ -276,6 +258,5 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
     assert (asked.sampler.name, asked.sampler.often) == ("mine_asked:Mine", 2)
     answers = []
     for sampler in (mine, "sampler:deterministic"):
-        assert cli.main([CALLS[name][0], sampler, *others]) == 0
-        answers.append(capsys.readouterr().out)
+        answers.append(command(CALLS[name][0], sampler, *others))
     assert answers[0] == answers[1]

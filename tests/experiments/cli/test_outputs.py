@@ -3,7 +3,6 @@
 import pytest
 from matplotlib.figure import Figure
 
-from experiments import cli
 from experiments.cli import outputs
 from experiments.figures import comparison, drawing
 from experiments.results import page
@@ -34,36 +33,30 @@ def nothing_is_done(monkeypatch):
 
 @pytest.mark.parametrize(("words", "option", "ending"), COMMANDS.values(), ids=COMMANDS)
 def test_a_file_that_is_there_is_named_and_left_as_it_is(
-    words, option, ending, tmp_path, capsys, nothing_is_done
+    words, option, ending, tmp_path, command, nothing_is_done
 ):
     there = tmp_path / f"page{ending}"
     there.write_text("precious")
-    assert cli.main([*words, option, str(there)]) == 2
-    said = capsys.readouterr().err
-    assert said == (
-        f"dpsgd: {there} exists already and is left as it is: name another {option}, or give "
-        "--overwrite\n"
-    )
+    said = f"{there} exists already and is left as it is: name another {option}, or give "
+    assert command.refuses(*words, option, there) == f"dpsgd: {said}--overwrite"
     assert there.read_text() == "precious"
 
 
 @pytest.mark.parametrize(("words", "option", "ending"), COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("name", ["page", "page.doc", "page.html.gz"])
 def test_another_ending_is_refused_before_any_work(
-    words, option, ending, name, tmp_path, capsys, nothing_is_done
+    words, option, ending, name, tmp_path, command, nothing_is_done
 ):
-    assert cli.main([*words, option, str(tmp_path / name)]) == 2
-    said = capsys.readouterr().err
+    said = command.refuses(*words, option, tmp_path / name)
     assert f"{option} must end in {ending}" in said
     assert name in said
-    assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_that_would_lie_inside_of_a_file_is_refused(tmp_path, capsys, nothing_is_done):
+def test_a_page_that_would_lie_inside_of_a_file_is_refused(tmp_path, command, nothing_is_done):
     (tmp_path / "file").write_text("")
-    assert cli.main([*COMPARE, "--plot", str(tmp_path / "file" / "a.png")]) == 2
-    assert "Not a directory" in capsys.readouterr().err
+    said = command.refuses(*COMPARE, "--plot", tmp_path / "file" / "a.png")
+    assert "Not a directory" in said
 
 
 def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_path, monkeypatch):
@@ -85,17 +78,15 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"page.svg", "folder.svg"}
 
 
-def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, capsys, monkeypatch):
+def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, command, monkeypatch):
     found = Page("t", "# t\n", {"a.svg": b"<svg/>"})
     monkeypatch.setattr(page, "page", lambda *settings, **more: found)
-    out = tmp_path / "page.html"
-    assert cli.main(["report", "run", "--out", str(out)]) == 0
-    out.unlink()
-    assert cli.main(["report", "run", "--out", str(out)]) == 2
-    assert "or give --overwrite" in capsys.readouterr().err
-    assert cli.main(["report", "run", "--out", str(out), "--overwrite"]) == 0
+    words = "report", "run", "--out", tmp_path / "page.html"
+    command(*words)
+    (tmp_path / "page.html").unlink()
+    assert "or give --overwrite" in command.refuses(*words)
+    command(*words, "--overwrite")
     (tmp_path / "page" / "notes.txt").write_text("mine")
-    assert cli.main(["report", "run", "--out", str(out), "--overwrite"]) == 2
-    said = capsys.readouterr().err
-    assert "holds notes.txt: name another --out\n" in said
+    said = command.refuses(*words, "--overwrite")
+    assert said.endswith("holds notes.txt: name another --out")
     assert (tmp_path / "page" / "notes.txt").read_text() == "mine"

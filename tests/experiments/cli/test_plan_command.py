@@ -5,7 +5,6 @@ import re
 import pytest
 
 from accounting import attack_advantage, epsilon
-from experiments import cli
 from samplers import BallsAndBins
 
 SIZES = ["--num-examples", "3000", "--batch-size", "100", "--target-delta", "1e-4"]
@@ -22,16 +21,11 @@ def mechanism_of(out):
     return names["mechanism"]
 
 
-def answer(words, capsys):
-    assert cli.main(words) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.long
-def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_path):
+def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(command, tmp_path):
     plot = tmp_path / "plan.png"
     words = ["--optimizer", "sgd", "--momentum", "0.9", "--bands", "2", "6", "--plot", str(plot)]
-    out = answer([*BALLS, *words], capsys)
+    out = command(*BALLS, *words)
     assert plot.read_bytes().startswith(b"\x89PNG")
     rows = {int(b): float(e) for b, e in re.findall(r"^(\d+) +[\d.]+ +([\d.]+)", out, re.MULTILINE)}
     assert list(rows) == [1, 2, 6]
@@ -46,9 +40,9 @@ def test_the_lines_for_python_make_the_mechanism_of_the_best_answer(capsys, tmp_
 
 
 @pytest.mark.long
-def test_a_plan_for_an_attack_advantage_has_the_noise_of_it(capsys):
+def test_a_plan_for_an_attack_advantage_has_the_noise_of_it(command):
     words = [*BALLS[:-2], "--target-advantage", "0.2", "--optimizer", "sgd", "--bands", "4"]
-    out = answer(words, capsys)
+    out = command(*words)
     assert "each with attack advantage <= 0.2 (zero-out adjacency, unit: one example):" in out
     sigmas = dict(re.findall(r"^(\d+) +([\d.]+)", out, re.MULTILINE))
     for b, sigma in sigmas.items():
@@ -57,17 +51,17 @@ def test_a_plan_for_an_attack_advantage_has_the_noise_of_it(capsys):
     assert list(sigmas) == ["1", "4"]
 
 
-def test_a_fixed_order_is_offered_buffers_and_the_lines_for_python_make_them(capsys, tmp_path):
+def test_a_fixed_order_is_offered_buffers_and_the_lines_for_python_make_them(command, tmp_path):
     words = ["plan", "noise", "sampler:deterministic", *SIZES, "--target-epsilon", "8"]
     plot = tmp_path / "plan.png"
     words += ["--optimizer", "sgd", "--bands", "8", "30", "--buffers", "2", "--plot", str(plot)]
-    out = answer(words, capsys)
+    out = command(*words)
     assert plot.read_bytes().startswith(b"\x89PNG")
     (row,) = (line for line in out.splitlines() if line.startswith("BLT 2 "))
     assert row.rstrip().endswith("2 x parameters")
     assert "BLT of 2 buffers leaves" in out
     assert "keeps 2 vectors in place of 29" in out
-    out = answer([*words[:-2], "--bands", "8"], capsys)
+    out = command(*words[:-2], "--bands", "8")
     assert "BLT of 2 buffers is best" in out
     assert "With `dpsgd train`: --optimizer sgd --buffers 2\n" in out
     mechanism = mechanism_of(out)
@@ -75,25 +69,25 @@ def test_a_fixed_order_is_offered_buffers_and_the_lines_for_python_make_them(cap
     assert 7.95 < epsilon(mechanism.privacy(), 1e-4).upper <= 8
 
 
-def test_adam_is_answered_by_1_and_the_reason(capsys):
-    out = answer([*BALLS, "--optimizer", "adam"], capsys)
+def test_adam_is_answered_by_1_and_the_reason(command):
+    out = command(*BALLS, "--optimizer", "adam")
     assert "b = 1 is best, independent noise: Adam gains nothing" in out
     assert "divides by" in out
     assert "With dpsgd.train" not in out
 
 
 @pytest.mark.long
-def test_where_few_steps_gain_nothing_it_says_so(capsys):
+def test_where_few_steps_gain_nothing_it_says_so(command):
     words = [*BALLS[:-1], "0.2", "--optimizer", "sgd", "--batch-size", "500", "--bands", "2"]
-    out = answer(words, capsys)
+    out = command(*words)
     assert "b = 1 is best, independent noise: with b = 2 sampling amplifies" in out
     assert "few steps an epoch and a small epsilon" in out
 
 
-def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_named(capsys):
+def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_named(command):
     words = ["plan", "noise", "sampler:deterministic", *SIZES, "--target-epsilon", "8"]
     words += ["--optimizer", "sgd", "--num-params", "1000000", "--bands-memory", "80MB"]
-    out = answer(words, capsys)
+    out = command(*words)
     assert "\n21 " in out
     assert "80 MB" in out
     assert "b is at most 21: 80MB holds no more." in out
@@ -104,10 +98,10 @@ def test_memory_limits_what_is_tried_and_a_smaller_b_that_is_nearly_as_good_is_n
 @pytest.mark.parametrize(
     "sampler", ["shuffle", pytest.param("user-poisson", marks=pytest.mark.long)]
 )
-def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sampler, capsys):
+def test_other_samplers_have_independent_noise_alone_and_one_line_says_so(sampler, command):
     words = ["plan", "noise", f"sampler:{sampler}", *SIZES, "--target-epsilon", "8"]
     words += ["--max-contributions", "2"] if sampler == "user-poisson" else []
-    out = answer([*words, "--optimizer", "sgd"], capsys)
+    out = command(*words, "--optimizer", "sgd")
     (line,) = (line for line in out.splitlines() if "keeps no two steps" in line)
     assert line.startswith("b is at most 1: ")
     assert line.endswith("balls-and-bins, poisson and deterministic can.")
@@ -118,8 +112,8 @@ DEVICES += ["--batch-size", "100", "--embedding-dim", "2", "--max-buckets", "16"
 
 
 @pytest.mark.long
-def test_devices_are_planned_for_without_any(capsys):
-    out = answer([*DEVICES, "--num-devices", "1"], capsys)
+def test_devices_are_planned_for_without_any(command):
+    out = command(*DEVICES, "--num-devices", "1")
     assert "batches of b = 100, 1 device on 1 host; nothing sharded" in out
     assert "nothing is exchanged" in out
     assert "a batch takes 100 places, 100 on each device: 0.0% of b are padding" in out

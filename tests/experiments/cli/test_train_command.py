@@ -55,17 +55,15 @@ def home(tmp_path, monkeypatch):
     sys.modules.pop("own_mean", None)
 
 
-def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home, capsys):
+def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home, command):
     words = ["train", "--task", "own_mean:Mean", "--rows", "50", *SAMPLER, "--out", "run"]
-    assert main([*words, "--no-audit"]) == 0
-    printed = capsys.readouterr().out
+    printed = command(*words, "--no-audit")
     assert "error: of the test rows" in printed
     assert "epsilon in [" in printed
     record = json.loads((home / "run" / "config.json").read_text())["task"]
     assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50})
-    for command in ("resume", "ledger"):
-        assert main([command, "run"]) == 0
-    assert "attempt 0: 5 steps from 0 declared of 5" in capsys.readouterr().out
+    command("resume", "run")
+    assert "attempt 0: 5 steps from 0 declared of 5" in command("ledger", "run")
 
 
 def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
@@ -90,9 +88,6 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
         (["--task", "own_mean:task", "--budget-minutes", "5"], "--budget-minutes is the time "),
     ],
 )
-def test_what_is_wrong_with_a_task_or_a_setting_is_one_line(words, why, capsys, home):
-    assert main(["train", *words, *SAMPLER, "--out", "run"]) == 2
-    printed = capsys.readouterr().err
-    assert why in printed
-    assert printed.count("\n") == 1
+def test_what_is_wrong_with_a_task_or_a_setting_is_one_line(words, why, command, home):
+    assert why in command.refuses("train", *words, *SAMPLER, "--out", "run")
     assert not (home / "run").exists()

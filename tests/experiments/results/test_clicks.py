@@ -13,7 +13,6 @@ import dpsgd
 from dpsgd import RunSpec
 from dpsgd.models.model import read_model
 from dpsgd.runs.result import FinishedRun
-from experiments import cli
 from experiments.results import clicks
 from experiments.results.page import page as page_of
 from experiments.results.page import predictions
@@ -169,23 +168,20 @@ ASKED = ["report", "private", "--out", "page.html"]
     ],
     ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_shown_is_one_line_and_leaves_no_page(here, words, message, capsys):
+def test_what_cannot_be_shown_is_one_line_and_leaves_no_page(here, words, message, command):
     if not (here / "line").exists():
         sampler = SETTINGS["deterministic"](batch_size=40, epochs=1)
         config = RunSpec.of(sampler, non_private=True, audit=False)
         dpsgd.run(Line(), config, here / "line", name="tiny_task:Line")
-    assert cli.main(words) == 2
-    assert message in capsys.readouterr().err
+    assert message in command.refuses(*words)
     assert not (here / "page.html").exists()
 
 
 @pytest.mark.long
-def test_the_command_prints_the_same_tables_below_the_metrics(here, capsys):
-    assert cli.main(["evaluate", "private", "store", "--split", "test"]) == 0
-    alone = capsys.readouterr().out
+def test_the_command_prints_the_same_tables_below_the_metrics(here, command):
+    alone = command("evaluate", "private", "store", "--split", "test")
     words = ["--split", "test", "--deciles", "--by", "C9", "--against", "plain"]
-    assert cli.main(["evaluate", "private", "store", *words]) == 0
-    printed = capsys.readouterr().out
+    printed = command("evaluate", "private", "store", *words)
     assert printed.startswith(alone)
     tables = printed[len(alone) :]
     assert "against plain, which has no guarantee" in tables

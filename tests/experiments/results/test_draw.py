@@ -1,13 +1,19 @@
 """The figure of a sweep shows its means, its standard deviations, and where the axis changes."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from dpsgd import Mechanism, RunSpec
+from dpsgd.runs.history import History
+from dpsgd.runs.result import FinishedRun
 from experiments.results import draw as drawn
-from experiments.results.draw import composite_scale
+from experiments.results.draw import composite_scale, curves
 from experiments.results.metrics import Headline
 from experiments.results.views import View
+from samplers import Deterministic, Poisson
 
 SIGMAS = (0.01, 0.1, 0.5, 1.0, 5.0)
 NOISE = {"x": "noise_multiplier", "sampler": ("shuffle", "poisson"), "noise_multiplier": SIGMAS}
@@ -77,31 +83,29 @@ SIZES = {**PRIVACY, "x": "batch_size", "batch_size": (64, 1024)}
 GENERATED = {"headline": "test_auc", "better": "higher", "generated": {"test_auc": 0.75}}
 
 
-@pytest.mark.parametrize("grid", [PRIVACY, SIZES], ids=lambda grid: grid["x"])
-def test_epsilons_are_drawn_with_the_delta_adjacency_and_unit_of_the_reports(summary_of, grid):
-    (axes,) = panels(draw(summary_of(auc, grid)))
-    assert "delta 1.01e-05, zero-out adjacency, unit: one user" in " ".join(
-        axes.get_xlabel().split()
-    )
-    assert ("certified" in axes.get_xlabel()) == (grid is PRIVACY)
+TUNED = {**SIZES, "learning_rate": (0.01, 0.1), "l2_clip_norm": 1.0}
+TERMS = "delta 1.01e-05, zero-out adjacency, unit: one user"
+SEEDS = {"insecure_seeds": (1, 2)}
+BOTH = "best learning rate and clipping norm C on the validation rows)"
+SAID = {
+    "certified": (PRIVACY, {}, ["certified", TERMS], []),
+    "over sizes": (SIZES, {}, [TERMS], ["certified"]),
+    "exceeded": (PRIVACY, {"excess": 0.5}, ["ε by which the noise was chosen"], ["certified"]),
+    "tuned": ({**TUNED, "tune": "learning_rate"}, {}, ["best learning rate on the valid"], []),
+    "tuned, two": ({**TUNED, "tune": ("learning_rate", "l2_clip_norm")}, {}, [BOTH], []),
+    **{f"seeds, {g['x']}": (g, SEEDS, [], ["certified", "delta"]) for g in (PRIVACY, SIZES, NOISE)},
+}
 
 
-def test_an_epsilon_that_a_run_exceeds_is_not_drawn_as_certified(summary_of):
-    (axes,) = panels(draw(summary_of(auc, PRIVACY, excess=0.5)))
-    assert axes.get_xlabel().startswith("ε by which the noise was chosen")
-
-
-@pytest.mark.parametrize(
-    ("tune", "said"),
-    [
-        ("learning_rate", "best learning rate on the validation rows)"),
-        (("learning_rate", "l2_clip_norm"), "best learning rate and clipping norm C on the valid"),
-    ],
-)
-def test_what_is_tuned_is_named_under_the_axis(summary_of, tune, said):
-    tuned = {**SIZES, "learning_rate": (0.01, 0.1), "l2_clip_norm": 1.0, "tune": tune}
-    (axes,) = panels(draw(summary_of(auc, tuned)))
-    assert said in " ".join(axes.get_xlabel().split())
+@pytest.mark.parametrize(("grid", "how", "said", "unsaid"), SAID.values(), ids=SAID)
+def test_the_axis_says_what_epsilons_hold_for(summary_of, grid, how, said, unsaid):
+    figure = draw(summary_of(auc, grid, **how))
+    (axes,) = panels(figure)
+    label = " ".join(axes.get_xlabel().split())
+    assert all(words in label for words in said)
+    assert not any(words in label for words in unsaid)
+    void = "\nreproducible noise: no guarantee" if how is SEEDS else ""
+    assert figure.get_suptitle() == f"A title{void}"
 
 
 def test_grids_of_one_title_share_a_panel_in_which_a_band_lies_between_the_ends_of_epsilon(
@@ -129,15 +133,6 @@ def test_sweeps_are_drawn_as_rows_of_one_figure(summary_of):
     assert len(panels(figure)) == 4
     titles = [part.get_suptitle() for part in figure.subfigs]
     assert titles == ["A title\ngenerated rows, of which the best reachable test AUC is 0.7500"] * 2
-
-
-@pytest.mark.parametrize("grid", [PRIVACY, SIZES, NOISE], ids=lambda grid: grid["x"])
-def test_with_written_seeds_the_title_says_that_nothing_is_guaranteed(summary_of, grid):
-    figure = draw(summary_of(auc, grid, insecure_seeds=(1, 2)))
-    assert figure.get_suptitle() == "A title\nreproducible noise: no guarantee"
-    (axes,) = panels(figure)
-    assert "certified" not in axes.get_xlabel()
-    assert "delta" not in axes.get_xlabel()
 
 
 def test_the_norms_of_runs_with_noise_leave_one_point_without(summary_of):
@@ -180,3 +175,43 @@ def test_any_column_of_numbers_is_drawn_over_any_setting(summary_of):
     for x, y, problem in (("sigma", "test_auc", "no 'sigma'"), ("sampler", "audit", "no number")):
         with pytest.raises(ValueError, match=problem):
             View(table, x, Headline(y))
+
+
+RUN_SIZES = (1000, 100, 1)
+FIXED = Mechanism(Deterministic(*RUN_SIZES), 5.0, 1.0)  # whose profile is the cheapest
+OTHER = Mechanism(Deterministic(*RUN_SIZES), 4.0, 1.0)
+
+
+class Run(FinishedRun):
+    """A finished run whose mechanism does not come from a ledger."""
+
+    mechanism = property(lambda self: self.record["mechanism"])
+
+
+def made(name, mechanism, unit="example"):
+    record = {"sampler": "deterministic", "mechanism": mechanism, "epsilon_upper": 1.0}
+    record |= {"adjacency": "zero-out", "unit": unit, "delta": 1e-3}
+    spec = RunSpec.of(Poisson(*RUN_SIZES), noise_multiplier=1.0)
+    return Run(Path(name), {}, spec, record, History())
+
+
+RUNS = {
+    "each mechanism has a curve": (
+        {"a": made("a", FIXED), "b": made("b", OTHER)},
+        ["a (deterministic)", "b (deterministic)"],
+    ),
+    "runs of one mechanism share a curve": (
+        {f"run{i}": made(f"run{i}", FIXED) for i in range(6)},
+        ["run0, run1, run2 and 3 more (deterministic)"],
+    ),
+    "units that differ are said": (
+        {"a": made("a", FIXED), "b": made("b", FIXED, unit="user")},
+        ["a (deterministic, unit: one example)", "b (deterministic, unit: one user)"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("runs", "labels"), RUNS.values(), ids=RUNS)
+def test_every_curve_names_its_runs(runs, labels):
+    [axes] = curves(runs).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels

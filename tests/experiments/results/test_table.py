@@ -9,7 +9,6 @@ import pytest
 
 from dpsgd.runs.directory import DATA
 from dpsgd.runs.result import FinishedRun
-from experiments import cli
 from experiments.results.table import Table, read
 
 
@@ -28,41 +27,35 @@ def test_a_row_is_what_the_run_and_its_ledger_say_and_not_the_digest_of_its_rows
     assert table.varied() == ["sampler", "noise_multiplier"]
 
 
-def test_runs_that_are_not_finished_are_named_and_left_out(runs, tmp_path, capsys):
+def test_runs_that_are_not_finished_are_named_and_left_out(runs, tmp_path, command):
     for run in runs[:2]:
         shutil.copytree(run, tmp_path / run.name)
     (tmp_path / runs[0].name / "report.json").unlink()
-    assert cli.main(["results", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = command("results", tmp_path)
     assert f"note: {tmp_path / runs[0].name} is not finished, and left out" in said
     assert runs[1].name in said
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_table_that_was_written_holds_every_row_and_column(runs, tmp_path, capsys, ending):
+def test_a_table_that_was_written_holds_every_row_and_column(runs, tmp_path, command, ending):
     file = tmp_path / f"table.{ending}"
-    words = ["results", *map(str, runs), "--out", str(file)]
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
+    words = ["results", *runs, "--out", file]
+    printed = command(*words)
     table, _ = read(runs)
     found = {"csv": pl.read_csv, "parquet": pl.read_parquet}[ending](file)
     assert found.columns == table.frame.columns
     assert found["epsilon_upper"].to_list() == pytest.approx(table.frame["epsilon_upper"].to_list())
     if ending == "parquet":  # which can be shown again, and together with runs
-        assert cli.main(["results", str(file)]) == 0
-        shown = capsys.readouterr().out
-        assert shown.splitlines()[0] == printed.splitlines()[0]
+        assert command("results", file).splitlines()[0] == printed.splitlines()[0]
         both, _ = read([file, runs[0]])
         assert (both.frame.height, both.values("data")) == (len(runs) + 1, [])
-    assert cli.main(words) == 2
-    assert "give --overwrite" in capsys.readouterr().err
+    assert "give --overwrite" in command.refuses(*words)
 
 
-def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, capsys):
+def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, command):
     plot = tmp_path / "a.png"
-    words = ["results", *map(str, runs), "--x", "sampler", "--y", "training_seconds"]
-    assert cli.main([*words, "--plot", str(plot)]) == 0
-    assert capsys.readouterr().out.startswith("\ntraining seconds\nsampler")
+    words = ["results", *runs, "--x", "sampler", "--y", "training_seconds", "--plot", plot]
+    assert command(*words).startswith("\ntraining seconds\nsampler")
     assert plot.stat().st_size > 5_000
 
 
@@ -77,12 +70,9 @@ def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, capsys):
         (["nowhere"], "nowhere is not the directory of a run, nor does it hold any"),
     ],
 )
-def test_what_the_table_has_not_is_refused_in_one_line(runs, words, problem, capsys, monkeypatch):
+def test_what_the_table_has_not_is_refused_in_one_line(runs, words, problem, command, monkeypatch):
     monkeypatch.chdir(runs[0].parent)
-    assert cli.main(["results", "private", *words]) == 2
-    said = capsys.readouterr().err
-    assert problem in said
-    assert said.count("\n") == 1
+    assert problem in command.refuses("results", "private", *words)
 
 
 def test_a_metric_that_is_undefined_is_not_one_that_was_not_measured(tmp_path):

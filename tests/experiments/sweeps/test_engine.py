@@ -21,7 +21,6 @@ from dpsgd.runs.directory import DATA
 from dpsgd.runs.history import History
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped
-from experiments import cli
 from experiments.cli.errors import in_one_line
 from experiments.results.page import page as page_of
 from experiments.results.table import Table
@@ -139,31 +138,6 @@ def test_a_run_that_fails_is_named_and_keeps_no_other_from_being_finished(
     assert [name[:7] for name in finished(tmp_path / "out")] == ["shuffle"]
 
 
-@pytest.mark.long
-def test_bands_are_compared_at_one_guarantee_and_found_again(tmp_path, in_this_process):
-    text = ONE.replace("insecure_seeds = [1]", "repetitions = 1").replace(
-        "shuffle", "deterministic"
-    )
-    text = text.replace("audit = false", 'audit = false\noptimizer = "sgd"\nmomentum = 0.9')
-    text = text.replace(
-        'x = "noise_multiplier"', 'x = "bands"\nbands = [1, 4]\nlearning_rate = 0.01'
-    )
-    text = text.replace("noise_multiplier = 1", "target_epsilon = 3")
-    summary = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
-    before = finished(tmp_path / "out")
-    (view,) = summary.views
-    one, four = view.points
-    assert (one.x, four.x) == (1, 4)
-    assert one.noise_multiplier == pytest.approx(four.noise_multiplier)  # of a known order
-    assert all(2.9 < result.epsilon.upper <= 3 for result in (one, four))
-    assert "BandedToeplitz noise of 4 bands" in four.rows[0]["guarantee"]
-    header, rows = view.tables()["noise multiplier σ"]
-    assert header == ["bands", "deterministic"]
-    assert [row[0] for row in rows] == ["1", "4"]
-    again = engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
-    assert (shown(again), finished(tmp_path / "out")) == (shown(summary), before)
-
-
 def test_a_run_that_diverged_is_finished_and_the_others_are_shown(tmp_path, in_this_process):
     rates = "learning_rate = [0.01, 1e30]\n"
     text = ONE.replace('x = "noise_multiplier"', 'x = "learning_rate"') + rates
@@ -208,14 +182,13 @@ def test_a_fault_of_ours_keeps_its_traceback():
 
 @pytest.mark.long
 def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_it_again(
-    tmp_path, capsys
+    tmp_path, command
 ):
     (tmp_path / "sweep.toml").write_text(STORED)
     data, out = tmp_path / "points.npz", tmp_path / "a sweep"
     stored_task.Stored.write(data, 0)
-    words = ["sweep", str(tmp_path / "sweep.toml"), str(data), "--out", str(out)]
-    assert cli.main([*words, "--workers", "1"]) == 0
-    assert "\ntest error\n" in capsys.readouterr().out
+    words = ["sweep", tmp_path / "sweep.toml", data, "--out", out, "--workers", "1"]
+    assert "\ntest error\n" in command(*words)
     assert (out / "sweep.toml").read_bytes() == (tmp_path / "sweep.toml").read_bytes()
     before = finished(out)
     assert len(before) == 1
@@ -224,13 +197,12 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     assert "Single runs: models of " in page
     assert f"jax {jax.__version__}" in page
     assert re.search(r"Training took [\d.]+ s .*, at a median of [\d,]+ examples a second", page)
-    (command,) = re.findall("^dpsgd sweep .*$", page, re.MULTILINE)
-    again = shlex.split(command)[1:]
+    (line,) = re.findall("^dpsgd sweep .*$", page, re.MULTILINE)
+    again = shlex.split(line)[1:]
     assert again[:-1] == ["sweep", str(out / "sweep.toml"), str(data), "--out"]
     # Of what is finished, nothing is repeated; another metric can be shown of it.
-    other = [*again[:-1], str(out), "--headline", "test_num_examples"]
-    assert cli.main(other) == 0
-    assert "\ntest num examples\n" in capsys.readouterr().out
+    other = [*again[:-1], out, "--headline", "test_num_examples"]
+    assert "\ntest num examples\n" in command(*other)
     assert finished(out) == before
     with pytest.raises(ValueError, match="no metric 'auc'; there are test_error, "):
         page_of([out], headline="auc")
@@ -274,7 +246,7 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
     assert compiled == len(shapes)
 
 
-def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, capsys, monkeypatch):
+def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, command, monkeypatch):
     asked = []
 
     def time_runs(task, specs, workers):
@@ -284,17 +256,15 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, capsy
     monkeypatch.setattr(engine, "time_runs", time_runs)
     text = SEEDED + "learning_rate = [0.1, 0.2]\nl2_clip_norm = [1, 4]\n"
     (tmp_path / "sweep.toml").write_text(text + SEEDED[SEEDED.index("[[grid]]") :])
-    assert cli.main(["sweep", str(tmp_path / "sweep.toml"), "--dry-run", "--workers", "1"]) == 0
+    said = command("sweep", tmp_path / "sweep.toml", "--dry-run", "--workers", "1")
     assert len(asked) == 1  # one program for all numbers
-    said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]
     # 2 seeds, 3 noises, 4 settings or the default one; 10 steps, an hour together
     assert ["panel", "1", "24", "240", "24", "12", "6", "3", "1"] in rows
     assert ["panel", "2", "6", "60", "6", "3", "1.5", "1", "1"] in rows
     assert ["all", "panels", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
     assert "like the one that was timed, a device" in said
-    assert cli.main(["sweep", str(tmp_path / "sweep.toml")]) == 2
-    assert "--out is missing" in capsys.readouterr().err
+    assert "--out is missing" in command.refuses("sweep", tmp_path / "sweep.toml")
 
 
 @pytest.mark.long

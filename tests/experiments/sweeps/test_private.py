@@ -9,7 +9,6 @@ from tiny_task import Line
 from accounting import TrialCount
 from dpsgd import TargetEpsilon
 from dpsgd.runs.result import FinishedRun
-from experiments import cli
 from experiments.results.page import page as page_of
 from experiments.sweeps.config import Sweep, file_of
 from experiments.sweeps.private import SHIPPED, PrivateSweep
@@ -93,22 +92,19 @@ def test_shipped_selections_can_be_asked_for_by_name_and_need_the_option():
             Sweep.parse(content, path.stem)
 
 
-def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, capsys):
+def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, command):
     (tmp_path / "file.toml").write_text(FILE)
-    command = ["sweep", str(tmp_path / "file.toml"), "--private", "--out", str(tmp_path / "out")]
-    assert cli.main(command) == 0
+    words = ["sweep", tmp_path / "file.toml", "--private", "--out", tmp_path / "out"]
+    said = command(*words)
     run = FinishedRun.read(tmp_path / "out")
     assert 7.9 < run.record["epsilon_upper"] <= 8.0
-    said = capsys.readouterr().out
     assert run.record["guarantee"] in " ".join(said.split())
     page = page_of([tmp_path / "out"]).markdown
     assert run.record["guarantee"] in page
     assert "--private --out out" in page
     assert "curves.svg" not in page  # of one trial's mechanism
-    assert cli.main(["ledger", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().out
+    told = command("ledger", tmp_path / "out")
     assert told.splitlines()[-1] == run.record["guarantee"]
-    assert cli.main([*command, "--workers", "2"]) == 2
+    assert "--workers does not go with --private" in command.refuses(*words, "--workers", "2")
     (tmp_path / "file.toml").write_text(FILE.replace("0.02", "0.03"))
-    assert cli.main(command) == 2
-    assert "another candidates" in capsys.readouterr().err
+    assert "another candidates" in command.refuses(*words)
