@@ -333,14 +333,18 @@ SMALL_STEPS = {
 }  # fmt: skip
 SMALL_EPOCH = {"model": TINY, "rows": 8_000, "test_rows": 2_000, "batch_size": 50}
 SMALL_RUN = {"model": TINY, "rows": 2_000, "batch_size": 50, "audit": False}
+AUDITED = {
+    "sampler, secure": (
+        ("poisson", False), ("balls-and-bins", True), ("shuffle", False), ("deterministic", False),
+    )
+}  # fmt: skip
 BATCHES = {"batch_size, variants": ((1024, False), (8192, True), (65_536, False))}
 RIGHT: dict[str, Any] = {"exact": True, "seconds": 15}
 CASES = [
     *cases(equality.clipping, quick=SMALL_CLIPPING, exact=True, seconds=40),
     *cases(equality.noise, quick={"shape": (64, 33)}, **RIGHT),
-    *cases(equality.draws, quick={"rows": 1000, "batch_size": 100}, **RIGHT),
     *cases(equality.secure, quick={"config": TINY, "batch_size": 8}, **RIGHT),
-    *cases(equality.audit, quick={}, **RIGHT),
+    *cases(equality.audit, over=AUDITED, quick={}, **RIGHT),
     *cases(copies, quick={"copied": 1 << 16}, seconds=2),
     *cases(steps, over=BATCHES, quick=SMALL_STEPS, seconds=65),
     *cases(

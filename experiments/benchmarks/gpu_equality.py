@@ -1,4 +1,4 @@
-"""What must be the same on a GPU as in the definition: clipping, noise, draws, integers, bits.
+"""What must be the same on a GPU as in the definition: clipping, noise, integers, audits, bits.
 
 Each function yields rows whose bars are what the guarantee or the arithmetic promises, and what it
 holds the device to is computed by NumPy on the host, in float64 or in integers.
@@ -14,12 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import samplers
-from dpsgd import Mechanism, RootKey, Secure, clipped_grad, cost, dpsgd, resume, run, train_blocks
+from dpsgd import Mechanism, RootKey, Secure, clipped_grad, cost, resume, run
 from dpsgd.audit import reference
-from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.gaussian import add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.philox import words_at
@@ -130,55 +128,6 @@ def noise(shape: tuple[int, int] = (4096, 301)) -> Iterator[Row]:
         yield figure("noised sums that differ from the CPU's", float(np.mean(noised != theirs)))
 
 
-def draws(rows: int = 100_000, batch_size: int = 1024) -> Iterator[Row]:
-    """Holds the batches that steps see on the device to those drawn on the host."""
-    rng = np.random.default_rng(0)
-    data: dict[str, np.ndarray] = {
-        "x": rng.normal(size=(rows, 3)).astype(np.float32),
-        "id": np.arange(rows),
-    }
-    root = RootKey.from_insecure_seed(0)
-    kinds: dict[str, samplers.BatchSampler] = {
-        "deterministic": samplers.Deterministic(rows, batch_size),
-        "shuffle": samplers.Shuffle(rows, batch_size),
-        "Poisson": samplers.Poisson(rows, batch_size),
-        "Poisson, accumulating": samplers.Poisson(
-            rows, batch_size, max_batch_size=batch_size, overflow="accumulate"
-        ),
-        "balls-and-bins": samplers.BallsAndBins(rows, batch_size),
-    }
-    for name, sampler in kinds.items():
-        plans = [plan for _, plan in plan_blocks(
-            samplers.BatchSource(sampler, root.sampling_seed(0)), first_step=0, block_steps=8
-        )]  # fmt: skip
-        on_device = jax.device_put(data)
-        gather = jax.jit(lambda data, indices: jax.tree.map(lambda x: x[indices], data))
-        wrong = sum(
-            int(np.sum(np.asarray(column) != data[key][plan.indices]))
-            for plan in plans
-            for key, column in gather(on_device, plan.indices).items()
-        )
-        yield figure(f"values of rows gathered wrongly, {name}", wrong, at_most=0)
-
-        # Each example gives one to the first parameter, and its row's number to the second.
-        def loss_fn(w: jax.Array, example: PyTree) -> jax.Array:
-            return w[0] + w[1] * example["id"].astype(jnp.float32) / rows
-
-        algorithm, mechanism = dpsgd(loss_fn, optax.sgd(1.0)), Mechanism(sampler, 0.0, math.inf)
-        sums, sizes = [], []
-        state = algorithm.init(jnp.zeros(2))
-        for block in train_blocks(algorithm, mechanism, state, data, root=root, block_steps=8):
-            sums.append(-np.asarray(block.state.params, np.float64))
-            sizes.append(float(block.diagnostics.batch_size.sum()))
-        real = [plan.weights.sum() for plan in plans]
-        ids = [np.sum(plan.weights * (plan.indices / rows), dtype=np.float64) for plan in plans]
-        others = sum(int(a != b) for a, b in zip(sizes, real, strict=True))
-        yield figure(f"blocks of steps with other examples than drawn, {name}", others, at_most=0)
-        taken = np.diff(np.array(sums), axis=0, prepend=0) * sampler.expected_batch_size
-        off = np.abs(taken - np.array([real, ids]).T).max() / batch_size
-        yield figure(f"sums over drawn examples, off by, {name}", float(off), at_most=1e-4)
-
-
 def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
     """Holds the sums of the secure mode to exact integers, and its noise to the host's."""
     params, loss_fn, batch = problem(config, batch_size)
@@ -212,9 +161,10 @@ def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
     yield figure("secure noise that differs from the host's", wrong, at_most=0)
 
 
-def audit() -> Iterator[Row]:
+def audit(sampler: str, secure: bool) -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
-    spec = run_of("poisson", batch_size=64, noise_multiplier=1.0, l2_clip_norm=1.0)
+    chosen: dict[str, Any] = {"noise_multiplier": 1.0, "secure_noise": secure}
+    spec = run_of(sampler, batch_size=64, l2_clip_norm=1.0, **chosen)
     clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
     for check in coupled(clicks, resolved(spec, Population(1000))).checks:
         yield figure(f"audit: {check.name} ({check.detail})", check.passed, at_least=1)
