@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build, checked
-from dpsgd.runs.spec import known_options
+from dpsgd.runs.spec import RunSpec, known_options
+from dpsgd.runs.support import checked_spec
 from experiments.results.metrics import Better
 from experiments.results.table import AXES, IN_SAMPLER, PRIVACY, digits, sampler_settings
 from samplers.settings import SETTINGS, SamplerSettings
@@ -302,6 +303,43 @@ class Sweep(OfTask):
                     f"{where}, grid {i}: learning_rate is missing, and its default is Adam's"
                 )
         return build(cls, {**fields, "grid": grids}, where)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One repetition of a cell: a combination of the values of a grid's axes."""
+
+    cell: str
+    """Name of the cell."""
+    spec: RunSpec
+    out: Path
+    """Run directory."""
+
+
+def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
+    """Returns the runs of a sweep, each once, in the order of its file.
+
+    The initial parameters of a repetition are its own, and alike for all cells: so that cells are
+    compared from the same beginnings, and error bars hold all that is random.
+
+    Raises:
+      ValueError: for a setting of the wrong type, or a configuration that cannot be run.
+    """
+    seeds = sweep.insecure_seeds or (None,) * (sweep.repetitions or 0)
+    cells = {name: options for grid in sweep.grid for name, options in grid.cells(where).items()}
+    runs = []
+    for (name, options), (number, seed) in itertools.product(cells.items(), enumerate(seeds)):
+        # What a sweep does not ask for is no part of what it compares.
+        settings = {"calibration": "none", **sweep.run, **options, "insecure_seed": seed}
+        settings["bands"] = None if options["bands"] == 1 else options["bands"]
+        if "non_private" in options:  # asked of all runs, and this one has no noise and no clipping
+            settings |= {"secure_noise": False, "calibration": "none"}
+        spec = checked_spec(settings, f"{where}, run")
+        begun = spec.init_seed + (number if seed is None else seed)
+        spec = dataclasses.replace(spec, init_seed=begun % 2**32)
+        repetition = f"r{number}" if seed is None else f"seed{seed}"
+        runs.append(PlannedRun(name, spec, folder / f"{name}-{repetition}"))
+    return runs
 
 
 def tables(content: bytes, where: str) -> dict[str, Any]:

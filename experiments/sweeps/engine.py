@@ -22,16 +22,9 @@ from experiments.figures.drawing import content
 from experiments.results.draw import draw
 from experiments.results.metrics import Headline
 from experiments.results.table import RUNS, Table
-from experiments.sweeps.config import OfTask, Sweep
-from experiments.sweeps.plan import PlannedRun, plan
+from experiments.sweeps.config import OfTask, PlannedRun, Sweep, plan
 from experiments.sweeps.summary import TABLE, Summary
-from experiments.sweeps.workers import (
-    Assignment,
-    carry_out,
-    metric_names,
-    most_useful,
-    time_runs,
-)
+from experiments.sweeps.workers import carry_out, metric_names, most_useful, time_runs
 from samplers import Population
 
 ASKED = "sweep.toml"
@@ -62,11 +55,7 @@ def run_sweep(
     runs, record, programs, _, digest = _checked(sweep, data, out, where, workers)
     # A process keeps its compiled programs: program by program, it meets few of them.
     order = sorted(range(len(runs)), key=lambda number: programs.index(programs[number]))
-    todo = [
-        Assignment(record, run.spec, run.out)
-        for run in map(runs.__getitem__, order)
-        if not _finished(run, record, digest)
-    ]
+    todo = [runs[number] for number in order if not _finished(runs[number], record, digest)]
     if todo:
         _check_metrics(sweep, record, where)
     (out / RUNS).mkdir(parents=True, exist_ok=True)
@@ -74,7 +63,7 @@ def run_sweep(
     failed = []
     if todo:
         try:
-            for one, message in carry_out(todo, workers or most_useful(), progress):
+            for one, message in carry_out(record, todo, workers or most_useful(), progress):
                 if message.kind == "failed":
                     failed.append(f"{one.out.name}: {message.text}")
         except Stopped as stopped:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any, Literal
 
 from dpsgd.runs.spec import RunSpec
@@ -29,17 +28,8 @@ from dpsgd.runs.stop import Stopped, stop_requests
 from experiments.cli.console import counted
 from experiments.cli.errors import mendable
 from experiments.processes import SPAWN, deaf_to_interrupts, each
+from experiments.sweeps.config import PlannedRun
 from experiments.tasks import TASKS
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A run to be carried out, from its beginning or its last checkpoint."""
-
-    task: Mapping[str, Any]
-    """What is trained, as `task_record` wrote it: a process makes its own of it."""
-    spec: RunSpec
-    out: Path
 
 
 @dataclass(frozen=True)
@@ -100,27 +90,31 @@ def _timed(asked: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | f
 
 
 def carry_out(
-    tasks: Sequence[Assignment], workers: int, progress: Callable[[str], None] = lambda line: None
-) -> Iterator[tuple[Assignment, Message]]:
+    task: Mapping[str, Any],
+    runs: Sequence[PlannedRun],
+    workers: int,
+    progress: Callable[[str], None],
+) -> Iterator[tuple[PlannedRun, Message]]:
     """Carries out runs in `workers` processes; yields each with how it ended, as it ends.
+
+    A run begins, or resumes from its last checkpoint, on the task that each process makes of the
+    record of it.
 
     Raises:
       Stopped: if SIGTERM or SIGINT asked for it, after the runs have saved where they are.
     """
-    if not tasks:
-        return
-    todo = deque(tasks)
+    todo = deque(runs)
     pool: list[_Worker] = []
     done = 0
     try:
         with stop_requests() as stop:
-            for cores in _shares(workers)[: len(tasks)]:
-                pool.append(_Worker(cores))
+            for cores in _shares(workers)[: len(runs)]:
+                pool.append(_Worker(task, cores))
             while True:
                 for worker in pool:
-                    if worker.task is None and todo and not stop():
+                    if worker.run is None and todo and not stop():
                         worker.begin(todo.popleft())
-                busy = [worker for worker in pool if worker.task is not None]
+                busy = [worker for worker in pool if worker.run is not None]
                 if not busy:
                     break
                 if stop():
@@ -128,14 +122,14 @@ def carry_out(
                         worker.ask_to_stop()
                 for connection in wait([worker.connection for worker in busy], timeout=0.5):
                     worker = next(w for w in busy if w.connection is connection)
-                    task, message = worker.listen()
+                    run, message = worker.listen()
                     if message.kind != "progress":
                         done += message.kind == "finished"
-                        yield task, message
-                now = [f"{w.task.out.name}: {w.status}" for w in busy if w.task is not None]
-                progress("; ".join([f"{done} of {len(tasks)} runs done", *now]))
+                        yield run, message
+                now = [f"{w.run.out.name}: {w.status}" for w in busy if w.run is not None]
+                progress("; ".join([f"{done} of {len(runs)} runs done", *now]))
             if stop():
-                raise Stopped(f"stopped with {counted(len(tasks) - done, 'run')} left")
+                raise Stopped(f"stopped with {counted(len(runs) - done, 'run')} left")
     finally:
         for worker in pool:
             worker.close()
@@ -144,32 +138,32 @@ def carry_out(
 class _Worker:
     """A process with its own cores, and the run that it is at."""
 
-    def __init__(self, cores: set[int]):
-        self.cores = cores
-        self.task: Assignment | None = None
+    def __init__(self, task: Mapping[str, Any], cores: set[int]):
+        self.settings = task, cores
+        self.run: PlannedRun | None = None
         self.status = ""
         self.asked_to_stop = False
         self._start()
 
     def _start(self) -> None:
         self.connection, theirs = SPAWN.Pipe()
-        self.process: SpawnProcess = SPAWN.Process(target=_serve, args=(theirs, self.cores))
+        self.process: SpawnProcess = SPAWN.Process(target=_serve, args=(theirs, *self.settings))
         with deaf_to_interrupts():  # Ctrl-C reaches the parent, which asks by SIGTERM
             self.process.start()
         theirs.close()
 
-    def begin(self, task: Assignment) -> None:
+    def begin(self, run: PlannedRun) -> None:
         """Hands it a run."""
         if not self.process.is_alive():  # the run before was the end of it
             self.close()
             self._start()
-        self.task, self.status = task, "starting"
-        self.connection.send(task)
+        self.run, self.status = run, "starting"
+        self.connection.send(run)
 
-    def listen(self) -> tuple[Assignment, Message]:
+    def listen(self) -> tuple[PlannedRun, Message]:
         """Returns its run, and what it says of it, or how the process ended."""
-        assert self.task is not None
-        task = self.task
+        assert self.run is not None
+        run = self.run
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
@@ -182,8 +176,8 @@ class _Worker:
         if message.kind == "progress":
             self.status = message.text
         else:
-            self.task = None
-        return task, message
+            self.run = None
+        return run, message
 
     def ask_to_stop(self) -> None:
         """Has it save its run and stop. Asked a second time it would end without saving."""
@@ -194,7 +188,7 @@ class _Worker:
     def close(self) -> None:
         """Lets the process end, or ends it where it is at a run that is no longer wanted."""
         self.connection.close()
-        if self.task is not None:
+        if self.run is not None:
             self.ask_to_stop()
         self.process.join()
 
@@ -210,7 +204,7 @@ def _shares(workers: int) -> list[set[int]]:
     return [set(cores[i * size : (i + 1) * size]) for i in range(workers)]
 
 
-def _serve(connection: Connection, cores: set[int]) -> None:
+def _serve(connection: Connection, task: Mapping[str, Any], cores: set[int]) -> None:
     """The life of a worker process: a run after another, until the parent closes the connection."""
     if cores:
         os.sched_setaffinity(0, cores)
@@ -224,20 +218,20 @@ def _serve(connection: Connection, cores: set[int]) -> None:
             one: Any = connection.recv()
         except EOFError:
             return
-        connection.send(_outcome(one, say))
+        connection.send(_outcome(task, one, say))
 
 
-def _outcome(one: Assignment, say: Callable[[str], None]) -> Message:
+def _outcome(record: Mapping[str, Any], one: PlannedRun, say: Callable[[str], None]) -> Message:
     """Carries out or resumes one run; returns how it ended."""
     from dpsgd.runs.run import resume, run
     from dpsgd.runs.task import load
 
     try:
-        task = load(one.task, one.out.name, kinds=TASKS)
+        task = load(record, one.out.name, kinds=TASKS)
         if one.out.exists():
             resume(one.out, task, progress=say)
         else:
-            run(task, one.spec, one.out, name=one.task["name"], progress=say)
+            run(task, one.spec, one.out, name=record["name"], progress=say)
     except Stopped as stopped:
         return Message("stopped", str(stopped))
     except Exception as error:

@@ -16,9 +16,9 @@ for place in (HERE, HERE.parents[1] / "dpsgd" / "runs"):  # of `stored_task` and
 def in_this_process(monkeypatch):
     """Has a sweep's runs carried out one after another, where a test can see them."""
 
-    def carry_out(todo, number, progress):
+    def carry_out(record, todo, number, progress):
         assert number >= 1
-        return ((one, workers._outcome(one, progress)) for one in todo)
+        return ((one, workers._outcome(record, one, progress)) for one in todo)
 
     monkeypatch.setattr(engine, "carry_out", carry_out)
     monkeypatch.setattr(engine, "most_useful", lambda: 1)

@@ -9,9 +9,8 @@ import pytest
 from dpsgd import Secure, Settings
 from experiments.cli.commands.sweep import SweepConfig
 from experiments.results.table import AXES
-from experiments.sweeps.config import SHIPPED, Sweep, file_of
+from experiments.sweeps.config import SHIPPED, Sweep, file_of, plan
 from experiments.sweeps.engine import task_of
-from experiments.sweeps.plan import plan
 from experiments.sweeps.private import SHIPPED as SELECTIONS
 from samplers.settings import SETTINGS
 

@@ -25,8 +25,7 @@ from experiments.cli.errors import in_one_line
 from experiments.results.page import page as page_of
 from experiments.results.table import Table
 from experiments.sweeps import engine, workers
-from experiments.sweeps.config import Sweep
-from experiments.sweeps.plan import plan
+from experiments.sweeps.config import PlannedRun, Sweep, plan
 from experiments.sweeps.summary import INSECURE, TABLE
 from samplers import Population
 from samplers.settings import SETTINGS
@@ -168,7 +167,7 @@ def test_a_run_out_of_memory_fails_in_one_line_and_its_process_lives_on(
 ):
     monkeypatch.setattr("dpsgd.runs.run.run", lambda *args, **options: exhaust())
     config = RunSpec.of(SETTINGS["shuffle"](), noise_multiplier=1.0)
-    message = workers._outcome(workers.Assignment(LINE, config, tmp_path / "run"), print)
+    message = workers._outcome(LINE, PlannedRun("cell", config, tmp_path / "run"), print)
     assert message.kind == "failed"
     assert re.match(line, message.text)
     assert in_one_line("dpsgd", exhaust) == 2
