@@ -62,11 +62,11 @@ class Console:
             self._status = _PlainLines(self._now, quiet)
 
     def __enter__(self) -> Console:
-        self._status.start()
+        self._status.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._status.stop()
+        self._status.__exit__(None, None, None)
 
     def progress(self, line: str) -> None:
         """Shows `line` as what is going on now."""
@@ -134,11 +134,11 @@ class _PlainLines:
     def __init__(self, now: _Now, quiet: bool = False) -> None:
         self._now, self._quiet, self._over = now, quiet, threading.Event()
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         if not self._quiet:
             threading.Thread(target=self._say, daemon=True).start()
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
 
     def _say(self) -> None:
@@ -156,12 +156,8 @@ def going_on(what: str) -> Iterator[None]:
     It goes to stderr, in plain lines if that is a file: what is printed stays the answer alone.
     """
     if not sys.stderr.isatty():
-        lines = _PlainLines(_Now(what))
-        lines.start()
-        try:
+        with _PlainLines(_Now(what)):
             yield
-        finally:
-            lines.stop()
         return
     over = threading.Event()
 

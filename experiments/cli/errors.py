@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 
 from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
@@ -50,24 +48,6 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
             line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
             print(f"{program}: {line}", file=sys.stderr)
             return status
-
-
-@contextmanager
-def naming_options(names: Iterable[str]) -> Iterator[None]:
-    """Has what is wrong with a field of these names, at the line's begin, named by its option.
-
-    Names with an underscore, which are no words, are so in the whole line.
-    """
-    try:
-        yield
-    except ValueError as error:
-        first, anywhere = "|".join(names), "|".join(name for name in names if "_" in name)
-        line = re.sub(
-            rf"^({first})\b|\b({anywhere})\b",
-            lambda found: "--" + found[0].replace("_", "-"),
-            str(error),
-        )
-        raise ValueError(line) from error
 
 
 def _line_of(error: BaseException, interrupted: bool) -> tuple[int, str | None]:

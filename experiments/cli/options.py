@@ -27,7 +27,6 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from dpsgd.runs.records import field_types
-from experiments.cli.errors import naming_options
 
 if TYPE_CHECKING:
     from dpsgd.runs.spec import RunSpec
@@ -355,14 +354,24 @@ def spec_of(config: Any, **others: Any) -> RunSpec:
     return spec
 
 
-def naming(config: Any) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def naming(config: Any) -> Iterator[None]:
     """Has what is wrong with an option of a run, or of its sampler, named as it is given.
 
-    Other words, which a path may begin with, stay: `data`, for example.
+    That is the word at the line's begin, and names with an underscore, which are no words, in all
+    of it. Other words, which a path may begin with, stay: `data`, for example.
     """
-    return naming_options(
-        [name for name, _ in flat(config) if "_" in name or _option(name) != name]
-    )
+    try:
+        yield
+    except ValueError as error:
+        names = [name for name, _ in flat(config) if "_" in name or _option(name) != name]
+        first, anywhere = "|".join(names), "|".join(name for name in names if "_" in name)
+        line = re.sub(
+            rf"^({first})\b|\b({anywhere})\b",
+            lambda found: "--" + found[0].replace("_", "-"),
+            str(error),
+        )
+        raise ValueError(line) from error
 
 
 # --- Help, and what is refused -------------------------------------------------------------------
