@@ -17,27 +17,18 @@ from dpsgd.audit.samplers.draws import Draw, Draws
 from dpsgd.audit.samplers.participation import step_rates
 from samplers import RowLaw
 
+_Choice = Callable[[], tuple[np.ndarray, np.ndarray]]
+_Counted = tuple[float, float, float]
+"""Successes, trials, and how many successes are expected."""
+_Found = tuple[list[Any], str]
+"""p-values, and what was seen."""
+
 _GROUPS = 8  # of steps, for what is no coincidence, as an order that is reversed
 _LAGS = (*range(1, 9), *(2**k for k in range(4, 20)))
-_Choice = Callable[[], tuple[np.ndarray, np.ndarray]]
 _PAIRS = 48  # of draws of units, at each lag
 _COUPLED = 1024  # draws in which couples are looked for,
 _ENTRIES = 1_500_000  # and their entries, about,
 _TOGETHER = 8  # and those of the same couples
-
-
-_Counted = tuple[float, float, float]
-"""Successes, trials, and how many successes are expected."""
-
-
-def _pooled(counted: Any) -> float:
-    """Returns the p-value of sums of counts."""
-    seen, trials, expected = np.sum(np.reshape(counted, (-1, 3)), axis=0)
-    return float(count_pvalue(seen, trials, min(1.0, expected / trials))) if trials else 1.0
-
-
-_Found = tuple[list[Any], str]
-"""p-values, and what was seen."""
 
 
 def coincidence_checks(draws: Draws, law: RowLaw) -> list[CheckResult]:
@@ -98,6 +89,12 @@ def _pairs(draws: Draws, law: RowLaw) -> list[_Found]:
         )
         found.append((values, detail))
     return found
+
+
+def _pooled(counted: Any) -> float:
+    """Returns the p-value of the sums of `_Counted` numbers."""
+    seen, trials, expected = np.sum(np.reshape(counted, (-1, 3)), axis=0)
+    return float(count_pvalue(seen, trials, min(1.0, expected / trials))) if trials else 1.0
 
 
 def _shared(draws: Draws) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import special, stats
+from scipy import stats
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.probe import Probe
@@ -104,22 +104,9 @@ def cut_at_three(leaf):
     np.clip(leaf, -3, 3, out=leaf)
 
 
-def cut_at_four(leaf):
-    leaf[np.abs(leaf) > 4] = 0.5
-
-
 def heavy_tails(leaf):
     few = np.random.default_rng(1).random(leaf.shape) < 1e-4
     leaf[few] = np.copysign(5.2, leaf[few])
-
-
-def uniform(leaf):
-    leaf[:] = np.sqrt(12) * (special.ndtr(leaf) - 0.5)
-
-
-def mixed(leaf):
-    few = np.random.default_rng(1).random(leaf.shape) < 0.2
-    leaf *= np.where(few, 1.6, np.sqrt((1 - 0.2 * 1.6**2) / 0.8))
 
 
 def of_two_modes(leaf):
@@ -134,10 +121,6 @@ def in_pairs(leaf):
     leaf[:, 1::2] = leaf[:, ::2]
 
 
-def neighbours_alike(leaf):
-    leaf[:, 1::2] = 0.3 * leaf[:, ::2] + np.sqrt(0.91) * leaf[:, 1::2]
-
-
 def counter_wraps(leaf):
     leaf.ravel()[2**18 :] = leaf.ravel()[: leaf.size - 2**18]
 
@@ -150,28 +133,15 @@ def with_other_signs(leaf):
     leaf[300] = leaf[7] * np.random.default_rng(1).choice([-1, 1], 1024)
 
 
-def rows_alike(leaf):
-    leaf[200:] = leaf[100]
-
-
 def constant_stretch(leaf):
     leaf[5, 100:109] = leaf[5, 100]
 
 
 BROKEN = {
     "energies": [part_without, row_halved, three_percent_less],
-    "counts": [
-        one_percent_without,
-        cut_at_three,
-        cut_at_four,
-        heavy_tails,
-        uniform,
-        mixed,
-        of_two_modes,
-        never_negative,
-    ],
-    "lags": [in_pairs, neighbours_alike],
-    "repeats": [counter_wraps, negated, with_other_signs, rows_alike, constant_stretch],
+    "counts": [one_percent_without, cut_at_three, heavy_tails, of_two_modes, never_negative],
+    "lags": [in_pairs],
+    "repeats": [counter_wraps, negated, with_other_signs, constant_stretch],
 }
 
 
