@@ -7,11 +7,11 @@ from accounting.calibration import (
     largest_count,
     smallest_count,
 )
+from accounting.checks import check_guarantee_delta
 from accounting.profile import (
     Bound,
     ContradictoryBounds,
     PrivacyProfile,
-    check_guarantee_delta,
     default_delta,
     epsilon,
     format_delta,

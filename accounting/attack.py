@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from accounting.profile import Bound, PrivacyProfile, check_epsilon
+from accounting.checks import check_epsilon
+from accounting.profile import Bound, PrivacyProfile
 
 _ROUNDING = 1e-14
 

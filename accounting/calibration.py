@@ -9,15 +9,8 @@ from dataclasses import dataclass
 import scipy
 
 from accounting.attack import attack_advantage
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    PrivacyProfile,
-    UpperEnd,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_guarantee_delta,
-)
+from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
+from accounting.profile import EPSILON_TOLERANCE, PrivacyProfile, UpperEnd
 
 _COARSE = 0.02
 """Relative width, in epsilon and in noise, at which `calibrate` begins to look closely."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accounting.profile import check_count
+from accounting.checks import check_count
 from samplers.population import Population, UnitData
 from samplers.randomness import Key, Stream, uniform_permutation
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from accounting import PrivacyProfile, UnitsThenPoissonProfile
-from accounting.profile import check_probability
+from accounting.checks import check_probability
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import TreeDraws

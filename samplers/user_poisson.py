@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from accounting import PrivacyProfile, UserPoissonProfile
-from accounting.profile import check_count
+from accounting.checks import check_count
 from samplers.poisson import Poisson
 from samplers.population import Population
 

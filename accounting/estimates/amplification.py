@@ -17,7 +17,7 @@ import scipy
 from numpy.typing import ArrayLike
 
 from accounting.calibration import calibrate
-from accounting.profile import check_count, check_epsilon, check_probability
+from accounting.checks import check_count, check_epsilon, check_probability
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 

@@ -9,13 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accounting.profile import (
-    Bound,
-    check_count,
-    check_delta,
-    check_noise_multiplier,
-    epsilon_from_delta,
-)
+from accounting.checks import check_count, check_delta, check_noise_multiplier
+from accounting.profile import Bound, epsilon_from_delta
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.multistage import (
     MultistageProfile,

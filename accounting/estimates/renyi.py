@@ -12,8 +12,8 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array
+from accounting.checks import check_count
 from accounting.estimates.tails import log_laplace_transform
-from accounting.profile import check_count
 from accounting.profiles.max_events import Epoch
 
 _LOG_STEP = 0.02

@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.profile import check_epsilon
+from accounting.checks import check_epsilon
 from accounting.profiles.max_events import Epoch
 
 _LOWEST, _HIGHEST, _CELLS = -36.0, 12.0, 1200

@@ -16,7 +16,8 @@ from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.moments import NotInvertibleError
 from accounting.algebra.refinement import GridBounds, GridError, refine
-from accounting.profile import Bound, Curve, Question, check_settings, epsilon_from_delta
+from accounting.checks import check_settings
+from accounting.profile import Bound, Curve, Question, epsilon_from_delta
 from accounting.profiles.gaussian import (
     GaussianProfile,
     WithRelease,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from accounting.algebra.gaussian import gaussian_delta
-from accounting.profile import Bound, Profile, Question, check_noise_multiplier
+from accounting.checks import check_noise_multiplier
+from accounting.profile import Bound, Profile, Question
 
 T = TypeVar("T")
 

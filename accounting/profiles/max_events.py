@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.profile import check_count, check_epsilon, check_settings
+from accounting.checks import check_count, check_epsilon, check_settings
 
 # Relative slack for the rounding of closed forms that are printed as proved.
 _ROUNDING = 1e-9

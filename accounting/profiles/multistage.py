@@ -25,7 +25,8 @@ from accounting.algebra.mixtures import (
     ratio_edges,
     solve_increasing,
 )
-from accounting.profile import ComposesWithGaussian, check_count
+from accounting.checks import check_count
+from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile

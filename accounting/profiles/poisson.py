@@ -14,7 +14,8 @@ from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import MOST_CELLS
 from accounting.algebra.moments import NotInvertibleError, Releases
 from accounting.algebra.refinement import GridError, refine
-from accounting.profile import Bound, Question, check_settings
+from accounting.checks import check_settings
+from accounting.profile import Bound, Question
 from accounting.profiles.gaussian import GaussianProfile, WithRelease, composed_noise
 from accounting.profiles.repeated import RepeatedGrids
 

@@ -12,14 +12,8 @@ from accounting.algebra.composition import ComposedLoss, compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import GridBounds, GridError, refine
-from accounting.profile import (
-    Bound,
-    ComposesWithGaussian,
-    Curve,
-    PrivacyProfile,
-    Question,
-    check_settings,
-)
+from accounting.checks import check_settings
+from accounting.profile import Bound, ComposesWithGaussian, Curve, PrivacyProfile, Question
 from accounting.profiles.gaussian import WithRelease
 
 _FINEST = 2e-4

@@ -14,7 +14,8 @@ from accounting.algebra.composition import compose_both
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import GridError
-from accounting.profile import Bound, Curve, Question, check_settings
+from accounting.checks import check_settings
+from accounting.profile import Bound, Curve, Question
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import (
     GaussianProfile,

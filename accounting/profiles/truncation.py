@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    PrivacyProfile,
-    check_count,
-    check_delta,
-    check_epsilon,
-)
+from accounting.checks import check_count, check_delta, check_epsilon
+from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile
 
 _BINOMIAL_ERROR = 1e-9  # relative; a tail's few special functions are good to 1e-10
 

@@ -11,7 +11,8 @@ import scipy
 
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import check_grid
-from accounting.profile import ComposesWithGaussian, check_settings
+from accounting.checks import check_settings
+from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile

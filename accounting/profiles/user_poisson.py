@@ -17,7 +17,8 @@ from accounting.algebra.mixtures import (
     ratio_deviation,
     solve_increasing,
 )
-from accounting.profile import ComposesWithGaussian, check_settings
+from accounting.checks import check_settings
+from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile

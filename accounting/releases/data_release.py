@@ -5,15 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from accounting.profile import (
-    Bound,
-    PrivacyProfile,
-    Profile,
-    Question,
-    UpperEnd,
-    check_noise_multiplier,
-    proved,
-)
+from accounting.checks import check_noise_multiplier
+from accounting.profile import Bound, PrivacyProfile, Profile, Question, UpperEnd, proved
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 

@@ -14,6 +14,7 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells
+from accounting.checks import check_noise_multiplier
 from accounting.profile import (
     Bound,
     ComposesWithGaussian,
@@ -21,7 +22,6 @@ from accounting.profile import (
     Profile,
     Question,
     UpperEnd,
-    check_noise_multiplier,
     epsilon_from_delta,
     proved,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from accounting.profile import Bound, PrivacyProfile, Profile, Question, check_epsilon
+from accounting.checks import check_epsilon
+from accounting.profile import Bound, PrivacyProfile, Profile, Question
 
 
 @dataclass(frozen=True)

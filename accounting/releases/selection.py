@@ -15,14 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    PrivacyProfile,
-    check_delta,
-    check_epsilon,
-    proved,
-)
+from accounting.checks import check_delta, check_epsilon
+from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, proved
 
 _LOG_GAMMA = -700.0, -1e-12
 """Where log gamma is looked for: beyond, exp underflows or 1 - gamma has no digits left."""

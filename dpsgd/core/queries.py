@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from accounting import GaussianProfile
-from accounting.profile import check_noise_multiplier
+from accounting.checks import check_noise_multiplier
 
 
 @dataclass(frozen=True)

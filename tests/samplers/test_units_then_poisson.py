@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import UnitsThenPoissonProfile, epsilon
+from accounting import default_delta
 from samplers import BatchSource, UnitsThenPoisson, UnitTree
 
 FALSE_ALARM = 1e-6
@@ -47,14 +47,14 @@ def test_the_cut_of_poisson_within_units_is_uniform():
     assert BatchSource(sampler, 3).batch(0).indices.shape == (4,)
 
 
-def test_the_default_cap_of_poisson_within_units_costs_next_to_nothing(even_tree):
-    tree = even_tree(20, 500)
-    sampler = UnitsThenPoisson(tree, (4,), 0.1, steps=100)
+def test_the_default_cap_of_poisson_within_units_is_the_smallest_that_costs_next_to_nothing(
+    even_tree,
+):
+    sampler = UnitsThenPoisson(even_tree(20, 500), (4,), 0.1, steps=100)
     assert sampler.expected_batch_size == pytest.approx(200)
-    assert 200 < sampler.padded_batch_size < 400
-    capped, free = (
-        epsilon(profile, 1e-5).upper
-        for profile in (sampler.privacy(1.0), UnitsThenPoissonProfile(1.0, 100, 0.2, 0.1))
-    )
-    assert free <= capped <= free + 2e-3
+    costs = [
+        (1 + math.exp(10)) * 100 * stats.binom.sf(cap, 2000, 0.1)
+        for cap in (sampler.padded_batch_size, sampler.padded_batch_size - 1)
+    ]
+    assert costs[0] <= 1e-5 * default_delta(10_000) < costs[1]
     assert sampler.with_epochs(200).padded_batch_size == sampler.padded_batch_size

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from accounting.algebra.cells import Array
-from accounting.profile import check_count
+from accounting.checks import check_count
 
 TOO_FEW = "too few samples for so small a delta"
 Inequality = Literal["chernoff-hoeffding", "bennett"]

@@ -14,7 +14,8 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array
-from accounting.profile import Direction, check_count
+from accounting.checks import check_count
+from accounting.profile import Direction
 from accounting.profiles.max_events import Epoch
 
 # Entries of the largest temporary array; several of them live at once (about 100 MB in all).

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from accounting.checks import check_delta, check_settings
 from accounting.estimates.episodic import Estimate
 from accounting.estimates.monte_carlo.confidence import (
     TOO_FEW,
@@ -23,14 +24,7 @@ from accounting.estimates.monte_carlo.losses import (
     sample_losses,
 )
 from accounting.estimates.monte_carlo.other_bins import other_bins_curve
-from accounting.profile import (
-    EPSILON_TOLERANCE,
-    Bound,
-    Direction,
-    check_delta,
-    check_settings,
-    epsilon_from_delta,
-)
+from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, epsilon_from_delta
 from accounting.profiles.gaussian import as_redrawn
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
 
