@@ -187,12 +187,6 @@ def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
 def functional(
     config: ModelConfig, schema: Schema, seed: int
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns (params, logit_fn, loss_fn): a freshly initialised model as pure functions of params.
-
-    Args:
-      config: Sizes of the model.
-      schema: Columns of the data.
-      seed: Of the initialisation, which is public: it does not depend on the data.
-    """
+    """Returns (params, logit_fn, loss_fn): a model as pure functions, drawn by a public seed."""
     params, logit_fn = split_module(_initialised(config, schema, jax.random.key(seed)))
     return params, logit_fn, pure_functions(config, schema).loss

@@ -58,10 +58,8 @@ class ClickModels(Models):
     ) -> Iterator[PyTree]:
         """Returns the rows of `path`, in their order, as blocks of columns that the model reads.
 
-        Args:
-          path: A store, or a raw file in the format that the model's store was prepared from.
-          labelled: Whether the rows must have labels.
-          split: Which rows of a store; by default all.
+        It is a store, or some `split` of it, or a file in the format that the model's store was
+        prepared from; `labelled` rows must have labels.
 
         Raises:
           ValueError: if the data cannot be read, or are not such as the model reads.
@@ -100,12 +98,7 @@ class ClickModels(Models):
         return TableFormat(self.schema).texts(path, column)
 
     def encode(self, rows: Mapping[str, Any]) -> PyTree:
-        """Returns rows of raw values as columns that the model reads.
-
-        Args:
-          rows: Column name to its values, as they stand in a raw file of the data set: texts, or
-            numbers where it has integers; None, NaN and the empty text are missing. Columns that
-            are no features are not looked at.
+        """Returns rows of raw values as columns that the model reads, see `Format.encode`.
 
         Raises:
           TypeError: if `rows` is no mapping of columns, or a column is a single value.
@@ -128,15 +121,10 @@ class ClickModels(Models):
         return evaluate(self.functions.logit, params, blocks, self.schema.target)
 
     def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
-        """Returns what the model says of labelled rows, with their labels.
-
-        Args:
-          params: The model's parameters.
-          blocks: The rows, as `read` gives them.
-          by: A categorical column whose hashed values are returned as well.
+        """Returns what the model says of labelled rows, and the hashed values of the column `by`.
 
         Raises:
-          ValueError: if there is no such column.
+          ValueError: if there is no such categorical column.
         """
         from experiments.tasks.clicks.evaluate import score
 
@@ -178,12 +166,8 @@ class ClickModels(Models):
     def described(description: Mapping[str, Any], where: str = "task") -> DescribedClicks:
         """Returns the models of a task that was described so; their rows need not be there.
 
-        Args:
-          description: What `describe` returned.
-          where: Begins the line of an error.
-
         Raises:
-          ValueError: if it is none.
+          ValueError: if `description` is none; `where` begins its line.
         """
         from dpsgd.runs.records import build, checked
         from experiments.tasks.clicks.schema import Schema
@@ -293,10 +277,8 @@ class Clicks(HeldOut, ClickModels):
         """Compares every row with the store's checksums, and looks whether there are metrics.
 
         Of several processes each compares the files that it has, and process 0, which evaluates,
-        looks at the validation and test rows.
-
-        Args:
-          begun: What `describe` returned when the run was begun, which the store must fit.
+        looks at the validation and test rows. The store must fit what `describe` said when the run
+        was `begun`.
 
         Raises:
           ValueError: if a shard was changed, the store is another's, or the validation or test rows

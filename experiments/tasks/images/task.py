@@ -42,12 +42,7 @@ class ImageModels(ClassModels):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the images of a data set, block by block.
-
-        Args:
-          path: As `Images.data`.
-          labelled: Whether the rows must have labels.
-          split: "train", "validation" or "test", see `Images.new_classes`; by default all.
+        """Returns the images of a data set or of a `split`, block by block, see `Images.data`.
 
         Raises:
           ValueError: if the images cannot be read, or the network is one for others.

@@ -64,12 +64,7 @@ class Study:
     """Runs of DP-SGD on one model of ratings, which share one compiled program.
 
     All users take part in all steps: with few users, the most signal against the noise. The unit of
-    privacy is a user; the price depends on how many users there are and not on tau.
-
-    Args:
-      model: With its ratings.
-      caps: The values of tau that may be asked for, ascending.
-      delta: Of all guarantees.
+    privacy is a user; the price depends on how many users there are and not on tau, one of `caps`.
     """
 
     def __init__(
@@ -96,12 +91,9 @@ class Study:
         )
 
     def test_error(self, noise_multiplier: float, cap: int, seed: int) -> float:
-        """Returns the root mean squared error on test ratings of one run.
+        """Returns the root mean squared error on test ratings of one run, at a cap of `caps`.
 
-        Args:
-          noise_multiplier: sigma; 0 for a run with clipping and without noise.
-          cap: tau, one of `caps`.
-          seed: Of what is random: the runs of a figure are to be repeatable.
+        A noise multiplier of 0 is a run with clipping and without noise; a seed repeats a run.
         """
         table, keep = self.model.train, self.model.keep
         order = np.stack([table.time, table.item], axis=1)

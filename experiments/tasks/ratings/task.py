@@ -48,11 +48,6 @@ class RatingModels(Models):
         From these the user's own part is found; a rating never tells its own prediction. A line
         without a rating, which has none if they need not be `labelled`, tells others nothing.
 
-        Args:
-          path: As `Ratings.data`.
-          labelled: Whether each line must have a rating.
-          split: Of the users: "train", "validation" or "test"; by default all.
-
         Raises:
           ValueError: if the file cannot be read, or its items are not in the model's catalogue.
         """

@@ -55,12 +55,7 @@ class TextModels(ClassModels):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the phrases of a file, block by block.
-
-        Args:
-          path: As `Text.data`.
-          labelled: Whether the rows must have labels.
-          split: "train", "validation" or "test"; by default all phrases, also those left out.
+        """Returns the phrases of a file or of a `split`, block by block, see `Text.data`.
 
         Raises:
           ValueError: if the phrases cannot be read, or there is no such split.

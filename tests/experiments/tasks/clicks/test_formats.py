@@ -146,6 +146,8 @@ def test_progress_counts_rows_and_a_name_that_is_taken_is_refused_before_reading
     store = made(case, tmp_path / "f", rows, tmp_path / "s", progress=seen.append)
     assert seen == sorted(set(seen))
     assert seen[-1] == store.num_rows == 400
+    named = {"files": ["f"]} if case.format is TABLE else {"file": "f"}
+    assert store.source == {"format": case.format.schema.name, **named}
     with pytest.raises(StoreError, match="exists already"):
         case.format.prepare([tmp_path / "f"], tmp_path / "s", progress=pytest.fail)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import itertools
-import math
 import re
 import subprocess
 import sys
@@ -30,7 +29,15 @@ from experiments.tasks.clicks.schema import (
 )
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import joined, random_split
-from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, edited, split_mix, text_hash
+from tests.experiments.tasks.clicks.slow import (
+    GOLDEN,
+    WORD,
+    assert_same,
+    edited,
+    slow_columns,
+    split_mix,
+    text_hash,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 FORMATS = {"display": display.FORMAT, "search": search.FORMAT}
@@ -114,26 +121,7 @@ def slow_read(data: bytes, columns: list[str]) -> list[dict[str, str]]:
 
 def assert_columns_are(columns, rows, schema, label=None, hash_seed=0):
     """Compares the columns of a store with those of the slow reader's rows."""
-    assert columns.get("label", np.zeros(0)).tolist() == [int(row[label]) for row in rows if label]
-    values = [[value(name, row[name]) for name in schema.integers] for row in rows]
-    shape = len(rows), len(schema.integers)
-    missing = np.array([[x is None for x in row] for row in values]).reshape(shape)
-    numbers = [[math.copysign(math.log1p(abs(x or 0)), x or 0) for x in row] for row in values]
-    np.testing.assert_array_equal(columns["integers_missing"], missing)
-    expected = np.array(numbers, np.float32).reshape(shape)
-    np.testing.assert_array_max_ulp(columns["integers"], expected, maxulp=1)
-    for j, name in enumerate(schema.categories):
-        values = [value(name, row[name]) for row in rows]
-        ids = schema.hash(np.array([x or 0 for x in values], np.uint64), j, hash_seed)
-        ids[[x is None for x in values]] = 0
-        np.testing.assert_array_equal(columns["categories"][:, j], ids, err_msg=name)
-    kinds = {
-        "label": np.uint8,
-        "integers": np.float32,
-        "integers_missing": bool,
-        "categories": "i4",
-    }
-    assert all(column.dtype == kinds[name] for name, column in columns.items())
+    assert_same(columns, slow_columns(rows, schema, value, label, hash_seed))
 
 
 def write(path, rows, end="\n"):
@@ -348,7 +336,7 @@ def test_bad_lines_are_named_by_file_line_and_column(tmp_path, name, bad, column
         assert len(message) < 300 + len(str(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n\r\n", gzip.compress(b"", mtime=0)])
+@pytest.mark.parametrize("content", [b"\n", b"\r\n\r\n"])
 def test_a_file_without_rows_is_empty(tmp_path, content):
     (tmp_path / "train.txt").write_bytes(content)
     with pytest.raises(DataError, match="is empty; expected lines of 40 columns"):
@@ -442,32 +430,23 @@ def test_a_line_longer_than_any_row_is_named_and_the_lines_after_it_are_read(
 # --- The store that comes out --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """A raw file of two blocks."""
-    path = tmp_path_factory.mktemp("large") / "train.txt"
-    synthetic.write_raw(path, 20_000, 1)
-    return path
-
-
-def in_a_process(program):
-    lines = f"import os, resource, signal, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-    lines += "from experiments.tasks.clicks.criteo.display import prepare\n"
-    return subprocess.run([sys.executable, "-c", lines + program], capture_output=True, text=True)
-
-
-def test_a_full_disk_is_one_clear_line_and_leaves_nothing(large, tmp_path):
-    """Really full, as far as this process can tell: the kernel refuses files past 1 MB."""
-    done = in_a_process(f"""
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
+    """Really full, as far as the process can tell: the kernel refuses files past 1 MB."""
+    synthetic.write_raw(tmp_path / "train.txt", 20_000, 1)
+    program = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from experiments.tasks.clicks.criteo.display import prepare
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 try:
-    prepare({str(large)!r}, {str(tmp_path / "s")!r})
+    prepare({str(tmp_path / "train.txt")!r}, {str(tmp_path / "s")!r})
 except ValueError as error:
     sys.exit(str(error))
-""")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert re.fullmatch(r".*/s cannot be written: the disk is full \(.*\).*\n", done.stderr)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["train.txt"]
 
 
 # --- Schemas, splits, and rows in memory ---------------------------------------------------------

@@ -1,6 +1,5 @@
 """Runs on clicks, from the command line: what is about their stores, and no other task's."""
 
-import dataclasses
 import json
 import os
 import re
@@ -14,10 +13,8 @@ from dpsgd.runs import job
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.stop import STOPPED
 from experiments.cli import main
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.store import Store, columns_of
+from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.synthetic.uniform import uniform_rows
 
 
 def arguments(store, out, *more):
@@ -117,13 +114,3 @@ def test_rows_of_one_class_are_refused_before_training(store, tmp_path, capsys):
     assert main(arguments(tmp_path / "store", tmp_path / "run")) == 2
     assert "the validation rows are not of both classes" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_generated_rows_are_rows_of_a_store():
-    rows = uniform_rows(DISPLAY_ADS, 50)
-    for name, (dtype, width) in columns_of(DISPLAY_ADS).items():
-        assert rows[name].dtype == dtype
-        assert rows[name].shape == ((50,) if width is None else (50, width))
-    assert (rows["categories"] <= DISPLAY_ADS.buckets).all()
-    bare = dataclasses.replace(DISPLAY_ADS, integers=(), bounds=())
-    assert uniform_rows(bare, 3)["integers"].shape == (3, 0)

@@ -23,48 +23,25 @@ from dpsgd import load_exported
 from experiments import cli
 from experiments.tasks.clicks.formats import format_of
 from experiments.tasks.clicks.raw.files import DataError
-from experiments.tasks.clicks.schema import log_transform
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular import files
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.splits import Split, joined, random_split
-from tests.experiments.tasks.clicks.slow import text_hash
+from tests.experiments.tasks.clicks.slow import assert_same, slow_columns, text_hash
 
 SCHEMA = table_schema("y", categories=("city", "n"), numbers=("age", "visits"), buckets=(64, 256))
 FORMAT = TableFormat(SCHEMA)
 
 
-# --- A slow reader, which shares no line with the fast one ---------------------------------------
-
-
-def slow_columns(rows, hash_seed=0, schema=SCHEMA):
-    """Return what the rows, dictionaries of Python values, are in a store."""
-    numbers = [[row[name] for name in schema.integers] for row in rows]
-    absent = np.array([[x is None or math.isnan(x) for x in row] for row in numbers])
-    values = np.array([[float(x or 0) for x in row] for row in numbers])
-    columns = {
-        "label": np.array([int(row["y"]) for row in rows], np.uint8),
-        "integers": np.where(absent, 0, log_transform(values)).astype(np.float32),
-        "integers_missing": absent,
-        "categories": np.zeros((len(rows), len(schema.categories)), np.int32),
-    }
-    for j, name in enumerate(schema.categories):
-        for i, row in enumerate(rows):
-            if row[name] not in (None, ""):
-                value = np.array([text_hash(str(row[name]).encode())], np.uint64)
-                columns["categories"][i, j] = schema.hash(value, j, hash_seed)[0]
-    return columns
+def value(column, x):
+    """Return what a column has in a store, by the slow reader."""
+    if x is None or x == "" or x != x:
+        return None
+    return text_hash(str(x).encode()) if column in SCHEMA.categories else x
 
 
 def read(path, schema=SCHEMA, hash_seed=0, **options):
     return joined(TableFormat(schema, hash_seed).read(path, **options))
-
-
-def assert_same(got, expected):
-    assert set(got) == set(expected)
-    for name, column in expected.items():
-        assert (got[name].dtype, got[name].shape) == (column.dtype, column.shape)
-        assert got[name].tobytes() == column.tobytes(), name
 
 
 # --- One table, however it is written ------------------------------------------------------------
@@ -124,7 +101,7 @@ def test_text_and_parquet_of_one_table_become_what_the_slow_reader_says(
     tmp_path_factory, rows, delimiter, line_end, quote_all, names, flag, seed
 ):
     path = tmp_path_factory.getbasetemp() / "table"
-    expected = slow_columns(rows, seed)
+    expected = slow_columns(rows, SCHEMA, value, "y", seed)
     text = as_text(rows, delimiter, line_end, quote_all, names)
     text = b"\xef\xbb\xbf" * flag + text
     for content in (text, gzip.compress(text, 1), as_parquet(rows, dictionary=flag)):
@@ -178,7 +155,7 @@ def test_several_files_in_any_format_are_one_table_to_the_bit(tmp_path, order, m
     assert len(seen) > 10
     assert seen[-1] == 300
     several.verify()
-    expected = slow_columns(rows)
+    expected = slow_columns(rows, SCHEMA, value, "y")
     if order == "random":
         expected = random_split(expected, 0, (0.7, 0.2, 0.1))
         for part, columns in expected.items():
@@ -421,52 +398,38 @@ def test_a_file_that_lacks_a_column_is_named_before_rows_are_read(tmp_path):
 # --- What is asked for ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({}, "name the columns to learn from"),
-        ({"categories": ("y",)}, "y: a column is label, weight, a category"),
-        ({"categories": ("a",), "numbers": ("a",)}, "a: a column is label"),
-        ({"numbers": ("a", "a")}, "a: a column is label"),
-        ({"categories": ("a", "b", "c"), "buckets": (8, 8)}, "one for each of the 3 categories"),
-        ({"categories": ("a",), "buckets": (12,)}, "bucket count of a must be a power of two"),
-        *(
-            (
-                {"categories": ("c",), "classes": classes},
-                "different texts of the label are declared",
-            )
-            for classes in (("a",), ("a", "a"), ("a", ""), ("a", "b", "a"))
-        ),
-        *(
-            ({"categories": ("c",), "label_bounds": ends}, "bounds of the label .* must be finite")
-            for ends in (
-                (1, 0),
-                (0,),
-                (0, math.inf),
-                (0, math.nan),
-                (-3e38, 3.5e38),
-                (1e8, 1e8 + 1),
-            )
-        ),
-        *(
-            ({"numbers": ("a",), "weight": "w", "weight_bound": bound}, "bound of weights")
-            for bound in (0.0, -1.0, math.inf, math.nan)
-        ),
-        ({"numbers": ("a",), "weight": "a"}, "a: a column is label, weight"),
-        ({"numbers": ("a",), "label_bounds": (0, 1), "classes": ("a", "b")}, "values or bounds"),
-        ({"numbers": ("a",), "bounds": {"b": (0, 1)}}, "columns of numbers, not for b"),
-        ({"numbers": ("a",), "bounds": {"a": (1, 0)}}, "bounds of a must be finite, low:high, n"),
-        ({"numbers": ("a",), "bounds": {"a": (1e8, 1e8 + 1)}}, "bounds of a are .* in float32"),
-        ({"categories": ("a",), "values": {"b": ("x",)}}, "columns of categories, not for b"),
-        *(
-            ({"categories": ("a",), "values": {"a": texts}, "missing": ("NA",)}, "values of a must")
-            for texts in ((), ("x", "x"), ("x", ""), ("x", "NA"))
-        ),
+A, C = {"numbers": ("a",)}, {"categories": ("a",)}
+ENDS = ((1, 0), (0,), (0, math.inf), (0, math.nan), (-3e38, 3.5e38), (1e8, 1e8 + 1))
+REFUSED = {
+    "name the columns to learn from": [{}],
+    "y: a column is label, weight, a category": [{"categories": ("y",)}],
+    "a: a column is label": [A | C, {"numbers": ("a", "a")}, A | {"weight": "a"}],
+    "one for each of the 3 categories": [{"categories": ("a", "b", "c"), "buckets": (8, 8)}],
+    "bucket count of a must be a power of two": [C | {"buckets": (12,)}],
+    "different texts of the label are declared": [
+        C | {"classes": classes} for classes in (("b",), ("b", "b"), ("b", ""), ("b", "c", "b"))
     ],
-)
-def test_columns_and_buckets_that_do_not_fit_are_refused(asked, says):
-    with pytest.raises(ValueError, match=says):
-        table_schema("y", **asked)
+    "bounds of the label .* must be finite": [C | {"label_bounds": ends} for ends in ENDS],
+    "bound of weights": [
+        A | {"weight": "w", "weight_bound": bound} for bound in (0.0, -1.0, math.inf, math.nan)
+    ],
+    "values or bounds": [A | {"label_bounds": (0, 1), "classes": ("a", "b")}],
+    "columns of numbers, not for b": [A | {"bounds": {"b": (0, 1)}}],
+    "bounds of a must be finite, low:high, n": [A | {"bounds": {"a": (1, 0)}}],
+    "bounds of a are .* in float32": [A | {"bounds": {"a": (1e8, 1e8 + 1)}}],
+    "columns of categories, not for b": [C | {"values": {"b": ("x",)}}],
+    "values of a must": [
+        C | {"values": {"a": texts}, "missing": ("NA",)}
+        for texts in ((), ("x", "x"), ("x", ""), ("x", "NA"))
+    ],
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_columns_and_buckets_that_do_not_fit_are_refused(says):
+    for asked in REFUSED[says]:
+        with pytest.raises(ValueError, match=says):
+            table_schema("y", **asked)
 
 
 def test_rows_in_memory_are_refused_by_row_and_column():

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from dpsgd.audit.conformance import check_task
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.runs.recommendation import RecommendationRequest as Request
@@ -138,10 +137,6 @@ def test_ghost_norms_clip_each_phrase_of_the_bag_as_its_own_gradient_does():
         assert said.clipped_count == 6
         sums.append(found)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), *sums)
-
-
-def test_the_task_keeps_to_what_a_run_assumes_of_it(tmp_path):
-    check_task(Text(written(tmp_path / "some.tsv", phrases(300)), **SMALL))
 
 
 def test_the_model_is_the_bag_of_words_where_no_part_of_a_transformer_is_asked_for():
