@@ -176,7 +176,7 @@ def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], da
     record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
     record["seal"] = _seal(record, seed)
     write_secret(path / MANIFEST, json.dumps(record, indent=1).encode() + b"\n")
-    destroy_if_there(path / SEED)
+    destroy(path / SEED)
     fsync_folder(path)
 
 
@@ -190,12 +190,6 @@ def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
         rows = np.concatenate([np.empty(0, np.int32), *(part for step in passes for part in step)])
         digests.append(write_file(path, draw, file, passes, [leaf[rows] for leaf in leaves]))
     return digests
-
-
-def destroy_if_there(path: Path) -> None:
-    """Overwrites and removes a file, if it is there."""
-    if os.path.lexists(path):
-        destroy(path)
 
 
 def _seal(record: dict[str, Any], seed: int) -> str:
@@ -335,13 +329,8 @@ def forget(path: Path, run: str) -> None:
         pass  # of a command that died, or damaged: the names are our own
     except (LookupError, TypeError):
         return
-    unfinished = [
-        *path.glob(".*.batches.*"),
-        *path.glob(f".{SEED}.*"),
-        *path.glob(f".{MANIFEST}.*"),
-    ]
-    for file in [*path.glob("*.batches*"), *unfinished, path / SEED]:
-        destroy_if_there(file)
-    destroy_if_there(path / MANIFEST)
+    names = "*.batches*", ".*.batches.*", f".{SEED}.*", f".{MANIFEST}.*", SEED, MANIFEST
+    for file in [file for name in names for file in path.glob(name)]:
+        destroy(file)
     with contextlib.suppress(OSError):
         path.rmdir()

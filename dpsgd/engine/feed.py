@@ -17,7 +17,7 @@ from dpsgd.core.state import TrainState, opened
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import cut, most_passes, plan_blocks, widened, with_rows
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.programs import executable, put, shapes_of_rows
+from dpsgd.engine.programs import program, put, shapes_of_rows
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource, IndexBlock
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
     def arguments(
         self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
     ) -> tuple[Any, ...]:
-        """Returns shapes of the arguments of `compiled_block`; state and data may be shapes."""
+        """Returns shapes of the arguments of `block_program`; state and data may be shapes."""
         sampler = mechanism.sampler
         index = jax.ShapeDtypeStruct((self.passes, self.width(sampler)), jnp.int32)
         plan = IndexBlock(
@@ -128,7 +128,7 @@ class Layout(NamedTuple):
             end = jax.eval_shape(opened, state)
             shardings = (self.placement.state(state),), self.placement.state(end)
         how: Any = {"donate_argnums": (0,), "shardings": shardings}
-        return executable(opened, (), (state,), **how)(state)
+        return program(opened, (), (state,), **how).compiled(state)
 
     def transport(self, sampler: BatchSampler, shards: range | None = None) -> Resident | Streamed:
         """Returns how rows and plans of some data shards, by default all, get to the devices."""

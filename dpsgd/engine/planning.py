@@ -43,17 +43,10 @@ class Collective(NamedTuple):
     depth: int
 
 
-def collectives(program: jax.stages.Compiled) -> list[Collective]:
-    """Returns the collectives of a program for several devices, in its order."""
-    text = program.as_text()
-    assert text is not None
-    return of_text(text)
+def collectives(program: jax.stages.Compiled | str) -> list[Collective]:
+    """Returns the collectives of a program for several devices, or of its HLO, in its order.
 
-
-def of_text(text: str) -> list[Collective]:
-    """Returns the collectives of optimised HLO.
-
-    >>> found = of_text('''
+    >>> found = collectives('''
     ... %body (x: f32[8]) -> f32[8] {
     ...   ROOT %r = (f32[8]{0}, f32[]) all-reduce(%x, %y), replica_groups={{0,1}}, to_apply=%add
     ... }
@@ -65,6 +58,8 @@ def of_text(text: str) -> list[Collective]:
     >>> [tuple(one) for one in found]
     [('all-gather', 32, 0), ('all-reduce', 36, 1)]
     """
+    text = program if isinstance(program, str) else program.as_text()
+    assert text is not None, "it is compiled"
     bodies = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", text, re.M | re.S)}
     entry = re.search(r"^ENTRY .*?^}", text, re.M | re.S)
     assert entry is not None, "a program has an entry"

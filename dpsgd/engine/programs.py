@@ -113,41 +113,39 @@ def compiled(
     return _compiled(function, parts, donate_argnums, structure, shapes)
 
 
-def executable(
+class Program:
+    """A trace, compiled when it is first needed."""
+
+    def __init__(self, traced: jax.stages.Traced):
+        self.traced = traced
+
+    @functools.cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The executable, see `digest`."""
+        with in_32_bits():
+            return self.traced.lower().compile()
+
+
+def program(
     function: Callable[..., Any],
     parts: tuple[Hashable, ...],
     arguments: tuple[Any, ...],
     *,
     donate_argnums: tuple[int, ...] = (),
     shardings: tuple[PyTree, PyTree] | None = None,
-) -> jax.stages.Compiled:
-    """Returns `compiled` of arguments, or of their shapes, as an executable, see `digest`.
+) -> Program:
+    """Returns the program of `compiled`, of arguments or of their shapes.
 
     `shardings` are of the arguments and of the results: prefixes of their trees. By default all is
     on one device.
     """
-    return _executable(*_named(function, parts, arguments, donate_argnums, shardings)).compiled
-
-
-def traced(
-    function: Callable[..., Any],
-    parts: tuple[Hashable, ...],
-    arguments: tuple[Any, ...],
-    *,
-    donate_argnums: tuple[int, ...] = (),
-    shardings: tuple[PyTree, PyTree] | None = None,
-) -> jax.stages.Traced:
-    """Returns the very trace that `executable` compiles, or has compiled, of the same arguments."""
-    return _executable(*_named(function, parts, arguments, donate_argnums, shardings)).traced
-
-
-def _named(function, parts, arguments, donate_argnums, shardings) -> tuple[Any, ...]:
     leaves, structure = jax.tree.flatten(arguments)
     with in_32_bits():  # and wherever they lie, as `shardings` says where they shall
         shapes = tuple(_shape(jax.typeof(leaf)) for leaf in leaves)
     settings = json.dumps(compilation())  # another program under others
     places, tree = jax.tree.flatten(shardings)
-    return function, parts, donate_argnums, (tuple(places), tree), settings, structure, shapes
+    where = tuple(places), tree
+    return _executable(function, parts, donate_argnums, where, settings, structure, shapes)
 
 
 def digest(program: jax.stages.Compiled) -> str:
@@ -230,18 +228,6 @@ def _compiled(function, parts, donate_argnums, *shapes):
     return program
 
 
-class _Program:
-    """A trace, compiled when it is first needed."""
-
-    def __init__(self, traced: jax.stages.Traced):
-        self.traced = traced
-
-    @functools.cached_property
-    def compiled(self) -> jax.stages.Compiled:
-        with in_32_bits():
-            return self.traced.lower().compile()
-
-
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
 def _executable(function, parts, donate_argnums, where, settings, structure, shapes):
     del settings
@@ -251,7 +237,7 @@ def _executable(function, parts, donate_argnums, where, settings, structure, sha
         placed = {"in_shardings": shardings[0], "out_shardings": shardings[1]}
     arguments = jax.tree.unflatten(structure, shapes)
     with in_32_bits():
-        return _Program(_jitted(function, parts, donate_argnums, **placed).trace(*arguments))
+        return Program(_jitted(function, parts, donate_argnums, **placed).trace(*arguments))
 
 
 def _shape(x):

@@ -152,7 +152,8 @@ def sums_run(
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
             raise ValueError(f"a row's statistic must be a vector, float32[d], and it is {vector}")
         # "state" has no path to the loss, and is what the update folds.
-        algorithm = dpsgd(_Product(refinement), _folds(refinement))
+        folds = optax.GradientTransformation(_nothing, _Fold(refinement))
+        algorithm = dpsgd(_Product(refinement), folds)
         algorithm = algorithm._replace(frozen=nothing_frozen)
         both = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
         return SumsRun(algorithm, mechanism, algorithm.init(both, mechanism), rows, placement)
@@ -317,13 +318,5 @@ class _Fold:
         return {"state": moved, "sum": jnp.zeros_like(params["sum"])}, opt_state
 
 
-@dataclass(frozen=True)
-class _Nothing:
-    """The state of an optimizer that has none."""
-
-    def __call__(self, params):
-        return optax.EmptyState()
-
-
-def _folds(refinement: Refinement) -> optax.GradientTransformation:
-    return optax.GradientTransformation(_Nothing(), _Fold(refinement))
+def _nothing(params: PyTree) -> optax.EmptyState:
+    return optax.EmptyState()

@@ -18,7 +18,7 @@ from dpsgd.core.marks import marked
 from dpsgd.core.mechanism import Scales
 from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.placement import AXIS, Exchange, Placement
-from dpsgd.engine.programs import executable, shapes_of_rows
+from dpsgd.engine.programs import Program, program, shapes_of_rows
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from samplers import BatchSampler, IndexBlock
@@ -66,14 +66,13 @@ def block_function(
     return functools.partial(_run_block, _Step.of(algorithm, sampler))
 
 
-def compiled_block(
+def block_program(
     algorithm: Algorithm,
     sampler: BatchSampler,
     arguments: tuple[Any, ...],
     layout: Any = None,
-    make: Callable[..., Any] = executable,
-) -> Any:
-    """Returns the executable of `block_function`, or with `make=traced` its trace.
+) -> Program:
+    """Returns the program of `block_function`.
 
     The first argument's buffers are given away. Without a `layout`, one device computes.
     """
@@ -88,7 +87,12 @@ def compiled_block(
         rows = placement.by_rows if layout.streamed else whole
         places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
         shardings = places, (state, whole, whole)
-    return make(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    return program(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
+
+
+def compiled_block(*of: Any) -> jax.stages.Compiled:
+    """Returns the executable of `block_program`."""
+    return block_program(*of).compiled
 
 
 @dataclass(frozen=True)
@@ -272,16 +276,13 @@ def flushed(
     laws after its steps, from `Schedules.after`.
     """
     arguments = state, known, noise_key, scales
-    return flush_program(algorithm, arguments, placement)(*arguments)[0]
+    return flush_program(algorithm, arguments, placement).compiled(*arguments)[0]
 
 
 def flush_program(
-    algorithm: Algorithm,
-    arguments: tuple[Any, ...],
-    placement: Placement | None,
-    make: Callable[..., Any] = executable,
-) -> Any:
-    """Returns the executable of `flushed`, or with `make=traced` its trace.
+    algorithm: Algorithm, arguments: tuple[Any, ...], placement: Placement | None
+) -> Program:
+    """Returns the program of `flushed`.
 
     It also returns the steps of rows, in the place of the buffers that are given away.
     """
@@ -292,7 +293,7 @@ def flush_program(
         where = placement.state(arguments[0])
         steps = {k: table.steps for k, table in where.tables.items()}
         shardings = (where, *whole), (placement.state(ends[0]), steps)
-    return make(_flushed, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    return program(_flushed, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
 def _flushed(groups, placement, state, known, noise_key, scales):

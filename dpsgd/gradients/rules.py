@@ -52,14 +52,18 @@ class ClippingRule(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class FlatClipping:
-    """One factor ``min(1, C / |g|)`` for the whole gradient (Abadi et al. 2016)."""
+class _OneGroup:
+    """Rules of one factor for the whole gradient."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
         import jax
 
         return [list(range(len(jax.tree.leaves(params))))]
+
+
+@dataclass(frozen=True)
+class FlatClipping(_OneGroup):
+    """One factor ``min(1, C / |g|)`` for the whole gradient (Abadi et al. 2016)."""
 
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
@@ -153,7 +157,7 @@ class PerLayerClipping:
 
 
 @dataclass(frozen=True)
-class AutomaticClipping:
+class AutomaticClipping(_OneGroup):
     """Every gradient is normalised: ``g C / (|g| + gamma)``, so that C is no setting to tune.
 
     Source: Bu, Wang, Zha, Karypis, "Automatic Clipping: Differentially Private Deep Learning Made
@@ -172,9 +176,6 @@ class AutomaticClipping:
             low, high = GAMMA
             raise ValueError(f"clip_gamma must be in [{low:.1e}, {high:.1e}], got {self.gamma!r}")
 
-    def groups(self, params: PyTree) -> list[list[int]]:
-        return FlatClipping().groups(params)
-
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
@@ -187,7 +188,7 @@ _MOST_LOG = 20.0  # of a norm over C: float32 holds what is scaled by it
 
 
 @dataclass(frozen=True)
-class QuantileClipping:
+class QuantileClipping(_OneGroup):
     """Gradients are clipped to a norm C_t that follows a quantile of their norms, privately.
 
     A step has C_t = r_t C, r_0 = 1. Its sums are divided by r_t before noise, so that an example
@@ -223,9 +224,6 @@ class QuantileClipping:
         """The a and k of an example: a times its clipped gradient, and k C or -k C in the count."""
         return _below(math.sqrt(1 - self.count_share)), _below(math.sqrt(self.count_share))
 
-    def groups(self, params: PyTree) -> list[list[int]]:
-        return FlatClipping().groups(params)
-
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
@@ -253,14 +251,11 @@ class QuantileClipping:
 
 
 @dataclass(frozen=True)
-class _AtNorm:
+class _AtNorm(_OneGroup):
     """`QuantileClipping` at one norm."""
 
     rule: QuantileClipping
     log_ratio: Any
-
-    def groups(self, params: PyTree) -> list[list[int]]:
-        return self.rule.groups(params)
 
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array

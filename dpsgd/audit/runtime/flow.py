@@ -22,8 +22,8 @@ from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.programs import shapes_of_rows, traced
-from dpsgd.engine.step import compiled_block, flush_program
+from dpsgd.engine.programs import shapes_of_rows
+from dpsgd.engine.step import block_program, flush_program
 from dpsgd.noise.base import Noise, Scales
 
 PyTree = Any
@@ -320,7 +320,7 @@ def flow_checks(
     """
     kept = jax.eval_shape(mechanism.noise.init, state.dense_params)
     arguments = layout.arguments(algorithm, mechanism, state._replace(noise=kept), data)
-    trace = compiled_block(algorithm, mechanism.sampler, arguments, layout, traced)
+    trace = block_program(algorithm, mechanism.sampler, arguments, layout).traced
     begun, columns, plan, _, scales, watch, *others = arguments
     given = (
         _state(begun),
@@ -376,7 +376,7 @@ def _flush(
     """Returns what is wrong in what a flush releases, and in what it is given."""
     state, key, scales = arguments[0], *arguments[3:5]
     known = Schedules(algorithm.groups, num_steps).after(0)
-    trace = flush_program(algorithm, (state, known, key, scales), layout.placement, traced)
+    trace = flush_program(algorithm, (state, known, key, scales), layout.placement).traced
     given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)
     leaks = [

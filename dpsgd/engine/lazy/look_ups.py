@@ -53,7 +53,6 @@ class TableLoss:
 
     def __init__(self, loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, example: PyTree):
         self._taps = find_taps(loss_fn, params, example)
-        self._loss_fn = loss_fn
         leaves = jax.tree.leaves(params)
         self.frozen = frozen_leaves(loss_fn, params, example)
         self.why_not: dict[int, str] = dict.fromkeys(

@@ -21,7 +21,6 @@ from accounting import (
     TrialCount,
     attack_accuracy,
     attack_advantage,
-    default_delta,
     implied_advantage,
 )
 from dpsgd import (
@@ -297,14 +296,6 @@ def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(populat
             assert RunSpec.of(one, noise_multiplier=1.0).delta_of(population) == delta
         by_n = RunSpec.of(settings, noise_multiplier=1.0, target_delta="1/n").delta_of(population)
         assert by_n == (1e-5 if delta == 3e-6 else 1e-6)
-
-
-@pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins")
-@EVERY_SAMPLER
-def test_one_over_n_is_warned_of_and_the_default_is_not(sampler):
-    mechanism = Mechanism(sampler, 2.0, 1.0)
-    found = [cost([Segment(mechanism)], delta).notes for delta in (1 / 1000, default_delta(1000))]
-    assert ["delta is not below" in " ".join(notes) for notes in found] == [True, False]
 
 
 def test_an_insecure_root_gives_no_clean_epsilon():

@@ -108,7 +108,7 @@ def programs_of(algorithm, mechanism, like, data, placement, block_steps, num_st
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
     arguments = jax.eval_shape(opened, like), known, key, mechanism.scales()
     block = layout.program(algorithm, mechanism, like, data)
-    return block, flush_program(algorithm, arguments, placement)
+    return block, flush_program(algorithm, arguments, placement).compiled
 
 
 def off(found, expected):

@@ -19,7 +19,7 @@ from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.planning import Collective, StepPlan, collectives
-from dpsgd.engine.programs import executable
+from dpsgd.engine.programs import program
 from dpsgd.noise.buffered import BufferedToeplitz
 from samplers import Deterministic, Poisson
 
@@ -166,13 +166,13 @@ def test_noise_is_bit_equal_on_every_layout_and_exchanges_nothing(law):
     placement, algorithm = on(8, SHARE), algorithm_of(loss)
     state = algorithm.init(PARAMS, mechanism)
     shardings, whole = placement.state(state), placement.replicated
-    program = executable(
+    found = program(
         lambda *of: algorithm.update(*of)[0],
         (),
         (state, PARAMS, mechanism.noise_key(ROOT, 0), mechanism.scales()),
         shardings=((shardings, shardings.params, whole, whole), shardings),
     )
-    assert collectives(program) == []
+    assert collectives(found.compiled) == []
 
 
 def test_of_85_million_parameters_and_a_batch_of_8192_a_device_has_an_eighth():

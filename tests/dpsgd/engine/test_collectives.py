@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsgd.engine.planning import Collective, of_text
+from dpsgd.engine.planning import Collective, collectives
 
 BLOCK = """
 %microbatch (x: f32[2]) -> f32[2] {
@@ -32,7 +32,7 @@ ENTRY %main (x: f32[2]) -> f32[2] {
     ["[1,8]<=[8]", "{{0,1,2,3,4,5,6,7}}", "[2,8]<=[2,8]T(1,0)", "mesh['a'=8,'b'=2] {'a'}"],
 )
 def test_each_has_its_whole_size_and_the_loops_around_it(groups):
-    assert of_text(BLOCK.replace("GROUPS", groups)) == [
+    assert collectives(BLOCK.replace("GROUPS", groups)) == [
         Collective("reduce-scatter", 8 * 16, 0),
         Collective("collective-permute", 40, 0),
         Collective("all-to-all", 12, 2),

@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, special
 
 from accounting import GaussianProfile
-from dpsgd import RootKey, Secure, private_logistic_regression
+from dpsgd import Secure, private_logistic_regression
 from dpsgd.engine.newton import derivatives, logistic_sums
 from samplers import FullBatch
 
@@ -91,11 +91,6 @@ def test_a_row_beyond_the_bound_or_without_numbers_moves_the_fit_like_any_other(
     for one, other in ((long, shortened), (empty, without)):
         y = Y if len(other) == N else Y[1:]
         np.testing.assert_allclose(fitted(one).value, fitted(other, y).value, atol=0.02)
-
-
-def test_a_root_of_a_seed_gives_no_guarantee():
-    seeded = fitted(root=RootKey.from_insecure_seed(1))
-    assert seeded.guarantee.sentence().startswith("NO GUARANTEE: reproducible noise")
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,6 @@ def test_a_sum_is_of_vectors_that_are_clipped_as_one(clip, noise):
     np.testing.assert_allclose(found, expected, atol=3e-6 * clip)
 
 
-def test_a_statistic_with_nan_or_infinity_counts_as_zero():
-    rows = {"x": ROWS["x"].copy()}
-    rows["x"][7, 1], rows["x"][9, 0] = np.nan, np.inf
-    rest = np.delete(ROWS["x"], [7, 9], axis=0)
-    np.testing.assert_allclose(
-        released(rows=rows), clipped_mean(rest, 1.0) * len(rest) / N, atol=1e-6
-    )
-
-
 def test_noise_is_sigma_c_over_n_in_every_coordinate_of_every_sum():
     size, sigma, clip, count = 6_000, 3.0, 5.0, 2
     wide = Means(of_row=lambda state, row: 0 * jnp.tile(row, size // D), size=size)

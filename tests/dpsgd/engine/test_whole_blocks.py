@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import stats
 
 from dpsgd import Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
-from dpsgd.engine.step import Watch
 from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import BallsAndBins, Poisson
 
-FALSE_ALARM = 1e-6
 SIGMA, CLIP = 0.7, 2.0
 ROOT = RootKey(bytes(range(32)), insecure=True)  # several tests train under it
 
@@ -22,30 +19,6 @@ ROOT = RootKey(bytes(range(32)), insecure=True)  # several tests train under it
 def blocks_of(algorithm, mechanism, params, rows, **how):
     state = algorithm.init(params, mechanism)
     return train_blocks(algorithm, mechanism, state, rows, root=ROOT, **how)
-
-
-def noise_of(algorithm, sampler, params, rows, places, **how):
-    """The noise of a run, in units of sigma C: [steps, coordinates]."""
-    watch = Watch(np.bool_(True), places)
-    mechanism = Mechanism(sampler, SIGMA * 2**30, CLIP / 2**30)  # the sums disappear in the noise
-    blocks = blocks_of(algorithm, mechanism, params, rows, watch=watch, **how)
-    shown = np.concatenate([np.asarray(block.watched)[: len(block.steps)] for block in blocks])
-    unit = sampler.expected_batch_size / (SIGMA * CLIP)
-    return shown.astype(np.float64) * unit
-
-
-def assert_normal_and_apart(noise, what):
-    """Each row of `noise` is a vector of independent normal numbers, and so are all together."""
-    count, size = noise.shape
-    square = np.sum(noise**2, axis=1)
-    pvalue = 2 * np.minimum(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
-    assert count * pvalue.min() > FALSE_ALARM, f"{what} {pvalue.argmin()} has other noise"
-    # r^2 of two rows has the law Beta(1/2, (n - 1) / 2).
-    unit = noise / np.linalg.norm(noise, axis=1, keepdims=True)
-    cosine = np.abs(np.triu(unit @ unit.T, 1))
-    bound = np.sqrt(stats.beta.isf(FALSE_ALARM / cosine.size, 0.5, (size - 1) / 2))
-    pair = np.unravel_index(np.argmax(cosine), cosine.shape)
-    assert cosine[pair] < bound, f"{what} {pair} share noise"
 
 
 # 130 steps in ten epochs: two full blocks of 64 and a short one.
@@ -100,9 +73,3 @@ def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechan
     assert together.shape == (4 + D - 1, STEPS)
     assert together.tobytes() == alone.tobytes()
     assert state == last
-
-
-@pytest.mark.usefixtures("optimised")  # the program of the test above
-def test_each_of_130_steps_has_a_noise_of_its_own_and_in_full():
-    start, places = np.zeros(D - 1, np.float32), (np.arange(D - 1, dtype=np.int32),)
-    assert_normal_and_apart(noise_of(SQUARES, CUT, start, ROWS, places), "step")

@@ -180,8 +180,8 @@ def test_a_variable_that_changes_no_number_does_not(name, value, monkeypatch):
 def test_another_option_compiles_another_program():
     """What an option changes is not hidden by what a process has compiled before."""
     arguments = (np.zeros((8, 8), np.float32),)
-    program = functools.partial(programs.executable, lambda x: x @ x, (), arguments)
-    usual = program()
-    assert program() is usual
+    program = functools.partial(programs.program, lambda x: x @ x, (), arguments)
+    usual = program().compiled
+    assert program().compiled is usual
     with jax.default_matmul_precision("highest"):
-        assert program() is not usual
+        assert program().compiled is not usual
