@@ -50,11 +50,7 @@ def is_orbax(path: Path) -> bool:
 
 
 def source(path: Path) -> Source:
-    """Returns what a file .npz, a file of safetensors or a folder of Orbax holds.
-
-    Raises:
-      ValueError: if it is none of these, or damaged.
-    """
+    """Returns what a file .npz, of safetensors or a folder of Orbax holds, or raises ValueError."""
     if path.is_dir():
         return _orbax(path)
     with _damaged(path):
@@ -72,11 +68,7 @@ def sha256(path: Path) -> str:
 
 
 def read_arrays(path: Path, like: PyTree) -> PyTree:
-    """Reads arrays of a file .npz, named `['a']['b']` or `a.b`, in the structure of `like`.
-
-    Raises:
-      ValueError: if the arrays are damaged, or not those of such a model.
-    """
+    """Reads arrays of a file .npz, named `['a']['b']` or `a.b`, in the structure of `like`."""
     with _damaged(path):
         found = _npz(path, lambda name: name)
 

@@ -60,13 +60,9 @@ class Budget:
         started: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Begins a budget.
+        """Begins with so many minutes, of which some are gone if it started before now.
 
-        Args:
-          minutes: All the time there is.
-          timing: Times a run, of which the batch size alone matters.
-          started: Since when, by the clock; by default now.
-          clock: In seconds.
+        `timing` times a run, of which the batch size alone matters.
         """
         self.minutes, self._timing, self._clock = minutes, timing, clock
         self._started = clock() if started is None else started
@@ -77,11 +73,8 @@ class Budget:
     def choose(self, choose: Callable[[int], RunSpec]) -> tuple[RunSpec, float]:
         """Returns the spec with the most epochs for which there is time, and that of one.
 
-        Args:
-          choose: Returns the spec for so many epochs at most.
-
-        Raises:
-          ValueError: if there is no time for a single epoch.
+        `choose` returns the spec for so many epochs at most. Where there is no time for a single
+        one, it raises ValueError.
         """
         most, settled = _UNLIMITED, False
         while True:
@@ -126,9 +119,6 @@ class Budget:
 
         Once, as it is prepared anew: it will take as long. A run that has no time even for one
         epoch then stays as it is.
-
-        Args:
-          spec: From `choose`.
         """
         found = self._timed[spec.sampler.batch_size]
         left, first = self._left(found), self._prepared is None
@@ -155,13 +145,8 @@ def time_steps(
 ) -> Timing:
     """Returns the time of one epoch on this machine, of the compiled program of a run.
 
-    Nothing private is read: rows are synthetic, and the keys are of a root that serves nothing
-    else. Any noise serves, as the program is the same.
-
-    Args:
-      job: Of the run; of its rows the shapes are read.
-      flush_every: Steps between flushes of lazy tables.
-      clock: In seconds.
+    Nothing private is read: rows are synthetic, of the shapes of the run's own, and the keys are of
+    a root that serves nothing else. Any noise serves, as the program is the same.
     """
     algorithm, mechanism, state, layout = job.algorithm, job.mechanism, job.start(), job.layout
     sampler = mechanism.sampler

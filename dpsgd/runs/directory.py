@@ -80,11 +80,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def create(cls, path: Path) -> Iterator[RunDirectory]:
-        """Makes the directory of a new run, with what is written in the context or not at all.
-
-        Raises:
-          FileExistsError: if there is something already; it is left as it is.
-        """
+        """Makes the directory of a new run, with what is written in the context or not at all."""
         cls.refuse_existing(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
         make_folder(unfinished)
@@ -102,11 +98,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, *, finished: bool = True) -> RunDirectory:
-        """Opens the directory of a run, which must have come to its end if `finished`.
-
-        Raises:
-          FileNotFoundError: if there is none, or its run did not finish.
-        """
+        """Opens the directory of a run, which must be `finished`, or raises FileNotFoundError."""
         run = cls(path)
         if (path / SECRETS).is_dir() and not run.finished:
             raise FileNotFoundError(
@@ -147,12 +139,7 @@ class RunDirectory:
         return Checkpoints(self.path / "checkpoints")
 
     def history(self) -> History:
-        """Reads the ledger, and checks it against what else the run wrote.
-
-        Raises:
-          LedgerError: if it is missing, damaged, older than the last checkpoint or the report, or
-            says otherwise than the report.
-        """
+        """Reads the ledger, and refuses one that contradicts the last checkpoint or the report."""
         history = read(self.ledger_path)
         if self.finished:
             report, where = self.read_json("report.json"), self.path / "report.json"

@@ -148,14 +148,9 @@ _LIBRARY = {"accounting", "samplers", "dpsgd"}
 def _imported(file: Path) -> set[str]:
     """Returns the modules and packages, by the first part of their names, that a file imports."""
     try:
-        waiting: list[Any] = [ast.parse(file.read_bytes())]
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (SyntaxError, ValueError):  # nor can it be imported
         return set()
-    nodes = []
-    while waiting:  # statements alone, which are few: no expression holds an import
-        nodes.append(node := waiting.pop())
-        for inside in ("body", "orelse", "handlers", "finalbody", "cases"):
-            waiting += getattr(node, inside, ())
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level]
     return {name.partition(".")[0] for name in names}

@@ -41,6 +41,7 @@ class Attempt:
       terms: What it ran on.
       origin: Head of the ledger in the checkpoint that it began from; `NO_HEAD` for none.
       steps: What it declared.
+      line: The line that begins it, from 0 on.
     """
 
     index: int
@@ -48,6 +49,7 @@ class Attempt:
     terms: Terms
     origin: str
     steps: range
+    line: int = field(compare=False)
 
 
 @dataclass
@@ -57,7 +59,6 @@ class History:
     Attributes:
       attempts: With what each declared; at least one.
       heads: The hash of each line.
-      beginnings: The line that begins each attempt.
       declared: What the attempt of each line had declared by then.
       audit: What the last audit found.
       released: SHA-256 of the file of the released parameters, in the line that closes the ledger
@@ -68,7 +69,6 @@ class History:
 
     attempts: list[Attempt] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
-    beginnings: list[int] = field(default_factory=list)
     declared: list[range] = field(default_factory=list)
     audit: str = ""
     released: str = ""
@@ -172,7 +172,7 @@ class History:
         """Whether the last attempt made the state of a checkpoint, or began from it."""
         last = self.attempts[-1]
         return (origin, step) == (last.origin, last.steps.start) or (
-            origin in self.heads[self.beginnings[-1] :]
+            origin in self.heads[last.line :]
         )
 
     @property
@@ -249,8 +249,7 @@ class History:
         if index:
             check_same_noise(self.attempts[-1].terms, terms)
         key = int(head[:16], 16) if nonce else 0
-        self.attempts.append(Attempt(index, key, terms, origin, steps))
-        self.beginnings.append(len(self.heads))
+        self.attempts.append(Attempt(index, key, terms, origin, steps, len(self.heads)))
 
 
 def _law_of_noise(terms: Terms) -> tuple[Any, ...]:

@@ -45,8 +45,7 @@ def initial_params(
       fresh: Those that its task makes: their tree, shapes and dtypes are wanted.
       init_from: The directory of a finished run, an exported model, a file .npz or safetensors, or
         a checkpoint of Orbax; None for `fresh` itself.
-      rules: Which array becomes which parameter, see `Rule`; by default those of
-        equal names.
+      rules: Which array becomes which parameter, see `Rule`; by default those of equal names.
       known: Such rules of the task, of names that it knows.
       digest: SHA-256 that the file must have, see `pinned`.
 
@@ -70,12 +69,7 @@ def initial_params(
 
 
 def pinned(spec: RunSpec) -> RunSpec:
-    """Returns a spec whose earlier model is found again, as it is now, wherever a run resumes.
-
-    Raises:
-      FileNotFoundError: if there is no such model.
-      ValueError: if rules cannot be read, or the model is not the one that is asked for.
-    """
+    """Returns a spec whose earlier model is found again, as it is now, wherever a run resumes."""
     if spec.init_from is None:
         return spec
     found = sha256(_released(_found(spec.init_from)))
@@ -92,12 +86,7 @@ def pinned(spec: RunSpec) -> RunSpec:
 
 
 def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
-    """Returns what the models before a run keep for their rows, the nearest first.
-
-    Raises:
-      FileNotFoundError: if there is no such model.
-      ValueError: if it is damaged.
-    """
+    """Returns what the models before a run keep for their rows, the nearest first."""
     if init_from is None:
         return ()
     path = _found(init_from)
@@ -230,9 +219,6 @@ def lines_of(rules: Iterable[str]) -> tuple[str, ...]:
     """Returns rules, with those of each file that is named `@FILE` in its place.
 
     Such a file has one rule a line; empty lines and those that begin with # say nothing.
-
-    Raises:
-      ValueError: if there is no such file of text, or one is no rule; the line names it.
     """
     found = list[str]()
     for rule in rules:
@@ -262,14 +248,10 @@ def matched(
 ) -> tuple[PyTree, dict[str, Any]]:
     """Returns parameters taken from a file, and which array was taken for which, as JSON values.
 
-    An array goes where the first of `rules` says that matches its name; else to the parameter of
-    its name; else where the first of `known` says.
-
-    Args:
-      fresh: The parameters that a task makes.
-      source: Arrays of a file.
-      rules: The user's, see `Rule`. Parameters that they have start fresh take nothing.
-      known: Those of the task. Parameters that they have start fresh do so if nothing is taken.
+    An array goes where the first of the user's `rules` says that matches its name; else to the
+    parameter of its name; else where the first of the task's `known` rules says. Parameters that
+    `rules` have start fresh take nothing; those that `known` have start fresh do so if nothing is
+    taken.
 
     Raises:
       ValueError: if a parameter has no array, or two; an array no parameter; or they differ in

@@ -170,11 +170,7 @@ class Training:
         return shapes, jax.eval_shape(opened, shapes)
 
     def programs(self) -> list[Any]:
-        """Returns the compiled programs of the steps and of the queries, or refuses the run.
-
-        Raises:
-          ValueError: if the loss or a statistic could see other examples than its own.
-        """
+        """Returns the compiled programs of steps and queries; refuses one that mixes examples."""
         found = [self.layout.program(self.algorithm, self.mechanism, self.shapes()[0], self.data)]
         if self.refinement is not None:
             of, rows = self.mechanism.of_sums(), self.synthetic(1)
@@ -230,12 +226,8 @@ class Training:
     def train(self, state: TrainState, root: RootKey, journal: Journal) -> TrainState:
         """Takes the steps that are left, then the queries; returns the state after the last one.
 
-        Where the journal asks to stop, that is the state of this step.
-
-        Args:
-          state: With which the run begins, or resumes; its buffers are given away.
-          root: Secret of the run.
-          journal: What is declared before any noise exists, and written down as it is made.
+        Where the journal asks to stop, that is the state of this step. The buffers of the state
+        with which the run begins or resumes are given away.
         """
         how: dict[str, Any] = {"root": root, "attempt": journal.attempt, "run": journal.name}
         if state.step < self.mechanism.sampler.num_steps:
@@ -302,14 +294,10 @@ class Job(Training):
         rows: tuple[PyTree, Population] | None = None,
         placement: Placement | None = None,
     ) -> Job:
-        """Returns the job of a run of `task`.
+        """Returns the job of a run of `task`, whose `rows` may be at hand.
 
-        Args:
-          task: What is trained.
-          run: How.
-          rows: Of the task, if they are at hand.
-          placement: On which devices; by default one. Where it does not say what is sharded, large
-            tables are if the state would take more than half of a device.
+        Where the placement does not say what is sharded, large tables are if the state would take
+        more than half of a device.
         """
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
@@ -394,13 +382,7 @@ class Job(Training):
         return " ".join(map(programs.digest, self.programs()))
 
     def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
-        """Returns what an attempt of this job is declared under.
-
-        Args:
-          record: The configuration of the run.
-          digest: What names its data.
-          root: Its secret.
-        """
+        """Returns what an attempt of this job, of this configuration and data, declares."""
         name = record["task"]["name"]
         same = identity(self.task, name)
         code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
@@ -420,11 +402,7 @@ class Job(Training):
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:
-    """Returns the training rows of a task, and what is public of them.
-
-    Raises:
-      ValueError: if there are none, or columns have different numbers of them.
-    """
+    """Returns the training rows of a task, and what is public of them, or refuses the columns."""
     data = task.columns()
     columns = data.columns if isinstance(data, UnitData) else data
     rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(columns)}
@@ -437,11 +415,7 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
 
 
 def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
-    """Returns what a task makes of the sums that its run ends in, if there are any.
-
-    Raises:
-      ValueError: if it makes nothing of them.
-    """
+    """Returns what a task makes of the sums that its run ends in, if there are any."""
     if mechanism.full_sums is None:
         return None
     if (made := calibration_of(task)) is None:

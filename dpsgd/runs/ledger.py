@@ -68,12 +68,7 @@ class Ledger:
 
     @classmethod
     def create(cls, path: Path, terms: Terms) -> Ledger:
-        """Makes the ledger of a new run, whose first attempt has `terms`.
-
-        Raises:
-          FileExistsError: if there is one.
-          OSError: if it cannot be written.
-        """
+        """Makes the ledger of a new run, whose first attempt has `terms`; there must be none."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, PUBLIC)
         try:
             _lock(descriptor, path)
@@ -90,8 +85,8 @@ class Ledger:
         """Opens the ledger of a run that resumes, in all of its processes; by default this one.
 
         Raises:
-          LedgerError: if it is missing, damaged, or open in another run, or they see different
-            ones.
+          LedgerError: if it is missing, damaged, open in another run, or another one in each
+            process.
         """
         processes = processes or Processes()
         if not processes.first:
@@ -191,14 +186,7 @@ class Ledger:
         self._follow()
 
     def release(self, digest: str) -> None:
-        """Closes the ledger, in process 0: nothing follows.
-
-        Args:
-          digest: SHA-256 of the file of the parameters that are released.
-
-        Raises:
-          LedgerError: if others were.
-        """
+        """Closes the ledger, in process 0, by the SHA-256 of the file of the released model."""
         if self.history.released and self.history.released != digest:
             raise LedgerError(
                 f"{self.path} says that other parameters were released than these: restore "
@@ -256,11 +244,7 @@ class Ledger:
 
 
 def read(path: Path) -> History:
-    """Reads a ledger, also while a run is writing it.
-
-    Raises:
-      LedgerError: if it is missing or damaged.
-    """
+    """Reads a ledger, also while a run is writing it, or raises LedgerError."""
     try:
         return History.parse(path.read_bytes(), path)
     except FileNotFoundError:

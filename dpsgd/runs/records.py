@@ -10,7 +10,7 @@ import numbers
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -107,6 +107,12 @@ def _misfit_of_items(value: Any, origin: type, arguments: tuple, kind: Any) -> s
     return None
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """Returns a question after the known name that is meant, if one is like it."""
+    found = difflib.get_close_matches(name, known, 1)
+    return f": did you mean {found[0]}?" if found else ""
+
+
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -136,9 +142,7 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in given.items():
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{where}: {name!a} is unknown{hint}")
+            raise ValueError(f"{where}: {name!a} is unknown{near(str(name), names)}")
         given[name] = checked(_tuples(value), hints[name], f"{where}, {name}")
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         required = field.default is field.default_factory is dataclasses.MISSING

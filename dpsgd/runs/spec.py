@@ -8,7 +8,6 @@ name, its option, by which commands, the files of sweeps and records spell it: `
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -32,7 +31,7 @@ from dpsgd.gradients.rules import (
 from dpsgd.noise.base import Independent, Noise, Secure
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
-from dpsgd.runs.records import build, checked, field_types, to_json
+from dpsgd.runs.records import build, checked, field_types, near, to_json
 from dpsgd.sizes import bytes_of
 from samplers import Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
@@ -413,9 +412,7 @@ class RunSpec(_Checked):
         known, given = known_options(), dict[str, Any]()
         for name, value in options.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f": did you mean {near[0]}?" if near else ""
-                raise ValueError(f"{name!a} is unknown{hint}")
+                raise ValueError(f"{name!a} is unknown{near(name, known)}")
             value = tuple(value) if isinstance(value, list) else value
             if value is not None and value != known[name].default:
                 given[name] = checked(value, known[name].type, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import importlib
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
-from dpsgd.runs.records import build, checked, field_types, to_json
+from dpsgd.runs.records import build, checked, field_types, near, to_json
 
 if TYPE_CHECKING:
     from samplers import Population
@@ -131,11 +130,7 @@ def calibration_of(task: Any) -> Any:
 
 
 def find(name: str) -> Any:
-    """Returns the object called "module:name", whose module is imported.
-
-    Raises:
-      ValueError: if there is no such module or no such object, or the module cannot be imported.
-    """
+    """Returns the object called "module:name", whose module is imported, or raises ValueError."""
     module, colon, qualified = name.partition(":")
     if not (module and colon and qualified):
         raise ValueError(f"{name!a} names no object: write module:object")
@@ -156,17 +151,12 @@ def find(name: str) -> Any:
     try:
         return functools.reduce(getattr, qualified.split("."), found)
     except AttributeError:
-        near = difflib.get_close_matches(qualified, vars(found), 1)
-        hint = f": did you mean {near[0]}?" if near else ""
-        raise ValueError(f"module {module} has no {qualified!a}{hint}") from None
+        meant = near(qualified, vars(found))
+        raise ValueError(f"module {module} has no {qualified!a}{meant}") from None
 
 
 def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> Any:
-    """Returns the task of the class `kind`, called `name`, with these settings.
-
-    Raises:
-      ValueError: if there is no such task; the line begins with `where`.
-    """
+    """Returns the task of the class `kind`, called `name`, or refuses its settings at `where`."""
     if not dataclasses.is_dataclass(kind):
         raise ValueError(f"{where}: {name} is a class and no dataclass: name a task made of it")
     hints = field_types(kind)
@@ -191,9 +181,6 @@ def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
 
     `name` is what it is called where it is found again: that of an object, "module:name", or of its
     class; by default its class, if `settings` say all of it.
-
-    Raises:
-      ValueError: if its description is not of JSON values.
     """
     try:
         description = to_json(task.describe())
@@ -237,16 +224,10 @@ def identity(task: Task, name: str | None) -> str:
 def load(
     record: Any, where: str, *, kinds: Mapping[str, str] = {}, data: Path | None = None
 ) -> Any:
-    """Returns the task that `task_record` recorded.
+    """Returns the task that `task_record` recorded, or refuses the record at `where`.
 
-    Args:
-      record: The record.
-      where: Begins the line of an error.
-      kinds: Names that stand for others, "module:name".
-      data: Where the data lie, if not where they lay.
-
-    Raises:
-      ValueError: if it is no such record, or there is no such task any more.
+    `kinds` are names that stand for others, "module:name"; `data` is where they lie, if not where
+    they lay.
     """
     record = checked(record, dict[str, Any], f"{where}: task")
     name = checked(record.get("name"), str | None, f"{where}: task, name")

@@ -163,11 +163,7 @@ class Selection:
 
     @classmethod
     def from_record(cls, record: Any) -> Selection:
-        """Returns the selection that `record` recorded.
-
-        Raises:
-          ValueError, LookupError, TypeError: if it is no such record.
-        """
+        """Returns the selection that `record` recorded."""
         fields = checked(record, dict[str, Any], "selection")
 
         def found(name: str, kind: Any) -> Any:

@@ -110,11 +110,7 @@ class Candidates:
         return data_digest(self.task, *self.rows)
 
     def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
-        """Returns what must be unchanged where a selection resumes, as JSON values.
-
-        Args:
-          root: By which the digest of the data is blinded, if it is.
-        """
+        """Returns what must be unchanged where a selection resumes, blinded by `root`."""
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),
@@ -123,14 +119,7 @@ class Candidates:
         }
 
     def declared(self, root: RootKey) -> Selection:
-        """Returns the selection as it is declared, with each candidate's noise.
-
-        Args:
-          root: Of the selection.
-
-        Raises:
-          ValueError: if the noise cannot be had, or does not suffice.
-        """
+        """Returns the selection as it is declared, with each candidate's noise."""
         population = self.rows[1]
         terms = []
         for spec in self._with_noise():
@@ -149,11 +138,7 @@ class Candidates:
         return selection
 
     def rehearse(self, selection: Selection, progress: Callable[[str], None]) -> None:
-        """Audits every candidate, and asks for the score once, of parameters that are not trained.
-
-        Raises:
-          ValueError: if a candidate is not what its guarantee assumes, or there is no such score.
-        """
+        """Audits every candidate, and asks for the score once, of untrained parameters."""
         names: list[str] = []
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")

@@ -122,15 +122,10 @@ def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], N
 
 
 def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) -> Selection:
-    """Returns the selection that was begun in a folder, which must be the one that is asked for.
+    """Returns the selection that was begun in a folder, which must be what is asked for.
 
-    Args:
-      wanted: What is asked for.
-      folder: Where it was begun.
-      root: Its root, while it is not finished.
-
-    Raises:
-      ValueError: if it is another one, or a copy of one that may resume elsewhere.
+    A copy of one that may resume elsewhere is refused too. Its root is there while it is not
+    finished.
     """
     history, where = folder.history(), folder.path
     selection = history.selection
@@ -209,11 +204,7 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
 
 
 def _as_declared(history: History, terms: Terms) -> bool:
-    """Returns whether a finished trial released what its candidate declares, and no more.
-
-    Raises:
-      AssertionError: if it is not one of its candidate at all: then no cost is known.
-    """
+    """Returns whether a finished trial released what its candidate declares, and no more."""
     if not is_trial_of(terms, history.attempts[0].terms):
         raise AssertionError("a trial was trained otherwise than its candidate declares")
     return [g.steps for g in history.attempts] == [range(terms.mechanism.num_steps)]

@@ -39,18 +39,11 @@ def for_epsilon(
     r"""Returns each candidate's noise multiplier, so that the selection costs at most `epsilon`.
 
     The theorem of `accounting.SelectionProfile` asks a trial's profile at two points alone: with an
-    e of :math:`(1 - \gamma) \delta(e) \le \gamma (\exp(e) - 1)`, the whole costs at most
-    :math:`b + (\eta + 1) e` where :math:`\delta(b) \le \delta / E[K]`. So the first candidate has
-    the least noise at which its own selection meets the target; its (e, b) are those that every
-    other one has to meet, each by the least noise that does. What is returned was seen to suffice,
-    for the envelope of all.
-
-    Args:
-      candidates: One or more; equal ones are best left out.
-      count: The law of the number of trials.
-      epsilon: What the whole may cost.
-      delta: At which.
-      profiles: Those of the trials themselves, where they are only about those of `candidates`.
+    e of :math:`(1 - \gamma) \delta(e) \le \gamma (\exp(e) - 1)`, the whole costs at most :math:`b +
+    (\eta + 1) e` where :math:`\delta(b) \le \delta / E[K]`. So the first candidate has the least
+    noise at which its own selection meets the target; its (e, b) are those that every other one has
+    to meet, each by the least noise that does. What is returned was seen to suffice, for the
+    envelope of all: of `profiles`, where those of the trials are only about those of `candidates`.
 
     Raises:
       ValueError: if no noise suffices.
@@ -89,12 +82,6 @@ def for_advantage(
 
     That of the whole grows in a trial's total variation distance alone: each candidate has the
     least noise at which a selection among trials of its own kind meets the target.
-
-    Args:
-      candidates: As for `for_epsilon`.
-      count: The law of the number of trials.
-      advantage: The largest that is allowed.
-      profiles: As for `for_epsilon`.
 
     Raises:
       ValueError: if no noise suffices.

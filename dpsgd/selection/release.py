@@ -43,15 +43,7 @@ def release_nothing(folder: RunDirectory) -> None:
 def release(
     wanted: Candidates, terms: Terms, best: Path, folder: RunDirectory, root: RootKey
 ) -> None:
-    """Writes the run directory of the best trial.
-
-    Args:
-      wanted: What was selected from.
-      terms: The candidate that the trial was, as it is declared.
-      best: The trial's own run directory.
-      folder: Of the selection.
-      root: Of the selection.
-    """
+    """Writes the run directory of the best trial, which was the candidate of these terms."""
     trial = RunDirectory(best)
     record, own = trial.read_json("config.json"), trial.read_json("report.json")
     task, name, sampler = wanted.task, record["task"]["name"], terms.mechanism.sampler

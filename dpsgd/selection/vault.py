@@ -54,11 +54,7 @@ class Vault:
     """
 
     def __init__(self, path: Path, root: RootKey, law: TrialCount, better: Any) -> None:
-        """Opens the folder of a selection, and draws the number of its trials if that is yet to be.
-
-        Raises:
-          ValueError: if another process is at it, or the journal is damaged.
-        """
+        """Opens the folder of a selection, and draws the number of its trials if need be."""
         self.path, self._root, self._better = path, root, better
         self._trials = path / "trials"
         self._trials.mkdir(mode=0o700, exist_ok=True)

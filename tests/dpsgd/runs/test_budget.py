@@ -17,7 +17,6 @@ from dpsgd.runs.ledger import read
 from dpsgd.runs.log import WORDS
 from dpsgd.runs.resolve import choose, resolve
 from dpsgd.runs.run import Run
-from samplers import BallsAndBins
 from samplers.settings import SETTINGS
 
 
@@ -173,13 +172,3 @@ def test_the_stages_of_a_run_take_all_of_its_time_and_the_report_lists_them(tmp_
     assert f"| in all | {sum(stages.values()):.1f} |" in text
     (cells,) = report.comparison([record])[1]
     assert cells[-1] == f"{sum(stages.values()):.1f}"
-
-
-@pytest.mark.parametrize(
-    "sampler", [SETTINGS["shuffle"](epochs=3), BallsAndBins(160, 16, 2)], ids=["epochs", "object"]
-)
-def test_a_budget_beside_epochs_that_are_given_is_refused(sampler, tmp_path):
-    spec = OPEN.but(sampler=sampler, budget_minutes=1.0)
-    with pytest.raises(ValueError, match="budget_minutes is the time by which epochs are chosen"):
-        run(Recommending(), spec, tmp_path / "run")
-    assert not list(tmp_path.iterdir())

@@ -1,7 +1,6 @@
 """A run may end in a calibration of its model: part of its cost, of its ledger and of its end."""
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -11,11 +10,14 @@ import pytest
 from tiny_task import (
     SUMS,
     Calibrated,
-    Signalling,
     calibrated,
     config_of,
+    contents,
+    declared,
+    edit,
     few_rows_are_calibrated,
     short_blocks,
+    weights,
 )
 
 from dpsgd import Segment, cost, resume, run
@@ -52,30 +54,17 @@ def whole(tmp_path_factory):
     return out
 
 
-def params(out):
-    with np.load(out / "params.npz") as found:
-        return found["['w']"]
-
-
-def contents(out, name):
-    return json.loads((out / name).read_text())
-
-
-def declared(out):
-    return [attempt.steps for attempt in read(out / "ledger.jsonl").attempts]
-
-
 # --- Part of the model and of its cost -----------------------------------------------------------
 
 
 def test_the_model_is_what_the_sums_make_of_the_trained_one(whole, tmp_path):
     plain = run(calibrated, config(insecure_seed=3, calibration="none"), tmp_path / "plain")
     slope = contents(whole, CALIBRATION)["slope"]
-    np.testing.assert_allclose(params(whole), slope * params(tmp_path / "plain"), rtol=1e-6)
+    np.testing.assert_allclose(weights(whole), slope * weights(tmp_path / "plain"), rtol=1e-6)
     assert abs(slope - 1.0) > 0.01
     found = contents(whole, "report.json")
     assert found["metrics"]["test_error"] == pytest.approx(
-        calibrated.metrics({"w": params(whole)})["test_error"]
+        calibrated.metrics({"w": weights(whole)})["test_error"]
     )
     assert found["calibration"] == {"slope": slope}
     assert plain["calibration"] is None
@@ -151,31 +140,25 @@ DECLARED = dict(zip(MOMENTS, (STEPS, WHOLE, WHOLE, WHOLE), strict=True))
 SAVED = dict(zip(MOMENTS, (STEPS, STEPS, STEPS, WHOLE), strict=True))
 
 
-@pytest.mark.short("released and not saved")
+@pytest.mark.short("*released and not saved", "not-declared and not released")
 @pytest.mark.parametrize("where", MOMENTS)
-def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, where):
+@pytest.mark.parametrize("repeats", [True, False], ids=["bits repeat", "not"])
+def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits_or_counts_them_once_more(
+    whole, tmp_path, monkeypatch, where, repeats
+):
+    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: repeats)
     out = killed(tmp_path / "run", where, monkeypatch, insecure_seed=3)
     assert declared(out) == [range(DECLARED[where])]
     with monkeypatch.context() as patch:
         patch.setattr(job, "train_blocks", dies)  # no step is left
         resume(out, calibrated)
+    if not repeats and DECLARED[where] > SAVED[where]:
+        assert declared(out) == [range(WHOLE), range(STEPS, WHOLE)]
+        return
+    assert declared(out) == [range(WHOLE)]
     for name in RELEASED:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
     assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
-
-
-@pytest.mark.short("declared and not released")
-@pytest.mark.parametrize("where", MOMENTS)
-def test_where_bits_do_not_repeat_sums_count_once_more(tmp_path, monkeypatch, where):
-    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
-    out = killed(tmp_path / "run", where, monkeypatch)
-    before = read(out / "ledger.jsonl").guarantee().epsilon.upper
-    record = resume(out, calibrated)
-    again = DECLARED[where] > SAVED[where]
-    assert declared(out) == [range(WHOLE), range(STEPS, WHOLE)] if again else [range(WHOLE)]
-    planned = cost([Segment(read(out / "ledger.jsonl").attempts[0].terms.mechanism)], 1e-5)
-    assert (record["epsilon_upper"] > planned.epsilon.upper) == again
-    assert record["epsilon_upper"] >= before
 
 
 def test_sums_under_another_attempt_have_other_noise(tmp_path, monkeypatch):
@@ -221,33 +204,26 @@ def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_pat
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(("begun", "edited"), [("platt", "none"), ("none", "platt")])
-def test_a_run_goes_on_only_with_the_calibration_that_it_was_begun_with(
-    tmp_path, monkeypatch, begun, edited
-):
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "train_blocks", Signalling(job.train_blocks))
-        with pytest.raises(Stopped):
-            run(calibrated, config(calibration=begun), tmp_path / "run")
-    file = tmp_path / "run" / "config.json"
-    file.write_text(
-        file.read_text().replace(f'"calibration": "{begun}"', f'"calibration": "{edited}"')
-    )
-    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=f"begun with calibration {begun} and resumes only so"):
-        resume(tmp_path / "run", calibrated)
-    assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == ledger
+EDITS = [
+    ("before the sums", '"epochs": 3', '"epochs": 2', "of 33, too late for 23: sums over all rows"),
+    ("evaluating", '"epochs": 3', '"epochs": 4', "of 33, too late for 43: sums over all rows"),
+    ("before the sums", '"platt"', '"none"', "begun with calibration platt and resumes only so"),
+    ("without sums", '"none"', '"platt"', "begun with calibration none and resumes only so"),
+]
 
 
-@pytest.mark.parametrize(("where", "epochs"), [("before the sums", 2), ("evaluating", 4)])
-def test_a_run_whose_steps_are_over_does_not_change_their_number(
-    tmp_path, monkeypatch, where, epochs
+@pytest.mark.parametrize(("where", "before", "after", "why"), EDITS)
+def test_a_run_goes_on_only_with_its_calibration_and_steps(
+    tmp_path, monkeypatch, where, before, after, why
 ):
-    out = killed(tmp_path / "run", where, monkeypatch)
-    file = out / "config.json"
-    file.write_text(file.read_text().replace('"epochs": 3', f'"epochs": {epochs}'))
+    if where == "without sums":
+        more, where = {"calibration": "none"}, "evaluating"
+    else:
+        more = {}
+    out = killed(tmp_path / "run", where, monkeypatch, **more)
+    edit(out, before, after)
     ledger = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"of 33, too late for (23|43): sums over all rows follow"):
+    with pytest.raises(ValueError, match=why):
         resume(out, calibrated)
     assert (out / "ledger.jsonl").read_bytes() == ledger
 

@@ -55,28 +55,6 @@ def test_the_unit_of_a_run_is_that_of_its_data(tmp_path):
     assert ledger["unit"] == "user"
 
 
-@pytest.mark.parametrize(
-    ("task", "settings", "why"),
-    [
-        (line, {"noise_multiplier": None, "non_private": True, "secure_noise": True}, "no noise"),
-        (line, {"secure_noise": True, "noise_multiplier": 1e-9}, "too small for a batch of"),
-        (line, {"noise_multiplier": None}, "give exactly one of noise_multiplier, target_epsilon"),
-        (line, {"noise_multiplier": 0.0}, "noise_multiplier must be finite and > 0"),
-        (line, {"learning_rate": -1.0}, "learning_rate must be finite and > 0"),
-        (line, {"target_delta": 2.0}, r"target_delta must lie in \(0, 0.1\), got 2"),
-        (Line(rows=0), {}, "equally many rows, one an example; they have 0"),
-        (Line(rows=10), {}, "batch"),
-    ],
-)
-def test_what_cannot_be_run_is_refused_before_the_run_directory_is_made(
-    tmp_path, task, settings, why
-):
-    with pytest.raises(ValueError, match=why) as refused:
-        run(task, config_of(**settings), tmp_path / "run")
-    assert "\n" not in str(refused.value)
-    assert not list(tmp_path.iterdir())
-
-
 class Mixing(Line):
     """The same loss, in a function with a rule of its own for batches."""
 

@@ -159,22 +159,37 @@ def test_flags_in_a_file_are_flags(tmp_path, monkeypatch):
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize("name", ["XLA_ANYTHING", "NPROC", "LIBTPU_INIT_ARGS", "DNNL_MAX_CPU_ISA"])
-def test_a_variable_that_the_compiler_reads_changes_the_fingerprint(name, monkeypatch):
-    before = programs.compilation()
-    monkeypatch.setenv(name, "1")
-    assert differing([before, programs.compilation()]) == [name]
-    json.dumps(programs.compilation(), allow_nan=False)
+OPTIONS = [
+    ("jax_enable_x64", True),
+    ("jax_default_matmul_precision", "highest"),
+    ("jax_threefry_partitionable", False),
+    ("jax_default_prng_impl", "rbg"),
+    ("jax_random_seed_offset", 1),
+    ("jax_disable_most_optimizations", not _UNOPTIMISED),
+    ("jax_optimization_level", "O1"),
+    ("jax_exec_time_optimization_effort", -1.0),
+]
+VARIABLES = ["XLA_ANYTHING", "NPROC", "LIBTPU_INIT_ARGS", "DNNL_MAX_CPU_ISA"]
+OTHERS = [("XLA_PYTHON_CLIENT_PREALLOCATE", "false"), ("JAX_PLATFORMS", "cpu"), ("HOME", "/")]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("XLA_PYTHON_CLIENT_PREALLOCATE", "false"), ("JAX_PLATFORMS", "cpu"), ("HOME", "/")],
-)
-def test_a_variable_that_changes_no_number_does_not(name, value, monkeypatch):
+@pytest.mark.parametrize(("name", "value"), OPTIONS)
+def test_an_option_that_changes_numbers_changes_the_fingerprint(name, value):
+    before, usual = programs.compilation(), jax.config.values[name]
+    jax.config.update(name, value)
+    try:
+        assert programs.compilation() != before
+    finally:
+        jax.config.update(name, usual)
+    assert programs.compilation() == before
+
+
+@pytest.mark.parametrize(("name", "value"), [*((name, "1") for name in VARIABLES), *OTHERS])
+def test_a_variable_changes_the_fingerprint_if_the_compiler_reads_it(name, value, monkeypatch):
     before = programs.compilation()
     monkeypatch.setenv(name, value)
-    assert programs.compilation() == before
+    assert differing([before, programs.compilation()]) == [name] * (name in VARIABLES)
+    json.dumps(programs.compilation(), allow_nan=False)
 
 
 def test_another_option_compiles_another_program():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_task import Line, Words, config_of, line, run_and_stop
+from tiny_task import Line, Words, config_of, line, params_of, run_and_stop
 
 from accounting import Bound, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
@@ -31,18 +31,13 @@ def config(**options):
     return config_of(sampler=ORDERED, insecure_seed=None, **options)
 
 
-def released(out):
-    with np.load(out / "params.npz") as found:
-        return {name: found[name] for name in found}
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """One model in each form in which a run may start from it."""
     home = tmp_path_factory.mktemp("earlier")
     run(line, config(), home / "run", name="tiny_task:line")
     export(home / "run", home / "exported", task=line)
-    weights = released(home / "run")["['w']"]
+    weights = params_of(home / "run")["['w']"]
     np.savez(home / "dotted.npz", w=weights)
     np.savez(home / "paths.npz", **{"['w']": weights})
     return home
@@ -62,12 +57,12 @@ FORMS = ["run", "exported", "dotted.npz", "paths.npz"]
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_model_is_where_a_run_starts(models, form, tmp_path):
     found = initial_params(TOMORROW.init(0), str(models / form))[0]
-    expected = released(models / "run")["['w']"]
+    expected = params_of(models / "run")["['w']"]
     assert (found["w"] == expected).all()
     record = run(
         TOMORROW, config(init_from=str(models / form), learning_rate=1e-30), tmp_path / "o"
     )
-    assert (released(tmp_path / "o")["['w']"] == expected).all()
+    assert (params_of(tmp_path / "o")["['w']"] == expected).all()
     before = NONE if form.endswith("npz") else record["guarantee"].split(" (zero-out")[0]
     assert [text.removesuffix(" (unit: one example)") for text in record["earlier"]] == [before]
 
@@ -171,7 +166,7 @@ def test_a_run_that_was_cut_resumes_from_the_same_start(models, tmp_path):
     finally:
         shutil.move(models / "moved", models / "run")
     resume(cut)
-    assert (released(cut)["['w']"] == released(tmp_path / "whole")["['w']"]).all()
+    assert (params_of(cut)["['w']"] == params_of(tmp_path / "whole")["['w']"]).all()
     assert len(read(cut / "ledger.jsonl").attempts) == 1
 
 
@@ -230,5 +225,5 @@ def test_tables_start_from_an_earlier_model_too(tables, tmp_path):
     start = {"init_from": str(tmp_path / "a"), "learning_rate": 1e-30}
     options |= {"tables_learning_rate": 1e-30} if tables == "lazy" else {}
     run(Words(seed=1), config(**{**options, **start}), tmp_path / "b")
-    before, after = released(tmp_path / "a"), released(tmp_path / "b")
+    before, after = params_of(tmp_path / "a"), params_of(tmp_path / "b")
     assert all((before[name] == after[name]).all() for name in before)

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from tiny_task import assert_same, config_of, words
+from tiny_task import assert_same, config_of, contents, declared, edit, words
 
 from accounting import epsilon
 from dpsgd import resume, run
 from dpsgd.audit.report import AuditReport
 from dpsgd.runs import fingerprint, job
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.ledger import Ledger, LedgerError, read
+from dpsgd.runs.ledger import Ledger, LedgerError
 from dpsgd.runs.stop import Stopped
 
 
@@ -63,10 +63,6 @@ def names(out):
     return sorted(path.name.lstrip("0") for path in (out / "checkpoints").iterdir())
 
 
-def segments(out):
-    return [(g.steps.start, g.steps.stop) for g in read(out / "ledger.jsonl").attempts]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
@@ -92,10 +88,7 @@ def another_machine(patch, out):
 
 
 def other_settings(patch, out):
-    text = (out / "config.json").read_text()
-    rate = '"tables_learning_rate": 1.0'
-    assert rate in text
-    (out / "config.json").write_text(text.replace(rate, '"tables_learning_rate": 0.1'))
+    edit(out, '"tables_learning_rate": 1.0', '"tables_learning_rate": 0.1')
 
 
 def bits_that_do_not_repeat(patch, out):
@@ -135,20 +128,17 @@ def test_noise_that_is_pending_is_left_to_those_who_declared_it_or_to_one_heir(
         return usual(ledger, terms, **where)
 
     monkeypatch.setattr(Ledger, "_begin", begin)
-    report = resume(out, words)
-    assert segments(out) == expected
+    report, expected = resume(out, words), [range(*one) for one in expected]
+    assert declared(out) == expected
     for first, left in begins:
         assert all(checkpoint <= first for checkpoint in left)
     history = RunDirectory(out).history()
     mechanisms = {g.terms.mechanism for g in history.attempts}
     if len(mechanisms) == 1:
         (mechanism,) = mechanisms
-        steps = [range(*one) for one in expected]
-        if len(steps) == 1:
-            upper = epsilon(mechanism.privacy(), 1e-5).upper
-        else:
-            upper = epsilon(mechanism.privacy_of(steps), 1e-5).upper
-        assert report["epsilon_upper"] == upper
+        whole = len(expected) == 1
+        cost = mechanism.privacy() if whole else mechanism.privacy_of(expected)
+        assert report["epsilon_upper"] == epsilon(cost, 1e-5).upper
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatch):
@@ -157,7 +147,8 @@ def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatc
     newest.write_bytes(newest.read_bytes()[:-100])
     another_machine(monkeypatch, out)
     resume(out, words)
-    assert segments(out) == [(0, 20), (12, 30)]  # and not from 16, beyond which steps are declared
+    # And not from 16, beyond which steps are declared.
+    assert declared(out) == [range(0, 20), range(12, 30)]
 
 
 def test_a_ledger_begins_no_attempt_that_would_draw_what_is_pending_again(tmp_path):
@@ -167,7 +158,7 @@ def test_a_ledger_begins_no_attempt_that_would_draw_what_is_pending_again(tmp_pa
         where = {"step": 16, "origin": ledger.history.head, "repeatable": False}
         with pytest.raises(LedgerError, match="would be drawn twice"):
             ledger.resume(last.terms, pending=True, **where)
-    assert segments(out) == [(0, 20)]
+    assert declared(out) == [range(0, 20)]
 
 
 def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkeypatch):
@@ -200,6 +191,6 @@ def test_lazy_tables_are_named_in_ledger_guarantee_and_report(tmp_path, whole):
     begin = json.loads((tmp_path / "lazy" / "ledger.jsonl").read_text().splitlines()[0])
     assert begin["fingerprint"]["tables"] == "lazy"
     assert "| tables" in (tmp_path / "lazy" / "report.md").read_text()
-    void = json.loads((whole / "guarantee.json").read_text())
+    void = contents(whole, "guarantee.json")
     assert void["lazy_tables"]
     assert void["notes"] == []

@@ -287,10 +287,7 @@ def test_a_run_records_what_it_took_and_resumes_from_nothing_else(write, tmp_pat
     resume(cut)
 
 
-def test_rules_and_a_digest_need_a_model(tmp_path):
-    for options in ({"init_map": ("a=b",)}, {"init_sha256": "0" * 64}):
-        with pytest.raises(ValueError, match="goes with init_from"):
-            config(**options)
+def test_a_model_of_another_digest_is_refused(tmp_path):
     model = npz(tmp_path / "m.npz", {"w": np.ones(3, np.float32)})
     with pytest.raises(ValueError, match=r"init_sha256: .* has the SHA-256"):
         run(Line(), config(init_from=str(model), init_sha256="0" * 64), tmp_path / "out")

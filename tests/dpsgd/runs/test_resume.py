@@ -7,7 +7,6 @@ import resource
 import shutil
 import signal
 import stat
-from contextlib import contextmanager
 from unittest.mock import Mock
 
 import jax
@@ -19,16 +18,16 @@ from tiny_task import (
     Signalling,
     assert_same,
     config_of,
+    contents,
+    edit,
     line,
     run_and_stop,
-    short_blocks,
     words,
 )
 
 from accounting import epsilon
 from dpsgd import Independent, RootKey, Run, resume, run
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.programs import compilation
 from dpsgd.models.model import export
 from dpsgd.runs import fingerprint, job, report
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
@@ -37,36 +36,6 @@ from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
 
 # --- Stopping and going on -----------------------------------------------------------------------
-
-
-@contextmanager
-def option(name, value):
-    usual = jax.config.values[name]
-    jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        jax.config.update(name, usual)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        jax.enable_x64(True),
-        jax.default_matmul_precision("highest"),
-        jax.threefry_partitionable(False),
-        jax.default_prng_impl("rbg"),
-        option("jax_random_seed_offset", 1),
-        option(DISABLED := "jax_disable_most_optimizations", not jax.config.values[DISABLED]),
-        option("jax_optimization_level", "O1"),
-        option("jax_exec_time_optimization_effort", -1.0),
-    ],
-)
-def test_an_option_that_changes_numbers_changes_the_fingerprint(option):
-    before = compilation()
-    with option:
-        assert compilation() != before
-    assert compilation() == before
 
 
 KNOWN_BY = {
@@ -94,15 +63,6 @@ def test_an_attempt_is_known_by_all_that_its_numbers_depend_on(
     options = jax.config.values.keys() | os.environ.keys()  # which have a test of their own
     expected = KNOWN_BY | more | ({"placement"} if placed else set())
     assert attempt.terms.fingerprint.keys() - options == expected
-
-
-@pytest.mark.short("True")
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(tmp_path, secure):
-    config = config_of(insecure_seed=3, secure_noise=secure)
-    run(line, config, tmp_path / "whole")
-    resume(run_and_stop(line, config, tmp_path / "cut"))
-    assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
@@ -175,8 +135,8 @@ def test_what_a_crash_may_leave_is_mended_without_a_trace(stopped, finished):
 
 
 def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
-    promised = json.loads((finished / "guarantee.json").read_text())
-    report = json.loads((finished / "report.json").read_text())
+    promised = contents(finished, "guarantee.json")
+    report = contents(finished, "report.json")
     assert {name: report[name] for name in promised} == promised
     guarantee = RunDirectory.open(finished).history().guarantee()
     assert guarantee.sentence() == promised["guarantee"]
@@ -186,10 +146,8 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     assert resume(finished) == report
 
 
-def change_settings(stopped):
-    config = stopped / "config.json"
-    text = config.read_text()
-    config.write_text(text.replace('"learning_rate": 0.003', '"learning_rate": 0.004'))
+def change_settings(out):
+    edit(out, '"learning_rate": 0.003', '"learning_rate": 0.004')
 
 
 CHANGES = {
@@ -214,7 +172,10 @@ def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(
         task = line
     elif changed == "settings":
         change_settings(stopped)
+    (noted,) = RunDirectory(stopped).data()
     report = resume(stopped, task, progress=lines.append)
+    assert len(RunDirectory(stopped).data()) == (2 if changed == "data" else 1)
+    assert RunDirectory(stopped).data()[0] == noted
     first, second = read(stopped / "ledger.jsonl").attempts
     assert (first.steps, second.steps) == (range(16), range(16, 30))
     assert first.key != second.key
@@ -274,9 +235,7 @@ def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monke
     assert [g.steps for g in last[1:]] == [range(16, 30)] * 2
     params = [np.load(out / "params.npz")["['w']"] for out in runs]
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert not np.array_equal(
-            params[one], params[other]
-        )  # under one noise, here, they would be
+        assert not np.array_equal(params[one], params[other])  # as under one noise they would
     counted = [read(out / "ledger.jsonl").guarantee().epsilon.upper for out in runs]
     assert counted[1] == counted[2] > epsilon(last[0].terms.mechanism.privacy(), 1e-5).upper
 
@@ -431,36 +390,27 @@ def test_a_task_that_does_not_fit_is_refused_before_anything_is_declared(stopped
     assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_notes_all_data_that_it_was_trained_on(stopped):
-    (before,) = RunDirectory(stopped).data()
-    resume(stopped, dataclasses.replace(line, seed=1))
-    first, second = RunDirectory(stopped).data()
-    assert first == before != second
-    (stopped / DATA).unlink()
-    assert RunDirectory(stopped).data() == [None]
+OLD = {"data": "store", "sampler": {"name": "poisson"}, "model_sizes": {}, "schema": {}}
 
 
-@pytest.mark.parametrize("damage", ["{", '{"task": "x"}', '{"data": "x"}', "[]"])
-def test_a_damaged_or_older_configuration_is_refused_in_one_line(stopped, damage):
-    (stopped / "config.json").write_text(damage)
-    with pytest.raises(ValueError, match=r"config\.json") as refused:
-        resume(stopped)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_run_from_before_there_were_tasks_is_refused_by_saying_so(stopped, finished, tmp_path):
-    old = {"data": "store", "sampler": {"name": "poisson"}, "model_sizes": {}, "schema": {}}
+@pytest.mark.parametrize(
+    "damage", ["{", '{"task": "x"}', '{"data": "x"}', "[]", json.dumps(OLD)], ids=str
+)
+def test_a_damaged_or_older_configuration_is_refused_in_one_line(
+    stopped, finished, tmp_path, damage
+):
     done = shutil.copytree(finished, tmp_path / "done")
     for out, use in [(stopped, resume), (done, FinishedRun.read), (done, resume)]:
-        (out / "config.json").write_text(json.dumps(old))
-        with pytest.raises(ValueError, match="was begun by an earlier version, whose runs knew"):
+        (out / "config.json").write_text(damage)
+        old = "was begun by an earlier version, whose runs knew"
+        with pytest.raises(ValueError, match=old if "schema" in damage else "config") as refused:
             use(out)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
     out = run_and_stop(line, config_of(insecure_seed=3, secure_noise=True), tmp_path / "run")
-    config = out / "config.json"
-    config.write_text(config.read_text().replace('"secure_noise": true', '"secure_noise": false'))
+    edit(out, '"secure_noise": true', '"secure_noise": false')
     ledger = (out / "ledger.jsonl").read_bytes()
     with pytest.raises(LedgerError, match="begun with secure noise and resumes only so"):
         resume(out)
@@ -522,83 +472,49 @@ def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
     assert "\n" not in str(refused.value)
 
 
-def secrets(root, attempt):
-    """The root secret and everything derived from it, in the forms in which it could leak."""
-    noise = root.noise_key(attempt)
-    seed = root.sampling_seed(attempt)
+def leaks(run, paths):
+    """Files that hold the root secret of a run, or what is derived from it, in some form."""
+    root, attempt = RootKey.load(run / "root.key"), read(run / "ledger.jsonl").attempts[0].key
+    noise, seed = root.noise_key(attempt), root.sampling_seed(attempt)
     raw = [root._secret, noise.tobytes(), seed.to_bytes(32, "little"), seed.to_bytes(32, "big")]
     text = [root._secret.hex(), str(seed), *(str(word) for word in noise.tolist())]
-    return [*raw, *(item.encode() for item in text)]
+    secrets = [*raw, *(item.encode() for item in text)]
+    files = [path for path in paths if path.is_file()]
+    return [path.name for path in files if any(one in path.read_bytes() for one in secrets)]
 
 
-def test_without_its_one_file_a_run_directory_holds_no_secret(stopped):
-    key = stopped / "root.key"
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    root = RootKey.load(key)
-    attempt = read(stopped / "ledger.jsonl").attempts[0].key
-    for path in stopped.rglob("*"):
-        if path.is_file() and path != key:
-            content = path.read_bytes()
-            assert not any(secret in content for secret in secrets(root, attempt)), path
-
-
-def test_an_export_holds_parameters_task_and_guarantee_and_nothing_else(
+def test_a_run_holds_no_secret_but_in_its_one_file_and_an_export_none_and_nothing_else(
     stopped, finished, tmp_path
 ):
+    assert leaks(stopped, stopped.rglob("*")) == ["root.key"]
     out = tmp_path / "out"
-    export(finished, out)
+    export(finished, out)  # the same run
     assert {path.name for path in out.rglob("*")} == {"params.npz", "model.json", "guarantee.json"}
+    assert leaks(stopped, out.iterdir()) == []
     with np.load(out / "params.npz") as bundle, np.load(finished / "params.npz") as whole:
         assert bundle.files == whole.files == ["['w']"]
         np.testing.assert_array_equal(bundle["['w']"], whole["['w']"])
     assert contents(out, "guarantee.json") == contents(finished, "guarantee.json")
-    root = RootKey.load(stopped / "root.key")  # the same run's
-    attempt = read(stopped / "ledger.jsonl").attempts[0].key
-    for path in out.iterdir():
-        assert not any(secret in path.read_bytes() for secret in secrets(root, attempt))
     for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):
         assert word not in (out / "model.json").read_bytes() + (out / "params.npz").read_bytes()
     with pytest.raises(FileNotFoundError, match="resumes it"):
         export(stopped, tmp_path / "other")
 
 
-@pytest.fixture(scope="module")
-def neighbours(tmp_path_factory):
-    """Runs on two data sets that differ in one row, with the same noise and the same batches."""
-    folder = tmp_path_factory.mktemp("neighbours")
-    with pytest.MonkeyPatch.context() as patch, short_blocks():
-        usual = Line.columns
+def test_what_a_run_writes_depends_on_a_row_by_the_model_and_blinded_digests_alone(
+    tmp_path, monkeypatch
+):
+    """On data sets that differ in one row, with the same noise and the same batches."""
+    runs, ledgers, usual = [tmp_path / "a", tmp_path / "b"], [], Line.columns
 
-        def changed(task):
-            rows = {name: np.array(column) for name, column in usual(task).items()}
-            rows["x"][17], rows["y"][17] = 9.0, -9.0
-            return rows
+    def changed(task):
+        rows = {name: np.array(column) for name, column in usual(task).items()}
+        rows["x"][17], rows["y"][17] = 9.0, -9.0
+        return rows
 
-        run(line, config_of(insecure_seed=5), folder / "a")
-        patch.setattr(Line, "columns", changed)
-        run(line, config_of(insecure_seed=5), folder / "b")
-    return folder / "a", folder / "b"
-
-
-def contents(run, name):
-    return json.loads((run / name).read_text())
-
-
-def test_what_is_public_of_a_run_does_not_depend_on_the_data(neighbours):
-    a, b = (np.load(run / "params.npz") for run in neighbours)
-    assert any(not np.array_equal(a[name], b[name]) for name in a.files)  # the row took part
-    names = [{path.name for path in run.rglob("*")} for run in neighbours]
-    assert names[0] == names[1]
-    for name in ("params.npz", "ledger.jsonl", "guarantee.json", "environment.json"):
-        assert len({(run / name).stat().st_size for run in neighbours}) == 1, name
-    for name in ("guarantee.json", "environment.json", "config.json"):
-        one, other = (contents(run, name) for run in neighbours)
-        assert one == other
-
-
-def test_the_ledger_depends_on_the_data_by_a_blinded_digest_alone(neighbours):
-    ledgers = []
-    for out in neighbours:
+    for out, columns in zip(runs, (usual, changed), strict=True):
+        monkeypatch.setattr(Line, "columns", columns)
+        run(line, config_of(insecure_seed=5), out)
         (digest,) = RunDirectory(out).data()
         text = (out / "ledger.jsonl").read_text()
         assert digest not in text
@@ -609,10 +525,15 @@ def test_the_ledger_depends_on_the_data_by_a_blinded_digest_alone(neighbours):
         assert lines[0]["fingerprint"].pop("data") == RootKey.from_insecure_seed(5).blind(digest)
         ledgers.append(lines)
     assert ledgers[0] == ledgers[1]
-
-
-def test_the_report_depends_on_the_data_by_the_model_alone(neighbours):
-    a, b = (contents(out, "report.json") for out in neighbours)
+    a, b = (np.load(out / "params.npz") for out in runs)
+    assert any(not np.array_equal(a[name], b[name]) for name in a.files)  # the row took part
+    names = [{path.name for path in out.rglob("*")} for out in runs]
+    assert names[0] == names[1]
+    for name in ("params.npz", "ledger.jsonl"):
+        assert len({(out / name).stat().st_size for out in runs}) == 1, name
+    for name in ("guarantee.json", "environment.json", "config.json"):
+        assert contents(runs[0], name) == contents(runs[1], name)
+    a, b = (contents(out, "report.json") for out in runs)
     assert a.keys() == b.keys()
     clock = {"stage_seconds", "training_seconds", "examples_per_second"}
     different = {name for name in a if a[name] != b[name]}
@@ -626,9 +547,7 @@ def test_a_description_that_was_withdrawn_is_not_left_in_the_configuration(stopp
         patch.setattr(Ledger, "resume", stop_there)
         with pytest.raises(KeyboardInterrupt):
             resume(stopped, line)
-    assert json.loads((stopped / "config.json").read_text())["task"]["description"] != (
-        line.describe()
-    )
+    assert contents(stopped, "config.json")["task"]["description"] != line.describe()
     resume(stopped, line)
     assert FinishedRun.read(stopped).task["description"] == line.describe()
 

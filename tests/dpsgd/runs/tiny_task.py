@@ -1,5 +1,6 @@
 """A task of the tests' own, a line through points, which trains in a second; and runs of it."""
 
+import json
 import os
 import signal
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from dpsgd.engine import platt
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS
+from dpsgd.runs.ledger import read
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
@@ -197,3 +199,28 @@ def assert_same(one, other):
     """What two runs wrote for others is the same, to the bit."""
     for name in ("params.npz", "ledger.jsonl", "guarantee.json", DIAGNOSTICS):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def params_of(out):
+    with np.load(out / "params.npz") as found:
+        return dict(found)
+
+
+def weights(out):
+    return params_of(out)["['w']"]
+
+
+def contents(out, name):
+    return json.loads((out / name).read_text())
+
+
+def declared(out):
+    """The steps of each attempt."""
+    return [attempt.steps for attempt in read(out / "ledger.jsonl").attempts]
+
+
+def edit(out, before, after):
+    """Changes the configuration of a run."""
+    text = (out / "config.json").read_text()
+    assert before in text
+    (out / "config.json").write_text(text.replace(before, after))

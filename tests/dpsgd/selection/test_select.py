@@ -78,6 +78,12 @@ def test_everything_that_reads_the_model_states_the_cost_of_the_whole(trained, t
     out, bundle = tmp_path / "out", tmp_path / "model"
     with scripted(trained), so_many(3):
         record = select(out)
+    left_out = " ".join(record["not_covered"])
+    for words in ("how long the selection took", f"the rows of {SCORE}", "they are not protected"):
+        assert words in left_out
+    assert "best of a secret number of trials" in record["guarantee"]
+    times = "stage_seconds", "training_seconds", "examples_per_second"
+    assert [record[name] for name in times] == [None] * 3
     export(out, bundle)
     whole = cost_of_whole()
     assert {*guarantees(out), record["epsilon_upper"]} == {whole}
@@ -94,27 +100,13 @@ def test_everything_that_reads_the_model_states_the_cost_of_the_whole(trained, t
     assert not any(digits.encode() in held for held in content(tmp_path).values())
 
 
-def test_what_the_guarantee_leaves_out_names_time_and_the_rows_that_chose(trained, tmp_path):
-    with scripted(trained), so_many(1):
-        record = select(tmp_path / "out")
-    left_out = " ".join(record["not_covered"])
-    assert "how long the selection took" in left_out
-    assert f"the rows of {SCORE}" in left_out
-    assert "they are not protected" in left_out
-    assert "best of a secret number of trials" in record["guarantee"]
-    times = "stage_seconds", "training_seconds", "examples_per_second"
-    assert [record[name] for name in times] == [None] * 3
-
-
-def leftovers(folder, trials, baseline=RELEASED):
+def leftovers(folder, trials):
     """Returns what a released folder shows of losers, of the trials' number, or of the secrets."""
-    found = [name for name in content(folder) if name not in baseline]
+    found = [name for name in content(folder) if name not in RELEASED]
     found += [str(path) for path in folder.rglob("*") if path.is_dir()]
     for name, held in content(folder).items():
-        found += [f"{name}: a trial's ledger" for text in trials.texts if text in held]
-        found += [
-            f"{name}: a score of a loser" for text in (b"0.323232", b"0.4545") if text in held
-        ]
+        losers = *trials.texts, b"0.323232", b"0.4545"
+        found += [f"{name}: {text}" for text in losers if text in held]
     return found
 
 
@@ -143,27 +135,6 @@ def test_nothing_of_losers_or_their_number_remains(trained, tmp_path, capfd, mon
         shown[count] = (files, times, lines, capfd.readouterr())
     assert shown[1] == shown[7]
     assert shown[1][3] == ("", "")
-
-
-@pytest.mark.parametrize("bug", ["losers stay", "folder stays", "journal copied"])
-def test_what_is_left_of_a_loser_would_be_seen(bug, trained, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    if bug == "folder stays":
-        monkeypatch.setattr(engine, "destroy", lambda path: None)
-    elif bug == "losers stay":
-        monkeypatch.setattr(engine, "destroy", lambda path: shutil.move(path, out / "trials"))
-    else:
-        release = engine.release
-
-        def copying(asked, terms, best, folder, root):
-            shutil.copy(out / SECRETS / "journal.jsonl", out / "more.json")
-            release(asked, terms, best, folder, root)
-            shutil.copy(out / SECRETS / "journal.jsonl", out / "more.json")
-
-        monkeypatch.setattr(engine, "release", copying)
-    with scripted(trained, SCORES) as trials, so_many(7):
-        select(out)
-    assert leftovers(out, trials)
 
 
 def test_files_of_losers_and_secrets_are_overwritten(trained, tmp_path):
@@ -288,24 +259,19 @@ def test_other_folders_and_copies_are_refused(trained, tmp_path):
             select(tmp_path / "out")
 
 
+def asks(**privacy):
+    return config_of(noise_multiplier=None, **privacy)
+
+
 @pytest.mark.parametrize(
     ("configs", "message"),
     [
         ([], "at least one candidate"),
-        ([config_of(non_private=True, noise_multiplier=None)], "without privacy"),
+        ([asks(non_private=True)], "without privacy"),
         ([config_of(insecure_seed=1)], "insecure_seed voids"),
-        (
-            [config_of(noise_multiplier=None, target_epsilon=3.0, optimistic=True)],
-            "optimistic noise need not keep the target",
-        ),
-        (
-            [config_of(), config_of(noise_multiplier=None, target_epsilon=3.0)],
-            "the same one to all candidates",
-        ),
-        (
-            [config_of(noise_multiplier=None, target_epsilon=e) for e in (3.0, 4.0)],
-            "a target is that of the whole",
-        ),
+        ([asks(target_epsilon=3.0, optimistic=True)], "optimistic noise need not keep"),
+        ([config_of(), asks(target_epsilon=3.0)], "the same one to all candidates"),
+        ([asks(target_epsilon=e) for e in (3.0, 4.0)], "a target is that of the whole"),
         ([config_of(target_delta=1e-3), config_of()], "target_delta is that of the whole"),
     ],
 )
@@ -453,33 +419,26 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
     assert cost([selection.trials()], 1e-5).epsilon.upper == upper
 
 
-def test_trials_may_differ_in_bands_each_with_its_noise():
+ORDER = SETTINGS["deterministic"](batch_size=16, epochs=3)
+BANDS = [{"bands": b, "learning_rate": r} for b, r in ((None, 0.1), (5, 0.1), (5, 0.2))]
+BUFFERS = [{"buffers": 1, "weights": (w,), "decays": (0.9,)} for w in (0.1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "same"),
+    [(BANDS, [0, 0, 0]), (BUFFERS, [0, 1])],  # in a known order bands cost nothing
+    ids=["bands", "buffers"],
+)
+def test_trials_may_differ_in_their_noise_each_with_as_much_as_it_needs(kinds, same):
     wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
-    configs = [
-        candidate(optimizer="sgd", **wanted, bands=bands, learning_rate=rate)
-        for bands, rate in ((None, 0.1), (5, 0.1), (5, 0.2))
-    ]
+    configs = [candidate(optimizer="sgd", sampler=ORDER, **wanted, **kind) for kind in kinds]
     asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
     selection = asked.declared(RootKey.from_entropy())
     mechanisms = [terms.mechanism for terms in selection.candidates]
     trials = map(spec_of_trial, selection.candidates)
     assert mechanisms == [resolved(trial, asked.rows[1]).mechanism for trial in trials]
-    assert [m.noise.bands for m in mechanisms] == [1, 5, 5]
+    assert [m.noise.bands for m in mechanisms if "bands" in kinds[0]] in ([1, 5, 5], [])
     sigmas = [m.noise_multiplier for m in mechanisms]
-    assert sigmas[0] == pytest.approx(sigmas[1], rel=1e-4)  # in a known order bands cost nothing
-    assert sigmas[1] == sigmas[2]
-    assert 7.9 < cost([selection.trials()], 1e-5).epsilon.upper <= 8.0
-
-
-def test_trials_with_buffers_have_each_the_noise_that_its_own_columns_ask_for():
-    wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
-    order = SETTINGS["deterministic"](batch_size=16, epochs=3)
-    configs = [
-        config_of(optimizer="sgd", sampler=order, **wanted, buffers=1, weights=(w,), decays=(0.9,))
-        for w in (0.1, 0.5)
-    ]
-    asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
-    selection = asked.declared(RootKey.from_entropy())
-    sigmas = [terms.mechanism.noise_multiplier for terms in selection.candidates]
-    assert len(set(sigmas)) == 2
+    for sigma, one in zip(sigmas, same, strict=True):
+        assert (sigma == pytest.approx(sigmas[0], rel=1e-4)) == (one == 0)
     assert 7.9 < cost([selection.trials()], 1e-5).epsilon.upper <= 8.0

@@ -1,0 +1,248 @@
+"""Runs of every kind go on to the bits of an undisturbed one, are audited, recorded and counted."""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from own_sampler import Coins
+from tiny_task import (
+    Calibrated,
+    assert_same,
+    calibrated,
+    config_of,
+    contents,
+    few_rows_are_calibrated,
+    line,
+    params_of,
+    run_and_stop,
+    short_blocks,
+    words,
+)
+
+from accounting import epsilon
+from dpsgd import RunSpec, resume, run
+from dpsgd.models.model import export
+from dpsgd.noise import planning
+from dpsgd.runs import checkpoint, plan
+from dpsgd.runs.fingerprint import task_code_digest
+from dpsgd.runs.history import LedgerError
+from dpsgd.runs.ledger import read
+from dpsgd.runs.optimizer import SGD, hyperparameters
+from samplers import BallsAndBins
+from samplers.settings import SETTINGS, settings_of
+
+HERE = Path(__file__).parent
+SGD_OF = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.01}
+ORDER = {**SGD_OF, "sampler": SETTINGS["deterministic"](batch_size=16, epochs=3)}
+WANTED = {**ORDER, "noise_multiplier": None, "target_epsilon": 8.0}
+LAZY = {"tables": "lazy", "tables_learning_rate": 0.1, "tables_momentum": 0.5}
+COINS = settings_of(Coins)(batch_size=16, epochs=3, heads=0.25)
+BANDS = {**SGD_OF, "bands": 2, "coefficients": (1.0, 0.5)}
+KINDS = {
+    "dense": (line, {}),
+    "secure": (line, {"secure_noise": True}),
+    "auto bands": (line, {**WANTED, "bands": "auto"}),
+    "buffers": (line, {**WANTED, "buffers": 2}),
+    "tail": (line, {**BANDS, "average_tail": 0.5}),
+    "decay": (line, {**BANDS, "average_decay": 0.5}),
+    "host": (line, {"data_on": "host"}),
+    "own sampler": (line, {"sampler": COINS}),
+    "quantile": (calibrated, {"clipping": "quantile", "calibration": "platt", "average_tail": 0.5}),
+    "lazy": (words, LAZY),
+    "layer": (words, {"train": "^w", "clipping": "per-layer"}),
+    "table": (words, {"train": "tab"}),
+    "lazy table": (words, {"train": "tab", **LAZY}),
+    "bfloat16": (words, {"train": "tab", "compute": "bfloat16"}),
+}
+PARTS = ["layer", "table", "lazy table", "bfloat16"]
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory):
+    """What makes runs of a kind once: undisturbed, stopped, and stopped and resumed; and lines."""
+
+    @functools.cache
+    def of(kind):
+        folder, lines = tmp_path_factory.mktemp("runs"), []
+        task, options = KINDS[kind]
+        spec = config_of(insecure_seed=3, audit=True, **options)
+        with short_blocks(), few_rows_are_calibrated():
+            run(task, spec, folder / "whole", progress=lines.append)
+            run_and_stop(task, spec, folder / "stopped")
+            shutil.copytree(folder / "stopped", folder / "resumed")
+            resume(folder / "resumed", task, progress=lines.append)
+        return folder, lines
+
+    return of
+
+
+@pytest.mark.short(
+    "dense", "secure", "auto bands", "buffers", "decay", "own sampler", "quantile", "table"
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):
+    folder, _ = ran(kind)
+    for name in ("params.npz", "guarantee.json", "diagnostics_not_private.jsonl"):
+        whole, resumed = ((folder / at / name).read_bytes() for at in ("whole", "resumed"))
+        assert whole == resumed, name
+    (attempt,) = read(folder / "resumed" / "ledger.jsonl").attempts
+    assert attempt == read(folder / "whole" / "ledger.jsonl").attempts[0]
+    for at in ("whole", "resumed"):
+        assert contents(folder / at, "report.json")["audit"].startswith("passed: ")
+    record = contents(folder / "whole", "config.json")
+    options = RunSpec.from_record(record, "here", execute=True).options()
+    asked = {name for name, value in KINDS[kind][1].items() if value not in (None, "auto", COINS)}
+    assert {name: options[name] for name in asked} == {n: KINDS[kind][1][n] for n in asked}
+
+
+# --- Correlated noise ----------------------------------------------------------------------------
+
+
+def test_the_noise_of_a_plan_is_of_the_steps_that_sgd_takes():
+    """Its workload moves by what the optimizer moves by."""
+    sampler = BallsAndBins(160, 16, 2)
+    sizes = planning.workload(sampler, momentum=0.9).step_sizes
+    state = SGD.init(np.zeros(1, np.float32))
+    state = state._replace(hyperparams=hyperparameters(1.0, sampler.num_steps, 0.0))
+    found = []
+    for _ in range(sampler.num_steps):
+        moved, state = SGD.update(np.ones(1, np.float32), state)
+        found.append(-float(moved[0]))
+    np.testing.assert_allclose(found, sizes, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "numbers"),
+    [("auto bands", "10 bands", ["coefficients"]), ("buffers", "2 buffers", ["weights", "decays"])],
+)
+def test_noise_that_is_chosen_is_recorded_as_numbers_and_shown(kind, named, numbers, ran):
+    folder, lines = ran(kind)
+    record = contents(folder / "whole", "config.json")
+    mechanism = read(folder / "whole" / "ledger.jsonl").attempts[0].terms.mechanism
+    noise, sigma = mechanism.noise, mechanism.noise_multiplier
+    assert [record[name] for name in numbers] == [list(getattr(noise, name)) for name in numbers]
+    count = {"bands": 10} if "bands" in named else {"buffers": 2}
+    assert noise == planning.best_noise(mechanism.sampler, **count, momentum=0.9)
+    assert record["chosen"]["noise"].items() >= {**count, "noise_multiplier": sigma}.items()
+    assert 7.9 < epsilon(mechanism.privacy(), 1e-5).upper <= 8.0
+    shown = f"hosen: noise of {named}, sigma {sigma:.4g}"
+    assert any(one.startswith(f"c{shown}") for one in lines)
+    assert f"C{shown}" in (folder / "whole" / "report.md").read_text()
+
+
+def lost(state):
+    return state._replace(noise=jax.tree.map(np.zeros_like, state.noise))
+
+
+def shifted(state):
+    """By a step, as each row is that of another."""
+    return state._replace(noise=jax.tree.map(lambda rows: np.roll(rows, 1, axis=0), state.noise))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bug"), [("auto bands", lost), ("auto bands", shifted), ("buffers", lost)]
+)
+def test_a_history_that_is_lost_or_shifted_shows(kind, bug, ran, tmp_path, monkeypatch):
+    restore = checkpoint._restore
+    monkeypatch.setattr(checkpoint, "_restore", lambda *of: bug(restore(*of)))
+    out = shutil.copytree(ran(kind)[0] / "stopped", tmp_path / "run")
+    with pytest.raises(ValueError, match="does not hold the noise of its steps"):
+        resume(out)
+
+
+def test_a_resumed_run_decides_nothing_and_goes_on_with_its_own_noise_alone(
+    ran, tmp_path, monkeypatch
+):
+    def decides(*of, **how):
+        raise AssertionError("a resumed run decides nothing")
+
+    for module, name in ((planning, "plan"), (planning, "best_noise"), (plan, "resolve")):
+        monkeypatch.setattr(module, name, decides)
+    folder, _ = ran("auto bands")
+    out = shutil.copytree(folder / "stopped", tmp_path / "run")
+    record, before = contents(out, "config.json"), (out / "ledger.jsonl").read_bytes()
+    other = {"bands": 2, "coefficients": [1.0, 0.5]}
+    (out / "config.json").write_text(json.dumps({**record, **other}))
+    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and resumes only so"):
+        resume(out)
+    assert (out / "ledger.jsonl").read_bytes() == before
+    (out / "config.json").write_text(json.dumps(record))
+    resume(out)
+    assert_same(out, folder / "resumed")
+
+
+# --- A part of the parameters --------------------------------------------------------------------
+
+
+@pytest.mark.short("table")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_trained_and_named_and_the_rest_keeps_its_bits(part, ran, tmp_path):
+    folder, name = ran(part)[0] / "whole", "w" if part == "layer" else "table"
+    for leaf, before in words.init(0).items():
+        assert np.array_equal(params_of(folder)[f"['{leaf}']"], before) == (leaf != name)
+    assert read(folder / "ledger.jsonl").attempts[0].terms.fingerprint["trained"] == [name]
+    export(folder, tmp_path / "model", task=words)
+    assert contents(tmp_path / "model", "guarantee.json")["trained"] == [name]
+
+
+class Shifted(Calibrated):
+    """The same with a leaf that its calibration leaves alone."""
+
+    def init(self, seed):
+        return super().init(seed) | {"shift": np.zeros(1, np.float32)}
+
+    def loss(self, params, example):
+        return super().loss(params, example) + params["shift"][0]
+
+    def calibration(self):
+        slope = super().calibration()
+        apply = slope.apply
+        object.__setattr__(slope, "apply", lambda params, state: params | apply(params, state))
+        return slope
+
+
+def test_a_calibration_of_what_train_leaves_alone_is_refused_or_left_out(tmp_path):
+    with few_rows_are_calibrated():
+        config = config_of(calibration="platt", insecure_seed=3)
+        run(calibrated, config.but(train="w"), tmp_path / "all")
+        with pytest.raises(ValueError, match="rescale w, which train leaves alone; leave it out"):
+            run(Shifted(), config.but(train="shift"), tmp_path / "calibrated")
+        run(Shifted(), config.but(train="shift", calibration=None), tmp_path / "open")
+    assert np.array_equal(params_of(tmp_path / "open")["['w']"], Shifted().init(0)["w"])
+
+
+# --- A sampler from outside the package ----------------------------------------------------------
+
+
+def test_a_sampler_of_ones_own_is_known_by_its_qualified_name_and_its_code(ran):
+    folder, lines = ran("own sampler")
+    assert contents(folder / "stopped", "config.json")["sampler"] == {
+        "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "num_shards": 1, "heads": 0.25,
+    }  # fmt: skip
+    assert "importing the module of the run's own sampler, own_sampler:Coins" in lines
+    history, sampler = read(folder / "resumed" / "ledger.jsonl"), Coins(160, 16, 3, heads=0.25)
+    assert history.attempts[0].terms.mechanism.sampler == sampler
+    assert contents(folder / "resumed", "report.json")["sampler"] == "own_sampler:Coins"
+    cost = history.attempts[0].terms.mechanism.privacy()
+    assert epsilon(cost, 1e-5) == epsilon(sampler.privacy(1.0), 1e-5)
+    assert task_code_digest(line, None, sampler) != task_code_digest(line)
+
+
+@pytest.mark.long  # a process of its own: the rest of the way is tested above
+def test_the_command_trains_with_a_sampler_that_lies_in_the_current_folder(tmp_path):
+    words = ["train", "--task", "tiny_task:line", "sampler:own_sampler:Coins", "--heads", "0.25"]
+    words += ["--batch-size", "16", "--epochs", "2", "--noise-multiplier", "1"]
+    code = "import sys; from experiments.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words, "--out", str(tmp_path / "run")],
+        cwd=HERE, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "own_sampler:Coins" in done.stdout
+    assert np.isfinite(contents(tmp_path / "run", "report.json")["epsilon_upper"])
