@@ -1,12 +1,12 @@
 """Lazy tables: their law, and what a step costs beside dense noise and beside none at all.
 
-`law`: gaps beside the update rule in float64, sums in closed form and a million draws. `steps`:
-blocks of steps in turns, of the click model at 85M parameters, batch 1,024, on rows whose
-look-ups mostly differ; `sizes`: other numbers of rows; `crossover`: how few are too few; `large`:
-a billion parameters, in a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the
-tables of LazyDP (arXiv 2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd
-train`, and the AUC beside the best of their planted model; `models`: AUC on a store's rows beside
-Adam alone, 10 epochs of batches of 1,024, and `defaults`: in those by default.
+`law`: gaps beside the update rule in float64, and a million draws. `steps`: blocks of steps in
+turns, of the click model at 85M parameters, batch 1,024, on rows whose look-ups mostly differ;
+`sizes`: other numbers of rows; `crossover`: how few are too few; `large`: a billion parameters, in
+a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the tables of LazyDP (arXiv
+2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd train`, and the AUC beside
+the best of their planted model; `models`: AUC on a store's rows beside Adam alone, 10 epochs of
+batches of 1,024, and `defaults`: in those by default.
 """
 
 from __future__ import annotations

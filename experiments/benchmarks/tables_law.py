@@ -50,20 +50,6 @@ def step_by_step(run: LinearSgd) -> Callable[[int, int], GapLaw]:
     return lambda start, stop: GapLaw(*(x[kept, kept] for x in audited.gap(start, stop)))
 
 
-def closed_form(run: LinearSgd, start: int, stop: int) -> np.ndarray:
-    """Returns V by sums over the schedule, of momentum without decay; they cancel in short gaps."""
-    mu, sizes = run.momentum, run.step_sizes
-    p = np.zeros(len(sizes) + 1)
-    for k in range(len(sizes) - 1, start - 1, -1):
-        p[k] = sizes[k] + mu * p[k + 1]
-    powers = mu ** np.arange(stop - start, 0, -1.0)
-    q = powers @ p[start:stop]
-    squares = mu**2 * (1 - mu ** (2 * (stop - start))) / (1 - mu**2)
-    variance = p[start:stop] @ p[start:stop] - 2 * p[stop] * q + p[stop] ** 2 * squares
-    both = -(q - p[stop] * squares) / mu
-    return np.array([[squares / mu**2, both], [both, variance]])
-
-
 def looked_up(gaps: Gaps, start: int, stop: int) -> GapLaw:
     """Returns the law of a gap as a step finds it."""
     at, multiple = gaps.at(stop), -(-start // gaps.spacing)
@@ -86,7 +72,7 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
     ):
         run = LinearSgd(tuple(sizes), momentum, decay)
         gaps, laws, truth = Gaps(run), RunLaws(run), step_by_step(run)
-        off, moved, errors, off_closed = 0.0, 0.0, 0.0, 0.0
+        off, moved, errors = 0.0, 0.0, 0.0
         places = {
             (max(0, stop - length), stop)
             for length in lengths
@@ -96,16 +82,10 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
             expected = truth(start, stop)
             found = looked_up(gaps, start, stop)
             off = max(off, _off(found.covariance, expected.covariance))
-            if stop - start >= 1_000 and momentum and not decay:
-                closed = closed_form(run, start, stop)
-                off_closed = max(off_closed, _off(found.covariance, closed))
             moved = max(moved, _moved(laws, momentum, start, stop, expected))
             errors = max(errors, _drawn(laws, momentum, start, stop, expected, draws))
         row = at(f"{what}, {name}, gaps of 1 to {steps:,} steps")
         yield row("covariance, off brute force", off, "x", at_most=1e-9)
-        if momentum and not decay:
-            name = "covariance of gaps from 1,000 steps, off the sums in closed form"
-            yield row(name, off_closed, "x", at_most=1e-9)
         yield row("rows without noise, off the update rule", moved, "x", at_most=1e-6)
         name = f"covariance of {draws:,} draws, off brute force"
         yield row(name, errors, "SE", at_most=SURE)
