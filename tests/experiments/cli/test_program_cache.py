@@ -117,5 +117,5 @@ def test_a_program_that_was_kept_trains_the_same_bits(tmp_path):
             found.append((kept, {name: params[name].tobytes() for name in params.files}))
     (first, params), (again, same), (anew, compiled) = found
     assert first
-    assert first == again == anew
+    assert first <= again == anew  # one that took little time to compile may be kept later
     assert params == same == compiled
