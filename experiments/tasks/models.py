@@ -17,12 +17,12 @@ class Models:
 
     @property
     def functions(self) -> Any:
-        """`loss` and `predict` among others: the same for equal models, so that programs are."""
+        """The model as pure functions: the same ones for equal models, which share programs."""
         raise NotImplementedError
 
     @property
     def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, example) -> loss, of cross entropy in nats: one function for equal models."""
+        """(params, example) -> loss, a scalar: one function for equal models."""
         return self.functions.loss
 
     @property
@@ -39,15 +39,15 @@ class ClassModels(Models):
         return self.functions.init(seed)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns accuracy and log loss (nats) on labelled rows; NaN where it diverged.
+        """Returns accuracy and, but of embeddings, log loss (nats); NaN where it diverged.
 
         Raises:
           ValueError: if there are no rows, or too few.
         """
         import numpy as np
 
-        found = ((self.functions.logits(params, rows), rows["label"]) for rows in blocks)
-        return self.functions.metrics((np.asarray(logits), labels) for logits, labels in found)
+        _, _, _, logits, metrics = self.functions
+        return metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
 
 
 class HeldOut:

@@ -119,10 +119,6 @@ def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) ->
     return jnp.concatenate([INTEGER_SCALE * x[others], missing, hats.ravel()])
 
 
-def _initialised(config: ModelConfig, schema: Schema, key: jax.Array) -> ClickModel:
-    return _initialiser(config, schema)(key)
-
-
 @functools.lru_cache(maxsize=8)  # a program each, which JAX would keep forever
 def _initialiser(config: ModelConfig, schema: Schema) -> Callable[[jax.Array], ClickModel]:
     # Half the time of drawing layer by layer.
@@ -188,5 +184,5 @@ def functional(
     config: ModelConfig, schema: Schema, seed: int
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
     """Returns (params, logit_fn, loss_fn): a model as pure functions, drawn by a public seed."""
-    params, logit_fn = split_module(_initialised(config, schema, jax.random.key(seed)))
+    params, logit_fn = split_module(_initialiser(config, schema)(jax.random.key(seed)))
     return params, logit_fn, pure_functions(config, schema).loss

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from dpsgd.engine.queries import Refinement
 
 PyTree = Any
+Array = np.ndarray
+Function = Callable[[PyTree, PyTree], Any]
+"""(params, example) -> logits."""
+Rescaled = Callable[[PyTree, Any, Any], PyTree]
+"""(params, a, c) -> parameters whose logit is a times as large, plus c."""
+Metrics = dict[str, float]
 
 
 class Target(abc.ABC):
@@ -54,52 +60,35 @@ class Target(abc.ABC):
         """Returns the predictions of rows: float32[rows], or float32[rows, outputs]."""
 
     @abc.abstractmethod
-    def metrics(
-        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-    ) -> dict[str, float]:
-        """Returns figures of merit; NaN where one is undefined, as where the training diverged.
+    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
+        """Returns figures of merit of rows; NaN where one is undefined, as where training diverged.
 
-        Args:
-          logits: As a model says them of rows.
-          labels: Of these.
-          weights: Of these, some of them above 0; by default all 1.
+        Weights, by default all 1, are at least 0, and some of them above.
 
         Raises:
           ValueError: if there are no rows.
         """
 
     @abc.abstractmethod
-    def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns labels of synthetic probe rows."""
 
-    def problem(self, labels: Iterable[np.ndarray]) -> str:
+    def problem(self, labels: Iterable[Array]) -> str:
         """Returns why rows with these labels have no `metrics`; empty if they have."""
         return "" if any(block.size for block in labels) else "have no weight"
 
-    def calibration(
-        self,
-        logit: Callable[[PyTree, PyTree], Any],
-        rescaled: Callable[[PyTree, Any, Any], PyTree],
-    ) -> Refinement | None:
-        """Returns what calibrates a model after training; None where nothing does.
-
-        Args:
-          logit: (params, example) -> logits.
-          rescaled: (params, a, c) -> parameters whose logit is a times as large, plus c.
-        """
+    def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement | None:
+        """Returns what calibrates a model after training; None where nothing does."""
         del logit, rescaled
         return None
 
 
 @dataclass(frozen=True)
 class Binary(Target):
-    """One of two values, 0 and 1: a logit, cross entropy in nats, AUC.
-
-    Attributes:
-      classes: Texts that mean 0 and 1; none where these are written.
-    """
+    """One of two values, 0 and 1: a logit, cross entropy in nats, AUC."""
 
     classes: tuple[str, ...] = ()
+    """Texts that mean 0 and 1; none where these are written."""
 
     dtype = "|u1"
     headline, better, prediction = "auc", "higher", "probability"
@@ -119,28 +108,22 @@ class Binary(Target):
 
         return jax.nn.sigmoid(logits)
 
-    def metrics(
-        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-    ) -> dict[str, float]:
+    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
         """Returns those of `BinaryMetrics`."""
         from experiments.tasks.clicks.metrics import binary_metrics
 
         return vars(binary_metrics(logits, labels, weights))
 
-    def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns zeros and ones."""
         return rng.integers(0, 2, count).astype(self.dtype)
 
-    def problem(self, labels: Iterable[np.ndarray]) -> str:
+    def problem(self, labels: Iterable[Array]) -> str:
         """Returns what is wrong where one of the values is absent."""
         both = {int(y) for block in labels for y in np.unique(block)} == {0, 1}
         return "" if both else "are not of both classes, so that they have no AUC"
 
-    def calibration(
-        self,
-        logit: Callable[[PyTree, PyTree], Any],
-        rescaled: Callable[[PyTree, Any, Any], PyTree],
-    ) -> Refinement:
+    def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
         """Returns Platt scaling."""
         from dpsgd.engine.platt import Platt
 
@@ -153,13 +136,10 @@ def _label(example: PyTree) -> Any:
 
 @dataclass(frozen=True)
 class Classes(Target):
-    """One of several declared values: a logit each, softmax cross entropy in nats, accuracy.
-
-    Attributes:
-      classes: Their texts, of which the k-th (from 0) means k.
-    """
+    """One of several declared values: a logit each, softmax cross entropy in nats, accuracy."""
 
     classes: tuple[str, ...]
+    """Texts of the values, of which the k-th (from 0) means k."""
 
     dtype = "<i4"
     headline, better, prediction = "accuracy", "higher", "probability"
@@ -186,15 +166,13 @@ class Classes(Target):
 
         return jax.nn.softmax(logits)
 
-    def metrics(
-        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-    ) -> dict[str, float]:
+    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
         """Returns accuracy and log loss."""
         from experiments.tasks.classes import class_metrics
 
         return class_metrics([(logits, labels, weights)] if labels.size else [])
 
-    def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns uniform classes."""
         return rng.integers(0, self.outputs, count, np.int32)
 
@@ -207,12 +185,10 @@ class Number(Target):
     and half its length. The loss is the square of z / 2 - (y - m) / h, so that its gradient by z,
     the residual in units of h, is at most 2 long where -2 <= z <= 2: steps of a logit's size are
     right for it.
-
-    Attributes:
-      bounds: (low, high), to which labels are clipped.
     """
 
     bounds: tuple[float, ...]
+    """(low, high), to which labels are clipped."""
 
     dtype = "<f4"
     headline, better, prediction = "rmse", "lower", "prediction"
@@ -245,9 +221,7 @@ class Number(Target):
         middle, half = self._middle_and_half
         return jnp.clip(middle + 0.5 * half * logits, *self.bounds)
 
-    def metrics(
-        self, logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-    ) -> dict[str, float]:
+    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
         """Returns root mean squared, mean absolute and mean error, of predictions less labels."""
         off = np.asarray(self.predict(logits), np.float64) - labels
         return {
@@ -257,18 +231,14 @@ class Number(Target):
             "num_examples": labels.size,
         }
 
-    def generated(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns uniform numbers within the bounds."""
         low, high = self.bounds
         return rng.uniform(low, high, count).astype(self.dtype)
 
 
 def target_of(classes: tuple[str, ...], bounds: tuple[float, ...] = ()) -> Target:
-    """Returns the target of a label: a number if it has bounds, or else one of some values.
-
-    Args:
-      classes: Declared values, in their order; none are 0 and 1.
-      bounds: Public (low, high) of a number.
+    """Returns the target of a label: a number with public bounds, or else one of some values.
 
     Raises:
       ValueError: if the values are fewer than two or not different texts, if bounds are no range,

@@ -122,8 +122,8 @@ def in_memory(num_rows: int, seed: int, *, log: Log = DISPLAY, first_chunk: int 
 
     The chunks are drawn by as many threads as there are processors.
     """
-    columns = empty_columns(log.format.schema, num_rows)
     _check_rows(num_rows)
+    columns = empty_columns(log.format.schema, num_rows)
 
     def draw(begin: int) -> np.ndarray:
         rows = min(CHUNK, num_rows - begin)
