@@ -385,7 +385,10 @@ class BatchSampler(abc.ABC):
           shard: Which; several shards have one pass each.
         """
         del seed, step, shard
-        return [members]
+        cap = self.shard_batch_size
+        if not self.accumulates or members.size <= cap:
+            return [members]
+        return [members[start : start + cap] for start in range(0, members.size, cap)]
 
 
 def stated_law(sampler: BatchSampler) -> RowLaw | None:

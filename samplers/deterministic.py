@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
-from samplers.base import Participations, example_dtype
+from samplers.base import BatchSampler, Participations, example_dtype
 from samplers.epochs import EpochSampler
 from samplers.row_law import KnownOrder
 
 
-@dataclass(frozen=True)
-class Deterministic(EpochSampler):
-    """Takes b = `batch_size` after b examples: i takes part in step floor(i / b) of every epoch.
+class InOrder(BatchSampler):
+    """A sampler of batches in the examples' own order, in every epoch alike."""
 
-    Several `num_shards` are read in turn, each by itself in order: the example that is i-th in turn
-    (`Shards`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
-    not divide n; it is padded, and its noisy sum is divided by b like any other.
+    if TYPE_CHECKING:  # a field of the one sampler, a property of the other
 
-    Guarantees:
-      * Each example takes part exactly once an epoch, in the same step of each.
-      * Nothing is random, so no seed need be kept secret.
-    """
+        @property
+        def batch_size(self) -> int:
+            """Examples in a batch b."""
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of one Gaussian release with noise sigma / sqrt(E): tight.
@@ -40,16 +37,6 @@ class Deterministic(EpochSampler):
         (2018), Theorem 8; J. Dong, A. Roth, W. Su, Gaussian Differential Privacy (2022), Cor. 3.3.
         """
         return GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
-
-    @property
-    def separation(self) -> int:
-        """An epoch: each example takes part in the same step of each."""
-        return self.steps_per_epoch
-
-    @property
-    def period(self) -> int:
-        """An epoch."""
-        return self.steps_per_epoch
 
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""
@@ -68,3 +55,27 @@ class Deterministic(EpochSampler):
             return Participations(examples, examples // np.int32(self.batch_size))
         places = self.shards.in_turn(examples)
         return Participations(examples, (places // self.batch_size).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class Deterministic(InOrder, EpochSampler):
+    """Takes b = `batch_size` after b examples: i takes part in step floor(i / b) of every epoch.
+
+    Several `num_shards` are read in turn, each by itself in order: the example that is i-th in turn
+    (`Shards`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
+    not divide n; it is padded, and its noisy sum is divided by b like any other.
+
+    Guarantees:
+      * Each example takes part exactly once an epoch, in the same step of each.
+      * Nothing is random, so no seed need be kept secret.
+    """
+
+    @property
+    def separation(self) -> int:
+        """An epoch: each example takes part in the same step of each."""
+        return self.steps_per_epoch
+
+    @property
+    def period(self) -> int:
+        """An epoch."""
+        return self.steps_per_epoch

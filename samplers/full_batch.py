@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from accounting import GaussianProfile, PrivacyProfile
-from samplers.base import (
-    MAX_EXAMPLES,
-    BatchSampler,
-    EpochPlan,
-    Participations,
-    check_steps,
-    positive_integer,
-)
-from samplers.row_law import KnownOrder
+from samplers.base import MAX_EXAMPLES, EpochPlan, check_steps, positive_integer
+from samplers.deterministic import InOrder
 
 
 @dataclass(frozen=True)
-class FullBatch(BatchSampler):
+class FullBatch(InOrder):
     """Every example takes part in every step: E = `epochs` steps, each a sum over all rows.
 
     It is the deterministic order with b = n, read in passes of `max_batch_size` rows, so that a
@@ -44,6 +35,11 @@ class FullBatch(BatchSampler):
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
         check_steps(self.epochs)
+
+    @property
+    def batch_size(self) -> int:
+        """All examples."""
+        return self.num_examples
 
     @property
     def steps_per_epoch(self) -> int:
@@ -70,37 +66,8 @@ class FullBatch(BatchSampler):
         """Passes of a step."""
         return -(-self.num_examples // self.padded_batch_size)
 
-    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of one Gaussian release with noise sigma / sqrt(E): tight.
-
-        As for `Deterministic`: an example enters E sums with a vector of norm at most 1 each.
-        """
-        return GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
-
-    def row_law(self) -> KnownOrder:
-        """Returns the law: every example in the one step of every epoch."""
-        return KnownOrder.of(self.shards, self.num_examples, self.epochs)
-
-    def drawn_epoch(self, epoch: int) -> int:
-        """Returns 0: all epochs are alike."""
-        return 0
-
-    def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
-        """Returns the rows of one chunk; `seed` and `epoch` do not matter."""
-        del seed, epoch
-        rows = self.chunk_range(chunk)
-        return Participations(
-            np.arange(rows.start, rows.stop, dtype=np.int32), np.zeros(len(rows), np.int32)
-        )
-
     def plan(self, seed: int, epoch: int) -> EpochPlan:
         """Returns the one step of an epoch: all rows, which need not be sorted by step."""
         del seed, epoch
         n = self.num_examples
         return EpochPlan(np.array([0, n]), np.arange(n, dtype=np.int32))
-
-    def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
-        """Cuts all rows into passes."""
-        del seed, step, shard
-        size = self.padded_batch_size
-        return [members[start : start + size] for start in range(0, members.size, size)]

@@ -113,12 +113,9 @@ class CappedBatchSampler(BatchSampler):
 
     def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
         """Cuts a step's examples to `shard_batch_size` at random, or into several passes."""
-        cap = self.shard_batch_size
-        if members.size <= cap:
-            return [members]
-        if self.accumulates:
-            return [members[start : start + cap] for start in range(0, members.size, cap)]
-        return [cut(members, cap, seed, step, shard)]
+        if self.accumulates or members.size <= self.shard_batch_size:
+            return super().passes(members, seed, step, shard)
+        return [cut(members, self.shard_batch_size, seed, step, shard)]
 
 
 @dataclass(frozen=True)
