@@ -200,8 +200,10 @@ class Question(NamedTuple):
         ask = profile.delta if self.wanted == "delta" else profile.epsilon
         return ask(self.at, self.tolerance)
 
-    def between(self, lower: Curve, upper: Curve, resolution: float = 1e-12) -> Bound:
-        """Returns the answer of a profile that lies between two curves."""
+    def between(
+        self, lower: Curve, upper: Curve = lambda epsilon: 1.0, resolution: float = 1e-12
+    ) -> Bound:
+        """Returns the answer of a profile that lies between two curves; by default below 1."""
         if self.wanted == "epsilon":
             return epsilon_from_delta(upper, lower, self.at, resolution=resolution)
         return Bound(max(0.0, lower(self.at)), min(1.0, upper(self.at)))

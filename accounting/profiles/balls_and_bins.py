@@ -17,13 +17,8 @@ from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.moments import NotInvertibleError
 from accounting.algebra.refinement import GridBounds, GridError, refine
 from accounting.checks import check_settings
-from accounting.profile import Bound, Curve, Question, epsilon_from_delta
-from accounting.profiles.gaussian import (
-    GaussianProfile,
-    WithRelease,
-    as_redrawn,
-    composed_noise,
-)
+from accounting.profile import Bound, Curve, Question
+from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
 from accounting.profiles.largest_release import LargestRelease
 
 _MANY_EPOCHS = 8
@@ -80,8 +75,7 @@ class BallsAndBinsProfile(WithRelease):
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        known_order = GaussianProfile(composed_noise(sigma / math.sqrt(epochs), self.release))
-        bound = question.of(known_order)
+        bound = question.of(known_order(sigma, epochs, self.release))
         if self.bins == 1:
             return bound
         law = sigma, self.bins, epochs, self.release
@@ -209,10 +203,8 @@ def _curves(
             )
             at = epsilon
             if at is None:
-                at = max(
-                    epsilon_from_delta(part.delta, part.delta, delta, resolution=1e-3).lower
-                    for part in highs
-                )
+                asked = Question("epsilon", delta)
+                at = max(asked.between(part.delta, resolution=1e-3).lower for part in highs)
             error = max(part.floor(at) for part in (*lows, *highs))
             negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
             if negligible or direct > _MOST_WORK:

@@ -76,6 +76,11 @@ def composed_noise(noise_multiplier: float, release: float) -> float:
     return less / math.hypot(1.0, less / more)
 
 
+def known_order(noise_multiplier: float, steps: int, release: float = math.inf) -> GaussianProfile:
+    """Returns the profile of an example in each of `steps` releases, and in a further one."""
+    return GaussianProfile(composed_noise(noise_multiplier / math.sqrt(steps), release))
+
+
 class WithRelease(Profile):
     """A dataclass with the noise multiplier `release` of a further Gaussian release."""
 

@@ -14,7 +14,7 @@ import scipy
 
 from accounting.algebra.cells import Array
 from accounting.profile import Bound, Profile, Question, epsilon_from_delta
-from accounting.profiles.gaussian import GaussianProfile, composed_noise
+from accounting.profiles.gaussian import GaussianProfile, known_order
 
 _ROUNDING = 1e-14
 """Relative slack for the roundings of the few sums here; G brings its own."""
@@ -74,8 +74,7 @@ class LargestRelease(Profile):
         return epsilon
 
     def _gaussian(self) -> GaussianProfile:
-        epochs = self.noise_multiplier / math.sqrt(self.epochs)
-        return GaussianProfile(composed_noise(epochs, self.release))
+        return known_order(self.noise_multiplier, self.epochs, self.release)
 
     @property
     def _several(self) -> bool:

@@ -16,7 +16,7 @@ from accounting.algebra.moments import NotInvertibleError, Releases
 from accounting.algebra.refinement import GridError, refine
 from accounting.checks import check_settings
 from accounting.profile import Bound, Question
-from accounting.profiles.gaussian import GaussianProfile, WithRelease, composed_noise
+from accounting.profiles.gaussian import WithRelease, known_order
 from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
@@ -65,7 +65,8 @@ class PoissonProfile(WithRelease):
 
     def answer(self, question: Question) -> Bound:
         """Answers by inversion, and by grids where that is not sharp enough."""
-        bound = question.of(self._deterministic())
+        # Without sampling: it is q = 1, and an upper bound for every q.
+        bound = question.of(known_order(self.noise_multiplier, self.steps, self.release))
         if self.sampling_prob == 1.0:
             return bound
         if self.steps == 1 and self.release == math.inf:
@@ -110,11 +111,6 @@ class PoissonProfile(WithRelease):
         if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
             raise GridError("no finer grid is computed: one release has too many atoms")
         return [LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)]
-
-    def _deterministic(self) -> GaussianProfile:
-        """The profile without sampling: it is q = 1, and an upper bound for every q."""
-        steps = self.noise_multiplier / math.sqrt(self.steps)
-        return GaussianProfile(composed_noise(steps, self.release))
 
 
 def _around(sigma: float, epsilon: float) -> tuple[float, float]:

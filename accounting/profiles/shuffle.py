@@ -17,12 +17,7 @@ from accounting.algebra.refinement import GridError
 from accounting.checks import check_settings
 from accounting.profile import Bound, Curve, Question
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-from accounting.profiles.gaussian import (
-    GaussianProfile,
-    WithRelease,
-    as_redrawn,
-    composed_noise,
-)
+from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
 from accounting.profiles.max_events import (
     Epoch,
     max_event_lower_bound,
@@ -77,13 +72,12 @@ class ShuffleProfile(WithRelease):
 
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by lower bounds on grids where these are wide."""
-        passes = self.noise_multiplier / math.sqrt(self.epochs)
-        known_order = question.of(GaussianProfile(composed_noise(passes, self.release)))
+        known = question.of(known_order(self.noise_multiplier, self.epochs, self.release))
         if self.steps_per_epoch == 1:
-            return known_order
+            return known
 
         def proved(curve: Curve) -> float:
-            return question.between(curve, curve, 1e-6).lower
+            return question.between(curve, resolution=1e-6).lower
 
         def wide(bound: Bound) -> bool:
             by_delta = question.wanted == "delta"
@@ -91,7 +85,7 @@ class ShuffleProfile(WithRelease):
 
         epoch, epochs = self._epochs()
         little_noise = proved(lambda e: sum_of_maxima_lower_bound(e, epoch, epochs))
-        bound = Bound(little_noise, known_order.upper)
+        bound = Bound(little_noise, known.upper)
         if wide(bound):
             bins = BallsAndBinsProfile(
                 self.noise_multiplier, self.steps_per_epoch, self.epochs, self.order, self.release

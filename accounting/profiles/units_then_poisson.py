@@ -13,7 +13,7 @@ from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import check_grid
 from accounting.checks import check_settings
 from accounting.profile import ComposesWithGaussian
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.gaussian import GaussianProfile, known_order
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
 
@@ -62,7 +62,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
 
     def ceiling(self) -> GaussianProfile:
         """Returns the profile without sampling."""
-        return GaussianProfile(self.noise_multiplier / math.sqrt(self.steps))
+        return known_order(self.noise_multiplier, self.steps)
 
     def deviation(self) -> float:
         """Returns the deviation of one release's X."""
