@@ -12,23 +12,14 @@ import optax
 PyTree = Any
 
 
-class TableState(NamedTuple):
-    """What a lazy table needs from step to step, beside its values."""
-
-    momentum: Any
-    """m, of the shape of the values; None without momentum."""
-    steps: Any = None
-    """Steps that are in each row: int32 [R]; None where all noise is in all rows."""
-
-
 class Table(NamedTuple):
     """A lazy table, or some of its rows. NOT covered by the guarantee."""
 
     values: Any
-    """theta: float [R, ...]."""
+    """theta: float [R, ...]; None in `TrainState.tables`, where the parameters have it."""
     momentum: Any
     """m, of the same shape; None without momentum."""
-    steps: Any
+    steps: Any = None
     """Steps that are in each row: int32 [R]; None where all noise is in all rows."""
 
 
@@ -62,7 +53,7 @@ class TrainState(NamedTuple):
     """The optimizer's state, of `dense_params`."""
     noise: PyTree = ()
     """What the noise needs from step to step. It is a secret in any case: it subtracts noise."""
-    tables: dict[int, TableState] = {}  # noqa: RUF012
+    tables: dict[int, Table] = {}  # noqa: RUF012
     """Of each lazy table, by the number of its leaf."""
     frozen: dict[int, tuple[()]] = {}  # noqa: RUF012
     """The numbers of the leaves that no derivative of the loss reaches, and that stay as they are:
@@ -101,7 +92,7 @@ class TrainState(NamedTuple):
     def lazy_tables(self) -> dict[int, Table]:
         """The lazy tables with their values, by the numbers of their leaves."""
         values = parted(self.raw_params, self.tables)[1]
-        return {k: Table(values[k], *table) for k, table in self.tables.items()}
+        return {k: table._replace(values=values[k]) for k, table in self.tables.items()}
 
     def with_model(self, model: PyTree) -> TrainState:
         """Returns the state with other parameters of the model."""
@@ -114,7 +105,7 @@ class TrainState(NamedTuple):
         dense = self.dense_params if dense is None else dense
         apart = parted(self.raw_params, self.frozen)[1]
         params = joined(dense, apart | {k: table.values for k, table in tables.items()})
-        states = {k: TableState(table.momentum, table.steps) for k, table in tables.items()}
+        states = {k: table._replace(values=None) for k, table in tables.items()}
         return self._replace(raw_params=params, tables=states)
 
 

@@ -217,16 +217,8 @@ def release(
 ) -> Refined:
     """Releases the sums of `mechanism`, a full batch each, and returns what they make.
 
-    Args:
-      refinement: What is summed, and what becomes of it.
-      mechanism: Of the sums.
-      params: Released parameters.
-      data: Arrays of rows.
-      root: Of the run.
-      run: Names the run that claims it.
-      attempt: Of the run.
-      declare: Called before any noise of the sums exists.
-      placement: Which devices compute; by default one.
+    Arguments are as for `refine`, but for `mechanism`, that of the sums, and `declare`, which is
+    called without steps.
     """
     if placement is not None:
         params = hosted(params)

@@ -92,9 +92,7 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     taps = find_taps(loss_fn, params, example)
     frozen, lines = frozen_leaves(loss_fn, params, example), []
     for k, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
-        route = ghost.choose_route(taps, k, leaf.shape)
-        if k in frozen:
-            route = ghost.Route.frozen()
+        route = ghost.FROZEN if k in frozen else ghost.choose_route(taps, k, leaf.shape)
         name = jax.tree_util.keystr(path) or "params"
         lines.append((name, str(list(leaf.shape)), route.kind, _bytes(4 * route.floats), route.why))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]

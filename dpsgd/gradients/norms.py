@@ -278,28 +278,3 @@ def shared(tree: T) -> T:
 
 def _rows(v: Array, x: Array) -> Array:
     return v.reshape(v.shape + (1,) * (x.ndim - 1))
-
-
-def value(norm: Norm) -> Array:
-    """Returns the norms as float32[B]; those beyond the float32 range are inf."""
-    return norm.scale * jnp.sqrt(norm.square)
-
-
-__all__ = [
-    "CLIP_MARGIN",
-    "ClipFactor",
-    "Norm",
-    "clip_factor",
-    "combine",
-    "contribution",
-    "norm",
-    "normalized",
-    "power_of_two",
-    "product",
-    "row_scale",
-    "scaled",
-    "select",
-    "shared",
-    "shortened",
-    "value",
-]

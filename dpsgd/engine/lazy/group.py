@@ -17,7 +17,7 @@ import numpy as np
 
 from dpsgd.core.algorithm import Context, View, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import Table, TableState, TrainState, joined, parted
+from dpsgd.core.state import Table, TrainState, joined, parted
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
 from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
@@ -285,7 +285,8 @@ class LazyRows:
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         _, values = parted(state.raw_params, leaves)
         momentum = bool(self.tables.momentum)
-        tables = {k: TableState(jnp.zeros_like(x) if momentum else None) for k, x in values.items()}
+        zeros = {k: jnp.zeros_like(x) if momentum else None for k, x in values.items()}
+        tables = {k: Table(None, m) for k, m in zeros.items()}
         return state._replace(tables=tables)
 
     def schedule(self, num_steps: int) -> RunLaws:

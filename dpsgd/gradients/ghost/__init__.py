@@ -5,6 +5,6 @@ sums follow from a and g. Rules and sources: docs/explanation/ghost-clipping.md.
 """
 
 from dpsgd.gradients.ghost.backward import Gradients, gradients
-from dpsgd.gradients.ghost.routes import Route, choose_route
+from dpsgd.gradients.ghost.routes import FROZEN, Route, choose_route
 
-__all__ = ["Gradients", "Route", "choose_route", "gradients"]
+__all__ = ["FROZEN", "Gradients", "Route", "choose_route", "gradients"]

@@ -12,7 +12,7 @@ from jax import Array
 from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.norm import norm_of
 from dpsgd.gradients.ghost.parts import parts_of
-from dpsgd.gradients.ghost.routes import Route, choose_route
+from dpsgd.gradients.ghost.routes import FROZEN, choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
 from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.taps import Taps, Use, find_taps
@@ -57,7 +57,7 @@ def gradients(
     leaves = jax.tree.leaves(params)
     group_of = {k: number for number, group in enumerate(groups) for k in group}
     routes = [
-        choose_route(taps, k, leaf.shape) if k in group_of else Route.frozen()
+        choose_route(taps, k, leaf.shape) if k in group_of else FROZEN
         for k, leaf in enumerate(leaves)
     ]
     direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}

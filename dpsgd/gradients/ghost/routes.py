@@ -27,10 +27,8 @@ class Route:
     floats: int
     distinct: bool = False
 
-    @classmethod
-    def frozen(cls) -> Route:
-        """Returns the route of a parameter that is not trained."""
-        return cls("frozen", "no derivative of the loss reaches it", 0)
+
+FROZEN = Route("frozen", "no derivative of the loss reaches it", 0)
 
 
 def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:

@@ -448,7 +448,11 @@ def ghost_program(name):
         factor = norms.clip_factor(norm, clip_norm, weights > 0)
         leaves, structure = jax.tree.flatten(params)
         total = add_clipped({k: jnp.zeros_like(x) for k, x in enumerate(leaves)}, [factor])
-        return losses, norms.value(norm), structure.unflatten(total[k] for k in range(len(leaves)))
+        return (
+            losses,
+            norm.scale * jnp.sqrt(norm.square),
+            structure.unflatten(total[k] for k in range(len(leaves))),
+        )
 
     return jax.jit(run, compiler_options=FAST_COMPILE)
 

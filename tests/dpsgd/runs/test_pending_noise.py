@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpsgd import Mechanism, TrainState
-from dpsgd.core.state import TableState
+from dpsgd.core.state import Table
 from dpsgd.runs import plan
 from dpsgd.runs.checkpoint import KEPT, Checkpoint
 from dpsgd.runs.directory import RunDirectory
@@ -142,7 +142,7 @@ def covered(step, path):
 
 def pending(step, path, config):
     """A state with the configuration by whose law noise is pending."""
-    return TrainState(step, path, config, (), {0: TableState(None, step)})
+    return TrainState(step, path, config, (), {0: Table(None, None, step)})
 
 
 def path_of(state):

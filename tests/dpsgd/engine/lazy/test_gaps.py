@@ -71,10 +71,6 @@ def test_long_runs_keep_all_digits_at_both_ends_of_the_schedule(long_gaps, lengt
     assert_same(looked_up(long_gaps, start, start + length), expected)
 
 
-def test_without_momentum_variances_add_up():
-    assert LinearSgd((1.0, 2.0, 0.5)).law(0, 3).covariance.item() == 1 + 4 + 0.25
-
-
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
