@@ -135,9 +135,8 @@ class RootKey:
                         continue  # another one's file has taken its place
                     self._check_claim(claim and claim[0], run)
                     self._check_uses(used, uses)
-                    if claim is None:
-                        _append_claim(descriptor, run)
-                    _append_uses(descriptor, dict(uses.items() - used.items()))
+                    new = dict(uses.items() - used.items())
+                    _append(descriptor, _notes(descriptor, run if claim is None else None, new))
         self._run = run
         self._uses.update(uses)
         return run
@@ -170,7 +169,7 @@ class RootKey:
             if self._is_copy and self._run and not self._insecure:
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
                 try:
-                    _append_claim(descriptor, self._run)
+                    _append(descriptor, _notes(descriptor, self._run))
                 finally:
                     os.close(descriptor)
         self._is_copy = False
@@ -196,12 +195,8 @@ class RootKey:
         try:
             try:
                 os.fchmod(descriptor, SECRET)  # whatever the umask and default ACLs made of it
-                os.write(descriptor, f"{_HEADER} {origin} {self._secret.hex()}\n".encode())
-                if self._run and not self._insecure:
-                    _append_claim(descriptor, self._run)
-                    _append_uses(descriptor, self._uses)
-                else:
-                    os.fsync(descriptor)
+                notes = "" if self._insecure else _notes(descriptor, self._run, self._uses)
+                _append(descriptor, f"{_HEADER} {origin} {self._secret.hex()}\n{notes}")
             finally:
                 os.close(descriptor)
         except BaseException:
@@ -370,18 +365,16 @@ def _parse(content: bytes, path: Path) -> tuple[RootKey, tuple[str, str] | None,
     raise ValueError(f"{path}: not a root key, or a damaged one; restore it from a copy")
 
 
-def _append_claim(descriptor: int, run: str) -> None:
-    _append(descriptor, f"{_CLAIM} {run} {_number(descriptor)}\n")
-
-
-def _append_uses(descriptor: int, uses: Mapping[str, str]) -> None:
-    if uses:
-        _append(descriptor, "".join(f"{_USE} {name} {uses[name]}\n" for name in sorted(uses)))
+def _notes(descriptor: int, run: str | None, uses: Mapping[str, str] | None = None) -> str:
+    """Returns the lines of a claim, if there is a run, and of the uses, for an open file."""
+    claim = f"{_CLAIM} {run} {_number(descriptor)}\n" if run else ""
+    return claim + "".join(f"{_USE} {name} {use}\n" for name, use in sorted((uses or {}).items()))
 
 
 def _append(descriptor: int, lines: str) -> None:
     """Adds lines to a file that is open for appending; when this returns, they are on the disk."""
-    line = lines.encode()
+    if not (line := lines.encode()):
+        return
     whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rfind(b"\n") + 1
     os.ftruncate(descriptor, whole)  # at most by a claim that a crash tore
     try:
