@@ -59,11 +59,7 @@ class Checkpoints:
         self._processes = processes or Processes.current()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes `checkpoint`, and then destroys all but those that are kept.
-
-        Raises:
-          OSError: if it cannot be written; the ones before are still there.
-        """
+        """Writes `checkpoint`, and then destroys all but those that are kept."""
         import jax
 
         with contextlib.suppress(FileExistsError):

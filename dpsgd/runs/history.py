@@ -76,11 +76,7 @@ class History:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
-        """Reads the lines of the ledger at `path`, of which each must fit the ones before.
-
-        Raises:
-          LedgerError: if it is damaged, or there is no line.
-        """
+        """Reads the lines of the ledger at `path`, of which each must fit the ones before."""
         history = cls()
         history.read_on(content, path)
         if not history.heads:

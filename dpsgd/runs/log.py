@@ -135,13 +135,7 @@ class TrainingLog:
         self._due = clock() + _SECONDS
 
     def offer(self, step: int, epsilon: Callable[[], float | None], rate: float) -> None:
-        """Writes a row if one is due.
-
-        Args:
-          step: Steps done.
-          epsilon: Returns what is spent by then, or None; asked for if a row is due.
-          rate: Examples a second.
-        """
+        """Writes a row of these steps if one is due: only then the epsilon so far is asked for."""
         if (began := self._clock()) >= self._due:
             self.write(step, epsilon(), rate)
             now = self._clock()

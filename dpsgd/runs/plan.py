@@ -66,11 +66,7 @@ class Execution(NamedTuple):
 
 
 def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
-    """Returns a run that is resolved, accounted for, compiled and audited, or refuses it.
-
-    Raises:
-      ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
-    """
+    """Returns a run that is resolved, accounted for, compiled and audited, or refuses it."""
     progress = execution.progress
     spec = pinned(spec)
     check(spec, placement=execution.placement)
@@ -184,11 +180,7 @@ class Asked:
     """What `config.json` asks for: its record, and the spec and the task that it names."""
 
     def __init__(self, folder: RunDirectory, progress: Progress) -> None:
-        """Reads it; a sampler of one's own is imported.
-
-        Raises:
-          ValueError: if it is damaged, or of another version.
-        """
+        """Reads it, or refuses what is damaged; a sampler of one's own is imported."""
         self.where = f"{folder.path / 'config.json'} is damaged, or of another version"
         self.record = folder.read_json("config.json")
         check_version(self.record, folder.path)
@@ -197,12 +189,9 @@ class Asked:
         self.spec = RunSpec.from_record(self.record, self.where, execute=True)
 
     def task(self, given: Task | None, progress: Progress) -> Task:
-        """Returns the task, `given` or made again, whose data can be trained on.
+        """Returns the task, `given` or made again, whose data can be trained on, or refuses it.
 
         What it says of itself now is in the record from here on.
-
-        Raises:
-          ValueError: if it is another one, or its data cannot be trained on.
         """
         begun = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
         task = load(begun, self.where) if given is None else given
@@ -226,10 +215,8 @@ def resumed(
 ) -> tuple[Job, Checkpoint | None]:
     """Returns the job of a run that resumes, audited, and the checkpoint from which it does.
 
-    The attempt in which it resumes is the ledger's last one.
-
-    Raises:
-      ValueError: if it cannot resume as its guarantee assumes.
+    The attempt in which it resumes is the ledger's last one. A run that cannot resume as its
+    guarantee assumes is refused.
     """
     processes, out, before = Processes.current(), folder.path, asked.record
     placement, stages, progress, _ = execution

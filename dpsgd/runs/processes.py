@@ -127,16 +127,11 @@ class Processes:
         return self.share(time.monotonic())
 
     def check_alike(self, parts: Mapping[str, Any]) -> None:
-        """Compares what must be the same in all processes, of which nothing is sent but digests.
+        """Raises ValueError in all processes, which names what and where, if parts differ.
 
-        They are keyed by a number that is drawn for this, so that they say nothing afterwards. It
+        Parts, which may be secrets, are JSON values by what they are of. Nothing is sent but
+        digests, keyed by a number that is drawn for this, so that they say nothing afterwards. It
         waits without end: rows are read before.
-
-        Args:
-          parts: JSON values by what they are of. They may be secrets.
-
-        Raises:
-          ValueError: if any differs, in every process alike: one line that names what, and where.
         """
         key = bytes.fromhex(self.share(secrets.token_hex(32), patience=math.inf))
         digests = {
@@ -195,11 +190,7 @@ _current = Processes()
 
 
 def launched_by_cluster() -> bool:
-    """Whether Slurm or Kubernetes started this process as one of several.
-
-    Kubernetes says so of the pods of an indexed job; JAX asks it for the rest by its package
-    `kubernetes`.
-    """
+    """Whether Slurm or Kubernetes, of an indexed job, started this process as one of several."""
     slurm = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in os.environ
     return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 

@@ -84,10 +84,7 @@ of 455 to 8,800 rows at epsilon 1, 3 and 8."""
 
 
 def weak_signal(ratio: float | None, num_examples: int) -> str | None:
-    """Returns, in a line, that noise outweighs what so few rows can teach; None if it does not.
-
-    `ratio` is `Mechanism.signal_to_noise`, of which None is infinite.
-    """
+    """Returns that noise outweighs what so few rows can teach; None if it does not."""
     if ratio is None or ratio >= LEAST_SIGNAL:
         return None
     return (
@@ -120,13 +117,7 @@ def advantage(record: dict[str, Any]) -> str:
 
 
 def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -> str:
-    """Returns the readable report of one run.
-
-    Args:
-      record: What `report.json` holds.
-      config: The run's configuration, as JSON values.
-      origin: When and by which command it was trained, in a sentence, if that may be told.
-    """
+    """Returns the readable report of a run; `origin` is when and how it was trained, if told."""
     terms = {
         "sampler": record["sampler"],
         "noise multiplier": _number(record["noise_multiplier"]),

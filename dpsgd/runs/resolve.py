@@ -109,11 +109,7 @@ class ResolvedRun:
 
 
 def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
-    """Returns the sampler of a run on these data, with the minimum separation that bands ask for.
-
-    Raises:
-      ValueError: if it does not fit them, or the noise does not go with it.
-    """
+    """Returns the sampler of a run on these data, with the minimum separation of its bands."""
     bands = _bands(spec)
     sampler = with_separation(spec.sampler, bands)
     try:
@@ -177,7 +173,7 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums:
 
 
 def privacy_with(
-    sums: FullSums | None, sampler: BatchSampler, noise: Noise, released: DataRelease | None
+    sums: FullSums | None, sampler: BatchSampler, noise: Noise, released: DataRelease | None = None
 ) -> Callable[[float], PrivacyProfile]:
     """Returns what a run costs by the noise multiplier of its steps.
 
@@ -197,11 +193,7 @@ def _smallest_noise(
     sums: FullSums | None,
     released: DataRelease | None,
 ) -> float:
-    """Returns the smallest sufficient noise multiplier: once for all equal runs of a process.
-
-    Raises:
-      ValueError: if no noise suffices.
-    """
+    """Returns the smallest sufficient noise multiplier: once for all equal runs of a process."""
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
     privacy = privacy_with(sums, sampler, noise, released)
@@ -226,11 +218,7 @@ class _LowerEnd:
 
 
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns the run of a spec that leaves nothing open but the size of its noise.
-
-    Raises:
-      ValueError: for a sampler that does not fit the data, or a target out of reach.
-    """
+    """Returns the run of a spec that leaves nothing open but the size of its noise."""
     sampler, delta = build_sampler(spec, population), spec.delta_of(population)
     goal = spec.privacy
     if isinstance(goal, NonPrivate):

@@ -70,12 +70,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, path: Path) -> FinishedRun:
-        """Reads the run in a directory.
-
-        Raises:
-          FileNotFoundError: if there is no finished run.
-          ValueError: if its files are damaged, or do not belong together.
-        """
+        """Reads the run in a directory; refuses files that do not belong together."""
         run = RunDirectory.open(path)
         history = run.history()
         settings = run.config(history)
@@ -103,10 +98,7 @@ class FinishedRun:
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """What its price can be asked of at another delta; None after a change of course.
-
-        None as well of a model that was selected: its mechanism costs less than the selection.
-        """
+        """What its price can be asked of at another delta; None of several, and of a selection."""
         attempts = self.history.attempts
         alone = len(attempts) == 1 and self.history.selection is None
         return attempts[0].terms.mechanism if alone else None
@@ -184,12 +176,7 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Reads the bundle in the folder `path`.
-
-        Raises:
-          FileNotFoundError: if there is none, or one of its files is missing.
-          ValueError: if it is damaged, of another version, or parts of two.
-        """
+        """Reads the export in a folder; refuses one that is damaged, or parts of two."""
         where = path / MODEL
         if not where.is_file():
             raise FileNotFoundError(f"{path} is not an exported model: it has no {MODEL}")

@@ -174,7 +174,6 @@ class Candidates:
                 full_sums(spec, sampler, delta) if calibrated == "platt" else None,
                 sampler,
                 noise_of(spec),
-                population.data_release,
             )
             for (sampler, _, calibrated), spec in unique.items()
         ]

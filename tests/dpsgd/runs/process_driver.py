@@ -527,41 +527,23 @@ def test_mutants(folder, name):
 
 def slowly():
     """Has each block take a while, so that there is time to be killed in."""
-    blocks = job.train_blocks
-
-    def slow(*arguments, **options):
-        for block in blocks(*arguments, **options):
-            time.sleep(0.2)
-            yield block
-
-    job.train_blocks = slow
+    job.train_blocks = tiny_task.watched(lambda *block: time.sleep(0.2))
 
 
 def struck(number, step):
     """Has the process get a signal before it is handed the block that ends at a step."""
-    blocks = job.train_blocks
 
-    def of_blocks(*arguments, **options):
-        for block in blocks(*arguments, **options):
-            if block.steps.stop == step:
-                time.sleep(1)  # until the first has written the checkpoint before
-                os.kill(os.getpid(), number)
-            yield block
+    def strike(_, block):
+        if block.steps.stop == step:
+            time.sleep(1)  # until the first has written the checkpoint before
+            os.kill(os.getpid(), number)
 
-    job.train_blocks = of_blocks
+    job.train_blocks = tiny_task.watched(strike)
 
 
 def hanging():
     """Has the third block take forever."""
-    blocks = job.train_blocks
-
-    def hung(*arguments, **options):
-        for number, block in enumerate(blocks(*arguments, **options)):
-            if number == 2:
-                time.sleep(1000)
-            yield block
-
-    job.train_blocks = hung
+    job.train_blocks = tiny_task.watched(lambda number, block: time.sleep(1000 * (number == 2)))
 
 
 def dying():

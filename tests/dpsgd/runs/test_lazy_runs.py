@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from tiny_task import assert_same, config_of, contents, declared, edit, words
+from tiny_task import assert_same, config_of, contents, declared, edit, watched, words
 
 from accounting import epsilon
 from dpsgd import resume, run
@@ -37,18 +37,15 @@ class Ended(BaseException):
 @contextmanager
 def ended(step, how):
     """Has the run stop, or die, when its block that ends at `step` was taken."""
-    usual = job.train_blocks
 
-    def blocks(*args, **options):
-        for block in usual(*args, **options):
-            if block.steps.stop == step:
-                if how == "killed":  # its noise was drawn, and no checkpoint tells
-                    raise Ended
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield block
+    def end(number, block):
+        if block.steps.stop == step:
+            if how == "killed":  # its noise was drawn, and no checkpoint tells
+                raise Ended
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train_blocks", blocks)
+        patch.setattr(job, "train_blocks", watched(end))
         with pytest.raises(Ended if how == "killed" else Stopped):
             yield
 

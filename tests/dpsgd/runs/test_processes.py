@@ -16,9 +16,11 @@ from dpsgd.runs.processes import Lost, Processes, launched_by_cluster, together
 
 def test_all_get_what_the_first_gives_and_what_all_give_in_order():
     def work(processes):
-        return processes.share({"of": processes.index}), processes.gather(processes.index)
+        asked = [processes.any(processes.index == 1 and turn == 2) for turn in range(4)]
+        return processes.share({"of": processes.index}), processes.gather(processes.index), asked
 
-    assert several.together(3, work) == [({"of": 0}, [0, 1, 2])] * 3
+    given = {"of": 0}, [0, 1, 2], [False, False, True, False]  # known to all in the same turn
+    assert several.together(3, work) == [given] * 3
 
 
 def test_one_process_alone_is_given_back_what_it_gives():
@@ -30,13 +32,6 @@ def test_one_process_alone_is_given_back_what_it_gives():
     )  # fmt: skip
 
 
-def test_a_request_that_one_has_is_known_to_all_in_the_same_turn():
-    def work(processes):
-        return [processes.any(processes.index == 1 and turn == 2) for turn in range(4)]
-
-    assert several.together(3, work) == [[False, False, True, False]] * 3
-
-
 def test_messages_that_all_have_read_are_not_kept():
     store = Store()
     several.together(2, lambda one: [one.any(False) or one.share(1) for _ in range(99)], store)
@@ -44,8 +39,8 @@ def test_messages_that_all_have_read_are_not_kept():
 
 
 @pytest.mark.parametrize("differs", ["configuration", "data"])
-def test_what_differs_is_named_by_all_alike_and_only_digests_travel(differs):
-    store = Store()
+def test_what_differs_is_named_by_all_alike_and_only_digests_travel_that_are_used_once(differs):
+    stores = Store(), Store()
 
     def work(processes):
         parts = {"configuration": {"epochs": 3}, "data": "a secret", "code": "5"}
@@ -53,22 +48,12 @@ def test_what_differs_is_named_by_all_alike_and_only_digests_travel(differs):
             parts[differs] = "another"
         processes.check_alike(parts)
 
-    found = several.together(3, work, store)
-    lines = {str(error) for error in found if type(error) is ValueError}
-    assert len(lines) == 1
-    assert f"process 2 has not what process 0 has: {differs};" in lines.pop()
-    assert "a secret" not in str(store.values)
-
-
-def test_equal_secrets_have_other_digests_the_next_time():
-    stores = Store(), Store()
     for store in stores:
-        assert several.together(2, lambda p: p.check_alike({"data": "a secret"}), store) == [
-            None,
-            None,
-        ]
-    first, second = (dict(store.values) for store in stores)
-    assert first != second
+        found = several.together(3, work, store)
+        (line,) = {str(error) for error in found if type(error) is ValueError}
+        assert f"process 2 has not what process 0 has: {differs};" in line
+        assert "a secret" not in str(store.values)
+    assert dict(stores[0].values) != dict(stores[1].values)
 
 
 def test_whoever_waits_for_one_that_failed_is_told_why():
@@ -118,27 +103,27 @@ def test_what_becomes_of_several_processes(scenario):
     passed(f"{DRIVER}::test_{scenario}")
 
 
-CLUSTERS = {
-    "slurm": {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"},
-    "kubernetes": {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
-}
-ALONE = {
-    "no cluster": {},
-    "one task": {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
-    "a shell of an allocation": {"SLURM_NTASKS": "4"},
-    "a pod by itself": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},
-}
+CLUSTERS = [
+    {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"},
+    {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
+]
+ALONE = [
+    {},
+    {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+    {"SLURM_NTASKS": "4"},  # a shell of an allocation
+    {"KUBERNETES_SERVICE_HOST": "10.0.0.1"},  # a pod by itself
+]
 
 
-@pytest.mark.parametrize("variables", [*CLUSTERS.values(), *ALONE.values()], ids=str)
+@pytest.mark.parametrize("variables", [*CLUSTERS, *ALONE], ids=str)
 def test_a_cluster_is_asked_where_it_started_several_processes_of_the_command(
     variables, monkeypatch
 ):
-    for name in {name for one in CLUSTERS.values() for name in one} | {"SLURM_NTASKS"}:
+    for name in {name for one in (*CLUSTERS, *ALONE) for name in one}:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launched_by_cluster() == (variables in CLUSTERS.values())
+    assert launched_by_cluster() == (variables in CLUSTERS)
 
 
 @pytest.mark.parametrize("given", [(None, None, None), ("127.0.0.1:1", 1, 0)])

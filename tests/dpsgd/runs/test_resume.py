@@ -15,13 +15,14 @@ import pytest
 from tiny_task import (
     Line,
     Scaled,
-    Signalling,
     assert_same,
     config_of,
     contents,
     edit,
     line,
     run_and_stop,
+    sigterm,
+    watched,
     words,
 )
 
@@ -70,18 +71,11 @@ def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
 ):
     made = Run.create(line, config_of(insecure_seed=3), tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(job, "train_blocks", Signalling(job.train_blocks))
+        patch.setattr(job, "train_blocks", watched(sigterm))
         with pytest.raises(Stopped):
             resume(tmp_path / "run")
     blocks = []
-
-    def counted(*args, **options):
-        for block in train_blocks(*args, **options):
-            blocks.append(block)
-            yield block
-
-    train_blocks = job.train_blocks
-    monkeypatch.setattr(job, "train_blocks", counted)
+    monkeypatch.setattr(job, "train_blocks", watched(lambda *block: blocks.append(block)))
     made.train()
     assert len(blocks) == 2  # of four
     run(line, config_of(insecure_seed=3), tmp_path / "whole")

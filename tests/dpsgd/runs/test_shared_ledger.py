@@ -74,27 +74,16 @@ def test_steps_that_are_taken_before_they_are_declared_are_taken_by_nobody(path)
     assert "process 0 has not declared range(0, 8)" in str(found[1])
 
 
-def test_two_ledgers_that_differ_from_the_first_line_are_refused(path, tmp_path):
-    other = tmp_path / "other" / "ledger.jsonl"
-    other.parent.mkdir()
-    Ledger.create(other, terms()).close()
-    _, found = shared(lambda ledger, processes: ledger, path, other)
+@pytest.mark.parametrize("other", ["another", "a copy", "none"])
+def test_processes_that_do_not_share_the_directory_take_no_step(path, tmp_path, other):
+    elsewhere = tmp_path / "other" / "ledger.jsonl"
+    elsewhere.parent.mkdir()
+    if other == "another":
+        Ledger.create(elsewhere, terms()).close()
+    elif other == "a copy":
+        shutil.copy(path, elsewhere)
+    _, found = shared(lambda ledger, processes: ledger.declare(range(8)), path, elsewhere)
     assert isinstance(found, LedgerError)
-    assert "must share one run directory" in str(found)
-
-
-def test_a_copy_of_the_directory_takes_no_step(path, tmp_path):
-    other = shutil.copytree(path.parent, tmp_path.with_name(f"{tmp_path.name}-copy")) / path.name
-
-    def work(ledger, processes):
-        ledger.declare(range(8))
-
-    _, found = shared(work, path, other)
-    assert "must share one run directory" in str(found)
-
-
-def test_a_process_that_finds_no_ledger_is_told_that_it_must_be_shared(path, tmp_path):
-    _, found = shared(lambda ledger, processes: ledger, path, tmp_path / "nowhere" / "ledger.jsonl")
     assert "must share one run directory" in str(found)
 
 

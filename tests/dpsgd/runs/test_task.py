@@ -62,6 +62,9 @@ def test_what_is_not_found_is_named_in_one_line(name, why, tmp_path, monkeypatch
     assert "\n" not in str(refused.value)
 
 
+NAMELESS = ("", "tiny_task", ":line", "tiny_task:", "a:b:c")
+
+
 @pytest.mark.parametrize(
     ("record", "why"),
     [
@@ -74,6 +77,7 @@ def test_what_is_not_found_is_named_in_one_line(name, why, tmp_path, monkeypatch
         ({"name": "tiny_task:Line"}, "settings: NoneType is not an instance of dict"),
         ({"name": "tiny_task:BLOCK", "settings": {}}, "is no task: it is a int without columns"),
         ("x", "str is not an instance of dict"),
+        *(({"name": name, "settings": {}}, "^where: task, name: ") for name in NAMELESS),
     ],
 )
 def test_a_record_that_names_no_task_is_refused(record, why):
@@ -198,9 +202,3 @@ def test_tasks_are_alike_only_in_class_and_settings(monkeypatch):
     assert identity(opaque, None) != identity(opaque, None)
     assert identity(opaque, "tiny_task:line") != identity(opaque, "tiny_task:line")
     assert identity(line, "tiny_task:line") == identity(line, "tiny_task:line")
-
-
-@pytest.mark.parametrize("name", ["", "tiny_task", ":line", "tiny_task:", "a:b:c"])
-def test_a_record_that_names_no_object_is_refused_where_it_stands(name):
-    with pytest.raises(ValueError, match=r"^HERE: task, name: "):
-        load({"name": name, "settings": {}, "description": {}}, "HERE")

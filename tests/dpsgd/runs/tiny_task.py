@@ -159,17 +159,22 @@ def few_rows_are_calibrated():
 BLOCK = 8
 
 
-class Signalling:
-    """Blocks of training, with the second of which the process gets SIGTERM."""
+def watched(do):
+    """Blocks of training, before each of which `do(number, block)` is called."""
+    blocks = job.train_blocks
 
-    def __init__(self, blocks):
-        self.blocks = blocks
-
-    def __call__(self, *args, **options):
-        for count, block in enumerate(self.blocks(*args, **options)):
-            if count == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def watching(*args, **options):
+        for number, block in enumerate(blocks(*args, **options)):
+            do(number, block)
             yield block
+
+    return watching
+
+
+def sigterm(number, block):
+    """With the second block the process is asked to stop."""
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def config_of(**settings):
@@ -181,7 +186,7 @@ def config_of(**settings):
 def run_and_stop(task, config, out):
     """Trains until SIGTERM after the second block, 16 of 30 steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train_blocks", Signalling(job.train_blocks))
+        patch.setattr(job, "train_blocks", watched(sigterm))
         with pytest.raises(Stopped, match="stopped at step 16 of 30, all of it saved"):
             run(task, config, out)
     return out

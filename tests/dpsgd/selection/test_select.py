@@ -137,13 +137,14 @@ def test_nothing_of_losers_or_their_number_remains(trained, tmp_path, capfd, mon
     assert shown[1][3] == ("", "")
 
 
-def test_files_of_losers_and_secrets_are_overwritten(trained, tmp_path):
-    """Of every secret file that there was, a second name shows zeros."""
-    out, kept = tmp_path / "out", tmp_path / "kept"
+def test_secret_files_are_overwritten_and_no_trial_is_seen_to_come_or_go(trained, tmp_path):
+    """Of every secret file that there was, a second name shows zeros; the folder is as it was."""
+    out, kept, seen, finish = tmp_path / "out", tmp_path / "kept", [], Vault.finish
     kept.mkdir()
-    finish = Vault.finish
 
     def linking(self, score):
+        found = self.path.stat()
+        seen.append((found.st_mtime_ns, found.st_ctime_ns, found.st_nlink, found.st_size))
         for path in self.path.rglob("*"):
             if path.is_file() and not (kept / f"{path.parent.name}-{path.name}").exists():
                 os.link(path, kept / f"{path.parent.name}-{path.name}")
@@ -152,6 +153,8 @@ def test_files_of_losers_and_secrets_are_overwritten(trained, tmp_path):
     with scripted(trained), so_many(3), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vault, "finish", linking)
         select(out)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
     held = content(kept)
     assert {"secret-root.key", "secret-journal.jsonl", "1-params.npz", "2-ledger.jsonl"} <= {*held}
     assert not any(any(one) for one in held.values())
@@ -198,21 +201,6 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
     assert seen[secrets / "root.key"] == seen[secrets / "journal.jsonl"] == 0o600
     assert stat.S_IMODE((out / "ledger.jsonl").stat().st_mode) == 0o644
     assert set(os.listdir(out)) == {"ledger.jsonl", SECRETS}
-
-
-def test_who_may_not_look_into_the_secret_folder_sees_no_trial_come_or_go(trained, tmp_path):
-    seen, finish = [], Vault.finish
-
-    def look(self, score):
-        found = self.path.stat()
-        seen.append((found.st_mtime_ns, found.st_ctime_ns, found.st_nlink, found.st_size))
-        finish(self, score)
-
-    with scripted(trained), so_many(4), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Vault, "finish", look)
-        select(tmp_path / "out")
-    assert len(seen) == 4
-    assert len(set(seen)) == 1
 
 
 @pytest.mark.parametrize(
