@@ -128,14 +128,6 @@ def test_a_cap_so_low_that_batches_are_cut_all_the_time_earns_no_guarantee(varia
     assert epsilon(variable(2000, 50, max_batch_size=50).privacy(1.0), 1e-5).upper == math.inf
 
 
-def test_the_default_cap_costs_nothing_visible(variable):
-    capped = variable(50_000, 500, 2)
-    whole = dataclasses.replace(capped, overflow="accumulate")
-    delta = 1 / 50_000
-    ours, free = (epsilon(sampler.privacy(0.8), delta) for sampler in (capped, whole))
-    assert free.upper <= ours.upper <= free.upper + 2e-3
-
-
 # ------------------------------------------------------------------------------------------ shards
 
 
@@ -186,14 +178,6 @@ def test_the_exact_probability_is_what_draws_have(variable):
     exact = 1 - chance_that_nothing_is_cut(sampler)
     assert 0.1 < exact < 0.9
     assert stats.binomtest(cuts, runs, exact).pvalue > FALSE_ALARM
-
-
-def test_the_caps_of_shards_cost_what_that_of_the_whole_does(variable):
-    sampler = variable(100_000, 500, 3, num_shards=8)
-    assert sampler.with_epochs(30).shard_batch_size == sampler.shard_batch_size
-    one = dataclasses.replace(sampler, num_shards=1)
-    ours, whole = (epsilon(s.privacy(0.8), default_delta(100_000)) for s in (sampler, one))
-    assert ours.upper == pytest.approx(whole.upper, abs=2e-3)
 
 
 def test_each_shard_is_cut_by_itself(variable):

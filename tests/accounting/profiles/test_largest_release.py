@@ -33,15 +33,6 @@ def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta, release):
     assert closed.delta(bound.upper).upper == pytest.approx(delta, rel=1e-3)
 
 
-@pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), SHARP[3:])
-def test_another_release_adds_what_it_adds_to_a_known_order(sigma, bins, epochs, delta):
-    more = LargestRelease(sigma, bins, epochs, 0.5).epsilon(delta).lower
-    known = GaussianProfile(sigma / math.sqrt(epochs))
-    both = known.with_gaussian_release(0.5).epsilon(delta).lower
-    added = more - LargestRelease(sigma, bins, epochs).epsilon(delta).upper
-    assert 1.0 < added == pytest.approx(both - known.epsilon(delta).upper, abs=0.1)
-
-
 @pytest.mark.parametrize("release", [math.inf, 0.5])
 @pytest.mark.parametrize(("sigma", "bins", "epochs", "delta"), LOOSE)
 def test_where_they_are_not_sharp_the_algebra_lies_between_them(

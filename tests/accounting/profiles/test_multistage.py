@@ -145,6 +145,13 @@ def random_pair(rng, dimension):
     return tree, draws, sizes, gradients, x
 
 
+def share_of(attained, bound):
+    """The largest share of what a bound allows that was attained."""
+    trivial = np.maximum(0.0, 1.0 - RATIOS)
+    some = bound - trivial > 1e-6
+    return float(np.max((attained - trivial)[some] / (bound - trivial)[some]))
+
+
 def violation(rng, dimension, cells):
     """How far a random pair exceeds the bound, and the largest share of it that was attained."""
     tree, draws, sizes, gradients, x = random_pair(rng, dimension)
@@ -154,14 +161,9 @@ def violation(rng, dimension, cells):
     attained = lower_bounds(
         sums(outcomes, gradients), sums(outcomes, neighbour), probabilities, sigma, cells
     )
-    excess = -math.inf
     glued, minorant = proved(draws, sizes, sigma)
-    for bound in (glued, minorant):
-        excess = max(excess, float(np.max(attained - bound)))
-    trivial = np.maximum(0.0, 1.0 - RATIOS)
-    some = glued - trivial > 1e-6
-    share = float(np.max((attained - trivial)[some] / (glued - trivial)[some]))
-    return excess, share, len(draws)
+    excess = max(float(np.max(attained - bound)) for bound in (glued, minorant))
+    return excess, share_of(attained, glued), len(draws)
 
 
 def test_no_random_pair_of_data_sets_on_a_line_exceeds_the_bound():
@@ -204,9 +206,7 @@ def test_clipping_units_together_bounds_every_function_of_their_examples(level):
         profile = MultistageProfile(sigma, 1, draws, (units, leaves), clipped_level=level)
         bound = np.array([profile.divergence(a) for a in RATIOS])
         assert np.all(attained <= bound + 1e-9)
-        trivial = np.maximum(0.0, 1.0 - RATIOS)
-        some = bound - trivial > 1e-6
-        share = max(share, float(np.max((attained - trivial)[some] / (bound - trivial)[some])))
+        share = max(share, share_of(attained, bound))
     assert share > 0.9
 
 
