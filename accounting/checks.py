@@ -44,16 +44,13 @@ def check_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
-def check_noise_multiplier(noise_multiplier: float) -> None:
-    """Raises a ValueError unless `noise_multiplier` is in [1e-100, 1e10]."""
+def check_noise_multiplier(noise_multiplier: float, name: str = "noise_multiplier") -> None:
+    """Raises a ValueError, with its `name`, unless a noise multiplier is in [1e-100, 1e10]."""
     if not 0.0 < noise_multiplier < math.inf:
-        raise ValueError(
-            f"noise_multiplier must be > 0 and finite for a guarantee, got {noise_multiplier}"
-        )
+        raise ValueError(f"{name} must be > 0 and finite for a guarantee, got {noise_multiplier}")
     if not _SMALLEST_NOISE <= noise_multiplier <= _LARGEST_NOISE:
         raise ValueError(
-            f"noise_multiplier must lie in [{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}], got "
-            f"{noise_multiplier}"
+            f"{name} must lie in [{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}], got {noise_multiplier}"
         )
 
 
@@ -95,4 +92,4 @@ def check_settings(
     if mode and getattr(settings, mode) not in ("redrawn", "fixed"):
         raise ValueError(f"{mode} must be 'redrawn' or 'fixed', got {getattr(settings, mode)!r}")
     if (release := getattr(settings, "release", math.inf)) != math.inf:
-        check_noise_multiplier(release)
+        check_noise_multiplier(release, "release")
