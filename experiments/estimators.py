@@ -93,8 +93,8 @@ class _Estimator(BaseEstimator):
     """Columns whose values are hashed; those of arrays are called x0, x1, ..."""
     weight_bound: Any = None
     """Public bound of `sample_weight`, to which weights are clipped."""
-    number_transform: Any = "none"
-    """Of numbers and their bounds: "log1p" is sign(x) log(1 + abs(x))."""
+    number_transform: Any = "both"
+    """Of numbers: "none", "log1p", that is sign(x) log(1 + abs(x)), or curves of both."""
     model: Any = "linear"
     """Preset of the model, as of `dpsgd train`."""
     sampler: Any = "balls-and-bins"

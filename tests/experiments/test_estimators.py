@@ -71,7 +71,9 @@ def test_private_bounds_are_counted_within_epsilon_and_lie_in_the_outer_ones():
     model = DPClassifier(3.0, **{**PUBLIC, **PRIVATELY}).fit(rows, np.tile(Y, 100))
     public = DPClassifier(3.0, **PUBLIC).fit(rows, np.tile(Y, 100))
     assert public.bounds_ == dict.fromkeys(("x0", "x1", "x2"), (-1.0, 1.0))
-    assert all(-10 < low <= -0.9 and 0.9 <= high < 10 for low, high in model.bounds_.values())
+    outer = (-100.0, 100.0)
+    assert all(-100 <= low <= -0.5 and 0.5 <= high <= 100 for low, high in model.bounds_.values())
+    assert any(ends != outer for ends in model.bounds_.values())
     assert model.guarantee_["epsilon_upper"] <= 3
     release = DataRelease(**model.guarantee_["data_release"])
     cost = epsilon(release.privacy(), model.guarantee_["delta"])

@@ -182,9 +182,10 @@ class PrepareCsv(FromFiles):
     buckets: tuple[int, ...] = (1 << 16,)
     """Hash buckets, a power of two: one for all categories without declared values, or one for each
     of these; chosen by what is publicly known, not by counting rows."""
-    transform: Literal["log1p", "none"] = "log1p"
-    """What becomes of a number x: sign(x) log(1 + |x|), or nothing, if they are scaled by public
-    constants already."""
+    transform: Literal["log1p", "none", "both"] = "both"
+    """What becomes of a number x: sign(x) log(1 + |x|), as of counts; nothing, as of what public
+    constants have scaled; or both, so that of a number with bounds the sum of two curves is
+    learned, one of its logarithm and one of itself."""
     missing: tuple[str, ...] = ()
     """Texts that stand for a missing value, beside the empty one: NA, for example."""
     order: Literal["random", "chronological"] = "random"

@@ -95,7 +95,16 @@ def _with_zeros(draw: nnx.Initializer, *drawn: int | None) -> nnx.Initializer:
 
 def number_features(schema: Schema, bins: int) -> int:
     """Returns how many features stand for the numbers of an example."""
-    return 2 * len(schema.integers) + bins * (len(schema.bounded) if bins else 0)
+    if not bins:
+        return 2 * len(schema.integers)
+    scales, pieces = _curves(schema, bins)
+    return 2 * len(schema.integers) + (scales * (pieces + 1) - 1) * len(schema.bounded)
+
+
+def _curves(schema: Schema, bins: int) -> tuple[int, int]:
+    """Returns how many curves are learned of a number with bounds, and their pieces."""
+    scales = len(schema.scales(np.zeros(1)))
+    return scales, max(1, bins // scales)
 
 
 def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) -> jax.Array:
@@ -105,16 +114,21 @@ def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) ->
     low) in [0, B] and B = `bins`, they are max(0, 1 - |u - k|), k = 0 ... B: two of them at most
     are not 0, and they add up to 1. A weighted sum of them is any function that is linear in each
     of B pieces of the range, and constant beyond. All are 0 of a number that is missing, which one
-    more feature says. A number without bounds is one feature.
+    more feature says. A number without bounds is one feature. Where the schema's transform is both,
+    there are such features, with half of B, of the logarithm and of the number itself.
     """
     x, missing = example["integers"], example["integers_missing"].astype(jnp.float32)
     binned = [j for j, name in enumerate(schema.integers) if bins and name in schema.bounded]
     if not binned:
         return jnp.concatenate([INTEGER_SCALE * x, missing])
     others = np.setdiff1d(np.arange(x.size), binned)
-    low, high = schema.transformed(np.array(list(schema.bounded.values()))).T
-    u = jnp.clip((x[np.array(binned)] - low) / (high - low) * bins, 0, bins)
-    hats = jnp.maximum(0.0, 1.0 - jnp.abs(u[:, None] - jnp.arange(bins + 1)))
+    scales, pieces = _curves(schema, bins)
+    read = x[np.array(binned)]
+    plain = jnp.copysign(jnp.expm1(jnp.abs(read)), read)
+    ends = schema.scales(np.array(list(schema.bounded.values())))  # [scales, numbers, 2]
+    low, high = ends[..., 0], ends[..., 1]
+    u = jnp.clip((jnp.stack([read, plain][:scales]) - low) / (high - low) * pieces, 0, pieces)
+    hats = jnp.maximum(0.0, 1.0 - jnp.abs(u[..., None] - jnp.arange(pieces + 1)))
     hats *= (1 - missing[np.array(binned)])[:, None]
     return jnp.concatenate([INTEGER_SCALE * x[others], missing, hats.ravel()])
 

@@ -112,8 +112,9 @@ class Schema:
     buckets: tuple[int, ...]
     label: str = ""
     """Column of the label in a file; empty where the format of the data set says which it is."""
-    transform: Literal["log1p", "none"] = "log1p"
-    """What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing."""
+    transform: Literal["log1p", "none", "both"] = "log1p"
+    """What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing. Where it is both, it is the
+    former, and a model learns curves of both, see `scales`."""
     missing: tuple[str, ...] = ()
     """Texts that stand for a missing value, beside the empty one."""
     classes: tuple[str, ...] = ()
@@ -160,13 +161,15 @@ class Schema:
             if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
                 shown = ":".join(f"{end:g}" for end in ends)
                 raise ValueError(f"bounds of {column} must be finite, low:high, not {shown}")
-            with np.errstate(over="ignore"):
-                low, high = self.transformed(np.array(ends))
-            if not -math.inf < low < high < math.inf:
-                raise ValueError(
-                    f"bounds of {column} are {low} and {high} in float32, as a model reads them: "
-                    "give others"
-                )
+            with np.errstate(over="ignore", invalid="ignore"):
+                scales = self.scales(np.array(ends))
+                lengths = scales[:, 1] - scales[:, 0]
+            for (low, high), length in zip(scales, lengths, strict=True):
+                if not 0 < length < math.inf:
+                    raise ValueError(
+                        f"bounds of {column} are {low} and {high} in float32, as a model reads "
+                        "them: give others"
+                    )
 
     @property
     def target(self) -> Target:
@@ -199,9 +202,12 @@ class Schema:
 
     def transformed(self, values: np.ndarray) -> np.ndarray:
         """Return numbers as a model reads them: float32, by `transform`, which no row decides."""
-        if self.transform == "log1p":
-            return log_transform(values)
-        return values.astype(np.float32)
+        return values.astype(np.float32) if self.transform == "none" else log_transform(values)
+
+    def scales(self, values: np.ndarray) -> np.ndarray:
+        """Return numbers on each scale on which curves are learned: float32[scales, ...]."""
+        read = self.transformed(values)
+        return np.stack([read, values.astype(np.float32)] if self.transform == "both" else [read])
 
     def hash(self, values: np.ndarray, feature: int, seed: int) -> np.ndarray:
         """Return the ids of `values` (any shape, unsigned integers) of categorical `feature`.

@@ -42,6 +42,7 @@ MANIFEST = "manifest.json"
 INTEGER_TRANSFORMS = {
     "log1p": "sign(x) * log1p(abs(x)); missing = 0",
     "none": "x; missing = 0",
+    "both": "sign(x) * log1p(abs(x)); missing = 0",
 }
 """For people: what `Schema.transform` makes of numbers."""
 

@@ -40,7 +40,7 @@ def table_schema(
     categories: Sequence[str] = (),
     numbers: Sequence[str] = (),
     buckets: Sequence[int] = (BUCKETS,),
-    transform: Literal["log1p", "none"] = "log1p",
+    transform: Literal["log1p", "none", "both"] = "both",
     missing: Sequence[str] = (),
     classes: Sequence[str] = (),
     label_bounds: Sequence[float] = (),
@@ -57,7 +57,7 @@ def table_schema(
         numbers: Columns of numbers.
         buckets: Hash buckets, a power of two: one for all categories without declared values, or
             one for each of these.
-        transform: What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing.
+        transform: What becomes of numbers: see `Schema.transform`.
         missing: Texts that stand for a missing value, beside the empty one.
         classes: Texts of the label that mean 0, 1, ..., where it is not zeros and ones.
         label_bounds: Public (low, high) of a label that is a number.

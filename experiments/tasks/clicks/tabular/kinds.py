@@ -47,7 +47,7 @@ def kinds_of(schema: Schema) -> dict[str, Kind]:
     return {
         **weights,
         schema.label: Clipped(*ends) if (ends := schema.label_bounds) else Label(schema.classes),
-        **dict.fromkeys(schema.integers, Number(schema.missing, schema.transform == "log1p")),
+        **dict.fromkeys(schema.integers, Number(schema.missing, schema.transform != "none")),
         **{name: Category(schema.missing, schema.declared.get(name)) for name in schema.categories},
     }
 

@@ -197,7 +197,7 @@ class Counts:
         return self.schema.choosing(bounds, values), record
 
     def _untransformed(self, edges: np.ndarray) -> tuple[float, float]:
-        if self.schema.transform == "log1p":
+        if self.schema.transform != "none":
             edges = np.copysign(np.expm1(np.abs(edges)), edges)
         low, high = edges.tolist()
         return low, high

@@ -32,9 +32,16 @@ def task(store):
 def of_any_model(request, store):
     """A task of a model whose parameters are all drawn, none of them 0."""
     task = Clicks(store, **request.param)
+    return task, drawn(task)
+
+
+def drawn(task):
     rng = np.random.default_rng(0)
-    drawn = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), task.init(0))
-    return task, drawn
+    return jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), task.init(0))
+
+
+def logarithm(x):
+    return math.copysign(math.log1p(abs(x)), x)
 
 
 def test_clicks_are_a_task(task):
@@ -135,27 +142,33 @@ def test_what_is_described_is_enough_to_predict_without_the_store(task):
         Clicks.described({**record, "model_sizes": {"hidden": "x"}}, "config")
 
 
-def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model):
-    (task, params), sizes = of_any_model, of_any_model[0].sizes
-    rows, schema = task.columns(), task.schema
+@pytest.mark.parametrize("transform", ["log1p", "none", "both"])
+def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, transform):
+    of_store, sizes = of_any_model[0], of_any_model[0].sizes
+    schema, rows = dataclasses.replace(of_store.schema, transform=transform), of_store.columns()
+    task = DescribedClicks(sizes, schema, hash_seed=0)
+    params = drawn(task)
     leaf = {
         "".join(f"/{key.key}" for key in path if hasattr(key, "key")): np.asarray(x, np.float64)
         for path, x in jax.tree_util.tree_leaves_with_path(params)
     }
     ids = schema.fold(rows["categories"], sizes.max_buckets)
     looked_up = leaf["/embedding/embedding"][ids + schema.table_offsets(sizes.max_buckets)]
-    numbers = rows["integers"]
+    numbers, missing = rows["integers"].astype(np.float64), rows["integers_missing"]
     if sizes.bins:  # all have bounds; a curve through knots is a sum of one that is 1 at each
-        ends = schema.transformed(np.array(schema.bounds)).astype(np.float64)
-        knots = [np.linspace(low, high, sizes.bins + 1) for low, high in ends]
+        plain = numbers if transform == "none" else np.copysign(np.expm1(abs(numbers)), numbers)
+        scales = {"log1p": [logarithm], "none": [float], "both": [logarithm, float]}[transform]
+        scales = [np.vectorize(scale) for scale in scales]
+        knots = np.eye(1 + max(1, sizes.bins // len(scales)))
         curves = [
-            np.interp(numbers[:, j], knots[j], knot) * ~rows["integers_missing"][:, j]
-            for j in range(len(knots))
-            for knot in np.eye(sizes.bins + 1)
+            np.interp(scale(x), np.linspace(*scale(ends), len(knots)), knot) * ~absent
+            for scale in scales
+            for x, ends, absent in zip(plain.T, schema.bounds, missing.T, strict=True)
+            for knot in knots
         ]
-        numbers = np.concatenate([rows["integers_missing"], np.stack(curves, axis=1)], axis=1)
+        numbers = np.concatenate([missing, np.stack(curves, axis=1)], axis=1)
     else:
-        numbers = np.concatenate([0.2 * numbers, rows["integers_missing"]], axis=1)
+        numbers = np.concatenate([0.2 * numbers, missing], axis=1)
     x = looked_up[..., : sizes.embedding_dim].reshape(len(ids), -1)
     if sizes.hidden:
         x = np.concatenate([x, numbers], axis=1)
@@ -169,7 +182,16 @@ def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model):
     assert np.ptp(found) > 1e-3
 
 
-@pytest.mark.parametrize("bounds", [((0.0, 1.0),), ((1.0, 1.0),) * 13, ((0.0, math.inf),) * 13])
-def test_bounds_that_do_not_fit_are_refused(bounds):
+@pytest.mark.parametrize(
+    ("bounds", "transform"),
+    [
+        (((0.0, 1.0),), "log1p"),
+        (((1.0, 1.0),) * 13, "log1p"),
+        (((0.0, math.inf),) * 13, "log1p"),
+        (((0.0, 1e39),) * 13, "both"),
+        (((-3e38, 3e38),) * 13, "none"),
+    ],
+)
+def test_bounds_that_do_not_fit_are_refused(bounds, transform):
     with pytest.raises(ValueError, match="bounds"):
-        dataclasses.replace(DISPLAY_ADS, bounds=bounds)
+        dataclasses.replace(DISPLAY_ADS, bounds=bounds, transform=transform)
