@@ -234,6 +234,8 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         f"{CHOICES[name]} {value:{',' if isinstance(value, int) else 'g'}}"
         for name, value in chosen.get("settings", {}).items()
     ]
+    if warm := chosen.get("warm"):
+        found.append(f"a lower rate than usual, as {warm['why']}")
     if tables := chosen.get("tables"):
         found.append(f"tables {tables['tables']}, as {tables['why']}")
     if noise := chosen.get("noise"):

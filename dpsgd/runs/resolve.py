@@ -311,12 +311,19 @@ def choose(
     values = {**found.options(), **vars(found.sampler)}
     if names := [name for name in CHOICES if name in spec.open and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
+        if "learning_rate" in names and _starts_warm(spec):
+            chosen["warm"] = {"why": "the usual rate makes a run forget the model it starts from"}
     if chosen:
         progress(sentence(chosen))
     found = _with_calibration(found, task, population, progress)
     found, noise = with_noise(found, task, population, progress)
     found = dataclasses.replace(found, delta=spec.delta_of(population))
     return found, {**chosen, "noise": noise} if noise else chosen
+
+
+def _starts_warm(spec: RunSpec) -> bool:
+    """Whether the usual step size is not that of `warm_rate`."""
+    return spec.init_from is not None and isinstance(spec.privacy, TargetEpsilon)
 
 
 def _with_settings(
@@ -379,7 +386,7 @@ def _recommended(
             f"recommend() of the task must return dpsgd.Settings, got {type(settings).__name__}"
         )
     found = {name: getattr(settings, name) for name in names if name in own}
-    if spec.init_from is not None and "learning_rate" in found:
+    if _starts_warm(spec) and "learning_rate" in found:
         found["learning_rate"] = warm_rate(found["learning_rate"], request)
     if found.get("tables_learning_rate", 0.0) is None:
         found["tables_learning_rate"] = table_step_size(request, settings)

@@ -201,7 +201,10 @@ def test_a_run_from_an_earlier_model_takes_shorter_steps_unless_they_are_given(t
     spec, record = chosen(warm)
     assert spec.optimizer.learning_rate == pytest.approx(part * usual, rel=0.02)
     assert record["settings"]["learning_rate"] == spec.optimizer.learning_rate
-    assert chosen(warm.but(learning_rate=usual))[0].optimizer.learning_rate == usual
+    assert f"as {record['warm']['why']}" in sentence(record)
+    given, record = chosen(warm.but(learning_rate=usual))
+    assert given.optimizer.learning_rate == usual
+    assert not {"warm"} & {*record, *chosen(fresh)[1]}
 
 
 @dataclass(frozen=True)
