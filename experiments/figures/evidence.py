@@ -84,7 +84,7 @@ def draw(config: Config, console: Console) -> Figure:
     drawn = [point.epsilon for point in of_all if point.epsilon is not None]
     if not drawn:
         raise ValueError(f"{config.record} has no figures of scripts/bench evidence")
-    columns = min(3, len(found))
+    columns = min(4, len(found))
     rows = -(-len(found) // columns)
     figure = blank(4.2 * columns, 3.2 * rows + 0.8)
     axes = panels(figure, rows, columns)
