@@ -102,13 +102,14 @@ def write_predictions(
 
     def write(put: Callable[[bytes], object]) -> None:
         nonlocal num_rows, undefined
-        header = None
+        header: list[str] = []
+        first = [] if key is None else [key]
         for block in blocks:
             table = block.reshape(len(block), -1)
-            if header is None:
+            if not header:
                 wide = columns or range(table.shape[1])
                 header = [f"{name}_{i}" for i in wide] if block.ndim > 1 else [name]
-                put(line([*([key] if key is not None else []), *header]).encode())
+                put(line([*first, *header]).encode())
             found = [[f"{x:.9g}" for x in row] for row in table.tolist()]
             if of_rows is None:
                 put("".join(",".join(row) + "\n" for row in found).encode())
@@ -118,8 +119,8 @@ def write_predictions(
             num_rows += len(table)
             undefined += int(np.isnan(table).any(axis=1).sum())
             progress(num_rows)
-        if header is None:
-            put(line([*([key] if key is not None else []), name]).encode())
+        if not header:
+            put(line([*first, name]).encode())
 
     def write_new(file: IO[bytes]) -> None:
         if out.suffix == ".gz":

@@ -73,27 +73,21 @@ def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matri
 
 
 class StepLaws(NamedTuple):
-    """The optimizer of tables in one step, float32, and the gaps that end there."""
+    """The optimizer of tables in one step, float32, and the gaps that end there.
+
+    Of a block, step sizes, `from_multiples` and `from_recent` have a leading axis of steps.
+    """
 
     step_size: Any
     momentum: Any
     weight_decay: Any
     gaps: LawTables
 
-
-class BlockLaws(NamedTuple):
-    """`StepLaws` of the steps of a block, but for `to_multiple` with a leading axis of steps."""
-
-    step_sizes: Any
-    momentum: Any
-    weight_decay: Any
-    to_multiple: Any
-    from_multiples: Any
-    from_recent: Any
-
     def at(self, j: Any) -> StepLaws:
-        gaps = LawTables(self.to_multiple, self.from_multiples[j], self.from_recent[j])
-        return StepLaws(self.step_sizes[j], self.momentum, self.weight_decay, gaps)
+        """Returns those of step `j` of a block."""
+        whole, *ending = self.gaps
+        gaps = LawTables(whole, *(of_steps[j] for of_steps in ending))
+        return self._replace(step_size=self.step_size[j], gaps=gaps)
 
 
 class RunLaws:
@@ -104,7 +98,7 @@ class RunLaws:
         self._gaps = Gaps(optimizer)
         self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
 
-    def of(self, steps: range, room: int) -> BlockLaws:
+    def of(self, steps: range, room: int) -> StepLaws:
         found = [self._gaps.at(step) for step in steps]
         sizes = np.zeros(room, np.float32)
         sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
@@ -113,7 +107,7 @@ class RunLaws:
             rows = np.stack([packed(getattr(at, name)) for at in found])
             gaps.append(np.pad(rows, [(0, room - len(steps)), (0, 0), (0, 0)]))
         numbers = np.float32(self._optimizer.momentum), np.float32(self._optimizer.weight_decay)
-        return BlockLaws(sizes, *numbers, self._to_multiple, *gaps)
+        return StepLaws(sizes, *numbers, LawTables(self._to_multiple, *gaps))
 
     def after(self, steps: int) -> LawTables:
         at = self._gaps.at(steps)
