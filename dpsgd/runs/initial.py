@@ -295,9 +295,8 @@ def matched(
     missing = [name for name in leaves if name in begin - forced and not _fresh(name, others)]
     parts = []
     if missing:
-        parts = [
-            f"does not hold the parameter {missing[0]} {tuple(leaves[missing[0]].value.shape)}"
-        ]
+        shape = tuple(leaves[missing[0]].value.shape)
+        parts = [f"does not hold the parameter {missing[0]} {shape}"]
         parts[0] += f" (nor {some(missing[1:])})" if missing[1:] else ""
     if unknown:
         parts.append(f"holds arrays of no parameter: {some(unknown)}")

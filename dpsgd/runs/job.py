@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import types
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from dpsgd.engine import programs
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
-from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import shapes_of_rows
@@ -36,19 +33,21 @@ from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.initial import earlier_guarantees, initial_params
-from dpsgd.runs.optimizer import (
-    Constant,
-    Cosine,
-    hyperparameters,
-    optimizer,
-    with_hyperparameters,
-)
+from dpsgd.runs.optimizer import hyperparameters, lazy_tables, optimizer, with_hyperparameters
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import ResolvedRun
-from dpsgd.runs.spec import SGD, Lazy, RunSpec
-from dpsgd.runs.task import Task, arrays_digest, calibration_of, data_digest, identity, task_record
+from dpsgd.runs.spec import SGD, RunSpec
+from dpsgd.runs.task import (
+    Task,
+    arrays_digest,
+    data_digest,
+    identity,
+    refinement_of,
+    rows_of,
+    shared_loss,
+)
 from dpsgd.runs.terms import Terms
-from samplers import Population, UnitData
+from samplers import Population
 
 PyTree = Any
 
@@ -311,11 +310,11 @@ class Job(Training):
             **average,
         }
         algorithm = dpsgd(
-            RunLoss.of(_loss(task), spec.train, spec.compute),
+            RunLoss.of(shared_loss(task), spec.train, spec.compute),
             optimizer(kind, chosen.schedule, next(iter(average), None)),
             clipping=spec.clipping,
             microbatch_size=spec.microbatch_size,
-            tables=_lazy_tables(spec, sampler.num_steps),
+            tables=lazy_tables(spec, sampler.num_steps),
         )
         params, taken = initial_params(
             task.init(spec.init_seed),
@@ -399,58 +398,3 @@ class Job(Training):
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
         return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit, self.earlier)
-
-
-def rows_of(task: Task) -> tuple[PyTree, Population]:
-    """Returns the training rows of a task, and what is public of them, or refuses the columns."""
-    data = task.columns()
-    columns = data.columns if isinstance(data, UnitData) else data
-    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(columns)}
-    if len(rows) != 1 or 0 in rows:
-        raise ValueError(
-            f"columns() of the task must be arrays with equally many rows, one an example; they "
-            f"have {', '.join(map(str, sorted(rows))) or 'none'}"
-        )
-    return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
-
-
-def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
-    """Returns what a task makes of the sums that its run ends in, if there are any."""
-    if mechanism.full_sums is None:
-        return None
-    if (made := calibration_of(task)) is None:
-        raise ValueError(
-            f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
-            "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
-        )
-    return made
-
-
-def _lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
-    if not isinstance(tables := spec.tables, Lazy):
-        return None
-    rate: Any = tables.learning_rate
-    momentum: Any = tables.momentum
-    assert None not in (rate, momentum), "`resolve` leaves nothing open"
-    constant = spec.optimizer.schedule == "constant"
-    sizes = Constant(rate) if constant else Cosine(rate, num_steps)
-    return LazyTables(sizes, momentum, tables.weight_decay)
-
-
-def _loss(task: Task) -> Callable[..., Any]:
-    """Returns the loss of a task: that of the first of equal tasks, which share programs so."""
-    loss = task.loss
-    if not isinstance(loss, types.MethodType):
-        return loss
-    try:
-        hash(task)
-    except TypeError:
-        return loss
-    same: Any = task
-    return _first(same, json.dumps(task_record(task), sort_keys=True)).loss
-
-
-@functools.lru_cache(maxsize=16)
-def _first(task: Task, record: str) -> Task:
-    del record  # what is described otherwise, or has other settings, is not equal
-    return task

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from dpsgd.engine.averages import averaged
+from dpsgd.engine.lazy.group import LazyTables
+from dpsgd.runs.spec import Lazy, RunSpec
 
 
 def hyperparameters(
@@ -67,6 +69,18 @@ class Constant:
 
     def __call__(self, step: Any) -> float:
         return self.learning_rate
+
+
+def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
+    """Returns how tables with deferred noise are trained; None where there are none."""
+    if not isinstance(tables := spec.tables, Lazy):
+        return None
+    rate: Any = tables.learning_rate
+    momentum: Any = tables.momentum
+    assert None not in (rate, momentum), "`resolve` leaves nothing open"
+    constant = spec.optimizer.schedule == "constant"
+    sizes = Constant(rate) if constant else Cosine(rate, num_steps)
+    return LazyTables(sizes, momentum, tables.weight_decay)
 
 
 def _made(

@@ -9,13 +9,16 @@ import importlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
 from dpsgd.runs.records import build, checked, field_types, near, to_json
 
 if TYPE_CHECKING:
+    from dpsgd.core.mechanism import Mechanism
+    from dpsgd.engine.queries import Refinement
     from samplers import Population
 
 PyTree = Any
@@ -127,6 +130,18 @@ def calibration_of(task: Any) -> Any:
     """Returns the `calibration` of a task; None if it offers none."""
     made = getattr(task, "calibration", None)
     return made() if callable(made) else None
+
+
+def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
+    """Returns what a task makes of the sums that its run ends in, if there are any."""
+    if mechanism.full_sums is None:
+        return None
+    if (made := calibration_of(task)) is None:
+        raise ValueError(
+            f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
+            "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
+        )
+    return made
 
 
 def find(name: str) -> Any:
@@ -251,6 +266,43 @@ def load(
             raise ValueError(f"the task {name} has no setting `data`, so that it takes none")
         settings["data"] = str(data)
     return made_of(found, settings, name, f"{where}: task")
+
+
+def rows_of(task: Task) -> tuple[PyTree, Population]:
+    """Returns the training rows of a task, and what is public of them, or refuses the columns."""
+    import jax
+    import numpy as np
+
+    from samplers import Population, UnitData
+
+    data = task.columns()
+    columns = data.columns if isinstance(data, UnitData) else data
+    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(columns)}
+    if len(rows) != 1 or 0 in rows:
+        raise ValueError(
+            f"columns() of the task must be arrays with equally many rows, one an example; they "
+            f"have {', '.join(map(str, sorted(rows))) or 'none'}"
+        )
+    return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
+
+
+def shared_loss(task: Task) -> Callable[..., Any]:
+    """Returns the loss of a task: that of the first of equal tasks, which share programs so."""
+    loss = task.loss
+    if not isinstance(loss, types.MethodType):
+        return loss
+    try:
+        hash(task)
+    except TypeError:
+        return loss
+    same: Any = task
+    return _first(same, json.dumps(task_record(task), sort_keys=True)).loss
+
+
+@functools.lru_cache(maxsize=16)
+def _first(task: Task, record: str) -> Task:
+    del record  # what is described otherwise, or has other settings, is not equal
+    return task
 
 
 def data_digest(task: Task, columns: PyTree, population: Population | None = None) -> str:

@@ -106,5 +106,5 @@ class Faint(Line):
 def test_equal_tasks_share_a_loss_only_where_their_settings_are_the_same():
     ones, two = (Faint(), Faint()), Faint(scale=2.0)
     assert ones[0] == ones[1] == two
-    assert job._loss(ones[0]) == job._loss(ones[1])
-    assert job._loss(two).__self__ is two
+    assert job.shared_loss(ones[0]) == job.shared_loss(ones[1])
+    assert job.shared_loss(two).__self__ is two
