@@ -17,7 +17,6 @@ from experiments.benchmarks.models import (
     asked_for,
     beside_bars,
     defaults,
-    gain,
     lazy_and_dense,
 )
 from experiments.tasks.clicks.task import Clicks
@@ -98,20 +97,6 @@ def test_a_setting_is_a_mechanism_of_the_guarantee_that_it_names(store):
         assert isinstance(mechanism.noise, Independent if setting is small else BandedToeplitz)
         assert mechanism.noise.bands == setting.bands
         assert mechanism.privacy().epsilon(1 / n).upper <= 8.0
-
-
-def test_a_gain_is_the_mean_of_the_differences_seed_by_seed(store, monkeypatch):
-    given = {1: [0.7, 0.8, 0.9], 2: [0.72, 0.84, 0.93]}
-    monkeypatch.setattr(
-        Models,
-        "trained",
-        lambda self, name, spec: [{"test_auc": x} for x in given[spec.options().get("bands", 1)]],
-    )
-    banded = replace(SETTING, bands=2)
-    row = gain(Models(FewerRows(store), 3), banded, SETTING, "gain", 0.029)
-    assert row.value == pytest.approx(0.03)
-    assert row.holds is True
-    assert row.error == pytest.approx(0.01 / math.sqrt(3))
 
 
 @pytest.mark.parametrize(("batch_size", "epochs"), [(1024, 10), (None, None)])
