@@ -353,11 +353,12 @@ def against_dp_accounting(*, points: int = 200) -> Iterator[Row]:
 
 
 PAIRS = {"sigma, steps, discretization": ((1.0, 565, None), (0.5, 36_000, 0.05))}
+INTERVALS = {"sigma, bar": ((0.5, 1.5), (0.1, 20.0))}
 HARD: dict[str, Any] = {"asked": True, "seconds": 300}
 CASES = [
     *cases(against_peer, "peer", over=PAIRS, needs=("PLD_accounting or --peer-python",)),
-    *cases(interval, over={"sigma, bar": ((0.5, 1.5), (0.1, 20.0))}),
-    *cases(calibration),
+    *cases(interval, over=INTERVALS, quick={"rounds": 1}, all_quick=True, exact=True),
+    *cases(calibration, quick={"rounds": 1}, exact=True),
     *cases(hard, over={"kind": (*QUESTIONS, "random points")}, **HARD),
     *cases(against_dp_accounting, "hard, dp_accounting", needs=("dp_accounting",), **HARD),
 ]
