@@ -51,7 +51,10 @@ EXPECTED_FAILED_CHECKS = dict.fromkeys(
         "check_supervised_y_2d",
     ),
     "compares two fits, and noise and batches of each are fresh",
-)
+) | {
+    "check_classifiers_one_label_sample_weights": "as many rows as columns: the audit takes the "
+    "constants of the columns for rows, and refuses"
+}
 """Of scikit-learn's `check_estimator`: those that cannot hold, with the reason."""
 
 _PRIVATE = "private"

@@ -51,6 +51,17 @@ def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
     assert recommended(Request(n, 1 / n, target_epsilon=epsilon)) == expected
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "rate"), [(0.5, 0.0047), (1.0, 0.0043), (2.0, 0.0049), (3.0, 0.005), (8.0, 0.0038)]
+)
+def test_linear_models_of_many_values_step_less_at_a_small_epsilon(epsilon, rate):
+    request = Request(88_000, 1e-5, target_epsilon=epsilon)
+    assert recommended(request, PRESETS["linear"]) == Settings(4096, 30, 2.0, rate)
+    few = recommended(request, PRESETS["linear"], most_buckets=256)
+    usual = recommended(request).learning_rate  # of a network
+    assert few.learning_rate == pytest.approx(5 * usual, rel=0.02)
+
+
 def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
     for n, batch_size in ((455, 4), (26_048, 256)):
         request = Request(n, 1 / n)
