@@ -66,8 +66,8 @@ steps, and lose 0.003 to 0.005 of AUC at 0.01; on Criteo they lose 0.005 at 0.01
 
 LITTLE_EPSILON = 0.7
 """Part of the rate of linear models of many values up to epsilon 1, as noise moves the weights of
-rare ones: on Criteo it has an AUC of 0.7533 on validation rows, and all of it 0.7518. From epsilon
-3 on all of it is better, by 0.000 there and by 0.002 at 8; between, it is linear in log(epsilon)."""
+rare ones: on Criteo it has an AUC of 0.7533 on validation rows, and all of it 0.7518. At epsilon 3
+they are alike, and at 8 all of it is better by 0.002; between, it is linear in log(epsilon)."""
 
 WIDE_WITHOUT_NOISE = 2e-3
 """Rate without privacy where models with a weight for each value have many: on Criteo 0.006 loses
