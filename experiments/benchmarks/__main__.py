@@ -16,7 +16,7 @@ from experiments.benchmarks.case import Case
 
 AREAS = (
     "accounting", "audit", "correlated", "evidence", "gpu", "gpu_program", "ingest", "noise",
-    "samplers", "scale", "step", "tables", "train", "useful",
+    "papers", "samplers", "scale", "size", "step", "tables", "train", "useful",
 )  # fmt: skip
 
 

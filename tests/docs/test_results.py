@@ -227,8 +227,15 @@ def test_the_table_of_evidence_is_what_was_recorded():
     file = ROOT / "experiments/records/evidence.json"
     found = points(read(file))
     rows = table_rows("test rows | no privacy |")
-    names = [f"{data}, {what}" for data, curves in found.items() for what in curves]
-    assert sorted(label for label, _ in rows) == sorted(names)
+    every = [(data, what) for data, curves in found.items() for what in curves]
+    alone = [f"{data}, {what}" for data, what in every if not what.startswith("same work: ")]
+    assert sorted(label for label, _ in rows) == sorted(alone)
+    peers = table_rows("rows, program | printed |")
+    assert len(peers) == 2 * (len(every) - len(alone))
+    for label, cells in peers:
+        data, _, program = label.rpartition(" (")[0].partition(", ")
+        asked = {point.epsilon: shown(point) for point in found[data][f"same work: {program}"]}
+        assert cells["AUC"] == asked[round(float(cells["printed"]))], label
     for label, cells in rows:
         data, _, what = label.partition(", ")
         points_of = {point.epsilon: point for point in found[data][what]}

@@ -375,7 +375,7 @@ def declared(sigma):
     found = History()
     for index, (each, steps) in enumerate([(sigma, range(30)), (20.0, range(10, 11))]):
         terms = Terms(mechanism(SAMPLERS["deterministic"], each), DELTA, False, {})
-        found.attempts.append(Attempt(index, index, terms, "", steps))
+        found.attempts.append(Attempt(index, index, terms, "", steps, index))
     return found.guarantee()
 
 

@@ -173,7 +173,7 @@ DAMAGES = {
     "model.json is damaged, or of another": lambda b: edit(
         b, task={**Bundle.read(b).task, "settings": {}}
     ),
-    "model.json is damaged: task, name": lambda b: edit(b, task={"name": 3}),
+    "model.json is damaged: task: name": lambda b: edit(b, task={"name": 3}),
     "model.json is damaged: Exp": lambda b: (b / "model.json").write_text("{"),
     "No such file or directory: .*params.npz": lambda b: (b / "params.npz").unlink(),
     "is not an exported model: it has no model.json": lambda b: (b / "model.json").unlink(),
