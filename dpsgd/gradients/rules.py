@@ -242,12 +242,9 @@ class QuantileClipping(_OneGroup):
 
     def moved(self, log_ratio: Array, count: Array, l2_clip_norm: ArrayLike) -> Array:
         """Returns log(r_{t+1}), given the noised count over the expected batch size."""
-        import jax.numpy as jnp
-
-        share = jnp.clip(0.5 + count / (2 * self.weights[1] * l2_clip_norm), 0.0, 1.0)
-        return jnp.clip(
-            log_ratio + self.rate * (share - (1 - self.quantile)), -_MOST_LOG, _MOST_LOG
-        )
+        share = (0.5 + count / (2 * self.weights[1] * l2_clip_norm)).clip(0.0, 1.0)
+        moved = log_ratio + self.rate * (share - (1 - self.quantile))
+        return moved.clip(-_MOST_LOG, _MOST_LOG)
 
 
 @dataclass(frozen=True)

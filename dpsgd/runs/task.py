@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
+import numpy as np
+
 from dpsgd.runs.records import build, checked, field_types, near, to_json
+from samplers import Population, UnitData
 
 if TYPE_CHECKING:
     from dpsgd.core.mechanism import Mechanism
     from dpsgd.engine.queries import Refinement
-    from samplers import Population
 
 PyTree = Any
 
@@ -271,9 +273,6 @@ def load(
 def rows_of(task: Task) -> tuple[PyTree, Population]:
     """Returns the training rows of a task, and what is public of them, or refuses the columns."""
     import jax
-    import numpy as np
-
-    from samplers import Population, UnitData
 
     data = task.columns()
     columns = data.columns if isinstance(data, UnitData) else data
@@ -319,7 +318,6 @@ def data_digest(task: Task, columns: PyTree, population: Population | None = Non
 def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
     """Returns the SHA-256 of a text and of all arrays, with their names, dtypes and shapes."""
     import jax
-    import numpy as np
 
     found = hashlib.sha256(prefix.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
