@@ -162,7 +162,7 @@ class PureFunctions(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     """Returns the same functions for the same model, so that programs are compiled once."""
-    target, (_, logit) = schema.target, shaped(config, schema)
+    target, (_, logit) = schema.target.robust(config.huber), shaped(config, schema)
 
     def loss(params: PyTree, example: PyTree) -> jax.Array:
         found = target.loss(logit(params, example), example["label"])

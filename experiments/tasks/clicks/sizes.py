@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the click model; everything here is public."""
+    """Sizes and loss of the click model; everything here is public."""
 
     embedding_dim: int
     """Length of the vector that stands for one categorical value; 0 in a linear model."""
@@ -20,6 +21,8 @@ class ModelConfig:
     """Whether categorical values and numbers have weights of their own in the logit."""
     bins: int = 0
     """Pieces of the piecewise linear encoding of a number with public bounds; 0 for none."""
+    huber: float = 0.0
+    """Residual of a label that is a number, in its units, from which on the loss is a line."""
 
     def __post_init__(self) -> None:
         for name, sizes, low in (
@@ -30,6 +33,8 @@ class ModelConfig:
             if not all(low <= size <= 1 << 30 for size in sizes):
                 raise ValueError(f"{name}: each size lies in [{low}, 2^30], got {list(sizes)}")
         check_power_of_two("max_buckets", self.max_buckets)
+        if not 0 <= self.huber < math.inf:
+            raise ValueError(f"huber must be finite and >= 0, got {self.huber}")
 
     @property
     def linear(self) -> bool:

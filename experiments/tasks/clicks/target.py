@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -72,6 +73,16 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns labels of synthetic probe rows."""
+
+    def robust(self, huber: float) -> Target:
+        """Returns the target by Huber's loss beyond this residual; itself for 0.
+
+        Raises:
+          ValueError: for a label that is no number.
+        """
+        if huber:
+            raise ValueError("--huber is for labels that are numbers (--label-bounds) alone")
+        return self
 
     def problem(self, labels: Iterable[Array]) -> str:
         """Returns why rows with these labels have no `metrics`; empty if they have."""
@@ -184,11 +195,16 @@ class Number(Target):
     The prediction is m + h z / 2, clipped to [m - h, m + h]: m and h are the middle of the range
     and half its length. The loss is the square of z / 2 - (y - m) / h, so that its gradient by z,
     the residual in units of h, is at most 2 long where -2 <= z <= 2: steps of a logit's size are
-    right for it.
+    right for it. Huber's loss grows on from the residual `huber` by a straight line.
+
+    Source: P. Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics
+    35, 1964.
     """
 
     bounds: tuple[float, ...]
     """(low, high), to which labels are clipped."""
+    huber: float = 0.0
+    """In the label's own units; 0 for the squared error everywhere."""
 
     dtype = "<f4"
     headline, better, prediction = "rmse", "lower", "prediction"
@@ -210,9 +226,18 @@ class Number(Target):
         return low + (high - low) / 2, (high - low) / 2
 
     def loss(self, logits: Any, label: Any) -> Any:
-        """Returns the squared error in units of half the range."""
+        """Returns the squared error, or Huber's loss, in units of half the range."""
+        import optax
+
         middle, half = self._middle_and_half
-        return (0.5 * logits - (label - middle) / half) ** 2
+        residual = 0.5 * logits - (label - middle) / half
+        if not self.huber:
+            return residual**2
+        return 2.0 * optax.huber_loss(residual, delta=self.huber / half)
+
+    def robust(self, huber: float) -> Number:
+        """Returns the target by Huber's loss beyond this residual."""
+        return dataclasses.replace(self, huber=huber)
 
     def predict(self, logits: Any) -> Any:
         """Returns the number, in the label's own units, within its bounds."""

@@ -206,9 +206,15 @@ class Clicks(HeldOut, ClickModels):
     """Override the preset's hidden layers."""
     bins: int | None = None
     """Override the preset's pieces of a number with public bounds."""
+    huber: float | None = None
+    """Of a label that is a number: the residual, in its units, from which on the loss grows by a
+    straight line (Huber), so that outlying labels move the model less. By default it is the squared
+    error."""
 
     def __post_init__(self) -> None:
         _ = self.sizes  # refused before anything is read
+        if self.huber:
+            self.schema.target.robust(self.huber)
         if self.model is None:  # the run's record holds what is chosen
             network = self.embedding_dim is not None or self.hidden is not None
             object.__setattr__(self, "model", preset_for(self.num_examples, network=network))

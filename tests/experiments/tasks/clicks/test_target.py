@@ -45,6 +45,8 @@ class Kind:
     most_gradient: float
     """Of the loss, by the logits."""
     weights: np.ndarray | None = None
+    learned: tuple = ()
+    """Options of `train`."""
 
     @property
     def target(self):
@@ -85,6 +87,7 @@ KINDS["weighted"] = dataclasses.replace(
     options=(*KINDS["number"].options, "--weight", "w", "--weight-bound", "4"),
     settings={**KINDS["number"].settings, "weight": "w", "weight_bound": 4.0},
     weights=np.arange(N) % 7,
+    learned=("--huber", "20"),
 )
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -112,6 +115,7 @@ def test_a_label_is_prepared_trained_evaluated_scored_and_exported(kind, extra, 
     lazy = "lazy" in extra
     noise = ["--noise-multiplier", "1"] if lazy else ["--non-private"]
     sizes = ["--batch-size", "50", "--epochs", "2"] if lazy else ["--epochs", "15"]
+    sizes.extend(kind.learned)
     run("train", store, "sampler:balls-and-bins", *noise, *sizes, *extra, "--out", out)
     report = json.loads((out / "report.json").read_text())
     assert report["audit"].startswith("passed" if lazy else "not made")
@@ -216,6 +220,25 @@ def test_losses_have_gradients_of_bounded_length(kind, task):
     gradients = jax.vmap(jax.grad(target.loss))(logits, rows["label"])
     lengths = np.sqrt(np.square(gradients.reshape(200, -1)).sum(axis=1))
     assert 0.5 * kind.most_gradient < lengths.max() <= kind.most_gradient
+
+
+def test_hubers_loss_is_the_squared_error_up_to_a_residual_and_then_its_tangent():
+    target, logits = Number((0, 100)), np.linspace(-2, 2, 401, dtype=np.float32)
+    residual, huber = logits / 2 - (70 - 50) / 50, 10 / 50
+    tangent = huber**2 + 2 * huber * (np.abs(residual) - huber)
+    expected = np.where(np.abs(residual) <= huber, residual**2, tangent)
+    found = target.robust(10.0).loss(logits, np.float32(70))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@each_kind
+def test_hubers_loss_is_of_numbers_alone(kind):
+    if isinstance(kind.target, Number):
+        assert kind.target.robust(3.0).huber == 3.0
+    else:
+        with pytest.raises(ValueError, match="labels that are numbers"):
+            kind.target.robust(3.0)
+    assert kind.target.robust(0.0) == kind.target
 
 
 def cases_of_metrics():
