@@ -110,7 +110,7 @@ class TrainedModel:
         if method is None:
             raise ValueError(
                 f"{self.path}: its task, a {type(self.task).__name__}, has no method {name} (see "
-                "dpsgd.runs.Task)"
+                "dpsgd.Task)"
             )
         return method
 
