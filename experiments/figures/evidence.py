@@ -1,6 +1,7 @@
 """Utility over epsilon, a panel a data set: ours, peers in the same run, and what papers report.
 
-All of it from the record of `scripts/bench evidence`; nothing is computed here.
+All of it from the record of `scripts/bench evidence`; nothing is computed here. A program stands
+at the epsilon that it prints, and is hollow if what its batches cost may be more.
 """
 
 from __future__ import annotations
@@ -69,6 +70,19 @@ def points(record: Mapping[str, Any]) -> dict[str, dict[str, list[Point]]]:
     return found
 
 
+def unearned(record: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Returns data set and model where batches may cost more than 1% above what was printed."""
+    values = {row["name"]: row["value"] for case in record["cases"] for row in case["rows"]}
+    found = set()
+    for name, most in values.items():
+        _, its_batches, place = name.partition(" batches, at most, ")
+        place, *unbounded = place.split(" (was ")
+        if its_batches and (unbounded or most > 1.01 * values[f"epsilon, printed, {place}"]):
+            data, _, what = place.split(" (")[0].split(", ", 2)
+            found.add((data, what))
+    return found
+
+
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure, and prints its points.
 
@@ -76,7 +90,8 @@ def draw(config: Config, console: Console) -> Figure:
       ValueError: if the record is none of this benchmark, or has no figure.
     """
     try:
-        found = points(json.loads(config.record.read_text()))
+        record = json.loads(config.record.read_text())
+        found, hollow = points(record), unearned(record)
     except (OSError, ValueError, TypeError, KeyError):
         why = f"{config.record} is not a record of benchmarks: name another file"
         raise ValueError(why) from None
@@ -102,6 +117,8 @@ def draw(config: Config, console: Console) -> Figure:
                 "color": color,
                 "marker": MARKERS[number % len(MARKERS)],
             }
+            if (data, what) in hollow:
+                style["markerfacecolor"] = "none"
             style["linestyle"] = "" if what.startswith(PAPER) else "-"
             x, y = [p.epsilon or 0.0 for p in private], [p.value for p in private]
             bars = [2 * (p.error or 0.0) for p in private]

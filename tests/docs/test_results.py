@@ -232,10 +232,23 @@ def test_the_table_of_evidence_is_what_was_recorded():
     assert sorted(label for label, _ in rows) == sorted(alone)
     peers = table_rows("rows, program | printed |")
     assert len(peers) == 2 * (len(every) - len(alone))
+    cases = read(file)["cases"]
+    every_row = {row["name"]: Row(**row) for case in cases for row in case["rows"]}
     for label, cells in peers:
-        data, _, program = label.rpartition(" (")[0].partition(", ")
-        asked = {point.epsilon: shown(point) for point in found[data][f"same work: {program}"]}
-        assert cells["AUC"] == asked[round(float(cells["printed"]))], label
+        data, program = label.split(", ", 1)
+        place = f", {data}, epsilon {float(cells['printed']):.0f}, same work: {program}"
+        of = {k.removesuffix(place): row for k, row in every_row.items() if k.endswith(place)}
+        bounds = [f"{row.value:.2f}" for name, row in of.items() if " batches, at " in name]
+        kind = [name.split()[3] for name in of if " batches, at " in name][:1]
+        lines = every_row[f"lines of its program, {data}, {re.split(',| [(]', program)[0]}"]
+        assert cells == {
+            "printed": f"{of['epsilon, printed'].value:.2f}",
+            "its batches earn": ": ".join([*kind, " to ".join(bounds)]) or "not priced here",
+            "AUC": shown(of["AUC, test rows"]),
+            "CPU s": f"{of['CPU time of a run'].value:.1f}",
+            "GB": f"{of['peak memory'].value:.2f}",
+            "lines": f"{lines.value:.0f}",
+        }, label
     for label, cells in rows:
         data, _, what = label.partition(", ")
         points_of = {point.epsilon: point for point in found[data][what]}
@@ -244,5 +257,5 @@ def test_the_table_of_evidence_is_what_was_recorded():
             alone = point and (f"{point.value:.3f}" if point.error is None else shown(point))
             assert cell == (alone or ""), (label, column)
         assert {None, 8.0, 3.0, 1.0} >= points_of.keys()
-    for one in (row for case in read(file)["cases"] for row in case["rows"] if row["bar"]):
+    for one in (row for case in cases for row in case["rows"] if row["bar"]):
         assert one["holds"] or f"{one['value']:.4f}" in PROSE, one["name"]  # a page says so

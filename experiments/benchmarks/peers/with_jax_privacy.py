@@ -16,8 +16,8 @@ def loss(params, x, y):
 def fit(work):
     n, d = work.x.shape
     steps, q = work.epochs * -(-n // work.batch_size), work.batch_size / n
-    config = BandMFExecutionPlanConfig.default(
-        num_bands=1,
+    config = BandMFExecutionPlanConfig(
+        strategy=[1.0],
         iterations=steps,
         epsilon=work.epsilon,
         delta=work.delta,

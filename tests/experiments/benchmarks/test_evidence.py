@@ -3,6 +3,8 @@
 import gzip
 import itertools
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from experiments.benchmarks import evidence, evidence_data, evidence_peers, evid
 from experiments.benchmarks.case import cases
 from experiments.benchmarks.evidence_rules import GRID, UNITS, best, loses_least
 from experiments.benchmarks.record import Record, read
-from experiments.figures.evidence import points
+from experiments.figures.evidence import points, unearned
 from experiments.tasks.images.task import Images
 
 
@@ -109,7 +111,7 @@ def test_what_a_program_drew_decides_its_price(told, expected):
     assert evidence_peers.profile({"noise_multiplier": 1.0, **told}) == expected
 
 
-def test_a_shuffled_loader_earns_less_than_the_poisson_epsilon_that_it_prints():
+def test_a_shuffled_loader_costs_more_than_the_poisson_epsilon_that_it_prints():
     told = {"noise_multiplier": 0.8, "printed": 1.0, "steps_per_epoch": 50, "epochs": 5}
     as_poisson = PoissonProfile(0.8, 1 / 50, 250).epsilon(1e-5)
     shown = evidence_peers.earned(
@@ -117,6 +119,30 @@ def test_a_shuffled_loader_earns_less_than_the_poisson_epsilon_that_it_prints():
     )
     by_name = {row.name: row.value for row in shown}
     assert by_name["epsilon of its shuffle batches, at least, x"] > as_poisson.upper
+
+
+def test_the_memory_of_a_program_is_its_own_and_not_that_of_what_began_it(tmp_path):
+    (tmp_path / "nothing.py").write_text("def fit(work):\n    return [work.y], {}\n")
+    np.savez(tmp_path / "rows.npz", y=0.0)
+    run = [sys.executable, evidence_peers.PROGRAMS / "run.py", "nothing", "rows.npz", "{}"]
+    parent = "import subprocess, sys; held = b'x' * 10**9; subprocess.run(sys.argv[1:], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", parent, *run],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    assert 1e6 < json.loads(done.stdout)["peak_bytes"] < 5e8
+
+
+def test_a_program_that_may_cost_more_than_it_prints_is_drawn_as_such():
+    def rows(of, printed, most):
+        place = f"adult, epsilon 3, same work: {of}, of a kind ({of} 1.0)"
+        named = {"epsilon, printed": printed, "epsilon of its shuffle batches, at most": most}
+        return [{"name": f"{name}, {place}", "value": x} for name, x in named.items()]
+
+    made = [rows("a", 3.0, 3.001), rows("b", 3.0, 22.0), rows("c", 3.0, 3.0)]
+    made[2][1] |= {"name": made[2][1]["name"] + " (was inf)", "value": None}
+    found = unearned({"cases": [{"rows": of} for of in made]})
+    assert found == {("adult", f"same work: {of}, of a kind") for of in "bc"}
 
 
 @pytest.fixture
