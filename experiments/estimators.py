@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ except ImportError as error:
 
 from accounting import DataRelease
 from dpsgd.models.model import TrainedModel, read_model
+from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
-from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.spec import PARTS, RunSpec
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.tabular.format import BUCKETS, table_schema
@@ -58,6 +59,14 @@ EXPECTED_FAILED_CHECKS = dict.fromkeys(
 """Of scikit-learn's `check_estimator`: those that cannot hold, with the reason."""
 
 _PRIVATE = "private"
+
+_SET_BY = {
+    **dict.fromkeys(PARTS["privacy"], "epsilon"),
+    "target_delta": "delta",
+    "init_seed": "random_state",
+    "sampler": "sampler",
+}
+"""Options of a run -> the argument that sets them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +112,7 @@ class _Estimator(BaseEstimator):
     sampler: Any = "balls-and-bins"
     """Name of the sampler."""
     options: Any = None
-    """Other settings of the run, as `RunSpec.of` has them: {"epochs": 5}."""
+    """Other settings of the run, as `RunSpec.of` has them, and of its sampler: {"epochs": 5}."""
     random_state: Any = None
     """Seed of the initial parameters alone. Noise and batches are always fresh."""
 
@@ -121,9 +130,17 @@ class _Estimator(BaseEstimator):
         for name, value, known in (
             ("model", self.model, PRESETS),
             ("sampler", self.sampler, SETTINGS),
+            ("number_transform", self.number_transform, ("none", "log1p", "both")),
         ):
-            if value not in known:
+            if value not in tuple(known):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!a:.40}")
+        checked(self.categories, list[str] | tuple[str, ...], "categories")
+        checked(self.bounds_epsilon, float | None, "bounds_epsilon")
+        options = {**checked(self.options or {}, Mapping[str, Any], "options")}
+        for name in filter(_SET_BY.__contains__, options):
+            raise ValueError(
+                f"options: {name} is set by the argument {_SET_BY[name]}: leave it out"
+            )
         table, names = self._table(X, reset=True)
         count = len(table[names[0]])
         labels, declared = self._labels(y)
@@ -135,9 +152,10 @@ class _Estimator(BaseEstimator):
             declared |= {"weight": "\0weight", "weight_bound": self.weight_bound}
         noise = {"non_private": True} if self.epsilon is None else {"target_epsilon": self.epsilon}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        given = {**(self.options or {}), **noise, "target_delta": self.delta, "init_seed": seed}
-        sizes = {k: given.pop(k) for k in ("batch_size", "epochs") if k in given}
-        spec = RunSpec.of(SETTINGS[self.sampler](**sizes), **given)
+        kind = SETTINGS[self.sampler]
+        drawn = {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
+        sampler = build(kind, to_json(drawn), "options")
+        spec = RunSpec.of(sampler, **options, **noise, target_delta=self.delta, init_seed=seed)
         schema, ranges = self._schema(names, declared)
         rows |= DescribedClicks(PRESETS[self.model], schema, hash_seed=0).encode(table)
         population = Population(count)
@@ -196,7 +214,7 @@ class _Estimator(BaseEstimator):
                 "weight_bound must be given with sample_weight: the largest of the weights would "
                 "be that of a single row, which no guarantee covers"
             )
-        bound = float(self.weight_bound)
+        bound = checked(self.weight_bound, float, "weight_bound")
         if not 0 < bound < np.inf:
             raise ValueError(f"weight_bound must be finite and > 0, got {bound}")
         return np.minimum(weights / bound, 1).astype(np.float32)
@@ -281,6 +299,7 @@ class DPClassifier(ClassifierMixin, _Estimator):
       guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
     """
 
+    _: KW_ONLY
     classes: Any = None
     """The labels, two or more, declared. "from y" reads them from the training rows, which
     `guarantee_` does not cover and says so."""
@@ -311,7 +330,10 @@ class DPClassifier(ClassifierMixin, _Estimator):
                 "classes must be declared, as in classes=(0, 1): read from y, they would tell "
                 'whether any row has a label, which no guarantee covers (classes="from y" does so)'
             )
-        self.classes_ = np.unique(y if isinstance(self.classes, str) else list(self.classes))
+        from_y = isinstance(self.classes, str) and self.classes == "from y"
+        if isinstance(self.classes, str) != from_y or not np.iterable(self.classes):
+            raise ValueError(f'classes must be labels or "from y", got {self.classes!a:.40}')
+        self.classes_ = np.unique(y if from_y else list(self.classes))
         if len(self.classes_) < 2:
             raise ValueError(f"two classes or more are needed, got {len(self.classes_)} class(es)")
         if not np.isin(y, self.classes_).all():
@@ -331,6 +353,7 @@ class DPRegressor(RegressorMixin, _Estimator):
       guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
     """
 
+    _: KW_ONLY
     label_bounds: Any = None
     """Public (low, high) of labels, to which they are clipped, as are predictions. They must not be
     read from the training rows."""

@@ -111,12 +111,38 @@ def test_rows_of_weight_zero_do_not_train():
         ({**PRIVATELY, "bounds_epsilon": 3.0}, "bounds_epsilon, 3.0, is part of epsilon"),
         ({"weight_bound": None}, "weight_bound must be given with sample_weight"),
         ({"weight_bound": -1.0}, "weight_bound must be finite and > 0"),
+        ({"weight_bound": "a"}, "weight_bound: str is not"),
+        ({"options": {"target_delta": 1e-7}}, "options: target_delta is set by .* delta: "),
+        ({"options": {"target_epsilon": 1.0}}, "options: target_epsilon is set by .* epsilon: "),
+        ({"options": {"non_private": False}}, "options: non_private is set by .* epsilon: "),
+        ({"options": {"init_seed": 1}}, "options: init_seed is set by .* random_state: "),
+        ({"options": {"sampler": "poisson"}}, "options: sampler is set by .* sampler: "),
+        ({"options": {"batch_size": "9"}}, "options, batch_size: str is not"),
+        ({"options": ["epochs"]}, "options: list is not"),
+        (
+            {"sampler": "poisson", "options": {"batch_size": np.int64(20), "max_batch_size": 21}},
+            "no noise multiplier .* or a larger maximum batch size",
+        ),
+        ({"sampler": "multistage"}, "options: .* is missing"),
+        ({"classes": 2}, "classes must be labels or"),
+        ({"classes": "01"}, "classes must be labels or"),
+        ({"bounds_epsilon": "0.5"}, "bounds_epsilon: str is not"),
+        ({"model": ["x"]}, "model must be one of linear, "),
+        ({"sampler": ["x"]}, "sampler must be one of deterministic, "),
+        ({"number_transform": "log"}, "number_transform must be one of none, "),
+        ({"categories": "x1"}, "categories: str is not"),
     ],
 )
 def test_what_is_not_declared_or_does_not_fit_is_refused(given, message):
     weights = np.ones(60) if "weight_bound" in given else None
     with pytest.raises(ValueError, match=f"^{message}"):
         clone(DPClassifier(3.0, **{**PUBLIC, **given})).fit(X, Y, sample_weight=weights)
+
+
+@pytest.mark.parametrize(("kind", "second"), [(DPClassifier, 1e-5), (DPRegressor, (0, 100))])
+def test_all_but_epsilon_is_given_by_name(kind, second):
+    with pytest.raises(TypeError, match="positional"):
+        kind(3.0, second)
 
 
 @pytest.mark.parametrize(
