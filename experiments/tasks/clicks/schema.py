@@ -166,9 +166,10 @@ class Schema:
                 lengths = scales[:, 1] - scales[:, 0]
             for (low, high), length in zip(scales, lengths, strict=True):
                 if not 0 < length < math.inf:
+                    taken = np.ptp(log_transform(np.array(ends))) > 0
                     raise ValueError(
                         f"bounds of {column} are {low} and {high} in float32, as a model reads "
-                        "them: give others"
+                        f"them: give others{', or take --transform log1p' if taken else ''}"
                     )
 
     @property

@@ -416,7 +416,10 @@ REFUSED = {
     "values or bounds": [A | {"label_bounds": (0, 1), "classes": ("a", "b")}],
     "columns of numbers, not for b": [A | {"bounds": {"b": (0, 1)}}],
     "bounds of a must be finite, low:high, n": [A | {"bounds": {"a": (1, 0)}}],
-    "bounds of a are .* in float32": [A | {"bounds": {"a": (1e8, 1e8 + 1)}}],
+    "bounds of a are .* in float32.* give others$": [A | {"bounds": {"a": (1e8, 1e8 + 1)}}],
+    "bounds of a are .* or take --transform log1p": [
+        A | {"bounds": {"a": (0, 1e39)}, "transform": transform} for transform in ("both", "none")
+    ],
     "columns of categories, not for b": [C | {"values": {"b": ("x",)}}],
     "values of a must": [
         C | {"values": {"a": texts}, "missing": ("NA",)}
