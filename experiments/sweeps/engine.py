@@ -53,9 +53,8 @@ def run_sweep(
     """
     progress("looking at what is finished")
     runs, record, programs, _, digest = _checked(sweep, data, out, where, workers)
-    # A process keeps its compiled programs: program by program, it meets few of them.
-    order = sorted(range(len(runs)), key=lambda number: programs.index(programs[number]))
-    todo = [runs[number] for number in order if not _finished(runs[number], record, digest)]
+    planned = zip(runs, programs, strict=True)
+    todo = [(run, program) for run, program in planned if not _finished(run, record, digest)]
     if todo:
         _check_metrics(sweep, record, where)
     (out / RUNS).mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -91,19 +90,20 @@ def _timed(asked: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | f
 
 def carry_out(
     task: Mapping[str, Any],
-    runs: Sequence[PlannedRun],
+    runs: Sequence[tuple[PlannedRun, Hashable]],
     workers: int,
     progress: Callable[[str], None],
 ) -> Iterator[tuple[PlannedRun, Message]]:
     """Carries out runs in `workers` processes; yields each with how it ended, as it ends.
 
     A run begins, or resumes from its last checkpoint, on the task that each process makes of the
-    record of it.
+    record of it. A process keeps its compiled programs: of each run, what decides its program is
+    given beside it.
 
     Raises:
       Stopped: if SIGTERM or SIGINT asked for it, after the runs have saved where they are.
     """
-    todo = deque(runs)
+    todo = list(runs)
     pool: list[_Worker] = []
     done = 0
     try:
@@ -113,7 +113,7 @@ def carry_out(
             while True:
                 for worker in pool:
                     if worker.run is None and todo and not stop():
-                        worker.begin(todo.popleft())
+                        worker.begin(next_run(todo, worker, pool))
                 busy = [worker for worker in pool if worker.run is not None]
                 if not busy:
                     break
@@ -135,12 +135,22 @@ def carry_out(
             worker.close()
 
 
+def next_run(todo: list[tuple[Any, Hashable]], worker: Any, pool: Sequence[Any]) -> Any:
+    """Takes a run off `todo`: of a worker's own `program`, else of one that no other is at."""
+    others = {other.program for other in pool}
+    one = min(todo, key=lambda one: (one[1] != worker.program, one[1] in others))
+    todo.remove(one)
+    run, worker.program = one
+    return run
+
+
 class _Worker:
     """A process with its own cores, and the run that it is at."""
 
     def __init__(self, task: Mapping[str, Any], cores: set[int]):
         self.settings = task, cores
         self.run: PlannedRun | None = None
+        self.program: Hashable = None
         self.status = ""
         self.asked_to_stop = False
         self._start()

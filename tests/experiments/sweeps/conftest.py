@@ -18,7 +18,7 @@ def in_this_process(monkeypatch):
 
     def carry_out(record, todo, number, progress):
         assert number >= 1
-        return ((one, workers._outcome(record, one, progress)) for one in todo)
+        return ((one, workers._outcome(record, one, progress)) for one, _ in todo)
 
     monkeypatch.setattr(engine, "carry_out", carry_out)
     monkeypatch.setattr(engine, "most_useful", lambda: 1)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +244,15 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
         engine.run_sweep(sweep, None, tmp_path / "out")
     compiled = sum("Compiling jit(_run_block)" in message for message in caplog.messages)
     assert compiled == len(shapes)
+
+
+def test_a_free_worker_takes_the_program_that_it_has_and_else_one_that_nobody_is_at():
+    todo = [(f"{program}{number}", program) for program in "abc" for number in (1, 2)]
+    pool = [types.SimpleNamespace(program=None) for _ in range(2)]
+    turns = [pool[number] for number in (0, 1, 1, 1, 0, 1)]
+    taken = [workers.next_run(todo, worker, pool) for worker in turns]
+    assert taken == ["a1", "b1", "b2", "c1", "a2", "c2"]
+    assert todo == []
 
 
 def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, command, monkeypatch):
