@@ -338,6 +338,7 @@ AUDITED = {
         ("poisson", False), ("balls-and-bins", True), ("shuffle", False), ("deterministic", False),
     )
 }  # fmt: skip
+SEVERAL_PASSES = {"sampler, secure, overflow": (("poisson", False, "accumulate"),)}
 BATCHES = {"batch_size, variants": ((1024, False), (8192, True), (65_536, False))}
 RIGHT: dict[str, Any] = {"exact": True, "seconds": 15}
 CASES = [
@@ -345,6 +346,7 @@ CASES = [
     *cases(equality.noise, quick={"shape": (64, 33)}, **RIGHT),
     *cases(equality.secure, quick={"config": TINY, "batch_size": 8}, **RIGHT),
     *cases(equality.audit, over=AUDITED, quick={}, **RIGHT),
+    *cases(equality.audit, over=SEVERAL_PASSES, quick={}, **RIGHT),
     *cases(copies, quick={"copied": 1 << 16}, seconds=2),
     *cases(steps, over=BATCHES, quick=SMALL_STEPS, seconds=65),
     *cases(

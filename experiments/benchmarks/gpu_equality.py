@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -161,10 +162,13 @@ def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
     yield figure("secure noise that differs from the host's", wrong, at_most=0)
 
 
-def audit(sampler: str, secure: bool) -> Iterator[Row]:
+def audit(sampler: str, secure: bool, overflow: str | None = None) -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
     chosen: dict[str, Any] = {"noise_multiplier": 1.0, "secure_noise": secure}
     spec = run_of(sampler, batch_size=64, l2_clip_norm=1.0, **chosen)
+    if overflow:
+        several = replace(spec.sampler, max_batch_size=64, overflow=overflow)
+        spec = replace(spec, sampler=several)
     clicks = DescribedClicks(PRESETS["small"], DISPLAY_ADS, 0)
     for check in coupled(clicks, resolved(spec, Population(1000))).checks:
         yield figure(f"audit: {check.name} ({check.detail})", check.passed, at_least=1)
