@@ -286,7 +286,23 @@ def epochs_shifted(self, epoch):
     return {"epoch": min(epoch + 1, self.sampler.epochs - 1)}
 
 
+def in_the_first_epoch(sound):
+    """The steps of a block have the batches of its first epoch."""
+
+    def fill(self, start, stop, **more):
+        found, length = sound(self, start, stop, **more), self.sampler.steps_per_epoch
+        for row, step in enumerate(range(start, start + int(found.num_steps))):
+            if step // length > start // length:
+                other = start // length * length + step % length
+                again = sound(self, other, other + 1)
+                found.indices[row], found.weights[row] = again.indices[0], again.weights[0]
+        return found
+
+    return fill
+
+
 SOURCE = {
+    "a block stays in its first epoch": seam("filled", in_the_first_epoch),
     "padding counts": weighed(np.s_[:, -1], plus=1.0),
     "the first row is not weighed": weighed(np.s_[0, 0], factor=0.5),
     "epochs are shifted": seam("drawn", before(epochs_shifted)),

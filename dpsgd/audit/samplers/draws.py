@@ -209,21 +209,28 @@ class Draws:
 
     def _read(self, number: int, epochs: list[range]) -> Iterator[Draw]:
         source = BatchSource(self.sampler, self.seeds[number], read_ahead=number < _AHEAD)
-        for epoch in itertools.chain(*epochs):
-            yield self._draw(number, epoch, self._blocks(source, epoch, shards=number == 0))
+        for some in epochs:
+            pieces = self._pieces(source, some, shards=number == 0)
+            for epoch, parts in itertools.groupby(pieces, lambda piece: piece[0]):
+                yield self._draw(number, epoch, (part[1:] for part in parts))
 
-    def _blocks(
-        self, source: BatchSource, epoch: int, *, shards: bool
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the entries of an epoch, block after block; compares shards in its first one."""
-        first, length = epoch * self.steps, self.steps
-        where = {"first_step": first, "stop": first + length}
-        for steps, block in plan_blocks(source, **where, block_steps=min(length, _BLOCK_STEPS)):
+    def _pieces(
+        self, source: BatchSource, epochs: range, *, shards: bool
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yields epoch, examples and steps of blocks that reach over epochs as training's do.
+
+        Of the run's first block shards are compared.
+        """
+        length = self.steps
+        where = {"first_step": epochs.start * length, "stop": epochs.stop * length}
+        for steps, block in plan_blocks(source, **where, block_steps=_BLOCK_STEPS):
             if shards and steps.start == 0:
                 self._compare_shards(block)
-            examples, at = self._entries(block, steps.start - first)
+            examples, at = self._entries(block, steps.start)
             del block  # of many millions of rows, what lingers is felt
-            yield examples, at
+            for epoch in range(steps.start // length, -(-steps.stop // length)):
+                mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
+                yield epoch, examples[mine], at[mine] - epoch * length
 
     def _entries(self, block, first: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns what counts of a block: examples, and steps of the run."""
