@@ -251,6 +251,18 @@ class DenseGroup(ParamGroup):
         return optax.apply_updates(params, updates), opt_state
 
 
+_UNCOUNTED = 2**24
+"""From here on float32 has not every whole number."""
+
+
+def _check_independent(noise: Noise) -> None:
+    if noise != Independent():
+        raise ValueError(
+            f"clipping by a quantile takes Independent() noise, not {noise}: each step's noised "
+            "sum is multiplied by the norm of that step"
+        )
+
+
 @dataclass(frozen=True)
 class QuantileGroup(DenseGroup):
     """The same, with the clipping norm as a leaf that a noised count moves."""
@@ -258,12 +270,21 @@ class QuantileGroup(DenseGroup):
     rule: QuantileClipping
 
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        if mechanism and mechanism.noise_multiplier and mechanism.noise != Independent():
+        if mechanism and mechanism.noise_multiplier:
+            _check_independent(mechanism.noise)
+        if mechanism and mechanism.sampler.padded_batch_size >= _UNCOUNTED:
             raise ValueError(
-                f"clipping by a quantile takes Independent() noise, not {mechanism.noise}: each "
-                "step's noised sum is multiplied by the norm of that step"
+                f"clipping by a quantile counts fewer than 2^24 examples, and a batch has up to "
+                f"{mechanism.sampler.padded_batch_size:,}: take smaller batches"
             )
         return ()
+
+    def update(
+        self, state: TrainState, total: PyTree, viewed: None, context: Context
+    ) -> tuple[TrainState, PyTree]:
+        if context.scales.noise is not None:
+            _check_independent(context.scales.noise)
+        return super().update(state, total, viewed, context)
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         params = WithClipNorm(state.raw_params, jnp.zeros((), jnp.float32))

@@ -26,8 +26,9 @@ from dpsgd import RootKey, RunSpec, TrainState
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block
-from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import resolve
+from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Row, at, cases
 from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import SIZES, copies_of, num_params

@@ -25,8 +25,8 @@ from accounting import (
     calibrate_advantage,
 )
 from accounting import epsilon as epsilon_of
-from dpsgd.runs.job import rows_of
 from dpsgd.runs.resolve import resolve
+from dpsgd.runs.task import rows_of
 from dpsgd.selection.engine import DEFAULT_COUNT
 from experiments.benchmarks.accounting import seconds
 from experiments.benchmarks.case import Row, at, cases

@@ -13,12 +13,11 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.lazy.group import LazyTables
 from dpsgd.gradients.frozen import RunLoss
 from dpsgd.runs.audit import ROWS, audit_synthetic
-from dpsgd.runs.job import refinement_of
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import Lazy
-from dpsgd.runs.task import Trainable
+from dpsgd.runs.task import Trainable, refinement_of
 from samplers import BatchSampler
 
 Progress = Callable[[str], None]
@@ -30,14 +29,21 @@ def coupled(
     claimed: BatchSampler | None = None,
     progress: Progress = lambda line: None,
 ) -> AuditReport:
-    """Audits the program that trains a task, as a run compiles it, and the sampler's draws."""
+    """Audits the program that trains a task by Adam, as a run compiles it, and the draws."""
     mechanism, tables = run.mechanism, None
     refinement = refinement_of(task, mechanism)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
     if isinstance(asked := run.spec.tables, Lazy):
         tables = LazyTables(Cosine(1.0, num_steps), asked.momentum or 0.0, asked.weight_decay)
-    algorithm = dpsgd(RunLoss.of(task.loss, run.spec.train, run.spec.compute), ADAM, tables=tables)
+    spec = run.spec
+    algorithm = dpsgd(
+        RunLoss.of(task.loss, spec.train, spec.compute),
+        ADAM,
+        clipping=spec.clipping,
+        microbatch_size=spec.microbatch_size,
+        tables=tables,
+    )
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
     state = algorithm.init(task.init(0), mechanism, rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)

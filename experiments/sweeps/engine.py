@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.job import rows_of
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.records import checked
 from dpsgd.runs.resolve import differing, with_any_noise
 from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
-from dpsgd.runs.task import Task, data_digest, made_of, task_record
+from dpsgd.runs.task import Task, data_digest, made_of, rows_of, task_record
 from experiments.cli.tasks import find_task, needs_data
 from experiments.figures.drawing import content
 from experiments.results.draw import draw

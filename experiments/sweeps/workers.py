@@ -80,9 +80,8 @@ def _timed(asked: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | f
 
         kind = jax.devices()[0].device_kind
         return counted(len(cores), "core") + " of a CPU" if kind == "cpu" else kind
-    from dpsgd.runs.job import rows_of
     from dpsgd.runs.plan import timed
-    from dpsgd.runs.task import load
+    from dpsgd.runs.task import load, rows_of
 
     task = load(record, "the sweep", kinds=TASKS)
     return timed(task, spec, rows_of(task)).step

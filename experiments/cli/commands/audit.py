@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpsgd.gradients.rules import FLAT
 from dpsgd.runs.spec import Auto, Dense
 from experiments.cli import outputs, tasks
 from experiments.cli.config import OfSizes
@@ -63,7 +64,9 @@ def command(words: Sequence[str]) -> type:
     """Returns what can be asked of the task and the sampler that words name."""
     options = run_options(
         *("secure_noise", "bands", "tables", "tables_momentum", "tables_weight_decay"),
-        "target_delta",
+        *("clipping", "clip_groups", "clip_shares", "clip_gamma"),
+        *("clip_quantile", "clip_rate", "clip_count_share"),
+        *("train", "compute", "microbatch_size", "target_delta"),
         **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},
     )
     return tasks.command(Audit, words, options=options, place=False)
@@ -78,6 +81,9 @@ def run(asked: Audit) -> int:
         for option, is_asked in {
             "calibration": spec.calibration != "none",
             "tables": not isinstance(spec.tables, Dense),
+            "clipping": spec.clipping != FLAT,
+            "train": spec.train is not None,
+            "compute": spec.compute != "float32",
         }.items():
             if is_asked:
                 raise ValueError(

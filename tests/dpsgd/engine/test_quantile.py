@@ -1,12 +1,23 @@
 """A private quantile as clipping norm: its sums, its law and its path through a run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from dpsgd import LazyTables, Mechanism, QuantileClipping, RootKey, Secure, dpsgd, train_blocks
+from dpsgd import (
+    Independent,
+    LazyTables,
+    Mechanism,
+    QuantileClipping,
+    RootKey,
+    Secure,
+    dpsgd,
+    train_blocks,
+)
 from dpsgd.audit.conformance import check_clipping
 from dpsgd.gradients import norms, rules
 from samplers import Deterministic, Poisson
@@ -122,3 +133,18 @@ def test_what_has_no_proof_is_refused(tables, noise, line):
 
     with pytest.raises(ValueError, match=line):
         begin()
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Independent):
+    """Noise that may do anything."""
+
+
+def test_noise_of_ones_own_and_uncounted_batches_are_refused():
+    algorithm = dpsgd(loss, optax.sgd(0.1), clipping=QuantileClipping())
+    own = Mechanism(Poisson(64, 16), 1.0, 0.5, Own()).scales()
+    state = algorithm.init(PARAMS)
+    with pytest.raises(ValueError, match="takes Independent"):
+        algorithm.update(state, state.raw_params, jax.random.key(0), own)
+    with pytest.raises(ValueError, match=r"fewer than 2\^24 examples"):
+        algorithm.init(PARAMS, Mechanism(Poisson(2**26, 2**25), 1.0, 0.5))

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd import QuantileClipping
+
 pytestmark = pytest.mark.audit
 
 SHUFFLE = ["sampler:shuffle", "--num-examples", "1000", "--batch-size", "50"]
@@ -14,6 +16,15 @@ TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
 @pytest.mark.long
 def test_the_step_of_clicks_is_audited_without_a_store(command):
     assert command("audit", *SHUFFLE, *TINY).strip().endswith("audit: consistent")
+
+
+@pytest.mark.long
+def test_the_program_that_is_audited_clips_and_computes_as_is_asked(command, monkeypatch):
+    asked = ["audit", *SHUFFLE, *TINY, "--clipping", "quantile", "--compute", "bfloat16"]
+    asked += ["--train", "logit"]
+    assert command(*asked).strip().endswith("audit: consistent")
+    monkeypatch.setattr(QuantileClipping, "weights", (1.0, 0.3))  # together more than C
+    assert "FAIL" in command(*asked, "--clip-rate", "0.3", status=1)  # a program of its own
 
 
 @pytest.mark.long
