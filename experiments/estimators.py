@@ -258,6 +258,7 @@ class _Estimator(BaseEstimator):
 def _pairs(what: str, given: Any, names: Sequence[str], also: str = "") -> dict[str, Any]:
     """Returns name -> (low, high), or `also` where that is given."""
     if isinstance(given, Mapping):
+        checked(given, Mapping[str, Any], what)
         if missing := [name for name in names if name not in given]:
             raise ValueError(f"{what}: there are none of {', '.join(missing)}")
         return {
@@ -331,9 +332,13 @@ class DPClassifier(ClassifierMixin, _Estimator):
                 'whether any row has a label, which no guarantee covers (classes="from y" does so)'
             )
         from_y = isinstance(self.classes, str) and self.classes == "from y"
-        if isinstance(self.classes, str) != from_y or not np.iterable(self.classes):
-            raise ValueError(f'classes must be labels or "from y", got {self.classes!a:.40}')
-        self.classes_ = np.unique(y if from_y else list(self.classes))
+        wrong = f'classes must be labels of one kind or "from y", got {self.classes!a:.40}'
+        if isinstance(self.classes, str) != from_y:
+            raise ValueError(wrong)
+        try:
+            self.classes_ = np.unique(y if from_y else list(self.classes))
+        except TypeError:
+            raise ValueError(wrong) from None
         if len(self.classes_) < 2:
             raise ValueError(f"two classes or more are needed, got {len(self.classes_)} class(es)")
         if not np.isin(y, self.classes_).all():
