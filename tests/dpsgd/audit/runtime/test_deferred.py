@@ -82,7 +82,7 @@ def first_steps_sizes(self, steps, room):
     laws = OF(self, steps, room)
     sizes = np.zeros(room, np.float32)
     sizes[: len(steps)] = self._optimizer.step_sizes[: len(steps)]
-    return laws._replace(step_sizes=sizes)
+    return laws._replace(step_size=sizes)
 
 
 def first_steps_gaps(self, step):
