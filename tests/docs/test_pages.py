@@ -149,6 +149,8 @@ def write_inputs(folder):
     table = ratings.synthetic(0, num_users=240, num_items=40)
     lines = zip(table.user, table.item + 1, table.rating.astype(int), table.time, strict=True)
     (folder / "u.data").write_text("".join("\t".join(map(str, line)) + "\n" for line in lines))
+    images = rng.integers(0, 256, (600, 28, 28), np.uint8)
+    np.savez(folder / "mnist.npz", x=images, y=rng.integers(0, 10, 600, np.uint8))
 
 
 @pytest.mark.long
