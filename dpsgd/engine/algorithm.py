@@ -272,11 +272,14 @@ class QuantileGroup(DenseGroup):
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
         if mechanism and mechanism.noise_multiplier:
             _check_independent(mechanism.noise)
-        if mechanism and mechanism.sampler.padded_batch_size >= _UNCOUNTED:
-            raise ValueError(
-                f"clipping by a quantile counts fewer than 2^24 examples, and a batch has up to "
-                f"{mechanism.sampler.padded_batch_size:,}: take smaller batches"
-            )
+        if mechanism:
+            sampler = mechanism.sampler  # the passes of a step are counted together
+            most = sampler.num_examples if sampler.accumulates else sampler.padded_batch_size
+            if most >= _UNCOUNTED:
+                raise ValueError(
+                    "clipping by a quantile counts fewer than 2^24 examples, and a step has up to "
+                    f"{most:,}: take smaller batches of one pass"
+                )
         return ()
 
     def update(

@@ -19,6 +19,8 @@ from dpsgd import (
     train_blocks,
 )
 from dpsgd.audit.conformance import check_clipping
+from dpsgd.core.algorithm import privatize
+from dpsgd.engine import algorithm as engine
 from dpsgd.gradients import norms, rules
 from samplers import Deterministic, Poisson
 
@@ -78,8 +80,14 @@ def divided_twice(rule, group_norms, clip, counts):
     return [factor._replace(target=factor.target * jnp.exp(-rule.log_ratio))]
 
 
+def count_without_noise(total, state, key, step, scales, sound=privatize):
+    gradient, state = sound(total, state, key, step, scales)
+    return gradient._replace(log_ratio=total.log_ratio / scales.expected_batch_size), state
+
+
 FAULTS = {
     "nothing": (None, None),
+    "a count without noise": (engine, {"privatize": count_without_noise}),
     "a sum that is not divided by the norm": (rules._AtNorm, {"factors": not_divided}),
     "a sum that is divided by the norm after clipping": (
         rules._AtNorm,
@@ -146,5 +154,7 @@ def test_noise_of_ones_own_and_uncounted_batches_are_refused():
     state = algorithm.init(PARAMS)
     with pytest.raises(ValueError, match="takes Independent"):
         algorithm.update(state, state.raw_params, jax.random.key(0), own)
-    with pytest.raises(ValueError, match=r"fewer than 2\^24 examples"):
-        algorithm.init(PARAMS, Mechanism(Poisson(2**26, 2**25), 1.0, 0.5))
+    passes = {"max_batch_size": 64, "overflow": "accumulate"}
+    for many in (Poisson(2**26, 2**25), Poisson(2**26, 2**25, **passes)):
+        with pytest.raises(ValueError, match=r"fewer than 2\^24 examples"):
+            algorithm.init(PARAMS, Mechanism(many, 1.0, 0.5))
