@@ -10,13 +10,14 @@ import scipy
 
 from accounting.attack import attack_advantage
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
-from accounting.profile import EPSILON_TOLERANCE, PrivacyProfile, UpperEnd
+from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, UpperEnd
 
 _COARSE = 0.02
-"""Relative width, in epsilon and in noise, at which `calibrate` begins to look closely."""
+"""Relative width, in noise, at which `calibrate` begins to look closely; of an epsilon that is far
+from its target."""
 
-_COARSE_ADVANTAGE = 0.1
-"""The same, relative to an advantage."""
+_ROUGH = 0.05
+"""Relative width of an epsilon, or an advantage, before that: its middle is nearer to the truth."""
 
 _LARGEST_LOG_NOISE = math.log(1e9)
 """Largest logarithm of a noise multiplier that `calibrate` tries."""
@@ -61,10 +62,11 @@ def least_noise(
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
 
     def excess(log_sigma: float, coarse: bool) -> float:
-        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met."""
-        tolerance = _COARSE * max(1.0, epsilon) if coarse else EPSILON_TOLERANCE
-        upper = _from_above(privacy(math.exp(log_sigma))).epsilon(delta, tolerance).upper
-        return math.log(max(upper, 1e-9 * epsilon) / epsilon) if upper < math.inf else math.inf
+        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met, or roughly."""
+        tolerance = _ROUGH * max(1.0, epsilon) if coarse else EPSILON_TOLERANCE
+        bound = _from_above(privacy(math.exp(log_sigma))).epsilon(delta, tolerance)
+        found = _middle(bound) if coarse else bound.upper
+        return math.log(max(found, 1e-9 * epsilon) / epsilon) if found < math.inf else math.inf
 
     found = _smallest_noise(excess, relative_tolerance)
     if found is None:
@@ -107,8 +109,7 @@ def calibrate_advantage(
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(mu / its target) at this noise; <= 0 only where the upper bound is at most that."""
         profile = _from_above(privacy(math.exp(log_sigma)))
-        bound = profile.delta(0.0, _COARSE_ADVANTAGE) if coarse else attack_advantage(profile)
-        upper = bound.upper
+        upper = _middle(profile.delta(0.0, _ROUGH)) if coarse else attack_advantage(profile).upper
         mu = float(scipy.special.erfinv(upper))
         value = math.log(max(mu, 1e-9 * target) / target) if mu < math.inf else math.inf
         # No rounding of the inverse may tell the side.
@@ -128,6 +129,11 @@ def _from_above(profile: PrivacyProfile) -> PrivacyProfile:
     return profile.profile if isinstance(profile, UpperEnd) else profile
 
 
+def _middle(bound: Bound) -> float:
+    """Returns about where the truth is: the middle, or the upper end where that is all there is."""
+    return 0.5 * (bound.lower + bound.upper) if 2.0 * bound.lower > bound.upper else bound.upper
+
+
 def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> float | None:
     """Returns the smallest noise multiplier of excess <= 0, to `width` of it; None without one.
 
@@ -136,7 +142,8 @@ def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> flo
 
     Args:
       excess: (logarithm of a noise multiplier, whether a coarse answer will do) -> a number that
-        falls in the noise, about as its logarithm, and is <= 0 only where the target is met.
+        falls in the noise, about as its logarithm, and is <= 0 where the target is met: a coarse
+        one roughly, others only there.
       width: How much too large the result may be, relative to itself.
     """
 

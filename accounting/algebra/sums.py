@@ -84,8 +84,9 @@ class Pairs:
         """Index of the sum of two atoms, between grid points."""
         return max(i, j) + math.log1p(math.exp(-abs(i - j) * self.step)) / self.step
 
-    def _weight(self, d: int) -> float:
-        return 2.0 if self.symmetric and d > 0 else 1.0
+    def _weights(self, begin: int, end: int) -> Array:
+        """Returns how often pairs of each of these distances count: float64[end - begin]."""
+        return np.where(self.symmetric & (np.arange(begin, end) > 0), 2.0, 1.0)
 
     def _runs(
         self, x: Atoms, y: Atoms, first: int, least: float, shift: float
@@ -113,16 +114,12 @@ class Pairs:
         for begin, end, level in runs:
             low = max(x.start, y.start + begin)
             high = min(x.stop, y.stop + end - 1)
-            down, up = np.zeros(high - low), np.zeros(high - low)
             above = (height[begin - base : end - base] - level) * self.step
-            shares = up_weight(above, self.step)
-            for d in range(begin, end):
-                here = slice(max(low, y.start + d), min(high, y.stop + d))
-                share = float(shares[d - begin])
-                weight = self._weight(d)
-                mass = y.q[here.start - d - y.start : here.stop - d - y.start]
-                down[here.start - low : here.stop - low] += (weight * (1.0 - share)) * mass
-                up[here.start - low : here.stop - low] += (weight * share) * mass
+            up_share = up_weight(above, self.step)
+            weight = self._weights(begin, end)
+            of = y.start + begin, low, high
+            down = _shifted_sums(y.q, weight * (1.0 - up_share), *of)
+            up = _shifted_sums(y.q, weight * up_share, *of)
             left = slice(low - x.start, high - x.start)
             at = low + level - out.start
             here, there = slice(at, at + high - low), slice(at + 1, at + high - low + 1)
@@ -140,7 +137,7 @@ class Pairs:
             up = np.minimum(self._decayed(y.q)[j] * decay / math.expm1(self.step), total)
             here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
             next_up = slice(here.start + 1, here.stop + 1)
-            weight = self._weight(1)
+            weight = self._weights(1, 2)
             out.q[here] += weight * x.q[there] * (total - up)
             out.q[next_up] += weight * x.q[there] * up
             out.p[here] += weight * x.p[there] * (total - up)
@@ -151,21 +148,18 @@ class Pairs:
         for begin, end, level in runs:
             low = max(x.start, y.start + begin)
             high = min(x.stop, y.stop + end - 1)
-            sum_q, sum_t = np.zeros(high - low), np.zeros(high - low)
-            for d in range(begin, end):
-                here = slice(max(low, y.start + d), min(high, y.stop + d))
-                there = slice(here.start - d - y.start, here.stop - d - y.start)
-                weight = self._weight(d)
-                sum_q[here.start - low : here.stop - low] += weight * y.q[there]
-                smaller = weight * math.exp(-d * self.step)
-                sum_t[here.start - low : here.stop - low] += smaller * y.t[there]
+            weight = self._weights(begin, end)
+            smaller = weight * np.exp(-np.arange(begin, end) * self.step)
+            of = y.start + begin, low, high
+            sum_q = _shifted_sums(y.q, weight, *of)
+            sum_t = _shifted_sums(y.t, smaller, *of)
             at = low + level - out.start
             here, there = slice(at, at + high - low), slice(low - x.start, high - x.start)
             self._gather(out, here, x, there, sum_q, sum_t, math.exp(level * self.step))
         low = max(x.start, y.start + max(beyond, first))
         if low < x.stop:
             j, decay = self._far(x, y, low, max(beyond, first))
-            weight = self._weight(1)
+            weight = self._weights(1, 2)
             sum_q = weight * np.cumsum(y.q)[j]
             sum_t = weight * self._decayed(y.t)[j] * decay
             here = slice(low - out.start, x.stop - out.start)
@@ -200,3 +194,14 @@ class Pairs:
             result[block] = (np.cumsum(mass[block] * grow) + carried) / grow
             carried = float(result[block][-1]) * math.exp(-self.step)
         return result
+
+
+def _shifted_sums(mass: Array, weights: Array, start: int, low: int, high: int) -> Array:
+    """Returns sum_d weights[d] mass[i - start - d] for each i in [low, high), added directly.
+
+    Every i has a term; those beyond the ends of `mass` are left out.
+    """
+    first = max(0, low - start - weights.size + 1)
+    last = min(mass.size, high - start)
+    sums = np.convolve(mass[first:last], weights)
+    return sums[low - start - first : high - start - first]

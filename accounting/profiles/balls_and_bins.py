@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 from dataclasses import dataclass
@@ -137,10 +138,11 @@ class _Grid(NamedTuple):
 
     def finest(self, most: float) -> float:
         """Returns the finest resolution, or nearly so, that takes no more work than `most`."""
-        finest = self
-        while (finer := finest._replace(resolution=0.98 * finest.resolution)).work() <= most:
-            finest = finer
-        return finest.resolution
+        finer = [self.resolution * 0.98**k for k in range(1_000)]
+        beyond = bisect.bisect_right(
+            finer, most, lo=1, key=lambda r: self._replace(resolution=r).work()
+        )
+        return finer[beyond - 1]
 
     def steps(self) -> tuple[float, ...]:
         """Returns the grid step after each doubling, in proportion to the sum's deviation."""
