@@ -9,14 +9,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from accounting import Bound, PrivacyProfile, attack_advantage, epsilon
 from dpsgd.core.guarantee import UNKNOWN, Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Part, Segment, Trials
-from samplers.base import stated_law
+from samplers.base import BatchSampler, stated_law
 from samplers.settings import name_of
+
+_T = TypeVar("_T")
 
 LAZY_TABLES = (
     "tables are lazy: a row got the noise of the steps in which no batch read it when it was next "
@@ -154,12 +156,32 @@ def _scope(taken: Sequence[Part], planned: Sequence[Part]) -> str:
     return f"the first {done:,} of {whole:,} steps, if no release decides to stop there"
 
 
+def _once(compute: Callable[..., _T]) -> Callable[..., _T]:
+    """Returns `compute`, which computes once of equal terms, however often it is asked."""
+    remembered = functools.lru_cache(maxsize=256)(compute)
+
+    @functools.wraps(compute)
+    def found(*terms: Any) -> _T:
+        try:
+            hash(terms)
+        except TypeError:  # a sampler from elsewhere may hold arrays
+            return compute(*terms)
+        return remembered(*terms)
+
+    return found
+
+
+@_once
+def _of_sampler(sampler: BatchSampler, noise_multiplier: float, delta: float) -> tuple[str, ...]:
+    return sampler.caveats(noise_multiplier, delta)
+
+
 def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
     """Returns what a reader should know of the samplers and queries of all segments, once each."""
     found: list[str] = []
     for part, mechanism in [(kind, one) for kind in parts for one in kind.mechanisms]:
         sampler, sums = mechanism.sampler, mechanism.full_sums
-        notes = [*sampler.caveats(mechanism.noise_multiplier, delta)]
+        notes = [*_of_sampler(sampler, mechanism.noise_multiplier, delta)]
         if delta >= 1 / sampler.num_units:
             notes.append(
                 f"delta is not below 1 / {sampler.num_units:,}, one over the number of protected "
@@ -182,21 +204,6 @@ def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
             )
         found += [f"of one trial: {note}" for note in notes] if isinstance(part, Trials) else notes
     return list(dict.fromkeys(found))
-
-
-def _once(compute: Callable[..., Bound]) -> Callable[..., Bound]:
-    """Returns `compute`, which computes once of equal segments, however often it is asked."""
-    remembered = functools.lru_cache(maxsize=256)(compute)
-
-    @functools.wraps(compute)
-    def bound(*terms: Any) -> Bound:
-        try:
-            hash(terms)
-        except TypeError:  # a sampler from elsewhere may hold arrays
-            return compute(*terms)
-        return remembered(*terms)
-
-    return bound
 
 
 @_once
