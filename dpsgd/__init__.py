@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dpsgd.core.queries import FullSums
     from dpsgd.core.segments import Segment, Trials
     from dpsgd.core.state import TrainState
+    from dpsgd.engine.affine import Affine, affine_sums
     from dpsgd.engine.algorithm import dpsgd
     from dpsgd.engine.averages import averaged
     from dpsgd.engine.lazy.group import LazyTables
@@ -72,6 +73,7 @@ __version__ = "0.2.0"
 __all__ = [
     "SGD",
     "Adam",
+    "Affine",
     "Algorithm",
     "Auto",
     "AutomaticClipping",
@@ -115,6 +117,7 @@ __all__ = [
     "Trained",
     "TrainedModel",
     "Trials",
+    "affine_sums",
     "averaged",
     "clipped_grad",
     "cost",
@@ -138,6 +141,7 @@ __all__ = [
 _MODULES = {
     "core.state": ("TrainState",),
     "core.algorithm": ("Algorithm",),
+    "engine.affine": ("Affine", "affine_sums"),
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),

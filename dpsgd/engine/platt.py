@@ -12,8 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from accounting import GaussianProfile, calibrate, default_delta
-from dpsgd.core.queries import FullSums
+from dpsgd.core.queries import FullSums, balanced_sums
 from dpsgd.engine.newton import derivatives, logistic_sums, newton_step
 from dpsgd.engine.queries import Refinement
 
@@ -104,13 +103,8 @@ def platt_sums(
     Returns:
       The sums, or None if they cost more than `_MOST_LOSS` of log loss.
     """
-    delta = default_delta(num_examples) if delta is None else delta
-    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
-    if math.sqrt(2 * _NOISE_LOSS * _SIGMA_LOSS * _STEPS) / (mu * num_examples) > _MOST_LOSS:
-        return None
-    square = num_examples * math.sqrt(_SIGMA_LOSS * _STEPS / (2 * _NOISE_LOSS)) / mu
-    sigma = float(f"{math.sqrt(square):.2g}")  # equal for about equal runs
-    return FullSums(_STEPS, sigma, L2_CLIP_NORM)
+    losses = _NOISE_LOSS, _SIGMA_LOSS, _MOST_LOSS
+    return balanced_sums(num_examples, _STEPS, L2_CLIP_NORM, losses, epsilon=epsilon, delta=delta)
 
 
 _STEPS = 4

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ class Refinement(abc.ABC):
     Subclasses are frozen dataclasses, equal where they are made of equal parts: what is compiled is
     shared by equal ones. They hold no private data, which would go around clipping and noise.
     """
+
+    kind: ClassVar[str] = "platt"
+    """The calibration of `RunSpec` that it is, by which a run chooses number and noise of sums."""
 
     @abc.abstractmethod
     def reads(self, params: PyTree, example: PyTree) -> PyTree:

@@ -337,7 +337,7 @@ class Job(Training):
             mechanism=mechanism,
             delta=run.delta,
             synthetic=task.generated,
-            refinement=refinement_of(task, mechanism),
+            refinement=refinement_of(task, mechanism, spec.calibration),
             placement=placement,
             audited=spec.audit,
             data_on=spec.data_on,

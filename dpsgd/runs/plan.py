@@ -291,10 +291,10 @@ def _as_begun(
             f"the task has {rows:,} training examples, and {out} was begun on "
             f"{sampler.num_examples:,}: its guarantee is for those"
         )
-    if (spec.calibration == "platt") != (last.mechanism.full_sums is not None):
-        begun = "none" if last.mechanism.full_sums is None else "platt"
+    if (spec.calibration == "none") != (last.mechanism.full_sums is None):
+        begun = "without" if last.mechanism.full_sums is None else "with"
         raise ValueError(
-            f"{out} was begun with calibration {begun} and resumes only so: what its guarantee "
+            f"{out} was begun {begun} a calibration and resumes only so: what its guarantee "
             "covers was planned for it; start a new run"
         )
     if not unchanged:

@@ -67,8 +67,6 @@ ADAM = (
     "steps, and in a single step correlated noise is larger"
 )
 
-_NO_CALIBRATION = "calibration platt cannot be had"
-
 Goal = NoiseMultiplier | TargetEpsilon | TargetAdvantage
 """What is asked of the privacy of a run that has any."""
 
@@ -143,18 +141,21 @@ def noise_of(spec: RunSpec) -> Noise:
     return law
 
 
-def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums:
+def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
     """Returns the full-batch queries by which a run is calibrated, by how much it may cost.
 
     Raises:
       ValueError: if it cannot be calibrated, or that would not pay.
     """
-    if found := rule_against(traits_of(dataclasses.replace(spec, calibration="platt"), sampler)):
+    if spec.calibration in (None, "none"):
+        return None
+    if found := rule_against(traits_of(spec, sampler)):
         raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
     goal = spec.privacy
     assert not isinstance(goal, NonPrivate), "refused by the table"
-    from dpsgd.engine.platt import platt_sums
+    from dpsgd.engine import affine, platt
 
+    choose_sums = affine.affine_sums if spec.calibration == "affine" else platt.platt_sums
     if isinstance(goal, TargetEpsilon):
         budget = goal.epsilon
     elif isinstance(goal, TargetAdvantage):  # that of the Gaussian release of this advantage
@@ -164,7 +165,8 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums:
         budget = sampler.privacy(goal.noise_multiplier).epsilon(delta, _ABOUT).upper
     if math.isinf(budget):
         raise ValueError("no finite epsilon is certified for the run")
-    if (sums := platt_sums(sampler.num_examples, epsilon=max(budget, _LEAST), delta=delta)) is None:
+    sums = choose_sums(sampler.num_examples, epsilon=max(budget, _LEAST), delta=delta)
+    if sums is None:
         raise ValueError(
             f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "
             "cost more than it mends"
@@ -225,9 +227,9 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
         mechanism = Mechanism(sampler, noise_multiplier=0.0, l2_clip_norm=math.inf)
     else:
         try:
-            sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
+            sums = full_sums(spec, sampler, delta)
         except ValueError as error:
-            raise ValueError(f"{_NO_CALIBRATION}: {error}; leave it out") from None
+            raise ValueError(_without(spec.calibration, error)) from None
         noise = noise_of(spec)
         released = population.data_release
         sigma = _smallest_noise(goal, delta, sampler, noise, sums, released)
@@ -400,22 +402,30 @@ def _with_calibration(
     """Returns a spec that says whether its run is calibrated: by default, if it can be."""
     if spec.calibration == "none":
         return spec
-    offered, why = calibration_of(task) is not None, ""
+    offered, why = calibration_of(task), ""
+    kind: Any = offered.kind if offered else spec.calibration
     if not offered:
         hidden, see = " for such labels, or for weights", " (see dpsgd.runs.task.Task)"
         of = hidden if hasattr(task, "calibration") else see
         why = f"the task, a {type(task).__name__}, offers none{of}"
+    elif spec.calibration not in (None, kind):
+        why = f"the task, a {type(task).__name__}, offers {kind}"
     else:
+        tried = dataclasses.replace(spec, calibration=kind)
         try:
-            full_sums(spec, build_sampler(spec, population), spec.delta_of(population))
+            full_sums(tried, build_sampler(spec, population), spec.delta_of(population))
             _check_rescaled(spec, task)
         except ValueError as error:
             why = str(error)
     if why and spec.calibration:
-        raise ValueError(f"{_NO_CALIBRATION}: {why}; leave it out")
+        raise ValueError(_without(spec.calibration, why))
     if why and offered and spec.private:
         progress(f"no calibration: {why}")
-    return dataclasses.replace(spec, calibration="none" if why else "platt")
+    return dataclasses.replace(spec, calibration="none" if why else kind)
+
+
+def _without(calibration: str | None, why: object) -> str:
+    return f"calibration {calibration} cannot be had: {why}; leave it out"
 
 
 def _check_rescaled(spec: RunSpec, task: Any) -> None:
@@ -499,7 +509,7 @@ def _best_bands(
                 "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
             )
         target = sampler.privacy(goal.noise_multiplier).epsilon(delta).upper
-    sums = full_sums(spec, sampler, delta) if spec.calibration == "platt" else None
+    sums = full_sums(spec, sampler, delta)
     advantage, schedule = getattr(goal, "advantage", None), spec.optimizer.schedule
     release = None if sums is None else sums.release(sums.count).noise_multiplier
     candidates = planning.plan(

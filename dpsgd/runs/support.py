@@ -25,7 +25,7 @@ Trait = Literal[
     "bands auto",
     "buffers",
     "tables lazy",
-    "calibration platt",
+    "calibration",
     "budget_minutes",
     "shard_rows_from",
     "overflow accumulate",
@@ -107,12 +107,12 @@ UNSUPPORTED = (
         "secure noise is drawn for whole arrays, and parameters cannot be sharded by rows",
     ),
     Unsupported(
-        ("calibration platt",),
+        ("calibration",),
         ("non_private",),
         "it mends what clipping does to predictions, and without privacy nothing is clipped",
     ),
     Unsupported(
-        ("calibration platt",),
+        ("calibration",),
         ("protected units of several rows",),
         "its sums clip each row by itself, and other units are protected",
     ),
@@ -144,7 +144,7 @@ def traits_of(
         "average": not isinstance(spec.average, LastStep),
         "clipping": not isinstance(spec.clipping, FlatClipping),
         "clipping quantile": isinstance(spec.clipping, QuantileClipping),
-        "calibration platt": spec.calibration == "platt",
+        "calibration": spec.calibration not in (None, "none"),
         "budget_minutes": spec.budget_minutes is not None,
         "shard_rows_from": sharded,
         "overflow accumulate": several if sampler is None else sampler.accumulates or several,
@@ -224,7 +224,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
     "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
     "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
-    "Platt scaling": {"calibration": "platt"},
+    "calibration": {"calibration": "platt"},
 }
 """Its columns: each some options."""
 

@@ -134,14 +134,22 @@ def calibration_of(task: Any) -> Any:
     return made() if callable(made) else None
 
 
-def refinement_of(task: Any, mechanism: Mechanism) -> Refinement | None:
-    """Returns what a task makes of the sums that its run ends in, if there are any."""
+def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refinement | None:
+    """Returns what a task makes of the sums that its run ends in, if there are any.
+
+    Raises:
+      ValueError: if the task offers none, or another than the `kind` that the run is to have.
+    """
     if mechanism.full_sums is None:
         return None
     if (made := calibration_of(task)) is None:
         raise ValueError(
             f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
             "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
+        )
+    if made.kind != kind:
+        raise ValueError(
+            f"calibration is {kind}, and the task, a {type(task).__name__}, offers {made.kind}"
         )
     return made
 

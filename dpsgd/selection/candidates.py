@@ -171,11 +171,11 @@ class Candidates:
         delta = specs[0].delta_of(population)
         privacies = [
             privacy_with(
-                full_sums(spec, sampler, delta) if calibrated == "platt" else None,
+                full_sums(spec, sampler, delta),
                 sampler,
                 noise_of(spec),
             )
-            for (sampler, _, calibrated), spec in unique.items()
+            for (sampler, *_), spec in unique.items()
         ]
 
         def at(spec: RunSpec, sigma: float) -> RunSpec:

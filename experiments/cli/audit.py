@@ -31,7 +31,7 @@ def coupled(
 ) -> AuditReport:
     """Audits the program that trains a task by Adam, as a run compiles it, and the draws."""
     mechanism, tables = run.mechanism, None
-    refinement = refinement_of(task, mechanism)
+    refinement = refinement_of(task, mechanism, run.spec.calibration)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
     if isinstance(asked := run.spec.tables, Lazy):

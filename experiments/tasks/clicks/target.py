@@ -239,6 +239,18 @@ class Number(Target):
         """Returns the target by Huber's loss beyond this residual."""
         return dataclasses.replace(self, huber=huber)
 
+    def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
+        """Returns affine calibration, by Huber's loss where the model learns by it."""
+        from dpsgd.engine.affine import Affine
+
+        middle, half = self._middle_and_half
+        return Affine(
+            lambda params, example: 0.5 * logit(params, example),
+            lambda example: (example["label"] - middle) / half,
+            lambda params, a, c: rescaled(params, a, 2 * c),
+            min(1.0, self.huber / half) if self.huber else 1.0,
+        )
+
     def predict(self, logits: Any) -> Any:
         """Returns the number, in the label's own units, within its bounds."""
         import jax.numpy as jnp

@@ -40,9 +40,9 @@ class ClickModels(Models):
         return functional(self.sizes, self.schema, seed)[0]
 
     def calibration(self) -> Refinement | None:
-        """Returns Platt scaling, whose two numbers go into the last layer; or None.
+        """Returns what scales and shifts a prediction by numbers in the last layer; or None.
 
-        It is of labels of two values alone, and of rows without weights.
+        Labels of several classes have none, nor have rows with weights.
         """
         return self.functions.calibration
 

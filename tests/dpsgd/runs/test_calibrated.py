@@ -207,8 +207,9 @@ def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_pat
 EDITS = [
     ("before the sums", '"epochs": 3', '"epochs": 2', "of 33, too late for 23: sums over all rows"),
     ("evaluating", '"epochs": 3', '"epochs": 4', "of 33, too late for 43: sums over all rows"),
-    ("before the sums", '"platt"', '"none"', "begun with calibration platt and resumes only so"),
-    ("without sums", '"none"', '"platt"', "begun with calibration none and resumes only so"),
+    ("before the sums", '"platt"', '"none"', "begun with a calibration and resumes only so"),
+    ("without sums", '"none"', '"platt"', "begun without a calibration and resumes only so"),
+    ("before the sums", '"platt"', '"affine"', "calibration is affine, and the task, .* platt"),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpsgd import RunSpec, run
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import platt
+from dpsgd.engine import affine, platt
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS
@@ -153,6 +153,7 @@ def few_rows_are_calibrated():
     """Has runs of so few rows be calibrated by `SUMS`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platt, "platt_sums", lambda num_examples, **about: SUMS)
+        patch.setattr(affine, "affine_sums", lambda num_examples, **about: SUMS)
         yield
 
 

@@ -147,13 +147,17 @@ def test_a_label_is_prepared_trained_evaluated_scored_and_exported(kind, extra, 
 def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind, tmp_path, capsys):
     table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
     run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
-    words = ["train", store, "sampler:poisson", "--target-epsilon", 8, "--calibration", "platt"]
-    capsys.readouterr()
-    assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 2
-    offered = DescribedClicks(SIZES, kind.schema(), 0).calibration() is not None
-    why = "its noise would cost more" if offered else "offers none for such labels"
-    assert why in capsys.readouterr().err
-    assert offered == (isinstance(kind.target, Binary) and kind.weights is None)
+    offered = DescribedClicks(SIZES, kind.schema(), 0).calibration()
+    by_label = {Binary: "platt", Number: "affine"} if kind.weights is None else {}
+    assert (offered and offered.kind) == by_label.get(type(kind.target))
+    for asked in ("platt", "affine"):
+        words = ["train", store, "sampler:poisson", "--target-epsilon", 8, "--calibration", asked]
+        capsys.readouterr()
+        assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 2
+        why = f"offers {offered.kind}" if offered else "offers none for such labels"
+        if offered and asked == offered.kind:
+            why = "its noise would cost more"
+        assert why in capsys.readouterr().err
 
 
 SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins=3)
