@@ -60,6 +60,9 @@ BANK = Table(
 )  # fmt: skip
 
 
+METRICS = {"auc": "AUC", "accuracy": "accuracy", "rmse": "RMSE"}
+EPSILONS = (8.0, 3.0, 1.0)
+
 TESTED, VALIDATED = 10_000, 1_000
 COLUMNS = "image", "label"
 

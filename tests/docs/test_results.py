@@ -227,11 +227,10 @@ def test_the_table_of_evidence_is_what_was_recorded():
     file = ROOT / "experiments/records/evidence.json"
     found = points(read(file))
     rows = table_rows("test rows | no privacy |")
-    every = [(data, what) for data, curves in found.items() for what in curves]
-    alone = [f"{data}, {what}" for data, what in every if not what.startswith("same work: ")]
-    assert sorted(label for label, _ in rows) == sorted(alone)
+    assert sorted(label for label, _ in rows) == sorted(f for f in found if "ours" in found[f])
     peers = table_rows("rows, program | printed |")
-    assert len(peers) == 2 * (len(every) - len(alone))
+    every = [what for curves in found.values() for what in curves]
+    assert len(peers) == 2 * sum(what.startswith("same work: ") for what in every)
     cases = read(file)["cases"]
     every_row = {row["name"]: Row(**row) for case in cases for row in case["rows"]}
     for label, cells in peers:
@@ -249,13 +248,51 @@ def test_the_table_of_evidence_is_what_was_recorded():
             "GB": f"{of['peak memory'].value:.2f}",
             "lines": f"{lines.value:.0f}",
         }, label
-    for label, cells in rows:
-        data, _, what = label.partition(", ")
-        points_of = {point.epsilon: point for point in found[data][what]}
+    for data, cells in rows:
+        ours = {point.epsilon: shown(point) for point in found[data]["ours"]}
         for column, cell in cells.items():
-            point = points_of.get(None if column == "no privacy" else float(column.split()[1]))
-            alone = point and (f"{point.value:.3f}" if point.error is None else shown(point))
-            assert cell == (alone or ""), (label, column)
-        assert {None, 8.0, 3.0, 1.0} >= points_of.keys()
+            epsilon = None if column == "no privacy" else float(column.split()[1])
+            assert cell == ours.get(epsilon, ""), (data, column)
+
+
+def test_the_table_of_published_figures_is_what_was_recorded():
+    from experiments.figures.evidence import points
+
+    record = read(ROOT / "experiments/records/evidence.json")
+    found = points(record)
+    bounds = [
+        (re.sub(r" \(.*", "", row["name"]), row["value"])
+        for case in record["cases"]
+        for row in case["rows"]
+        if " batches, at " in row["name"] and ", their setting: " in row["name"]
+    ]
+    rows = table_rows("published figure | epsilon |")
+    reported = [(data, what, point) for data, of in found.items() for what in of
+                if what.startswith("published: ") for point in of[what]]  # fmt: skip
+    assert len(rows) == len(reported)
+    for label, cells in rows:
+        data, what = label.split(", ", 1)
+        epsilon = float(cells["epsilon"])
+        of = {
+            curve: {
+                f"{p.value:.4f}" if p.error is None else shown(p)
+                for p in each
+                if p.epsilon == epsilon
+            }
+            for curve, each in found[data].items()
+        }
+        place = f", {data}, epsilon {epsilon:g}, their setting: {what}"
+        earned = [(name, value) for name, value in bounds if name.endswith(place)]
+        kind = [name.split()[3] for name, _ in earned][:1]
+        assert {cells["reported"]} == of[f"published: {what}"]
+        assert {cells["their setting, here"]} == of.get(f"their setting: {what}", {""})
+        assert cells["their batches earn"] == ": ".join(
+            [*kind, " to ".join(f"{value:.2f}" for _, value in earned)]
+        ).strip(": ")
+        assert {cells["ours"]} == (of["ours"] or {""})
+
+
+def test_the_bars_of_evidence_hold_or_a_page_says_by_how_much_they_do_not():
+    cases = read(ROOT / "experiments/records/evidence.json")["cases"]
     for one in (row for case in cases for row in case["rows"] if row["bar"]):
         assert one["holds"] or f"{one['value']:.4f}" in PROSE, one["name"]  # a page says so

@@ -52,11 +52,12 @@ class _Filters(NamedTuple):
     """Gaussian means at every fourth pixel of the image, by the pixels of a padded side."""
 
 
-def scattering(images: np.ndarray) -> np.ndarray:
+def scattering(images: np.ndarray, projected: bool = True) -> np.ndarray:
     """Returns the features of each image by itself, uint8[rows, 1, 1, features].
 
     Args:
       images: uint8[rows, side, side, channels], the side a multiple of 4 and at least 8.
+      projected: Whether to components; else all numbers of the maps are features.
 
     Raises:
       ValueError: if images have another shape.
@@ -67,11 +68,13 @@ def scattering(images: np.ndarray) -> np.ndarray:
             f"scattering features are of square images whose side is a multiple of {STEP}, and at "
             f"least {2 * STEP} pixels: these have {height} x {width}"
         )
-    mean, directions = _components(height)
     found = []
     for start in range(0, max(1, len(images)), BLOCK):
         block = _normed(maps(images[start : start + BLOCK]))
-        parts = (block.reshape(-1, len(mean)).astype(np.float64) - mean) @ directions
+        parts = block.reshape(-1, block.shape[-1])
+        if projected:
+            mean, directions = _components(height)
+            parts = (parts.astype(np.float64) - mean) @ directions
         level = np.clip(np.rint(parts / RANGE * 127.5 + 127.5), 0, 255).astype(np.uint8)
         found.append(level.reshape(len(block), 1, 1, -1))
     return np.concatenate(found)

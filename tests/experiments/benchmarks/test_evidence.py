@@ -1,17 +1,26 @@
 """Evidence is of the rows that are said, beside peers on the same rows, or says why it is not."""
 
+import dataclasses
 import gzip
 import itertools
 import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from accounting import PoissonProfile, ShuffleProfile
-from experiments.benchmarks import evidence, evidence_data, evidence_peers, evidence_rules
+from experiments.benchmarks import (
+    evidence,
+    evidence_data,
+    evidence_papers,
+    evidence_peers,
+    evidence_rules,
+)
 from experiments.benchmarks.case import cases
+from experiments.benchmarks.evidence_papers import PUBLISHED
 from experiments.benchmarks.evidence_rules import GRID, UNITS, best, loses_least
 from experiments.benchmarks.record import Record, read
 from experiments.figures.evidence import points, unearned
@@ -221,12 +230,69 @@ def test_data_sets_that_no_rule_can_be_found_for_are_refused(names, what, folder
 
 
 def test_what_papers_report_is_drawn_at_its_epsilon_beside_what_was_measured():
-    rows = [vars(row) for row in evidence.published()]
+    rows = [vars(row) for row in evidence_papers.published()]
     rows += [{"name": "accuracy, test rows, mnist, no privacy", "value": 0.99, "error": None}]
     rows += [{"name": "AUC, test rows, adult, Opacus: is not installed", "value": None}]
     found = points({"cases": [{"rows": rows}]})
     drawn = [(d, p.epsilon, p.value) for d, curves in found.items() for of in curves.values()
              for p in of if p.epsilon is not None]  # fmt: skip
-    assert sorted(drawn) == sorted((p.data, p.epsilon, p.value) for p in evidence.PUBLISHED)
+    assert sorted(drawn) == sorted((p.data, p.epsilon, p.value) for p in PUBLISHED)
     assert [p.epsilon for p in found["mnist"]["ours"]] == [None]
-    assert all(one.source and one.delta for one in evidence.PUBLISHED)
+    assert all(one.source and one.delta for one in PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    ("network", "weights"), [("tanh", 26_010), ("relu", 26_010), ("linear", 39_700)]
+)
+def test_the_networks_of_sources_have_as_many_weights_as_theirs(
+    network, weights, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evidence_data, "TESTED", 5)
+    monkeypatch.setattr(evidence_data, "VALIDATED", 5)
+    x = np.random.default_rng(0).integers(0, 256, (100, 28, 28), np.uint8)
+    np.savez(tmp_path / "images.npz", x=x, y=np.arange(100) % 10)
+    task = evidence_papers.TheirNetwork(tmp_path / "images.npz", network=network)
+    params = jax.eval_shape(lambda: task.init(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == weights
+    found = jax.eval_shape(task.predict, params, task.source.splits["test"])
+    assert found.shape == (5, 10)
+
+
+def test_a_setting_is_run_as_its_source_says_and_priced_by_what_their_program_drew(
+    archive, monkeypatch
+):
+    made = evidence_papers.Setting("relu", "shuffle", 6_000, 2, 1.5, 0.5, 0.25, 0.9)
+    others = (made._replace(sampler="poisson"), None)
+    figures = [
+        PUBLISHED[0]._replace(epsilon=epsilon, setting=setting)
+        for epsilon, setting in zip((3.0, 2.5, 2.0), (made, *others), strict=True)
+    ]
+    asked = []
+
+    def trained(models, name, spec):
+        asked.append((getattr(models.task, "network", "ours"), spec))
+        return [{"test_accuracy": 0.9, "cpu_seconds": 1.0, "epsilon": 2.5}]
+
+    mnist = dataclasses.replace(evidence_data.DATA["mnist"], file=archive[0].name)
+    monkeypatch.setitem(evidence_papers.DATA, "mnist", mnist)
+    monkeypatch.setattr(evidence_papers, "PUBLISHED", figures)
+    monkeypatch.setattr(evidence_papers.Models, "trained", trained)
+    found = list(evidence_papers.settings(files=str(archive[0].parent)))
+
+    assert [network for network, _ in asked] == ["relu", "relu", "ours", "ours"]
+    first, _, *ours = (spec.options() for _, spec in asked)
+    names = "noise_multiplier", "l2_clip_norm", "learning_rate", "momentum"
+    named = {name: getattr(made, name) for name in names}
+    assert first.items() >= {**named, "optimizer": "sgd", "schedule": "constant"}.items()
+    assert [spec.sampler.name for _, spec in asked[:2]] == ["shuffle", "poisson"]
+    assert [(s.sampler.batch_size, s.sampler.epochs) for _, s in asked[:2]] == [(6_000, 2)] * 2
+    assert [spec["target_epsilon"] for spec in ours] == [2.0, 2.5]  # 3 is measured elsewhere
+    values = {row.name.partition(", their setting")[0]: row.value for row in found}
+    for kind, epsilon, profile in (
+        ("shuffle", "3", ShuffleProfile(1.5, 10, 2)),
+        ("poisson", "2.5", PoissonProfile(1.5, 0.1, 20)),
+    ):
+        bound, place = profile.epsilon(1e-5), f"mnist, epsilon {epsilon}"
+        assert values[f"epsilon of its {kind} batches, at least, {place}"] == bound.lower
+        assert values[f"epsilon of its {kind} batches, at most, {place}"] == bound.upper
+        assert values[f"epsilon, printed, {place}"] == float(epsilon)

@@ -14,7 +14,7 @@ from experiments.tasks.classes import class_metrics
 from experiments.tasks.images import sources
 from experiments.tasks.images.metrics import few_shot_metrics
 from experiments.tasks.images.model import ConvNet, Sizes, prototypical_loss
-from experiments.tasks.images.scattering import maps, scattering
+from experiments.tasks.images.scattering import RANGE, maps, scattering
 from experiments.tasks.images.task import DescribedImages, Images
 from experiments.tasks.splits import random_masks
 from experiments.tasks.tfds import SourceError
@@ -208,6 +208,17 @@ def test_maps_follow_an_image_that_is_moved_and_flat_images_have_none():
     flat = maps(np.full((1, 16, 16, 1), 90, np.uint8))[0, 0]
     np.testing.assert_allclose(flat[0], 90 / 255, rtol=1e-4)
     assert np.abs(flat[1:]).max() < 1e-4
+
+
+def test_features_that_are_not_projected_have_mean_0_and_variance_1_in_a_group_of_maps():
+    pixels = sources.digits().rows("test")["image"][:20]
+    found = scattering(pixels, projected=False)
+    assert found.shape == (20, 1, 1, 81 * 2 * 2)
+    groups = (found / 127.5 - 1).reshape(20, 27, -1) * RANGE
+    np.testing.assert_allclose(groups.mean(axis=-1), 0, atol=RANGE / 255)
+    variance = maps(pixels).reshape(20, 27, -1).var(axis=-1)
+    expected = variance / (variance + 1e-5)  # which keeps flat ones flat
+    np.testing.assert_allclose(groups.var(axis=-1), expected, atol=0.05)
 
 
 def test_images_that_have_no_such_features_are_refused(tmp_path):

@@ -1,0 +1,228 @@
+"""What papers and libraries report, and what their settings give here.
+
+A figure of `PUBLISHED` says where it could be read, with the digits that are given there. Where the
+source states its settings, `their settings` is a run of this project by them and their sampler,
+beside what the batches of their own program cost, and beside ours at the epsilon that they print.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dpsgd import RunSpec
+from experiments.benchmarks.case import Row, at, cases
+from experiments.benchmarks.evidence_data import DATA, EPSILONS, METRICS, FreshTest
+from experiments.benchmarks.evidence_peers import earned
+from experiments.benchmarks.models import Models, certified, defaults, mean, run_of
+from experiments.tasks.images.scattering import RANGE, scattering
+from experiments.tasks.images.sources import Images
+from experiments.tasks.models import Functions, functions_of
+
+ROWS = 60_000
+"""Training images of MNIST, all of which train in the sources."""
+
+
+class Setting(NamedTuple):
+    """By what a figure was reached: a network and the options of a run, of SGD at one rate."""
+
+    network: Literal["tanh", "relu", "linear"]
+    sampler: Literal["shuffle", "poisson"]
+    batch_size: int
+    epochs: int
+    noise_multiplier: float
+    l2_clip_norm: float
+    learning_rate: float
+    momentum: float = 0.0
+
+    @property
+    def batches(self) -> dict[str, Any]:
+        """What the sampler of their program drew, in the words of `evidence_peers.profile`."""
+        an_epoch, rate = ROWS // self.batch_size, self.batch_size / ROWS
+        drawn = {"sampling_prob": rate, "steps": an_epoch * self.epochs}
+        if self.sampler == "shuffle":
+            drawn = {"steps_per_epoch": an_epoch, "epochs": self.epochs}
+        return {"sampler": self.sampler, "noise_multiplier": self.noise_multiplier, **drawn}
+
+    def spec(self) -> RunSpec:
+        """Returns the run on the training rows that are here."""
+        sgd = {"optimizer": "sgd", "schedule": "constant", "momentum": self.momentum}
+        return run_of(
+            self.sampler,
+            self.batch_size,
+            self.epochs,
+            noise_multiplier=self.noise_multiplier,
+            l2_clip_norm=self.l2_clip_norm,
+            learning_rate=self.learning_rate,
+            target_delta=1e-5,
+            audit=False,
+            **sgd,
+        )
+
+
+class Published(NamedTuple):
+    """A figure that a paper or a library reports."""
+
+    data: str
+    epsilon: float
+    delta: str
+    metric: str
+    value: float
+    what: str
+    source: str
+    setting: Setting | None = None
+
+
+_HANDCRAFTED = (
+    "Tramèr, Boneh, ICLR 2021; table of main results in the README of the authors' repository, "
+    "github.com/ftramer/Handcrafted-DP"
+)
+_RGP = (
+    "Yu, Zhang, Chen, Yin, Liu, ICML 2021; table of results in language/README.md of the authors' "
+    "repository, github.com/dayu11/Differentially-Private-Deep-Learning"
+)
+_TUTORIAL = (
+    "TensorFlow Privacy; table of parameters in tutorials/README.md, github.com/tensorflow/privacy"
+)
+_OPACUS = "Opacus; sample parameter sets in examples/mnist_README.md, github.com/pytorch/opacus"
+_GDP = (
+    "Bu, Dong, Long, Su, Harvard Data Science Review 2020; table 4, epsilon by moments accountant, "
+    "pmc.ncbi.nlm.nih.gov/articles/PMC7695347/table/T4"
+)
+_QLORA = (
+    "dp-transformers; table of results, best on evaluation rows, in "
+    "research/fine_tune_llm_w_qlora/README.md, github.com/microsoft/dp-transformers"
+)
+_RELU, _RELU_TOO = "CNN on pixels, TensorFlow Privacy", "CNN on pixels, Opacus"
+PUBLISHED = (
+    Published("mnist", 3.0, "1e-05", "accuracy", 0.981, "CNN on pixels", _HANDCRAFTED,
+              Setting("tanh", "shuffle", 512, 40, 1.23, 0.1, 0.5, 0.9)),
+    Published("mnist", 3.0, "1e-05", "accuracy", 0.987, "scattering, linear", _HANDCRAFTED,
+              Setting("linear", "shuffle", 4096, 40, 3.04, 0.1, 8.0, 0.9)),
+    Published("mnist", 3.0, "1e-05", "accuracy", 0.987, "scattering, CNN", _HANDCRAFTED),
+    Published("mnist", 9.74, "1e-05", "accuracy", 0.973, _RELU, _TUTORIAL),
+    Published("mnist", 2.92, "1e-05", "accuracy", 0.966, _RELU, _TUTORIAL,
+              Setting("relu", "shuffle", 256, 60, 1.12, 1.0, 0.08)),
+    Published("mnist", 1.20, "1e-05", "accuracy", 0.950, _RELU, _TUTORIAL,
+              Setting("relu", "shuffle", 256, 10, 1.2, 1.0, 0.32)),
+    Published("mnist", 7.10, "1e-05", "accuracy", 0.9709, _RELU_TOO, _OPACUS),
+    Published("mnist", 3.01, "1e-05", "accuracy", 0.9678, _RELU_TOO, _OPACUS),
+    Published("mnist", 1.19, "1e-05", "accuracy", 0.9463, _RELU_TOO, _OPACUS,
+              Setting("relu", "poisson", 240, 15, 1.3, 1.5, 0.25)),
+    Published("movielens", 15.39, "1e-06", "rmse", 0.915, "MovieLens 1M, by rating", _GDP),
+    Published("sst2", 8.0, "1e-05", "accuracy", 0.916, "RoBERTa base, fine-tuned", _RGP),
+    Published("sst2", 8.0, "1e-05", "accuracy", 0.930, "RoBERTa large, fine-tuned", _RGP),
+    Published("sst2", 8.0, "1e-05", "accuracy", 0.9644, "Mistral 7B, fine-tuned", _QLORA),
+)  # fmt: skip
+"""Only what could be read where it says, to the digits that are given there; papers' own splits."""
+
+
+class Pooled(nnx.Module):
+    """Two convolutions, each pooled, and 32 units: 26,010 weights, as all of these sources have."""
+
+    def __init__(self, activation: Any, rngs: nnx.Rngs):
+        self.activation = activation
+        self.convolutions = nnx.List([
+            nnx.Conv(1, 16, (8, 8), strides=2, rngs=rngs),
+            nnx.Conv(16, 32, (4, 4), strides=2, padding="VALID", rngs=rngs),
+        ])  # fmt: skip
+        self.hidden, self.logits = nnx.Linear(512, 32, rngs=rngs), nnx.Linear(32, 10, rngs=rngs)
+
+    def __call__(self, image: Any) -> jax.Array:
+        """Returns float32[10] for uint8[28, 28, 1]."""
+        x = jnp.asarray(image, jnp.float32) / 255
+        for layer in self.convolutions:
+            x = self.activation(layer(x))
+            x = jnp.maximum(x[1:], x[:-1])  # the largest of 2 x 2
+            x = jnp.maximum(x[:, 1:], x[:, :-1])
+        return self.logits(self.activation(self.hidden(x.ravel())))
+
+
+class OneLayer(nnx.Module):
+    """Logistic regression on all scattering maps, in units of their standard deviation."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.logits = nnx.Linear(3_969, 10, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, image: Any) -> jax.Array:
+        """Returns float32[10] for uint8[1, 1, 3969]."""
+        return self.logits((jnp.asarray(image, jnp.float32).ravel() / 127.5 - 1) * RANGE)
+
+
+@functools.cache
+def functions(network: str) -> Functions:
+    """Returns the same functions for equal networks."""
+    made = {
+        "tanh": functools.partial(Pooled, jnp.tanh),
+        "relu": functools.partial(Pooled, nnx.relu),
+    }
+    return functions_of(lambda rngs: made.get(network, OneLayer)(rngs), ("image",))[0]
+
+
+@dataclass(frozen=True)
+class TheirNetwork(FreshTest):
+    """Images as a source's network reads them."""
+
+    network: str = "tanh"
+
+    @cached_property
+    def source(self) -> Images:
+        """The images, or their scattering maps."""
+        found = super().source
+        if self.network != "linear":
+            return found
+        splits = {
+            split: {**rows, "image": scattering(rows["image"], projected=False)}
+            for split, rows in found.splits.items()
+        }
+        return found._replace(shape=splits["train"]["image"].shape[1:], splits=splits)
+
+    @property
+    def functions(self) -> Functions:
+        """See `functions`."""
+        return functions(self.network)
+
+
+def published() -> Iterator[Row]:
+    """Yields what papers report; nothing is measured."""
+    for one in PUBLISHED:
+        place = f"{one.data}, epsilon {one.epsilon:g}, delta {one.delta}, {one.what}"
+        yield at(f"{place} ({one.source})")(f"{METRICS[one.metric]}, published", one.value)
+
+
+def settings(
+    *, files: str | None = None, setting_seeds: int = 1, seeds: int = 3, written: str | None = None
+) -> Iterator[Row]:
+    """Measures what the settings of sources give here, and ours at the epsilon that they print."""
+    folder = None if written is None else Path(written) / "settings"
+    mnist, asked = DATA["mnist"], [(one, one.setting) for one in PUBLISHED if one.setting]
+    with mnist.opened(Path(files or ".")) as task:
+        for one, setting in asked:
+            place = f"{one.data}, epsilon {one.epsilon:g}, their setting: {one.what} ({one.source})"
+            theirs = TheirNetwork(Path(files or ".") / mnist.file, network=setting.network)
+            row, models = at(place), Models(theirs, setting_seeds, folder)
+            runs = models.trained(f"{one.what}, epsilon {one.epsilon:g}", setting.spec())
+            yield row(f"{METRICS[one.metric]}, test rows", mean(runs, f"test_{one.metric}"))
+            yield from earned(row, setting.batches | {"printed": one.epsilon}, float(one.delta))
+            yield row("CPU time of a run", mean(runs, "cpu_seconds"), "s")
+        printed = {one.epsilon for one in PUBLISHED if one.data == "mnist"}
+        for epsilon in sorted(printed - {*EPSILONS}):
+            place = f"mnist, epsilon {epsilon:g}"
+            spec = defaults(target_epsilon=epsilon, target_delta=mnist.delta)
+            runs = Models(task, seeds, folder).trained(place, spec)
+            yield at(place)("accuracy, test rows", mean(runs, "test_accuracy"))
+            yield certified(place, runs, epsilon)
+
+
+CASES = [
+    *cases(published, seconds=1),
+    *cases(settings, "their settings", needs=("--files",), seconds=1_500, asked=True),
+]
