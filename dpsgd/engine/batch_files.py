@@ -135,7 +135,6 @@ def write_secret(path: Path, content: bytes) -> None:
 
 def write_file(
     path: Path,
-    draw: Draw,
     file: int,
     passes: Sequence[Sequence[np.ndarray]],
     columns: Sequence[np.ndarray],
@@ -144,7 +143,6 @@ def write_file(
 
     Args:
       path: The folder.
-      draw: Of the batches.
       file: Number of the file.
       passes: Of each of its steps, the examples of each pass.
       columns: Of each leaf of the data, the rows of these examples, pass after pass.
@@ -172,7 +170,7 @@ def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], da
       digests: The SHA-256 of each file.
       data: The rows; a copy of the first, which stands in the place of padding, is kept.
     """
-    padding = write_file(path, draw, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
+    padding = write_file(path, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
     record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
     record["seal"] = _seal(record, seed)
     write_secret(path / MANIFEST, json.dumps(record, indent=1).encode() + b"\n")
@@ -188,7 +186,7 @@ def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
     for file in range(draw.num_files):
         passes = [[part for (part,) in source.cut(step)] for step in draw.steps(file)]
         rows = np.concatenate([np.empty(0, np.int32), *(part for step in passes for part in step)])
-        digests.append(write_file(path, draw, file, passes, [leaf[rows] for leaf in leaves]))
+        digests.append(write_file(path, file, passes, [leaf[rows] for leaf in leaves]))
     return digests
 
 

@@ -21,22 +21,26 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Segment
 from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
-from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, sums_run
-from dpsgd.gradients.frozen import RunLoss, leaf_names
+from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
 from dpsgd.runs.initial import earlier_guarantees, initial_params
-from dpsgd.runs.optimizer import hyperparameters, lazy_tables, optimizer, with_hyperparameters
+from dpsgd.runs.optimizer import (
+    algorithm_of,
+    hyperparameters,
+    step_sizes,
+    with_hyperparameters,
+)
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import ResolvedRun
-from dpsgd.runs.spec import SGD, RunSpec
+from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import (
     Task,
     arrays_digest,
@@ -301,21 +305,8 @@ class Job(Training):
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
         mechanism.check_data_release(population)
-        sampler, chosen, average = mechanism.sampler, spec.optimizer, vars(spec.average)
-        kind: Any = "sgd" if isinstance(chosen, SGD) else "adam"
-        step_sizes = {
-            "learning_rate": chosen.learning_rate,
-            "num_steps": sampler.num_steps,
-            "momentum": getattr(chosen, "momentum", None),
-            **average,
-        }
-        algorithm = dpsgd(
-            RunLoss.of(shared_loss(task), spec.train, spec.compute),
-            optimizer(kind, chosen.schedule, next(iter(average), None)),
-            clipping=spec.clipping,
-            microbatch_size=spec.microbatch_size,
-            tables=lazy_tables(spec, sampler.num_steps),
-        )
+        sampler = mechanism.sampler
+        algorithm = algorithm_of(shared_loss(task), spec, sampler.num_steps)
         params, taken = initial_params(
             task.init(spec.init_seed),
             spec.init_from,
@@ -342,7 +333,7 @@ class Job(Training):
             audited=spec.audit,
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
-            step_sizes=step_sizes,
+            step_sizes=step_sizes(spec, sampler.num_steps),
             earlier=earlier_guarantees(spec.init_from),
             same_audit=task,
             task=task,

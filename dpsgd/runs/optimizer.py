@@ -1,9 +1,10 @@
-"""The optimizers of runs: one object each, so that runs that differ in numbers share programs."""
+"""The algorithm of a run. There is one optimizer of a kind, so that runs share programs."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +12,36 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.averages import averaged
 from dpsgd.engine.lazy.group import LazyTables
-from dpsgd.runs.spec import Lazy, RunSpec
+from dpsgd.gradients.frozen import RunLoss
+from dpsgd.runs.spec import SGD, Lazy, RunSpec
+
+
+def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> Algorithm:
+    """Returns what a run of a loss computes in `num_steps` steps; step sizes are of its state."""
+    average = next(iter(vars(spec.average)), None)
+    return dpsgd(
+        RunLoss.of(loss_fn, spec.train, spec.compute),
+        optimizer(_kind(spec), spec.optimizer.schedule, average),
+        clipping=spec.clipping,
+        microbatch_size=spec.microbatch_size,
+        tables=lazy_tables(spec, num_steps),
+    )
+
+
+def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
+    """Returns the arguments of `hyperparameters` for a run."""
+    momentum = getattr(spec.optimizer, "momentum", None)
+    rate = spec.optimizer.learning_rate
+    how = {"learning_rate": rate, "num_steps": num_steps, "momentum": momentum}
+    return how | vars(spec.average)
+
+
+def _kind(spec: RunSpec) -> Literal["adam", "sgd"]:
+    return "sgd" if isinstance(spec.optimizer, SGD) else "adam"
 
 
 def hyperparameters(
@@ -32,7 +60,7 @@ def hyperparameters(
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
-    """Returns a state of `ADAM` or `SGD` with these."""
+    """Returns a state of an optimizer that `optimizer` returns with these."""
     return opt_state._replace(hyperparams=hyperparams)
 
 
@@ -112,4 +140,4 @@ def optimizer(
     return made(0.0, 1.0, momentum, **share, constant=schedule == "constant")
 
 
-ADAM, SGD = optimizer("adam"), optimizer("sgd")
+ADAM = optimizer()

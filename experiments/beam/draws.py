@@ -105,7 +105,7 @@ class BatchWork:
             np.concatenate([part.columns[leaf] for part in found])[places]
             for leaf in range(len(nothing))
         ]
-        digest = write_file(self.path, draw, file, passes, columns)
+        digest = write_file(self.path, file, passes, columns)
         write_text(self.path / f"{file_name(file)}.sha256", digest)
 
 

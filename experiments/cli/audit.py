@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from accounting import epsilon, format_delta
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
-from dpsgd.engine.algorithm import dpsgd
-from dpsgd.engine.lazy.group import LazyTables
-from dpsgd.gradients.frozen import RunLoss
 from dpsgd.runs.audit import ROWS, audit_synthetic
-from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters, with_hyperparameters
+from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.resolve import ResolvedRun
 from dpsgd.runs.spec import Lazy
@@ -30,20 +28,14 @@ def coupled(
     progress: Progress = lambda line: None,
 ) -> AuditReport:
     """Audits the program that trains a task by Adam, as a run compiles it, and the draws."""
-    mechanism, tables = run.mechanism, None
-    refinement = refinement_of(task, mechanism, run.spec.calibration)
+    mechanism, spec = run.mechanism, run.spec
+    refinement = refinement_of(task, mechanism, spec.calibration)
     progress("compiling and running the program that trains")
     num_steps = mechanism.sampler.num_steps
-    if isinstance(asked := run.spec.tables, Lazy):
-        tables = LazyTables(Cosine(1.0, num_steps), asked.momentum or 0.0, asked.weight_decay)
-    spec = run.spec
-    algorithm = dpsgd(
-        RunLoss.of(task.loss, spec.train, spec.compute),
-        ADAM,
-        clipping=spec.clipping,
-        microbatch_size=spec.microbatch_size,
-        tables=tables,
-    )
+    if isinstance(asked := spec.tables, Lazy):  # any step sizes: the program is the same
+        tables = replace(asked, learning_rate=1.0, momentum=asked.momentum or 0.0)
+        spec = replace(spec, tables=tables)
+    algorithm = algorithm_of(task.loss, spec, num_steps)
     rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
     state = algorithm.init(task.init(0), mechanism, rows)
     sizes = hyperparameters(Settings().learning_rate, num_steps)

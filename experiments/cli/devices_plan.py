@@ -119,18 +119,15 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
         jax.config.update("jax_num_cpu_devices", config.num_devices)
     if (found := len(jax.devices("cpu"))) < config.num_devices:
         raise ValueError(f"this process has {counted(found, 'device')}: plan in one of its own")
-    from dpsgd import BandedToeplitz, Independent, Mechanism, dpsgd
+    from dpsgd import BandedToeplitz, Independent, Mechanism
     from dpsgd.engine.feed import Layout
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.planning import StepPlan
     from dpsgd.engine.programs import shapes_of_rows
-    from dpsgd.gradients.frozen import RunLoss
-    from dpsgd.runs.optimizer import ADAM, SGD
+    from dpsgd.runs.optimizer import algorithm_of
 
     task = tasks.without_data(config)
-    optimizer = SGD if spec.options()["optimizer"] == "sgd" else ADAM
-    loss = RunLoss.of(task.loss, spec.train, spec.compute)
-    algorithm = dpsgd(loss, optimizer, microbatch_size=spec.microbatch_size)
+    algorithm = algorithm_of(task.loss, spec, sampler.num_steps)
     # Any coefficients: what is kept, and the program, depend on their number alone.
     noise = BandedToeplitz([0.5**j for j in range(config.bands)]) if config.bands > 1 else None
     mechanism = Mechanism(sampler, 1.0, 1.0, noise or Independent())
@@ -142,7 +139,7 @@ def _planned(config: PlanDevices, spec: RunSpec, sampler: BatchSampler, memory: 
     devices = tuple(jax.devices("cpu")[: config.num_devices])
     placement = Placement(devices, rows_from(config.shard_rows_from)).fitting(state, memory)
     layout = Layout.of(sampler, rows, data_on=data_on, placement=placement)
-    return StepPlan.of(loss, algorithm, mechanism, state, rows, layout)
+    return StepPlan.of(task.loss, algorithm, mechanism, state, rows, layout)
 
 
 def _show(console: Console, config: PlanDevices, plan: StepPlan, rates: Rates, memory: int) -> None:

@@ -33,7 +33,7 @@ from dpsgd.runs import checkpoint, plan
 from dpsgd.runs.fingerprint import task_code_digest
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import read
-from dpsgd.runs.optimizer import SGD, hyperparameters
+from dpsgd.runs.optimizer import hyperparameters, optimizer
 from samplers import BallsAndBins
 from samplers.settings import SETTINGS, settings_of
 
@@ -108,11 +108,11 @@ def test_the_noise_of_a_plan_is_of_the_steps_that_sgd_takes():
     """Its workload moves by what the optimizer moves by."""
     sampler = BallsAndBins(160, 16, 2)
     sizes = planning.workload(sampler, momentum=0.9).step_sizes
-    state = SGD.init(np.zeros(1, np.float32))
+    state = optimizer("sgd").init(np.zeros(1, np.float32))
     state = state._replace(hyperparams=hyperparameters(1.0, sampler.num_steps, 0.0))
     found = []
     for _ in range(sampler.num_steps):
-        moved, state = SGD.update(np.ones(1, np.float32), state)
+        moved, state = optimizer("sgd").update(np.ones(1, np.float32), state)
         found.append(-float(moved[0]))
     np.testing.assert_allclose(found, sizes, atol=1e-6)
 
