@@ -31,7 +31,7 @@ from experiments.figures.drawing import (
     legend,
     panels,
 )
-from experiments.results.views import CERTIFIED, VOID, Point, View, axis
+from experiments.results.views import CERTIFIED, VOID, Point, View, axis, written
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 """Where the epsilon of a run is shown besides its own delta."""
@@ -189,10 +189,14 @@ def _set_axis(axes: Axes, view: View, places: Sequence[float]) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     shown = _readable(axes, places)
-    axes.set_xticks(
-        shown, [f"{p:,}" if isinstance(p, int) else f"{p:.3g}" for p in shown], fontsize="small"
-    )
+    axes.set_xticks(shown, [_tick(place, view.x) for place in shown], fontsize="small")
     axes.set_xlabel(_label(view), fontsize="small")
+
+
+def _tick(place: float, name: str) -> str:
+    if name.endswith(("_upper", "_lower")):
+        return written(place, name)
+    return f"{place:,}" if isinstance(place, int) else f"{place:.3g}"
 
 
 def _quality(view: View) -> str:

@@ -107,10 +107,11 @@ def by_task(table: Table) -> list[Table]:
 def measured(row: Row, metric: str, secret: str = "", form: str = "") -> str:
     """Returns a metric, or another column, of a run as people read it; `secret` for null."""
     value = row.get(metric)
-    if isinstance(value, float) and metric not in AXES:
+    bound = metric.endswith(("_upper", "_lower"))
+    if isinstance(value, float) and metric not in AXES and not bound:
         undefined = math.isnan(value)
         return f"{value:{form}}" if form else report.metric(None if undefined else value)
-    return secret if value is None else written(value)
+    return secret if value is None else written(value, metric)
 
 
 def _seconds(row: Row) -> str:

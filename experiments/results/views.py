@@ -275,7 +275,7 @@ class View:
         Args:
           intervals: Whether epsilon is an interval, or, for a narrow page, its upper end alone.
         """
-        found = {self.headline.label: self._pivot(lambda p: str(p[self.headline.name]))}
+        found = {self.headline.label: self._pivot(self._shown)}
         if tune := self.tune:
             names = ", ".join(axis(name).symbol for name in tune)
             found[f"{names}, best on {self.judge.rows}"] = self._pivot(
@@ -292,11 +292,16 @@ class View:
             )
         return found
 
+    def _shown(self, point: Point) -> str:
+        found = point[name := self.headline.name]
+        bound = not found.sd and name.endswith(("_upper", "_lower"))
+        return written(found.mean, name) if bound else str(found)
+
     def _pivot(self, show: Callable[[Point], str]) -> Cells:
         cells = {(point.line, point.x): show(point) for point in self.points}
         rows = []
         for x in self.xs:
-            name = "no privacy" if x is None else written(x)
+            name = "no privacy" if x is None else written(x, self.x)
             rows.append([name, *(cells.get((line, x), "") for line in self.lines)])
         return [axis(self.x).symbol, *self.lines], rows
 
@@ -346,13 +351,24 @@ def _privacy(row: dict[str, Any]) -> str:
 def _written(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return axis(name).symbol if value else f"not {axis(name).symbol}"
-    return f"{axis(name).symbol} {written(value)}" if name not in ("run", "sampler") else str(value)
+    return (
+        f"{axis(name).symbol} {written(value, name)}"
+        if name not in ("run", "sampler")
+        else str(value)
+    )
 
 
-def written(value: Any) -> str:
-    """Returns the value of a setting as people read it; nothing for null."""
+def written(value: Any, name: str = "") -> str:
+    """Returns a value of the column `name` as people read it; nothing for null.
+
+    What is an end of an interval is rounded outward: no bound is printed tighter than it is.
+    """
     if value is None:
         return ""
+    if name.endswith("_upper"):
+        return Bound(value, value).format_upper(".4g")
+    if name.endswith("_lower"):
+        return Bound(value, value).format_lower(".4g")
     return f"{value:g}" if isinstance(value, float) else digits(value)
 
 

@@ -6,9 +6,11 @@ import statistics
 import numpy as np
 import pytest
 
+from experiments.results import listings
 from experiments.results import page as pages
 from experiments.results.draw import draw
-from experiments.results.views import Estimate
+from experiments.results.metrics import Headline
+from experiments.results.views import Estimate, View
 from experiments.sweeps.summary import NOT_COVERED
 
 NAN = float("nan")
@@ -337,3 +339,18 @@ def test_equal_means_of_three_runs_are_told_apart_one_time_in_twenty_at_most():
     wrong = sum(Estimate.of(list(a)).differs(Estimate.of(list(b))) for a, b in pairs)
     # Welch's test errs a little less often than it may; 150 are 5 standard deviations too many.
     assert 40 < wrong < 150
+
+
+@pytest.mark.parametrize("epsilon", [1.00004, 1.2345678, 0.123449, 10.0])
+def test_no_bound_is_shown_tighter_than_it_is(summary_of, epsilon):
+    table = summary_of(auc, {**PRIVACY, "target_epsilon": (epsilon, 20.0)}).views[0].table
+    view = View(table, "epsilon_upper", Headline("test_auc"))
+    (_, rows), (axes, *_) = view.tables()["test AUC"], draw([view]).get_axes()
+    shown = [float(rows[0][0]), float(axes.get_xticklabels()[0].get_text())]
+    for name, sign in (("epsilon_upper", 1), ("epsilon_lower", -1)):
+        column = next(row for row in table.rows if row["epsilon_upper"] == epsilon)
+        found = [float(listings.measured(column, name))]
+        found += shown if sign == 1 else []
+        assert all(0 <= sign * (one - column[name]) < 1e-3 * column[name] for one in found)
+    several = View(table, "sampler", Headline("epsilon_upper"), by=("target_epsilon",))
+    assert float(several.tables()["epsilon upper"][1][0][1]) >= epsilon
