@@ -117,9 +117,16 @@ class RunLoss:
 
 
 def leaf_names(params: PyTree) -> list[str]:
-    """Returns the names of the parameters, such as `dense/kernel`, by the numbers of the leaves."""
-    paths = jax.tree_util.tree_leaves_with_path(params)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    """Returns the names of the parameters, such as `dense.kernel`, by the numbers of the leaves.
+
+    What `flax.nnx` has below a parameter, its `value`, is left out where the name stays unique.
+    """
+    names: list[str] = []
+    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+        whole = jax.tree_util.keystr(path, simple=True, separator=".")
+        likely = (name for name in (whole.removesuffix(".value"), whole) if name not in names)
+        names.append(next(likely, jax.tree_util.keystr(path)))
+    return names
 
 
 def matching_leaves(params: PyTree, pattern: str) -> set[int]:

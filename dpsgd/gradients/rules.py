@@ -87,7 +87,7 @@ class PerLayerClipping:
 
     patterns: tuple[str, ...] | None = field(default=None, metadata={"option": "clip_groups"})
     """Of per-layer clipping: regular expressions, a group of leaves for each. A leaf belongs to the
-    first that is found in its name, such as dense/kernel, and must belong to one. By default the
+    first that is found in its name, such as dense.kernel, and must belong to one. By default the
     parameters of each top-level name are a group."""
     shares: tuple[float, ...] | None = field(default=None, metadata={"option": "clip_shares"})
     """Shares of the groups in the square of l2_clip_norm, in any unit; by default they are

@@ -20,6 +20,7 @@ import numpy as np
 
 from accounting import Bound, format_delta
 from dpsgd.core.guarantee import NO_GUARANTEE
+from dpsgd.gradients.frozen import leaf_names
 from dpsgd.runs.arrays import Source, is_orbax, sha256, source
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.records import checked
@@ -258,12 +259,10 @@ def matched(
         shape or kind. The line names them.
     """
     leaves, names = dict[str, _Leaf](), dict[str, str]()
-    for at, value in jax.tree_util.tree_leaves_with_path(fresh):
-        whole = jax.tree_util.keystr(at, simple=True, separator=".")
-        short = whole.removesuffix(".value")
-        unique = (name for name in (short, whole) if name not in leaves)
-        name = next(unique, jax.tree_util.keystr(at))
+    paths = jax.tree_util.tree_leaves_with_path(fresh)
+    for name, (at, value) in zip(leaf_names(fresh), paths, strict=True):
         leaves[name] = _Leaf(value, {})
+        whole = jax.tree_util.keystr(at, simple=True, separator=".")
         names = {whole: name, **names, name: name}
     own, others = list(map(Rule.of, rules)), list(map(Rule.of, known))
     forced = {name for name in leaves if _fresh(name, own)}

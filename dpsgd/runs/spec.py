@@ -335,7 +335,7 @@ class RunSpec(_Checked):
     default on the device, unless they would take more than half of its free memory."""
     train: str | None = None
     """Train only the parameters in whose names this regular expression is found, such as
-    'logit|hidden'; names are like dense/kernel. All others stay as they begin: they get no noise,
+    'logit|hidden'; names are like dense.kernel. All others stay as they begin: they get no noise,
     and no place in the clipping norm."""
     init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
     """Seed of the initial parameters, which are public."""

@@ -64,7 +64,7 @@ ROWS = {
 
 def defined(rule, gradients):
     """The contributions by the definition, of gradients {leaf: float64[B, d]}."""
-    names = sorted(gradients)  # dense/bias, dense/kernel, scale
+    names = sorted(gradients)  # dense.bias, dense.kernel, scale
     groups = {
         "per-layer": ([names[:2], names[2:]], (0.5, 0.5)),
         "groups": ([names[1:2], [names[0], names[2]]], (0.25, 0.75)),
@@ -208,7 +208,7 @@ def test_a_rule_that_exceeds_c_is_caught(faulty):
         (lambda: PerLayerClipping(("a", "b"), (1.0,)), "as many as clip_groups"),
         (lambda: PerLayerClipping(None, (1.0,)), "as many as clip_groups"),
         (lambda: PerLayerClipping(("a", "b"), (1.0, 0.0)), "finite and > 0"),
-        (lambda: PerLayerClipping(("kernel",)).groups(PARAMS), "matches the parameter dense/bias"),
+        (lambda: PerLayerClipping(("kernel",)).groups(PARAMS), "matches the parameter dense.bias"),
         (lambda: PerLayerClipping((".*", "dense")).groups(PARAMS), "'dense' has no parameter"),
         (lambda: AutomaticClipping(0.0), "clip_gamma must be"),
         (lambda: AutomaticClipping(np.nan), "clip_gamma must be"),

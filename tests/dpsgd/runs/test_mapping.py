@@ -1,6 +1,7 @@
 """Arrays of files of any format become parameters by rules on names, or are refused in one line."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -10,6 +11,8 @@ import pytest
 from tiny_task import Line, config_of, run_and_stop
 
 from dpsgd import resume, run
+from dpsgd.gradients.frozen import leaf_names, matching_leaves
+from dpsgd.gradients.rules import PerLayerClipping
 from dpsgd.runs.arrays import source
 from dpsgd.runs.initial import Rule, initial_params, lines_of, matched
 
@@ -63,6 +66,19 @@ def orbax(path, arrays):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path.absolute(), tree)
     return path
+
+
+def test_a_parameter_has_one_name_for_training_clipping_and_mapping(tmp_path):
+    tree = {"net": [{"kernel": np.zeros(2, np.float32)}, {"value": np.zeros(3, np.float32)}]}
+    tree |= {"net.0": np.zeros(4, np.float32)}
+    names = leaf_names(tree)
+    exactly = [f"^{re.escape(name)}$" for name in names]
+    assert [matching_leaves(tree, pattern) for pattern in exactly] == [{0}, {1}, {2}]
+    assert PerLayerClipping(tuple(exactly)).groups(tree) == [[0], [1], [2]]
+    arrays = {str(k): np.full(np.shape(x), k, "<f4") for k, x in enumerate(jax.tree.leaves(tree))}
+    rules = [f"{k}={name}" for k, name in enumerate(names)]
+    found, _ = matched(tree, source(npz(tmp_path / "a.npz", arrays)), rules, ())
+    assert [float(x[0]) for x in jax.tree.leaves(found)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
