@@ -94,7 +94,7 @@ class NoiseMultiplier(_Checked):
     """Noise of a given size."""
 
     noise_multiplier: float = _setting(must=_NOISE)
-    """Noise standard deviation over l2_clip_norm; give this, target_epsilon or target_advantage."""
+    """Noise standard deviation over l2_clip_norm."""
 
 
 @dataclass(frozen=True)

@@ -115,15 +115,21 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
 
 def usage() -> str:
     """Returns what can be asked."""
+    import shutil
+    import textwrap
+
+    lines = [
+        "usage: dpsgd COMMAND ...",
+        "",
+        "Private training with a guarantee that the batch sampler has earned.",
+        "",
+        *(f"  {name:13}  {what}" for name, what in COMMANDS.items()),
+        "",
+        "`dpsgd COMMAND --help` lists the settings of a command.",
+        f"{NOT_KEPT}, with any of them, keeps no compiled program for the next one.",
+    ]
+    width = shutil.get_terminal_size().columns
+    below = {True: " " * 17, False: ""}
     return "\n".join(
-        [
-            "usage: dpsgd COMMAND ...",
-            "",
-            "Private training with a guarantee that the batch sampler has earned.",
-            "",
-            *(f"  {name:13}  {what}" for name, what in COMMANDS.items()),
-            "",
-            "`dpsgd COMMAND --help` lists the settings of a command.",
-            f"{NOT_KEPT}, with any of them, keeps no compiled program for the next one.",
-        ]
+        textwrap.fill(line, width, subsequent_indent=below[line[:1] == " "]) for line in lines
     )

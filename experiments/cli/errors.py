@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -28,6 +29,9 @@ EXTRAS = {
 }
 """Each module that is imported and need not be there -> the extra that brings it."""
 
+UNREAD = 128 + signal.SIGPIPE
+"""Exit status of a command whose output nothing reads to its end, as a shell has it."""
+
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
     """Returns the exit status of `run`; bad input is one clear line on stderr and status 2.
@@ -37,9 +41,15 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
     """
     with interrupts() as interrupted:
         try:
-            return run()
+            try:
+                return run()
+            finally:
+                sys.stdout.flush()
         except SystemExit:
             raise
+        except BrokenPipeError:  # whoever reads the output has read enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return UNREAD
         except BaseException as error:
             status, line = _line_of(error, interrupted())
             if line is None or (os.environ.get("DPSGD_TRACEBACK") and status != STOPPED):

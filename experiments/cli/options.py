@@ -273,7 +273,7 @@ def parse(kind: type, words: Sequence[str], command: str) -> Any:
         from samplers.settings import SETTINGS
 
         raise ValueError(f"name a sampler, one of sampler:{', sampler:'.join(SETTINGS)}")
-    raise ValueError(_one_line(refused.getvalue()))
+    raise ValueError(_one_line(refused.getvalue(), command))
 
 
 @contextlib.contextmanager
@@ -402,14 +402,24 @@ def _hint(name: str, known: set[str], command: str) -> str:
     return f": did you mean --{meant[0]}?" if meant else f"; `{command} --help` lists them"
 
 
-def _one_line(box: str) -> str:
+def _one_line(box: str, command: str) -> str:
     """Returns what tyro refuses, which it says between a title and further help."""
-    said = []
+    said: list[str] = []
     for row in box.splitlines()[2:]:
-        if not (text := row.strip()) or text.startswith("--" * 5):
+        if not row.strip() or row.strip().startswith("--" * 5):
             break
-        said.append(text)
-    line = " ".join(said).removeprefix("Error parsing ")
+        said.append(row)
+    more = f"`{command} --help` lists what it takes"
+    if said[:1] and said[0].strip().startswith("Missing from "):  # of each its name, then its words
+        names = [row.strip() for row in said[1:] if len(row) - len(row.lstrip()) == 6]
+        return f"{command} needs {' and '.join(names)}; {more}"
+    line = " ".join(map(str.strip, said)).removeprefix("Error parsing ")
+    if found := re.fullmatch(r"Expected one of \{(.*)\}\.", line):
+        return f"{command} needs one of {found[1]}"
+    if found := re.fullmatch(r"Unrecognized options: (.*)", line):
+        known = re.search(r"Available subcommands: (.*?) -{5}", " ".join(box.split()))
+        return f"{command} takes no {found[1]}; {f'there are {known[1]}' if known else more}"
+    line = line.replace(", 'None')", ")")
     line = re.sub(r": no type matching (.*) could be instantiated from (.*)\.$", _must, line)
     line = re.sub(r"^(--\S+): must", r"\1 must", line)
     return re.sub(r"^\w+: (?=--)|(?<=')\w+\.(?=\w+')", "", line)  # the names of groups

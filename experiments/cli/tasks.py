@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def command(base: type, words: Sequence[str], **more: Any) -> type:
 def _named(words: Sequence[str]) -> str:
     """Returns the task that words name by `--task`."""
     names = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         if option == "--task":
             names.append(name := value if equals else following)

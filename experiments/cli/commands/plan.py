@@ -44,7 +44,7 @@ class PlanNoise(OfSizes):
     """
 
     what: tyro.conf.Positional[Literal["noise"]] = tyro.MISSING
-    """What is planned."""
+    """What is planned: noise, or devices."""
     bands: tuple[int, ...] = ()
     """Which b to try, besides 1; by default powers of two up to what is possible, or 1,024."""
     buffers: tuple[int, ...] | None = None

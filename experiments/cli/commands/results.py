@@ -26,7 +26,8 @@ class ResultsConfig:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories, folders of sweeps, folders that hold such, or tables that --out wrote."""
+    """Run directories, folders of sweeps, folders that hold such, or tables .parquet that
+    --out wrote."""
     out: Path | None = None
     """File for the whole table, .csv or .parquet."""
     columns: tuple[str, ...] = ()

@@ -30,11 +30,11 @@ class SweepConfig:
 
         [task]                        # what is trained: by default the clicks
         name = "clicks"               # or another, or your own as "module:object"
-        model = "small"               # and its settings, as `dpsgd train --task NAME` has them
+        model = "small"               # and its settings, as `dpsgd train` has them
 
-        [run]                         # what else all runs share, as `dpsgd train` has it
+        [run]                         # what else all runs share, likewise
         target_delta = 1e-6
-        calibration = "platt"         # none where nothing is said, and in runs without privacy
+        calibration = "platt"         # by default none; private runs alone have it
 
         [[grid]]                      # one or more; each is a panel of the figure
         x = "noise_multiplier"        # the axis of the panel
