@@ -70,6 +70,16 @@ def test_every_page_opens_without_error_network_or_horizontal_scroll(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("page", ["explanation/papers", "reference/support_matrix"])
+def test_a_table_of_verdicts_is_whole_at_a_desk(page, site, browser):
+    beyond = "Math.max(...[...document.querySelectorAll('.pst-scrollable-table-container')]"
+    beyond += ".map(e => e.scrollWidth - e.clientWidth))"
+    with served(site) as address:
+        browser.open(f"{address}/{page}.html", WIDTHS[1])
+        assert browser.evaluate(beyond) == 0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["balls-and-bins", "calibrate"])
 def test_the_search_finds_pages(asked, site, browser):
     with served(site) as address:
