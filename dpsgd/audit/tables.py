@@ -63,7 +63,7 @@ class TableSnapshot:
         for k, rows in found.items():
             if int(hosted(written[k])) != np.count_nonzero(rows.steps == step + 1):
                 self._strayed = f"step {step:,} wrote rows of leaf {k} that no example reads"
-        without: dict[int, Any] = {k: (*table[:2], None) for k, table in tables.items()}
+        without: dict[int, Any] = {k: table._replace(steps=None) for k, table in tables.items()}
         self._now = put_rows(without, self.rows, self.first())
         return found
 
@@ -78,7 +78,7 @@ class TableSnapshot:
         """Compares the copy with the snapshot; the next call borrows another copy."""
         now, self._now = self._now, None
         for k, table in (now or {}).items():
-            pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)
+            pairs: Any = zip(table[:3], self.tables[k][:3], strict=True)
             for found, kept in pairs:
                 for start in range(0, 0 if kept is None else len(kept), _CHUNK):
                     part = hosted(found[start : start + _CHUNK])

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 PyTree = Any
@@ -57,12 +58,7 @@ def averaged(
     Source: B. Polyak, A. Juditsky, Acceleration of Stochastic Approximation by Averaging (1992),
     on tails; D. Kingma, J. Ba, Adam (2015), section 7.2, on the moving average.
     """
-    if (tail is None) == (decay is None):
-        raise ValueError("give one of tail and decay")
-    if isinstance(tail, int | float) and not 0 < tail <= 1:
-        raise ValueError(f"tail must be in (0, 1], got {tail}")
-    if isinstance(decay, int | float) and not 0 <= decay <= 0.999999:
-        raise ValueError(f"decay must be in [0, 0.999999], got {decay}")
+    _check(tail, decay)
 
     def init(params: PyTree) -> AverageState:
         start = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
@@ -71,10 +67,7 @@ def averaged(
     def update(gradient: PyTree, state: AverageState, params: PyTree) -> Any:
         updates, inner = optimizer.update(gradient, state.inner, params)
         step = state.step + 1
-        if tail is None:
-            weight = (1 - decay) / (1 - jnp.power(jnp.float32(decay), step))
-        else:
-            weight = 1 / jnp.maximum(step - jnp.round((1 - tail) * num_steps), 1)
+        weight = _weight(step, num_steps, tail, decay)
         after = optax.apply_updates(params, updates)
         average = jax.tree.map(lambda a, p: a + weight * (p - a), state.average, after)
         updates = jax.tree.map(
@@ -86,3 +79,32 @@ def averaged(
         return updates, AverageState(inner, average, step)
 
     return optax.GradientTransformation(init, update)
+
+
+def average_weights(
+    num_steps: int, *, tail: float | None = None, decay: float | None = None
+) -> list[float]:
+    """Returns w_1, ..., w_N of `averaged`, as that computes them; or raises what that does.
+
+    >>> average_weights(4, tail=0.5)
+    [1.0, 1.0, 1.0, 0.5]
+    """
+    _check(tail, decay)
+    tail, decay = (None if x is None else jnp.float32(x) for x in (tail, decay))
+    found = jax.jit(_weight)(1 + jnp.arange(num_steps), jnp.float32(num_steps), tail, decay)
+    return np.asarray(found, float).tolist()
+
+
+def _check(tail: Any, decay: Any) -> None:
+    if (tail is None) == (decay is None):
+        raise ValueError("give one of tail and decay")
+    if isinstance(tail, int | float) and not 0 < tail <= 1:
+        raise ValueError(f"tail must be in (0, 1], got {tail}")
+    if isinstance(decay, int | float) and not 0 <= decay <= 0.999999:
+        raise ValueError(f"decay must be in [0, 0.999999], got {decay}")
+
+
+def _weight(step: Any, num_steps: Any, tail: Any, decay: Any) -> Any:
+    if tail is None:
+        return jnp.minimum((1 - decay) / (1 - jnp.power(jnp.float32(decay), step)), 1)
+    return 1 / jnp.maximum(step - jnp.round((1 - tail) * num_steps), 1)

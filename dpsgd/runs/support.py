@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from accounting import epsilon
 from dpsgd.gradients.rules import FlatClipping, QuantileClipping
 from dpsgd.noise.base import Secure
-from dpsgd.runs.spec import Banded, Buffered, LastStep, Lazy, RunSpec
+from dpsgd.runs.spec import Banded, Buffered, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
 from samplers.settings import SETTINGS, SamplerSettings
 
@@ -29,7 +29,6 @@ Trait = Literal[
     "budget_minutes",
     "shard_rows_from",
     "overflow accumulate",
-    "average",
     "clipping",
     "clipping quantile",
     "no minimum separation",
@@ -65,12 +64,6 @@ UNSUPPORTED = (
         ("overflow accumulate",),
         "the rows of a step are read once, and overflow accumulate takes several passes",
         "take overflow truncate",
-    ),
-    Unsupported(
-        ("tables lazy",),
-        ("average",),
-        "the noise of a row in all steps without a look-up is drawn at once, and an average over "
-        "the steps needs that of each",
     ),
     Unsupported(
         ("non_private",),
@@ -141,7 +134,6 @@ def traits_of(
         "bands auto": bands == "auto",
         "buffers": isinstance(noise, Buffered),
         "tables lazy": isinstance(spec.tables, Lazy),
-        "average": not isinstance(spec.average, LastStep),
         "clipping": not isinstance(spec.clipping, FlatClipping),
         "clipping quantile": isinstance(spec.clipping, QuantileClipping),
         "calibration": spec.calibration not in (None, "none"),

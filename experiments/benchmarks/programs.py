@@ -46,9 +46,9 @@ ADAM = optax.adam(1e-3)
 SGD = optax.sgd(optax.cosine_decay_schedule(1.0, NUM_STEPS))
 
 
-def lazy(momentum: float = 0.0) -> LazyTables:
+def lazy(momentum: float = 0.0, tail: float | None = None) -> LazyTables:
     """Returns how tables are trained."""
-    return LazyTables(optax.cosine_decay_schedule(1.0, NUM_STEPS), momentum)
+    return LazyTables(optax.cosine_decay_schedule(1.0, NUM_STEPS), momentum, tail=tail)
 
 
 def num_params(params: PyTree) -> int:

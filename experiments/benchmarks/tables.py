@@ -62,7 +62,8 @@ def _kinds(
     kinds: dict[str, Callable[[], Program]] = {
         f"all by {name}": partial(made, optimizer) for name, optimizer in by.items()
     }
-    return kinds | {f"tables lazy by {k}": partial(made, ADAM, lazy(x)) for k, x in LAZIES.items()}
+    kinds |= {f"tables lazy by {k}": partial(made, ADAM, lazy(x)) for k, x in LAZIES.items()}
+    return kinds | {"tables lazy by SGD, averaged": partial(made, ADAM, lazy(tail=0.2))}
 
 
 def steps(

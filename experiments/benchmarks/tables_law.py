@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train
+from dpsgd import LazyTables, Mechanism, RootKey, averaged, dpsgd, train
 from dpsgd.audit.runtime.deferred_law import DeferredLaw
+from dpsgd.core.state import Table
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import caught_up
@@ -22,11 +23,14 @@ from samplers import BallsAndBins
 
 STEPS = 100_000
 LENGTHS = 1, 2, 10, 1_000, STEPS
-OPTIMIZERS = {
-    "SGD": (0.0, 0.0),
-    "momentum 0.9": (0.9, 0.0),
-    "momentum 0.9, decay 1e-3": (0.9, 1e-3),
+OPTIMIZERS: dict[str, dict[str, float]] = {
+    "SGD": {},
+    "momentum 0.9": {"momentum": 0.9},
+    "momentum 0.9, decay 1e-3": {"momentum": 0.9, "weight_decay": 1e-3},
+    "SGD, tail 0.2": {"tail": 0.2},
+    "momentum 0.9, moving average 0.99": {"momentum": 0.9, "decay": 0.99},
 }
+"""Of tables, as `LazyTables` takes them."""
 SURE = 5.0
 """Standard errors."""
 
@@ -45,9 +49,12 @@ def schedules(steps: int) -> dict[str, np.ndarray]:
 def step_by_step(run: LinearSgd) -> Callable[[int, int], GapLaw]:
     """Returns (start, stop) -> the law of a gap as the audit knows it, by the update rule alone."""
     sizes = np.array(run.step_sizes)
-    audited = DeferredLaw(sizes, run.momentum, run.weight_decay, 1.0, lambda attempt: sizes)
-    kept = slice(-run.order, None)
-    return lambda start, stop: GapLaw(*(x[kept, kept] for x in audited.gap(start, stop)))
+    weights = np.array(run.average) if run.average else None
+    audited = DeferredLaw(
+        sizes, run.momentum, run.weight_decay, 1.0, lambda attempt: sizes, weights
+    )
+    kept = np.ix_(run.state, run.state)
+    return lambda start, stop: GapLaw(*(x[kept] for x in audited.gap(start, stop)))
 
 
 def looked_up(gaps: Gaps, start: int, stop: int) -> GapLaw:
@@ -67,10 +74,10 @@ def _off(found: np.ndarray, covariance: np.ndarray) -> float:
 def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[Row]:
     """Yields the rows of runs of so many steps, of so many draws, and of so many schedules."""
     lengths = [length for length in LENGTHS if length < steps] + [steps]
-    for (what, (momentum, decay)), (name, sizes) in itertools.product(
+    for (what, settings), (name, sizes) in itertools.product(
         OPTIMIZERS.items(), list(schedules(steps).items())[:kinds]
     ):
-        run = LinearSgd(tuple(sizes), momentum, decay)
+        run = LazyTables(sizes.__getitem__, **settings).of_run(steps)
         gaps, laws, truth = Gaps(run), RunLaws(run), step_by_step(run)
         off, moved, errors = 0.0, 0.0, 0.0
         places = {
@@ -82,8 +89,8 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
             expected = truth(start, stop)
             found = looked_up(gaps, start, stop)
             off = max(off, _off(found.covariance, expected.covariance))
-            moved = max(moved, _moved(laws, momentum, start, stop, expected))
-            errors = max(errors, _drawn(laws, momentum, start, stop, expected, draws))
+            moved = max(moved, _moved(run, laws, start, stop, expected))
+            errors = max(errors, _drawn(run, laws, start, stop, expected, draws))
         row = at(f"{what}, {name}, gaps of 1 to {steps:,} steps")
         yield row("covariance, off brute force", off, "x", at_most=1e-9)
         yield row("rows without noise, off the update rule", moved, "x", at_most=1e-6)
@@ -91,37 +98,33 @@ def law(steps: int = STEPS, draws: int = 1_000_000, kinds: int = 3) -> Iterator[
         yield row(name, errors, "SE", at_most=SURE)
 
 
-def _caught_up(laws: RunLaws, start: int, stop: int, state: Any, stddev: Any) -> np.ndarray:
-    """Returns theta, or m and theta, of rows of one coordinate each, as a step brings them up."""
-    count = len(state[-1])
-    momentum = jnp.asarray(state[0])[:, None] if len(state) == 2 else None
-    values, found = _program(
-        jnp.asarray(state[-1])[:, None],
-        momentum,
-        jnp.full(count, start, jnp.int32),
-        laws.after(stop),
-        jnp.int32(stop),
-        stddev,
-    )
-    parts = [values] if found is None else [found, values]
-    return np.stack([np.asarray(part, np.float64).ravel() for part in parts])
+def _caught_up(
+    run: LinearSgd, laws: RunLaws, start: int, stop: int, state: Any, stddev: Any
+) -> np.ndarray:
+    """Returns the state of rows of one coordinate each, as a step brings them up."""
+    columns = {k: jnp.asarray(x)[:, None] for k, x in zip(run.state, state, strict=True)}
+    m, theta, average = map(columns.get, range(3))
+    old = Table(theta, m, average, jnp.full(len(state[0]), start, jnp.int32))
+    found = _program(old, laws.after(stop), jnp.int32(stop), stddev)
+    parts = found.momentum, found.values, found.average
+    return np.stack([np.asarray(x, np.float64).ravel() for x in parts if x is not None])
 
 
 @jax.jit
-def _program(values, momentum, steps, laws, step, stddev):
-    numbers = jnp.arange(len(steps), dtype=jnp.int32)
+def _program(old, laws, step, stddev):
+    numbers = jnp.arange(len(old.steps), dtype=jnp.int32)
     key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
     how = {"laws": laws, "step": step, "noise_key": key, "leaf": 0, "stddev": stddev}
-    return caught_up(values, momentum, steps, numbers, **how)
+    return caught_up(old, numbers, **how)
 
 
-def _moved(laws: RunLaws, momentum: float, start: int, stop: int, expected: GapLaw) -> float:
+def _moved(run: LinearSgd, laws: RunLaws, start: int, stop: int, expected: GapLaw) -> float:
     """Returns how far rows without noise are off, relative to the largest number before or after.
 
     (Decay leaves 1e-40 and less of the first after so many steps, which float32 takes for 0.)
     """
-    state = np.random.default_rng(0).normal(size=(2 if momentum else 1, 1_000)).astype(np.float32)
-    found = _caught_up(laws, start, stop, state, None)
+    state = np.random.default_rng(0).normal(size=(run.order, 1_000)).astype(np.float32)
+    found = _caught_up(run, laws, start, stop, state, None)
     wanted = expected.transition @ state.astype(np.float64)
     return float(
         np.max(np.abs(found - wanted)) / max(np.max(np.abs(state)), np.max(np.abs(wanted)))
@@ -129,11 +132,11 @@ def _moved(laws: RunLaws, momentum: float, start: int, stop: int, expected: GapL
 
 
 def _drawn(
-    laws: RunLaws, momentum: float, start: int, stop: int, expected: GapLaw, draws: int
+    run: LinearSgd, laws: RunLaws, start: int, stop: int, expected: GapLaw, draws: int
 ) -> float:
     """Returns how many standard errors the covariance of draws is off."""
-    state = np.zeros((2 if momentum else 1, draws), np.float32)
-    z = _caught_up(laws, start, stop, state, jnp.float32(1.0))
+    state = np.zeros((run.order, draws), np.float32)
+    z = _caught_up(run, laws, start, stop, state, jnp.float32(1.0))
     v = expected.covariance
     errors = np.sqrt((np.outer(np.diag(v), np.diag(v)) + v**2) / draws)
     return float(np.max(np.abs(z @ z.T / draws - v) / errors))
@@ -154,10 +157,13 @@ def trained(steps: int = 300) -> Iterator[Row]:
         return (params["table"][example["ids"]].ravel() @ params["w"] - example["y"]) ** 2
 
     schedule = optax.cosine_decay_schedule(0.2, steps)
-    for what, (momentum, decay) in OPTIMIZERS.items():
-        sgd = optax.chain(optax.add_decayed_weights(decay), optax.sgd(schedule, momentum or None))
+    for what, settings in OPTIMIZERS.items():
+        tables = LazyTables(schedule, **settings)
+        sgd = optax.sgd(schedule, tables.momentum or None)
+        sgd = optax.chain(optax.add_decayed_weights(tables.weight_decay), sgd)
+        if average := {k: x for k, x in settings.items() if k in ("tail", "decay")}:
+            sgd = averaged(sgd, steps, **average)
         parts = optax.multi_transform({"t": sgd, "w": optax.adam(0.01)}, {"table": "t", "w": "w"})
-        tables = LazyTables(schedule, momentum, decay)
         algorithms = dpsgd(loss_fn, parts), dpsgd(loss_fn, optax.adam(0.01), tables=tables)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the seed, and that nothing is private

@@ -40,20 +40,40 @@ def of_momentum(change):
 
     def make(sound):
         def faulty(*arguments, stddev, **how):
-            theta, m = sound(*arguments, stddev=stddev, **how)
-            return theta, change(m, sound(*arguments, stddev=0 * stddev, **how)[1])
+            found = sound(*arguments, stddev=stddev, **how)
+            without = sound(*arguments, stddev=0 * stddev, **how)
+            return found._replace(momentum=change(found.momentum, without.momentum))
 
         return faulty
 
     return [Fault("gap", make, LAW)]
 
 
+def of_average(change):
+    """A fault of the average: `change(rows, rows before, those of another key)` takes its place."""
+
+    def make(sound):
+        def faulty(old, *arguments, noise_key, **how):
+            found = sound(old, *arguments, noise_key=noise_key, **how)
+            fresh = sound(old, *arguments, noise_key=noise_key ^ jnp.uint32(1), **how)
+            return found._replace(average=change(found, old, fresh))
+
+        return faulty
+
+    return [Fault("gap", make, LAW)]
+
+
+def one_step_more(how):
+    longer = jnp.pad(how["laws"].to_multiple, ((0, 1), (0, 0)))
+    return {"how": {**how, "laws": how["laws"]._replace(to_multiple=longer)}}
+
+
 def on_another_grid(change):
     """A fault of what is flushed of rows that were not read for long."""
 
     def flushed(found, table, step, how):
-        covariance = rows.law_of(how["laws"], jnp.int32(0), step)[1]
-        stddev = how["stddev"] * jnp.sqrt(covariance[-1][-1])
+        low = rows.law_of(how["laws"], jnp.int32(0), step)[1]
+        stddev = how["stddev"] * rows.norm(low[-1])
         unread = (table.steps < step - 9)[:, None]
         return found._replace(values=jnp.where(unread, change(found.values, stddev), found.values))
 
@@ -123,7 +143,8 @@ def stale(found, state):
 BUGS = {
     "none": [],
     "rows are never flushed": [Fault("flush", after(lambda found, table: table), FLUSHED)],
-    "caught up to t": gap(lambda steps: {"steps": jnp.maximum(steps - 1, 0)}),
+    "caught up to t": gap(
+        lambda old: {"old": old._replace(steps=jnp.maximum(old.steps - 1, 0))}),
     "noise of a gap is drawn twice": [
         Fault("written", before(lambda rows: {"rows": rows._replace(steps=rows.steps - 1)}), LAW)],
     "one key for two steps": named(lambda step: step // 4),
@@ -131,6 +152,9 @@ BUGS = {
     "a key that is not heeded": gap(lambda noise_key: {"noise_key": 0 * noise_key}),
     "momentum without noise": of_momentum(lambda m, moved: moved),
     "covariance with the wrong sign": of_momentum(lambda m, moved: 2 * moved - m),
+    "an average with noise of its own": of_average(lambda found, old, fresh: fresh.average),
+    "an average of the steps that read a row": of_average(lambda found, old, fresh: old.average),
+    "the last step leads to theta": [Fault("flush", before(one_step_more), FLUSHED)],
     "a gap has the noise of its step": gap(lambda noise_key: {
         "noise_key": noise_key.at[2].set(noise_key[2] ^ np.uint32((VALUE ^ STEP) << 24))}),
     "noise at the first read alone": with_seen(
@@ -176,14 +200,21 @@ def failed(checks):
         "table": 0.1 * rng.normal(size=(R, WIDTH)).astype(np.float32),
         "w": rng.normal(size=4 * WIDTH).astype(np.float32),
     }
-    algorithm = dpsgd(loss_fn, optax.sgd(0.1), tables=LazyTables(cosine, 0.9))
+    algorithm = dpsgd(loss_fn, optax.sgd(0.1), tables=LazyTables(cosine, 0.9, tail=0.5))
     mechanism = Mechanism(BallsAndBins(N, B, epochs=STEPS * B // N), 1.0, 0.5)
     state, root = algorithm.init(params, mechanism, data), RootKey.from_insecure_seed(0)
     program = Probe(algorithm, mechanism, state, data, root=root)
     return {check.name for check in checks(program) if not check.passed}
 
 
-@pytest.mark.short("none", "one key for all*", "no noise*", "gradients*", "momentum without noise")
+@pytest.mark.short(
+    "none",
+    "one key for all*",
+    "no noise*",
+    "gradients*",
+    "momentum without noise",
+    "an average with*",
+)
 @pytest.mark.parametrize("faults", BUGS.values(), ids=BUGS)
 def test_a_planted_bug_of_lazy_tables_is_caught(faults):
     wanted = {fault.check for fault in faults}

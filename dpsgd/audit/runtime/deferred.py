@@ -27,6 +27,7 @@ from dpsgd.audit.runtime.deferred_law import (
     WatchedRows,
     starts,
     step_sizes,
+    weights_of,
 )
 from dpsgd.audit.runtime.expected import ALLOWED, Comparison
 from dpsgd.audit.runtime.scales import noise_dominated
@@ -72,9 +73,15 @@ class _Tables:
         self._others = np.flatnonzero(~same)
         # A schedule near 0 has few digits: those are taken that the run has.
         sizes = np.where(same, given, sizes)
+        self._wrong_weights = np.zeros(0, bool)
+        weights, given = weights_of(tables, self._end), np.array(probe.table_optimizer.average)
+        if weights is not None:  # of a decay near 1 float32 has few digits
+            digits = 1e-5 + 2.0**-21 / (1 - (tables.decay or 0.0))
+            self._wrong_weights = np.abs(given - weights) > digits * weights
+            weights = np.where(self._wrong_weights, weights, given)
         key = functools.partial(probe.mechanism.noise_key, probe.root)
         r = probe.mechanism.noise_multiplier * probe.mechanism.l2_clip_norm / self._b
-        self.law = DeferredLaw(sizes, tables.momentum, tables.weight_decay, r, key)
+        self.law = DeferredLaw(sizes, tables.momentum, tables.weight_decay, r, key, weights)
         self._large = sum(table.values.size for table in snapshot.tables.values()) > LARGE
         self.rows = {k: self._looked_at(k) for k in snapshot.rows}
         self.names = {k: probe.names[k] for k in self.rows}
@@ -129,7 +136,11 @@ class _Tables:
             k = int(self._others[0])
             given = self.probe.table_optimizer.step_sizes[k]
             detail = f"step {k:,} takes {given:.6g}, and {self.law.sizes[k]:.6g} was asked for"
-        return CheckResult(SIZES, not self._others.size, detail)
+        elif self._wrong_weights.any():
+            detail = (
+                f"step {int(np.argmax(self._wrong_weights)):,} has another weight in the average"
+            )
+        return CheckResult(SIZES, not (self._others.size or self._wrong_weights.any()), detail)
 
     def _silent_check(self, mechanism: Mechanism) -> CheckResult:
         """Checks the noise of rows that a NaN example alone reads, whose sum is 0.
@@ -180,8 +191,7 @@ class _Tables:
         for k, x in first.items():
             law, begun = self.rows_law(k, self._snapshot.rows[k]), np.zeros(x.values.size, np.int64)
             new = law.caught_up(Numbers.of(x), begun, step, r)
-            m = None if x.momentum is None else new.m.reshape(x.values.shape)
-            fresh[k] = Table(new.theta.reshape(x.values.shape), m, None)
+            fresh[k] = new.like(x)
         shown, there, stale = (gradient(*of) for of in ((0, first), (step, fresh), (step, first)))
         off, apart = (norm((1, x), (-1, there)) for x in (shown, stale))
         cells = 2.0**-18 * r * math.sqrt(sum(probe.sizes))
@@ -237,11 +247,13 @@ class _Tables:
         found = {}
         for k, rows in self.rows.items():
             shape = (rows.size, *self._snapshot.tables[k].values.shape[1:])
-            theta = np.float32(size * self.law.sizes.max()) * pattern(shape, 1)
-            m = None
-            if self._snapshot.tables[k].momentum is not None:
-                m = np.float32(size) * pattern(shape, 2)
-            found[k] = Table(theta, m, steps[np.arange(rows.size) % steps.size])
+            like, moved = self._snapshot.tables[k], np.float32(size * self.law.sizes.max())
+            found[k] = Table(
+                moved * pattern(shape, 1),
+                None if like.momentum is None else np.float32(size) * pattern(shape, 2),
+                None if like.average is None else moved * pattern(shape, 3),
+                steps[np.arange(rows.size) % steps.size],
+            )
         return found
 
     def _read(self, state: Any, now: dict[int, Table], step: int, mechanism: Mechanism) -> Any:
@@ -263,12 +275,9 @@ class _Tables:
             old, g = _of(before, read), _of(shown[k], read)
             law = self.rows_law(k, self.rows[k][read], _READS)
             z, new = law.stepped(law.caught_up(Numbers.of(old), starts(old), step), step)
-            found, name = Numbers.of(_of(after[k], read)), f"{self.names[k]} in step {step:,}"
-            r, of_step = self.law.r, g.values.astype(np.float64).ravel() / self.law.r
-            self._found.add(of_step, z, ALLOWED, f"the noise of {name}")
-            self._found.add(found.theta / r, new.theta / r, new.off_theta / r, name)
-            if g.momentum is not None:
-                self._found.add(found.m / r, new.m / r, new.off_m / r, f"momentum of {name}")
+            name, of_step = f"{self.names[k]} in step {step:,}", g.values.astype(np.float64).ravel()
+            self._found.add(of_step / self.law.r, z, ALLOWED, f"the noise of {name}")
+            law.compare(self._found, _of(after[k], read), new, name)
         return state, after
 
     def _flushed(self, state: TrainState, stop: int) -> dict[int, Table]:
@@ -367,6 +376,6 @@ def _same_but_for(read: np.ndarray, found: Table, kept: Table) -> bool:
     """Whether rows that were not read are the same to the bit, and steps those that are kept."""
     return np.array_equal(found.steps, kept.steps) and all(
         x[~read].tobytes() == y[~read].tobytes()
-        for x, y in zip(found[:2], kept[:2], strict=True)
+        for x, y in zip(found[:3], kept[:3], strict=True)
         if x is not None
     )

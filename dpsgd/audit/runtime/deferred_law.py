@@ -1,9 +1,10 @@
 r"""What a row of a table with deferred noise must hold: simulated in float64, step by step.
 
 The optimizer moves a row by m = mu m + g + w theta, theta = theta - a_t m, with g = r z and
-r = sigma C / b. Over a gap from step s to t, (m, theta) becomes A (m, theta) + r L (x, y), with L
-lower triangular and L L^T = V; x and y are the normals of step t for `MOMENTUM` and `VALUE`
-(`dpsgd.audit.reference`). See docs/explanation/audit-of-deferred-noise.md.
+r = sigma C / b, and its average by v_t (theta - average). Over a gap from step s to t, x = (m,
+theta, average) becomes A x + r L (x, y, u), with L lower triangular and L L^T = V; x, y and u are
+the normals of step t for `MOMENTUM`, `VALUE` and `AVERAGE` (`dpsgd.audit.reference`). See
+docs/explanation/audit-of-deferred-noise.md.
 """
 
 from __future__ import annotations
@@ -20,25 +21,42 @@ from dpsgd.audit import reference
 from dpsgd.audit.runtime.expected import ALLOWED, Comparison
 from dpsgd.core.state import Table
 
+PARTS = ("m", "theta", "average")
+"""Of the state of a coordinate, in order."""
+_PURPOSES = reference.MOMENTUM, reference.VALUE, reference.AVERAGE
 _GRID_BITS = 10  # of a flush: cells of 2^-10 to 2^-11 of the noise since the run's first step
 _MOST_CELLS = 13  # binary digits of a number beyond which its own size gives the cell
 _EPS = 2.0**-21  # of float32, what a few operations round
 
 
-class Numbers(NamedTuple):
-    """What coordinates must hold: float64[coordinates]; and how far they may be off."""
+def parts(table: Table) -> tuple[Any, Any, Any]:
+    """Returns the arrays of m, theta and its average; None where rows have none."""
+    return table.momentum, table.values, table.average
 
-    m: np.ndarray
-    theta: np.ndarray
-    off_m: Any = 0.0
-    off_theta: Any = 0.0
+
+class Numbers(NamedTuple):
+    """What coordinates must hold, of m, theta and its average, and how far they may be off."""
+
+    x: np.ndarray
+    """float64[3, coordinates]; 0 where rows have none."""
+    off: np.ndarray
 
     @classmethod
     def of(cls, table: Table) -> Numbers:
         """Returns what some rows hold."""
-        theta = table.values.astype(np.float64).ravel()
-        m = np.zeros_like(theta) if table.momentum is None else table.momentum.ravel()
-        return cls(m.astype(np.float64), theta)
+        none = np.zeros(table.values.size)
+        found = [none if x is None else x.astype(np.float64).ravel() for x in parts(table)]
+        return cls(np.stack(found), np.zeros((3, none.size)))
+
+    def like(self, table: Table) -> Table:
+        """Returns rows that hold these, with what `table` has."""
+        found = zip(parts(table), self.x, strict=True)
+        m, theta, average = (None if x is None else y.reshape(x.shape) for x, y in found)
+        return Table(theta, m, average)
+
+    def of_parts(self, keep: Callable[[np.ndarray], np.ndarray]) -> Numbers:
+        """Returns some of the coordinates."""
+        return Numbers(*(np.stack([keep(x) for x in both]) for both in self))
 
 
 class DeferredLaw:
@@ -49,6 +67,7 @@ class DeferredLaw:
       rule: Momentum mu and decay w.
       r: Standard deviation of the noise of a private mean gradient.
       key: Attempt -> key of its noise: uint32[4].
+      weights: v_t of the average: float64[steps]; None where there is none.
     """
 
     def __init__(
@@ -58,24 +77,47 @@ class DeferredLaw:
         decay: float,
         r: float,
         key: Callable[[int], np.ndarray],
+        weights: np.ndarray | None = None,
     ):
         self.r, self.sizes, self.rule, self.key = r, sizes, (momentum, decay), key
+        self.weights, self._has = weights, [momentum > 0, True, weights is not None]
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how (m, theta) moves in the steps start, ..., stop - 1, at r = 1: A and V."""
+        """Returns how m, theta and its average move in the steps from start to stop - 1, at r = 1.
+
+        That is A and V, float64[3, 3].
+        """
         if start not in self._paths:
             self._paths[start] = self._simulated(start)
-        a, b, c, d, mm, mt, tt = self._paths[start][stop - start]
-        return np.array([[a, b], [c, d]]), np.array([[mm, mt], [mt, tt]])
+        a, b, c, d, e, f, g, mm, mt, tt, ma, ta, aa = self._paths[start][stop - start]
+        transition = np.array([[a, b, 0], [c, d, 0], [e, f, g]])
+        return transition, np.array([[mm, mt, ma], [mt, tt, ta], [ma, ta, aa]])
+
+    def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns A and L of what rows have; 0 for the rest."""
+        transition, v = (x * np.outer(self._has, self._has) for x in self.gap(start, stop))
+        low = np.zeros((3, 3))
+        for i in range(3):
+            for j in range(i + 1):
+                rest = v[i, j] - low[i] @ low[j]
+                if i == j:
+                    low[i, i] = math.sqrt(rest) if rest > 1e-14 * v[i, i] else 0.0
+                elif low[j, j]:
+                    low[i, j] = rest / low[j, j]
+        return transition, low
 
     def _simulated(self, start: int) -> list[tuple[float, ...]]:
         mu, w = self.rule
         # (m, theta) from (1, 0) and from (0, 1), and their covariance from none.
         m1, t1, m2, t2 = 1.0, 0.0, 0.0, 1.0
         mm = mt = tt = 0.0
-        path: list[tuple[float, ...]] = [(m1, m2, t1, t2, mm, mt, tt)]
-        for a in self.sizes[start:].tolist():
+        # The average from these two and from 1, and its covariances.
+        a1, a2, a3 = 0.0, 0.0, 1.0
+        ma = ta = aa = 0.0
+        path: list[tuple[float, ...]] = [(m1, m2, t1, t2, a1, a2, a3, mm, mt, tt, ma, ta, aa)]
+        weights = np.zeros_like(self.sizes) if self.weights is None else self.weights
+        for a, v in zip(self.sizes[start:].tolist(), weights[start:].tolist(), strict=True):
             m1, m2 = mu * m1 + w * t1, mu * m2 + w * t2
             t1, t2 = t1 - a * m1, t2 - a * m2
             # m' = mu m + w theta + z, and theta' = theta - a m'.
@@ -83,7 +125,13 @@ class DeferredLaw:
             mm = mu * mu * mm + 2 * mu * w * mt + w * w * tt + 1.0
             mt = with_theta - a * mm
             tt = tt - 2 * a * with_theta + a * a * mm
-            path.append((m1, m2, t1, t2, mm, mt, tt))
+            # average' = (1 - v) average + v theta'.
+            a1, a2, a3 = (1 - v) * a1 + v * t1, (1 - v) * a2 + v * t2, (1 - v) * a3
+            ma = mu * ma + w * ta
+            ta = ta - a * ma
+            aa = (1 - v) * ((1 - v) * aa + 2 * v * ta) + v * v * tt
+            ma, ta = (1 - v) * ma + v * mt, (1 - v) * ta + v * tt
+            path.append((m1, m2, t1, t2, a1, a2, a3, mm, mt, tt, ma, ta, aa))
         return path
 
 
@@ -118,29 +166,21 @@ class RowsLaw(NamedTuple):
           r: Another deviation.
         """
         r = r or self.law.r
-        x, y = (self._normals(stop, of) for of in (reference.MOMENTUM, reference.VALUE))
+        has = zip(_PURPOSES, self.law._has, strict=True)
+        z = np.stack([self._normals(stop, of) if has else 0.0 * self.at for of, has in has])
         which, at = np.unique(np.append(stop, starts), return_inverse=True)
-        laws = zip(*(self.law.gap(start, stop) for start in which.tolist()), strict=True)
-        transitions, covariances = (np.stack(of)[at[1:]] for of in laws)
-        (a, b), (c, d) = np.moveaxis(transitions, 0, -1)
-        (mm, mt), (_, tt) = np.moveaxis(covariances, 0, -1)
-        gap, of_m, of_theta = starts < stop, np.sqrt(mm), np.sqrt(tt)
-        slope = np.where(gap, mt, 0.0) / np.where(gap, of_m, 1.0) if self.law.rule[0] else 0.0 * mt
-        # What x leaves of a variance: where that is little, float32 has few digits of it.
-        rest, digits = np.maximum(0.0, tt - slope**2), 2.0**-20 * tt
-        own, lost = np.sqrt(rest), np.sqrt(rest + digits) - np.sqrt(np.maximum(0, rest - digits))
-
-        def off(of_m: np.ndarray, of_theta: np.ndarray, noise: np.ndarray) -> np.ndarray:
-            carried = np.abs(of_m * old.m) + np.abs(of_theta * old.theta)
-            moved = np.abs(of_m) * old.off_m + np.abs(of_theta) * old.off_theta
-            return moved + gap * (r * noise + _EPS * carried)
-
-        return Numbers(
-            a * old.m + b * old.theta + r * of_m * x,
-            c * old.m + d * old.theta + r * (slope * x + own * y),
-            off(a, b, ALLOWED * of_m),
-            off(c, d, ALLOWED * of_theta + lost * np.abs(y)),
-        )
+        laws = zip(*(self.law.factors(start, stop) for start in which.tolist()), strict=True)
+        # A and L of each coordinate: float64[3, 3, coordinates].
+        a, low = (np.moveaxis(np.stack(of)[at[1:]], 0, -1) for of in laws)
+        own = np.sqrt(np.sum(low**2, axis=1))
+        # Of a theta that m almost tells, float32 has few digits of the rest, and so of how the
+        # average's own noise is split among the last two normals.
+        few = np.minimum(2.0, 2.0**-18 * own[1] / np.maximum(low[1, 1], 2.0**-64))
+        noise = ALLOWED * own
+        noise[2] += few * np.hypot(low[2, 1], low[2, 2]) * np.abs(z[1:]).sum(axis=0)
+        off = _times(np.abs(a), old.off)
+        off += (starts < stop) * (r * noise + _EPS * _times(np.abs(a), np.abs(old.x)))
+        return Numbers(_times(a, old.x) + r * _times(low, z), off)
 
     def of_step(self, step: int) -> np.ndarray:
         """Returns the noise that rows get in a step that reads them, over r."""
@@ -149,30 +189,45 @@ class RowsLaw(NamedTuple):
     def stepped(self, old: Numbers, step: int) -> tuple[np.ndarray, Numbers]:
         """Returns the noise of a step, over r, and what coordinates hold after it."""
         (mu, w), a, r = self.law.rule, self.law.sizes[step], self.law.r
+        (old_m, old_theta, average), (off_m, off_theta, off_average) = old
         z = self.of_step(step)
         g = r * z
-        m = mu * old.m + g + w * old.theta
-        size = np.abs(mu * old.m) + np.abs(g) + np.abs(w * old.theta)
-        off_m = mu * old.off_m + w * old.off_theta + r * ALLOWED + _EPS * size
-        theta = old.theta - a * m
-        off = old.off_theta + a * off_m + _EPS * (np.abs(old.theta) + np.abs(a * m))
-        return z, Numbers(m, theta, off_m, off)
+        m = mu * old_m + g + w * old_theta
+        size = np.abs(mu * old_m) + np.abs(g) + np.abs(w * old_theta)
+        off_m = mu * off_m + w * off_theta + r * ALLOWED + _EPS * size
+        theta = old_theta - a * m
+        off_theta = off_theta + a * off_m + _EPS * (np.abs(old_theta) + np.abs(a * m))
+        v = 0.0 if self.law.weights is None else self.law.weights[step]
+        off_average = (1 - v) * off_average + v * off_theta
+        off_average += _EPS * (np.abs(average) + v * np.abs(theta))
+        average = (1 - v) * average + v * theta
+        return z, Numbers(np.stack([m, theta, average]), np.stack([off_m, off_theta, off_average]))
+
+    def compare(self, tests: Comparison, found: Table, new: Numbers, name: str) -> None:
+        """Compares rows with what they must hold."""
+        r = self.law.r
+        for part, x, exact, off in zip(PARTS, parts(found), *new, strict=True):
+            if x is not None:
+                flat = x.astype(np.float64).ravel()
+                tests.add(flat / r, exact / r, off / r, f"{part} of {name}")
 
     def compare_flushed(
         self, tests: Comparison, found: Table, new: Numbers, stop: int, name: str
     ) -> None:
-        """Compares flushed numbers with those that they were rounded from, x to ceil(x - U)."""
+        """Compares flushed numbers with those that they were rounded from, x to ceil(x - U).
+
+        After the last step the average takes the place of theta.
+        """
         r, key = self.law.r, self.law.key(self.attempt)
         spread = r * np.sqrt(np.diagonal(self.law.gap(0, stop)[1]))
-        for x, values, exact, off, stddev, purpose in (
-            ("theta", found.values, new.theta, new.off_theta, spread[1], reference.VALUE),
-            ("m", found.momentum, new.m, new.off_m, spread[0], reference.MOMENTUM),
-        ):
+        ends = stop == len(self.law.sizes) and found.average is not None
+        for x, values, k in zip(PARTS, parts(found), (0, 2 if ends else 1, 2), strict=True):
             if values is None:
                 continue
+            exact, off, stddev = new.x[k], new.off[k], spread[k]
             cell, sure = _cell(stddev)
             flat = values.astype(np.float64).ravel()
-            u = reference.uniforms(key, stop, self.leaf, self.at, purpose)
+            u = reference.uniforms(key, stop, self.leaf, self.at, _PURPOSES[k])
             low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
             size = np.maximum(cell, np.maximum(low, high))
             known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
@@ -204,8 +259,8 @@ class WatchedRows:
         self._begin(now)
 
     def _begin(self, now: Table) -> None:
-        at, numbers = self._places, Numbers.of(now)
-        self._now = Numbers(numbers.m[at], numbers.theta[at], *np.zeros((2, at.size)))
+        at = self._places
+        self._now = Numbers.of(now).of_parts(lambda x: x[at])
         self._starts = starts(now)[at]
         self._known = np.ones(at.size, bool)
 
@@ -213,22 +268,22 @@ class WatchedRows:
         """Compares what a step leaves: float64[places]."""
         old, r = self._now, self._law.law.r
         _, new = self._law.stepped(self._law.caught_up(old, self._starts, step), step)
-        read = self._any(shown != old.theta)
-        self._known &= read | self._any(np.abs(new.theta - old.theta) > 2 * new.off_theta)
+        theta, off = new.x[1], new.off[1]
+        read = self._any(shown != old.x[1])
+        self._known &= read | self._any(np.abs(theta - old.x[1]) > 2 * off)
         at, name = read & self._known, f"{self._name} trained in step {step:,}"
-        tests.add(shown[at] / r, new.theta[at] / r, new.off_theta[at] / r, name)
-        self._now = Numbers(
-            np.where(read, new.m, old.m), shown, np.where(read, new.off_m, old.off_m), 0 * shown
-        )
+        tests.add(shown[at] / r, theta[at] / r, off[at] / r, name)
+        self._now = Numbers(*(np.where(read, x, y) for x, y in zip(new, old, strict=True)))
+        self._now.x[1], self._now.off[1] = shown, 0.0
         self._starts = np.where(read, step + 1, self._starts)
 
     def flush(self, stop: int, found: Table, tests: Comparison) -> None:
         """Compares what a flush leaves of the rows that are looked at."""
         known, name = self._known, f"{self._name} at step {stop:,} of training"
-        new = jax.tree.map(lambda x: x[known], self._law.caught_up(self._now, self._starts, stop))
-        values, m = (None if x is None else x.ravel()[self._places][known] for x in found[:2])
+        new = self._law.caught_up(self._now, self._starts, stop).of_parts(lambda x: x[known])
+        seen = (None if x is None else x.ravel()[self._places][known] for x in found[:3])
         law = self._law._replace(at=self._law.at[known])
-        law.compare_flushed(tests, Table(values, m, None), new, stop, name)
+        law.compare_flushed(tests, Table(*seen), new, stop, name)
         self._begin(found)
 
     def _any(self, coordinates: np.ndarray) -> np.ndarray:
@@ -249,6 +304,22 @@ def step_sizes(rate: Any, num_steps: int) -> np.ndarray:
         return np.asarray(jax.vmap(rate)(jnp.arange(num_steps)), np.float64).reshape(num_steps)
     except Exception:  # or one of any other kind
         return np.array([float(rate(k)) for k in range(num_steps)])
+
+
+def weights_of(tables: Any, num_steps: int) -> np.ndarray | None:
+    """Returns the weights of the average that a configuration asks for: float64[num_steps]."""
+    step = np.arange(1, num_steps + 1)
+    if tables.decay is not None:
+        decay = float(np.float32(tables.decay))
+        return (1 - decay) / (1 - decay**step)
+    if tables.tail is not None:
+        before = np.round((1 - np.float32(tables.tail)) * np.float32(num_steps))
+        return 1 / np.maximum(step - float(before), 1.0)
+    return None
+
+
+def _times(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.einsum("ijn,jn->in", matrices, x)
 
 
 def _own_cell(x: np.ndarray) -> np.ndarray:

@@ -14,12 +14,25 @@ import numpy as np
 
 
 class GapLaw(NamedTuple):
-    """How a state moves over a gap, at r = 1; d is 2 with momentum and 1 without."""
+    """How a state of d numbers moves over a gap, at r = 1."""
 
     transition: np.ndarray
     """A: float64[..., d, d]."""
     covariance: np.ndarray
     """V: float64[..., d, d]."""
+
+    @property
+    def root(self) -> np.ndarray:
+        """L: lower triangular, with L L^T = V to 2^-23 of each row: float64[..., d, d]."""
+        v = self.covariance
+        low = np.zeros_like(v)
+        for j in range(v.shape[-1]):
+            rest = v[..., j] - np.sum(low * low[..., j, None, :], axis=-1)
+            pivot = rest[..., j]
+            found = pivot > 2.0**-46 * v[..., j, j]  # what is less is of roundings
+            over = np.sqrt(np.where(found, pivot, 1.0))[..., None]
+            low[..., j:, j] = np.where(found[..., None], rest[..., j:] / over, 0.0)
+        return low
 
     def then(self, later: GapLaw) -> GapLaw:
         a = later.transition
@@ -48,6 +61,8 @@ class LinearSgd:
       step_sizes: a_k of all N steps of the run, from 0 to `LARGEST`.
       momentum: mu in [0, 1).
       weight_decay: w >= 0, with w a_k <= 1, so that no row grows by itself.
+      average: v_k in [0, 1] of all steps, where there is an average: it moves by v_k times its
+        distance to the theta that step k makes. Empty where there is none.
 
     Raises:
       ValueError: If one of them is out of range.
@@ -56,6 +71,7 @@ class LinearSgd:
     step_sizes: tuple[float, ...]
     momentum: float = 0.0
     weight_decay: float = 0.0
+    average: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = np.array(self.step_sizes, float)
@@ -77,6 +93,8 @@ class LinearSgd:
                 "weight_decay times learning_rate must be at most 1, or rows that no batch reads "
                 f"grow: got {self.weight_decay} times {sizes.max()}"
             )
+        if len(self.average) not in (0, sizes.size) or not all(0 <= v <= 1 for v in self.average):
+            raise ValueError("average must be weights in [0, 1], one of each step, or empty")
 
     @property
     def num_steps(self) -> int:
@@ -85,18 +103,24 @@ class LinearSgd:
 
     @property
     def order(self) -> int:
-        """Numbers d of the state of a coordinate: theta, and m where there is momentum."""
-        return 2 if self.momentum else 1
+        """Numbers d of the state of a coordinate: 1 of theta alone."""
+        return len(self.state)
+
+    @property
+    def state(self) -> list[int]:
+        """Which of m, theta and its average, 0 to 2, are the state of a coordinate, in order."""
+        return [k for k, has in enumerate((self.momentum, True, self.average)) if has]
 
     @cached_property
     def steps(self) -> GapLaw:
         """The laws of single steps: arrays [N, d, d]."""
         a, w, mu = np.array(self.step_sizes), self.weight_decay, self.momentum
-        one = np.ones_like(a)
-        if self.order == 1:
-            return GapLaw((1 - a * w)[:, None, None], (a * a)[:, None, None])
-        transition = np.array([[mu * one, w * one], [-a * mu, 1 - a * w]])
-        covariance = np.array([[one, -a], [-a, a * a]])
+        v, one, none = np.array(self.average or (0.0,)), np.ones_like(a), np.zeros_like(a)
+        m, theta = np.array([[mu * one, w * one, none], [-a * mu, 1 - a * w, none]])
+        average = v * theta + (1 - v) * np.eye(3)[2, :, None]
+        transition = np.stack([m, theta, average])[np.ix_(self.state, self.state)]
+        noise = np.stack([one, -a, -a * v])[self.state]
+        covariance = noise[:, None] * noise
         return GapLaw(np.moveaxis(transition, 2, 0), np.moveaxis(covariance, 2, 0))
 
     def law(self, start: int, stop: int) -> GapLaw:

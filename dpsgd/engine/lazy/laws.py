@@ -14,11 +14,14 @@ from jax import Array
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 
 Matrix = list[list[Array]]
-"""d x d arrays of one shape: of many small matrices, all entries (i, j) in one."""
+"""Arrays of one shape: of many small matrices, all entries (i, j) in one."""
 
 
 class LawTables(NamedTuple):
-    """A and V of the gaps that end at a step, float32 and packed, by two look-ups: see `Gaps`."""
+    """A and S of the gaps that end at a step, float32 and packed, by two look-ups: see `Gaps`.
+
+    S is V where d is 1, and L otherwise, see `GapLaw`.
+    """
 
     to_multiple: Any
     """[N + 1, 2 d^2], of the whole run."""
@@ -27,21 +30,27 @@ class LawTables(NamedTuple):
     from_recent: Any
     """[K, 2 d^2]."""
 
+    @property
+    def num_steps(self) -> int:
+        """Steps N of the run."""
+        return self.to_multiple.shape[0] - 1
+
 
 def packed(law: GapLaw) -> np.ndarray:
-    """Returns A and V side by side: float32 [..., 2 d^2].
+    """Returns A and S side by side: float32 [..., 2 d^2].
 
     Raises:
       ValueError: if they are too large for float32.
     """
-    flat = np.concatenate([x.reshape(*x.shape[:-2], -1) for x in law], axis=-1)
-    if not np.abs(flat).max(initial=0) <= np.finfo(np.float32).max:
+    if not max(np.abs(x).max(initial=0) for x in law) <= np.finfo(np.float32).max:
         raise ValueError("noise of lazy tables grows beyond float32: take shorter steps")
-    return flat.astype(np.float32)
+    spread = law.covariance if law.covariance.shape[-1] == 1 else law.root
+    flat = [x.reshape(*x.shape[:-2], -1) for x in (law.transition, spread)]
+    return np.concatenate(flat, axis=-1).astype(np.float32)
 
 
 def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matrix]:
-    """Returns A and V of the gaps from `starts` to `step`: d x d numbers, float32 as `starts`."""
+    """Returns A and L of the gaps from `starts` to `step`: d x d numbers, float32 as `starts`."""
     tables = LawTables(*map(jnp.asarray, tables))
     spacing = tables.from_recent.shape[0]
     multiple = -(-starts // spacing)
@@ -49,45 +58,75 @@ def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matri
     each = range(order)
 
     def unpacked(rows: Array) -> tuple[Matrix, Matrix]:
-        a, v = ([[rows[..., k + order * i + j] for j in each] for i in each] for k in (0, order**2))
-        return a, v
+        a, s = ([[rows[..., k + order * i + j] for j in each] for i in each] for k in (0, order**2))
+        return a, s
 
     # Entry by entry: CPUs take ten times as long for arrays with axes of length 2.
     def times(x: Matrix, y: Matrix) -> Matrix:
         products = [[[x[i][k] * y[k][j] for k in each] for j in each] for i in each]
         return [[functools.reduce(operator.add, terms) for terms in row] for row in products]
 
-    def transposed(x: Matrix) -> Matrix:
-        return [[x[j][i] for j in each] for i in each]
-
     def chosen(x: Matrix, y: Matrix) -> Matrix:
         return [[jnp.where(long, x[i][j], y[i][j]) for j in each] for i in each]
 
-    a1, v1 = unpacked(tables.to_multiple[starts])
-    a2, v2 = unpacked(tables.from_multiples[multiple])
-    a3, v3 = unpacked(tables.from_recent[starts % spacing])
+    a1, s1 = unpacked(tables.to_multiple[starts])
+    a2, s2 = unpacked(tables.from_multiples[multiple])
+    a3, s3 = unpacked(tables.from_recent[starts % spacing])
     long = multiple * spacing <= step
-    carried = times(times(a2, v1), transposed(a2))
-    both = [[carried[i][j] + v2[i][j] for j in each] for i in each]
-    return chosen(times(a2, a1), a3), chosen(both, v3)
+    a, carried = chosen(times(a2, a1), a3), times(a2, s1)
+    if order == 1:
+        ((variance,),) = chosen([[times(carried, a2)[0][0] + s2[0][0]]], s3)
+        return a, [[jnp.sqrt(variance)]]
+    return a, chosen(_lower([x + y for x, y in zip(carried, s2, strict=True)]), s3)
+
+
+def norm(row: list[Array]) -> Array:
+    """Returns the Euclidean norm of numbers, of which no square is too small for float32."""
+    largest = functools.reduce(jnp.maximum, map(jnp.abs, row))
+    scale = jnp.where(largest > 0, largest, 1)
+    return scale * jnp.sqrt(functools.reduce(operator.add, ((x / scale) ** 2 for x in row)))
+
+
+def _lower(rows: Matrix) -> Matrix:
+    """Returns L, lower triangular, with L L^T = P P^T, of the rows of P.
+
+    By Gram and Schmidt, and not by P P^T: what differs by 2^-24 of a row differs by that in L, and
+    not by the root of it, which a flush would show (docs/explanation/
+    deferred-noise-for-embedding-tables.md).
+    """
+    found = [[jnp.zeros_like(rows[0][0])] * len(rows) for _ in rows]
+    for j in range(len(rows)):
+        found[j][j] = length = norm(rows[j])
+        unit = [x / jnp.where(length > 0, length, 1) for x in rows[j]]
+        for i in range(j + 1, len(rows)):
+            dot = functools.reduce(
+                operator.add, (x * y for x, y in zip(rows[i], unit, strict=True))
+            )
+            found[i][j] = dot
+            rows[i] = [x - dot * y for x, y in zip(rows[i], unit, strict=True)]
+    return found
 
 
 class StepLaws(NamedTuple):
     """The optimizer of tables in one step, float32, and the gaps that end there.
 
-    Of a block, step sizes, `from_multiples` and `from_recent` have a leading axis of steps.
+    Of a block, step sizes, weights, `from_multiples` and `from_recent` have a leading axis of
+    steps.
     """
 
     step_size: Any
     momentum: Any
     weight_decay: Any
     gaps: LawTables
+    average: Any = None
+    """v, if there is an average."""
 
     def at(self, j: Any) -> StepLaws:
         """Returns those of step `j` of a block."""
         whole, *ending = self.gaps
         gaps = LawTables(whole, *(of_steps[j] for of_steps in ending))
-        return self._replace(step_size=self.step_size[j], gaps=gaps)
+        weight = None if self.average is None else self.average[j]
+        return self._replace(step_size=self.step_size[j], gaps=gaps, average=weight)
 
 
 class RunLaws:
@@ -100,14 +139,21 @@ class RunLaws:
 
     def of(self, steps: range, room: int) -> StepLaws:
         found = [self._gaps.at(step) for step in steps]
-        sizes = np.zeros(room, np.float32)
-        sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
         gaps = []
+
+        def of_steps(numbers: tuple[float, ...]) -> np.ndarray:
+            here = np.zeros(room, np.float32)
+            here[: len(steps)] = numbers[steps.start : steps.stop]
+            return here
+
         for name in ("from_multiples", "from_recent"):
             rows = np.stack([packed(getattr(at, name)) for at in found])
             gaps.append(np.pad(rows, [(0, room - len(steps)), (0, 0), (0, 0)]))
-        numbers = np.float32(self._optimizer.momentum), np.float32(self._optimizer.weight_decay)
-        return StepLaws(sizes, *numbers, LawTables(self._to_multiple, *gaps))
+        run = self._optimizer
+        numbers = np.float32(run.momentum), np.float32(run.weight_decay)
+        average = of_steps(run.average) if run.average else None
+        at_ends = LawTables(self._to_multiple, *gaps)
+        return StepLaws(of_steps(run.step_sizes), *numbers, at_ends, average)
 
     def after(self, steps: int) -> LawTables:
         at = self._gaps.at(steps)

@@ -5,6 +5,8 @@ Why it costs nothing: docs/explanation/deferred-noise-for-embedding-tables.md.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,8 +15,16 @@ import numpy as np
 from jax import Array, lax
 
 from dpsgd.core.state import Table
-from dpsgd.engine.lazy.laws import LawTables, Matrix, law_of
-from dpsgd.noise.gaussian import GRID_BITS, MOMENTUM, VALUE, grid, normal_at, uniform_at
+from dpsgd.engine.lazy.laws import LawTables, law_of, norm
+from dpsgd.noise.gaussian import (
+    AVERAGE,
+    GRID_BITS,
+    MOMENTUM,
+    VALUE,
+    grid,
+    normal_at,
+    uniform_at,
+)
 
 
 class Rows(NamedTuple):
@@ -26,14 +36,14 @@ class Rows(NamedTuple):
     """theta: float [U, ...]."""
     momentum: Array | None
     """m."""
+    average: Array | None
+    """That of theta."""
     steps: Array
     """That are in them: int32 [U], as many in each."""
 
 
 def caught_up(
-    values: Array,
-    momentum: Array | None,
-    steps: Array,
+    old: Table,
     numbers: Array,
     *,
     laws: LawTables,
@@ -41,13 +51,11 @@ def caught_up(
     noise_key: Any,
     leaf: int,
     stddev: Array | None,
-) -> tuple[Array, Array | None]:
-    """Returns theta and m of rows, brought from the `steps` that are in them up to `step`.
+) -> Table:
+    """Returns rows, brought from the steps that are in them up to `step`, by one draw.
 
     Args:
-      values: theta: float32 [U, ...].
-      momentum: m.
-      steps: int32 [U].
+      old: Numbers of theta, m and its average, float32 [U, ...], and steps, int32 [U].
       numbers: Of the rows in the table: int32 [U].
       laws: Of gaps that end at `step`.
       step: t.
@@ -55,29 +63,31 @@ def caught_up(
       leaf: Number of the table.
       stddev: r = sigma C / b; None without noise.
     """
-    a, v = law_of(laws, steps, step)
-    wide = (-1, *[1] * (values.ndim - 1))
-    width = int(np.prod(values.shape[1:]))
+    a, low = law_of(laws, old.steps, step)
+    shape = old.values.shape
+    state = [(x, purpose) for x, purpose in _in_order(old) if x is not None]
+    before = [x for x, _ in state]
 
     def normal(purpose: int) -> Array | float:
         if stddev is None:
             return 0.0
-        z = normal_at(noise_key, step, leaf, purpose, numbers, width)
-        return stddev * z.reshape(values.shape)
+        z = normal_at(noise_key, step, leaf, purpose, numbers, int(np.prod(shape[1:])))
+        return stddev * z.reshape(shape)
 
-    def entry(x: Matrix, i: int, j: int) -> Array:
-        return x[i][j].reshape(wide)
+    def times(x: Array, y: Any) -> Any:
+        return x.reshape(-1, *[1] * (len(shape) - 1)) * y
 
-    if momentum is None:
-        noise = jnp.sqrt(entry(v, 0, 0)) * normal(VALUE)
-        return entry(a, 0, 0) * values + noise, None
-    first = jnp.sqrt(entry(v, 0, 0))
-    second = jnp.where(first > 0, entry(v, 1, 0) / jnp.where(first > 0, first, 1), 0)
-    third = jnp.sqrt(jnp.maximum(entry(v, 1, 1) - second * second, 0))
-    x, y = normal(MOMENTUM), normal(VALUE)
-    m = entry(a, 0, 0) * momentum + entry(a, 0, 1) * values + first * x
-    theta = entry(a, 1, 0) * momentum + entry(a, 1, 1) * values + second * x + third * y
-    return theta, m
+    normals = [normal(purpose) for _, purpose in state]
+    found = {}
+    for i, (_, purpose) in enumerate(state):
+        terms = [*map(times, a[i], before), *map(times, low[i][: i + 1], normals)]
+        found[purpose] = functools.reduce(operator.add, terms)
+    return Table(found[VALUE], found.get(MOMENTUM), found.get(AVERAGE), old.steps)
+
+
+def _in_order(table: Table) -> list[tuple[Any, int]]:
+    """Returns m, theta and its average, in the order of `LinearSgd.state`, and their purposes."""
+    return [(table.momentum, MOMENTUM), (table.values, VALUE), (table.average, AVERAGE)]
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
@@ -86,11 +96,11 @@ def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
     def of(x: Array | None) -> Any:
         return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
 
-    values, momentum, steps = map(of, table)
+    found = Table(*map(of, table))
     # One number, but made of what was read, so that it is written later: of two that may come in
     # any order, XLA lets the second have a copy of the steps of all rows.
-    now = jnp.maximum(steps, how["step"])
-    return Rows(numbers, *caught_up(values, momentum, steps, numbers, **how), now)
+    now = jnp.maximum(found.steps, how["step"])
+    return Rows(numbers, *caught_up(found, numbers, **how)._replace(steps=now))
 
 
 def written(table: Table, rows: Rows, first: Any = 0) -> Table:
@@ -101,7 +111,7 @@ def written(table: Table, rows: Rows, first: Any = 0) -> Table:
             return None
         return into.at[rows.numbers - first].set(x, mode="drop", unique_indices=True)
 
-    return Table(*map(put, table, (rows.values, rows.momentum, rows.steps)))
+    return Table(*map(put, table, rows[1:]))
 
 
 FLUSHED_BITS = 10
@@ -129,16 +139,19 @@ def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
 def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
     """Returns a table, or its part from `first` on, with all rows up to date and on a grid.
 
-    It goes over `chunk` rows at a time: the last ones may be up to date already, and stay.
+    After the last step of a run that leads to an average, this takes the place of theta. It goes
+    over `chunk` rows at a time: the last ones may be up to date already, and stay.
     """
     count = len(table.steps)
     chunk = min(chunk, count)
-    covariance = law_of(how["laws"], jnp.int32(0), step)[1]
+    low = law_of(how["laws"], jnp.int32(0), step)[1]
+    places = [purpose for x, purpose in _in_order(table) if x is not None]
 
-    def rounded(x: Any, place: int, purpose: int, numbers: Array) -> Any:
+    def rounded(x: Any, purpose: int, numbers: Array) -> Any:
         if x is None or how["stddev"] is None:
             return x
-        stddev = how["stddev"] * jnp.sqrt(covariance[place][place])
+        row = low[places.index(purpose)]
+        stddev = how["stddev"] * norm(row[: 1 + places.index(purpose)])
         name = how["noise_key"], step, how["leaf"], purpose
         uniform = uniform_at(*name, numbers, int(np.prod(x.shape[1:])))
         return on_grid(x, stddev, uniform.reshape(x.shape))
@@ -154,10 +167,14 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
             return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
 
         def up_to_date(rows: Table) -> Table:
-            values, momentum = caught_up(*rows, numbers, step=step, **how)
-            values = rounded(values, -1, VALUE, numbers)
-            momentum = rounded(momentum, 0, MOMENTUM, numbers)
-            return Table(values, momentum, jnp.full_like(rows.steps, step))
+            new = caught_up(rows, numbers, step=step, **how)
+            values, momentum, average = (
+                rounded(x, purpose, numbers)
+                for x, purpose in zip(new[:3], (VALUE, MOMENTUM, AVERAGE), strict=True)
+            )
+            if average is not None:
+                values = jnp.where(step == how["laws"].num_steps, average, values)
+            return Table(values, momentum, average, jnp.full_like(rows.steps, step))
 
         # All of a chunk is read before any is written: else XLA copies whole tables for CPUs.
         return Table(*map(put, table, _once(up_to_date, Table(*map(of, table)))))

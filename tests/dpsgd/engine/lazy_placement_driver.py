@@ -50,7 +50,7 @@ POISSON = Poisson(N, batch_size=20, epochs=2)
 USERS = UnitTree.from_columns({"user": np.repeat(np.arange(20), N // 20)})
 UNITS = Multistage(USERS, (5, 4), steps=STEPS, clipped_level=1)
 ROOT = RootKey.from_insecure_seed(0)
-TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9, 0.01)
+TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9, 0.01, tail=0.4)
 OPTIMIZER = optax.sgd(0.1)
 
 
@@ -299,10 +299,10 @@ def plant_all(patch):
         at_work["first"] = 0
         return found
 
-    def caught_up_wrongly(values, momentum, steps, numbers, **how):
+    def caught_up_wrongly(old, numbers, **how):
         local = numbers - at_work.get("first", 0)
         numbers = choose(numbers, rows_are_caught_up_with_the_keys_of_local_ones=local)
-        return caught_up(values, momentum, steps, numbers, **how)
+        return caught_up(old, numbers, **how)
 
     def flushed_wrongly(table, chunk, first, **how):
         at_work["key"] = how["noise_key"]

@@ -63,7 +63,11 @@ def test_the_newest_two_are_kept_and_come_back_bit_for_bit(checkpoints):
 
 
 def pending(step, table=None):
-    table = Table(jnp.ones((4, 2)), None, jnp.full(4, step, jnp.int32)) if table is None else table
+    table = (
+        Table(jnp.ones((4, 2)), None, steps=jnp.full(4, step, jnp.int32))
+        if table is None
+        else table
+    )
     params = {"table": table.values, "w": jnp.float32([step])}
     return TrainState(jnp.int32(step), params, ()).with_tables({0: table})
 
@@ -256,7 +260,7 @@ def test_rows_whose_noise_is_pending_lie_in_parts_that_go_with_their_checkpoint(
     def work(processes):
         for step in (1, 2, 3, 4):
             rows = Dealt(whole + step, processes.index, 2)
-            one = pending(step, Table(rows, None, np.full(4, step, np.int32)))
+            one = pending(step, Table(rows, None, steps=np.full(4, step, np.int32)))
             if step == 1:
                 one = TrainState(np.int32(1), {"table": rows}, ())
             Checkpoints(folder, processes).save(Checkpoint(one, f"head {step}", 1.5))
@@ -267,7 +271,7 @@ def test_rows_whose_noise_is_pending_lie_in_parts_that_go_with_their_checkpoint(
     assert {path.name for path in folder.iterdir()} == {
         f"{name}{end}.{kind}" for name, end in kept.items() for kind in kinds
     }
-    like = pending(0, Table(whole, None, np.zeros(4, np.int32)))
+    like = pending(0, Table(whole, None, steps=np.zeros(4, np.int32)))
     found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
     placed = Placement(tuple(jax.devices()[:1])).put_state(found.state)
     np.testing.assert_array_equal(placed.raw_params["table"], whole + 4)

@@ -55,6 +55,7 @@ KINDS = {
     "own sampler": (line, {"sampler": COINS}),
     "quantile": (calibrated, {"clipping": "quantile", "calibration": "platt", "average_tail": 0.5}),
     "lazy": (words, LAZY),
+    "lazy average": (words, {**LAZY, "average_tail": 0.5}),
     "layer": (words, {"train": "^w", "clipping": "per-layer"}),
     "table": (words, {"train": "tab"}),
     "lazy table": (words, {"train": "tab", **LAZY}),

@@ -142,7 +142,7 @@ def covered(step, path):
 
 def pending(step, path, config):
     """A state with the configuration by whose law noise is pending."""
-    return TrainState(step, path, config, (), {0: Table(None, None, step)})
+    return TrainState(step, path, config, (), {0: Table(None, None, steps=step)})
 
 
 def path_of(state):

@@ -1,5 +1,6 @@
 """Lazy tables have the law of the dense algorithm, and nothing leaves with noise that is due."""
 
+import dataclasses
 import functools
 import re
 import warnings
@@ -11,15 +12,16 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, dpsgd, train
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, averaged, dpsgd, train
 from dpsgd.core.state import Table
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.group import found_tables
 from dpsgd.engine.lazy.laws import RunLaws
-from dpsgd.engine.lazy.rows import FLUSHED_BITS, Rows, flushed_table, on_grid, read, written
+from dpsgd.engine.lazy.rows import FLUSHED_BITS, flushed_table, on_grid, read, written
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import (
+    AVERAGE,
     MOMENTUM,
     STEP,
     VALUE,
@@ -60,10 +62,14 @@ def loss_fn(params, example):
 
 SCHEDULE = optax.cosine_decay_schedule(0.2, STEPS)
 TABLES = [LazyTables(SCHEDULE), LazyTables(SCHEDULE, 0.9), LazyTables(SCHEDULE, 0.9, 0.02)]
+AVERAGED = [LazyTables(0.1, tail=0.4), LazyTables(SCHEDULE, 0.9, 0.02, decay=0.8)]
 EACH_KIND = pytest.mark.parametrize(  # with decay there is momentum, too
     "tables",
-    [*(pytest.param(tables, marks=pytest.mark.long) for tables in TABLES[:2]), TABLES[2]],
-    ids=["sgd", "momentum", "decay"],
+    [
+        *(pytest.param(tables, marks=pytest.mark.long) for tables in (*TABLES, AVERAGED[0])),
+        AVERAGED[1],
+    ],
+    ids=["sgd", "momentum", "decay", "tail", "all"],
 )
 SAMPLERS = [
     BallsAndBins(N, B, epochs=2),
@@ -90,11 +96,12 @@ def dense(tables):
     """The dense algorithm of the same law."""
     decay = optax.add_decayed_weights(tables.weight_decay)
     sgd = optax.chain(decay, optax.sgd(tables.learning_rate, tables.momentum or None))
+    average = {name: x for name in ("tail", "decay") if (x := getattr(tables, name)) is not None}
+    sgd = averaged(sgd, STEPS, **average) if average else sgd
     parts = optax.multi_transform({"t": sgd, "w": optax.adam(0.01)}, {"table": "t", "w": "w"})
     return dpsgd(loss_fn, parts)
 
 
-@pytest.mark.long
 @EACH_KIND
 @pytest.mark.parametrize("sampler", SAMPLERS[:1], ids=lambda s: type(s).__name__)
 def test_without_noise_it_is_the_dense_algorithm(sampler, tables):
@@ -127,9 +134,9 @@ def nothing(params, example):
 def standardised(found, tables, sigma):
     """What training has added to every coordinate of the table, in standard deviations."""
     run = tables.of_run(STEPS)
-    law = run.law(0, STEPS)
+    law, theta = run.law(0, STEPS), run.state.index(1)  # what is released is the last number
     stddev = sigma * 1.0 / B * np.sqrt(law.covariance[-1, -1])
-    moved = np.asarray(found["table"], np.float64) - law.transition[-1, -1] * start()["table"]
+    moved = np.asarray(found["table"], np.float64) - law.transition[-1, theta] * start()["table"]
     return moved / stddev
 
 
@@ -156,19 +163,24 @@ def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
     assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
 
 
-@pytest.mark.short("0.9")
+@pytest.mark.short("tail-0.9")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_draws_for_a_gap_have_its_covariance(momentum):
+@pytest.mark.parametrize(
+    "average", [{}, {"tail": 0.4}, {"decay": 0.9}], ids=["last", "tail", "decay"]
+)
+def test_draws_for_a_gap_have_its_covariance(momentum, average):
     """Of a million rows, within 5.5 standard errors: false alarms below 4e-8 each."""
-    run, count = LinearSgd(tuple(float(SCHEDULE(k)) for k in range(STEPS)), momentum), 10**6
+    run, count = LazyTables(SCHEDULE, momentum, **average).of_run(STEPS), 10**6
+    none = jnp.zeros((count, 1))
     table = Table(
-        jnp.zeros((count, 1)),
-        jnp.zeros((count, 1)) if momentum else None,
+        none,
+        none if momentum else None,
+        none if average else None,
         jnp.full(count, 7, jnp.int32),
     )
     how = {"laws": RunLaws(run).after(23), "noise_key": KEY, "leaf": 0, "stddev": jnp.float32(2.0)}
     after = jax.jit(lambda table: flushed_table(table, 2**18, step=jnp.int32(23), **how))(table)
-    parts = [after.momentum, after.values] if momentum else [after.values]
+    parts = [part for part in (after.momentum, after.values, after.average) if part is not None]
     x = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1) / 2.0
     expected = run.law(7, 23).covariance
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
@@ -178,12 +190,10 @@ def test_draws_for_a_gap_have_its_covariance(momentum):
 
 
 def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
-    """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
+    """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 21 together."""
     numbers = jnp.arange(10**5, dtype=jnp.int32)
-    draws = [
-        at(KEY, step, leaf, purpose, numbers, 1).ravel()
-        for step, leaf, purpose in [(5, 1, STEP), (5, 1, MOMENTUM), (5, 1, VALUE), (6, 1, VALUE)]
-    ]
+    names = [(5, 1, of) for of in (STEP, MOMENTUM, VALUE, AVERAGE)] + [(6, 1, VALUE)]
+    draws = [at(KEY, step, leaf, purpose, numbers, 1).ravel() for step, leaf, purpose in names]
     draws += [at(KEY, 5, 2, VALUE, numbers, 1).ravel()]
     draws += [jax.jit(standard_normal, static_argnums=3)(KEY, 5, 1, (10**5,))]
     z = np.stack([np.asarray(x, np.float64) for x in draws])
@@ -241,10 +251,11 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
 
     @jax.jit
     def trained(before):
-        table = Table(before, None, jnp.zeros(2, jnp.int32))
+        table = Table(before, None, steps=jnp.zeros(2, jnp.int32))
         one = read(table, jnp.array([1], jnp.int32), laws=laws.after(7), step=jnp.int32(7), **how)
         noise = add_row_noise(jnp.zeros((1, width)), one.numbers, KEY, 7, 0, 1.3, 100.0)
-        stepped = Rows(one.numbers, one.values - jnp.float32(0.1) * noise, None, one.steps + 1)
+        values = one.values - jnp.float32(0.1) * noise
+        stepped = one._replace(values=values, steps=one.steps + 1)
         table = written(table, stepped)
         return flushed_table(table, 2, laws=laws.after(20), step=jnp.int32(20), **how)[0]
 
@@ -307,17 +318,31 @@ def test_what_a_flush_draws_is_another_noise_in_each_attempt():
     assert np.mean(first == other) < 0.01  # one key would make all of them equal
 
 
-def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on():
-    whole = blocks(flush_every=6)
+@pytest.mark.parametrize("tables", [TABLES[1], AVERAGED[1]], ids=["momentum", "average"])
+def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on(tables):
+    whole = blocks(tables, flush_every=6)
     kinds = [(int(state.step), state.pending) for state in whole]
     assert [step for step, _ in kinds] == [4, 6, 10, 12, 16, 18, 22, 24, 28, 30]
     assert {step for step, kind in kinds if not kind} == {6, 12, 18, 24, 30}
     for first in (2, 3):  # rows with pending noise, and none
-        resumed = blocks(state=whole[first], flush_every=6)
+        resumed = blocks(tables, state=whole[first], flush_every=6)
         assert int(resumed[0].step) in {step for step, _ in kinds}
         assert jax.tree.all(jax.tree.map(np.array_equal, whole[-1], resumed[-1]))
     with pytest.raises(ValueError, match="flush_every must be at least 1"):
         blocks(flush_every=0)
+
+
+@pytest.mark.parametrize("tables", AVERAGED, ids=["tail", "all"])
+def test_a_flush_leads_to_the_average_at_the_last_step_alone(tables):
+    """And an average changes no step: it is drawn beside what a run without it has."""
+    found = blocks(tables, flush_every=6)
+    plain = blocks(dataclasses.replace(tables, tail=None, decay=None), flush_every=6)
+    for one, other in zip(found[:-1], plain[:-1], strict=True):
+        np.testing.assert_allclose(*(state.raw_params["table"] for state in (one, other)), 1e-5)
+    flushed = [state for state in found if not state.pending]
+    (last,) = flushed[-1].lazy_tables.values()
+    assert np.array_equal(last.values, last.average)
+    assert np.mean(last.values != plain[-1].raw_params["table"]) > 0.9
 
 
 def test_callbacks_and_stopped_runs_see_flushed_parameters():
@@ -357,6 +382,9 @@ def test_what_has_no_law_is_refused(mechanism, named):
         ({"learning_rate": "fast"}, "learning_rate"),
         ({"momentum": None}, "momentum"),
         ({"weight_decay": -1}, "weight_decay must be finite"),  # as all that no run has
+        ({"tail": "half"}, "tail"),
+        ({"tail": 1.5}, "tail must be"),
+        ({"tail": 0.5, "decay": 0.5}, "one of tail and decay"),
     ],
 )
 def test_settings_that_lazy_tables_cannot_have_are_refused_by_name(wrong, named):
