@@ -4,24 +4,28 @@ The grid is in units that do not depend on the data. Its models are of one layer
 together are at most `reach` long, and whose gradients `longest`. A setting is C / longest, passes,
 about how many steps they make, and Adam's rate times the root of the steps and times the reach:
 where noise outweighs gradients, Adam's walk moves what the model says of a row about so far. The
-best setting of a data set and an epsilon is chosen on validation rows. So is the rule for it: the
-setting that loses least over the other data sets with few weights, or with many, at all epsilons.
-Losses are of test rows.
+best setting of a data set and an epsilon is chosen on validation rows. So are the numbers of a law
+for it: those that lose least over the other data sets, at all epsilons. Losses are of test rows.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from dpsgd import RunSpec
+from dpsgd.runs.resolve import resolve
+from dpsgd.runs.task import Task, rows_of
 from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.evidence_data import DATA, DataSet
-from experiments.benchmarks.models import Models, defaults, run_of
+from experiments.benchmarks.evidence_data import DATA, DataSet, sized
+from experiments.benchmarks.models import Models, run_of
 
 
 class Choice(NamedTuple):
@@ -51,8 +55,6 @@ class Units(NamedTuple):
     """The longest that the features of a row are together, that of the bias too."""
     longest: float
     """The longest gradient, of one logit or of several."""
-    many: bool = False
-    """Whether it has more than 2^16 weights, most of them of rare values."""
     epsilons: tuple[float, ...] = (3.0, 1.0)
 
 
@@ -69,35 +71,138 @@ GRID = tuple(
 UNITS: Mapping[str, Units] = {
     "adult": of_columns(14),
     "bank": of_columns(16),
-    "criteo": of_columns(39)._replace(many=True),
+    "criteo": of_columns(39),
     "mnist": Units(math.sqrt(2), 2.0),
-    "sst2": Units(math.sqrt(2), 2.0, many=True, epsilons=(3.0,)),
+    "sst2": Units(math.sqrt(2), 2.0, epsilons=(3.0,)),
+    "movielens": Units(math.sqrt(8), math.sqrt(200)),
 }
 """Of clicks and tables, and of features of norm 1 and a bias by several classes. A run of phrases
-takes four times the others', so that one epsilon has to do."""
+takes four times the others', so that one epsilon has to do. A rating has a bias and a factor of
+norm 1, and an error of one star costs four times what a logit off by one does: what is 1 here is
+half a star. A gradient is of 100 ratings, each off by a star."""
+TOGETHER = ("adult", "bank", "criteo", "mnist", "sst2")
+"""Data sets whose figures are of one kind, over which losses are averaged."""
+BEFORE: Mapping[str, Callable[..., RunSpec]] = {
+    "mnist": sized(4096, 20, learning_rate=0.07, l2_clip_norm=0.7)
+}
+"""Rules that this grid has replaced since: what a law is compared to has not seen the grid."""
 
 Scores = Mapping[Any, tuple[float, float]]
 """On validation and on test rows, by setting; None is today's rule."""
 
 
-def measured(
-    data: str, found: DataSet, epsilon: float, models: Models, rows: int
-) -> dict[Any, tuple[float, float]]:
-    """Returns the scores of all settings on one data set, at one epsilon."""
-    target: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": found.delta}
-    target |= {"calibration": "none", "audit": False}
+class Facts(NamedTuple):
+    """What a law may go by."""
+
+    rows: int
+    weights: int
+    """That are stored."""
+    reach: float
+    epsilon: float
+    rule: Choice
+    """What the rule of the task chooses, in units of the grid."""
+
+    @property
+    def signal(self) -> float:
+        """Of a gradient that all weights have an equal part in, over the noise of a whole run."""
+        return self.rows * self.epsilon / math.sqrt(self.weights)
+
+
+class Law(NamedTuple):
+    """A rule with free numbers, which are chosen among candidates on other data sets."""
+
+    words: str
+    candidates: Sequence[tuple[float, ...]]
+    choice: Callable[..., Choice]
+    """Of facts, and of the numbers."""
+    alike: bool = False
+    """Whether the others are those that store more than 2^16 weights, or that do not, as it."""
+
+
+def power_law(words: str, of: Callable[[Facts], float], middle: float) -> Law:
+    """Returns the law of a distance that is a times the b-th power of a fact over `middle`."""
+    numbers = itertools.product(2.0 ** np.arange(0, 2.25, 0.25), np.arange(-1, 1.125, 0.125))
+    return Law(
+        f"distance a ({words} / {middle:g})^b",
+        [*numbers],
+        lambda facts, a, b: Choice(0.4, 30, 600, a * (of(facts) / middle) ** b),
+    )
+
+
+SHIFTS = 2.0 ** np.arange(-1, 1.25, 0.25)
+LAWS = (
+    Law("one setting for all", GRID, lambda _, *setting: Choice(*setting)),
+    Law("one setting for as many weights", GRID, lambda _, *setting: Choice(*setting), alike=True),
+    power_law("weights", lambda facts: facts.weights, 2.0**15),
+    power_law("rows epsilon / root of weights", lambda facts: facts.signal, 2.0**8),
+    power_law("reach", lambda facts: facts.reach, 4.0),
+    Law("the task's rule, on the grid", [()], lambda facts: facts.rule),
+    Law(
+        "the task's C, 30 epochs of 600 steps, its distance times a",
+        [(a,) for a in SHIFTS],
+        lambda facts, a: facts.rule._replace(
+            epochs=30, steps=600, distance=a * facts.rule.distance
+        ),
+    ),
+    Law(
+        "C / longest c, 30 epochs of 600 steps, the task's distance times a",
+        [*itertools.product((0.2, 0.4), SHIFTS)],
+        lambda facts, c, a: Choice(c, 30, 600, a * facts.rule.distance),
+    ),
+)
+"""Of at most two free numbers each, or a setting of the grid. All were written down before any was
+tried, by the best settings of each data set and epsilon, which were known."""
+
+
+def score(scores: Scores, choice: Choice, split: int) -> float:
+    """Returns the score of a setting between those of the grid: linear in the log of distance.
+
+    C and passes are the nearest of the grid, and a distance beyond it is at its end.
+    """
+    near = min(
+        {(one.clipped, one.epochs, one.steps) for one in GRID},
+        key=lambda one: sum(abs(math.log(a / b)) for a, b in zip(one, choice, strict=False)),
+    )
+    of = [one for one in GRID if (one.clipped, one.epochs, one.steps) == near]
+    values = [scores[one][split] for one in of]
+    return float(np.interp(math.log(choice.distance), np.log([x.distance for x in of]), values))
+
+
+def facts_of(task: Task, data: str, epsilon: float) -> Facts:
+    """Returns the facts of a data set, with what its task's rule was before this grid."""
+    found, units, rows = DATA[data], UNITS[data], rows_of(task)
+    spec = BEFORE.get(data, found.run)(**_target(found, epsilon))
+    run = resolve(spec, task, rows).spec.options()
+    steps = math.ceil(rows[1].num_examples / run["batch_size"]) * run["epochs"]
+    distance = run["learning_rate"] * math.sqrt(steps) * units.reach
+    rule = Choice(run["l2_clip_norm"] / units.longest, run["epochs"], steps, distance)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(task.init(0)))
+    return Facts(rows[1].num_examples, weights, units.reach, epsilon, rule)
+
+
+def _target(found: DataSet, epsilon: float) -> dict[str, Any]:
+    return {"target_epsilon": epsilon, "target_delta": found.delta, "calibration": "none",
+            "audit": False}  # fmt: skip
+
+
+def measured(data: str, facts: Facts, models: Models) -> dict[Any, tuple[float, float]]:
+    """Returns the scores of all settings on one data set, at one epsilon; None is the rule's."""
+    found, sign = DATA[data], -1.0 if DATA[data].metric == "rmse" else 1.0
+    target = _target(found, facts.epsilon)
     specs: dict[Choice | None, RunSpec] = {
-        choice: choice.spec(rows, UNITS[data], **target) for choice in GRID
+        choice: choice.spec(facts.rows, UNITS[data], **target) for choice in GRID
     }
-    specs[None] = defaults(**target)
+    specs[None] = BEFORE.get(data, found.run)(**target)
 
-    def score(choice: Choice | None) -> tuple[float, float]:
+    def of(choice: Choice | None) -> tuple[float, float]:
         name = "today" if choice is None else ", ".join(f"{x:g}" for x in choice)
-        runs = models.trained(f"{data}, epsilon {epsilon:g}, {name}", specs[choice])
+        runs = models.trained(f"{data}, epsilon {facts.epsilon:g}, {name}", specs[choice])
         validation, test = (f"{split}_{found.metric}" for split in ("validation", "test"))
-        return fmean(run[validation] for run in runs), fmean(run[test] for run in runs)
+        return sign * fmean(run[validation] for run in runs), sign * fmean(
+            run[test] for run in runs
+        )
 
-    return {choice: score(choice) for choice in specs}
+    return {choice: of(choice) for choice in specs}
 
 
 def best(scores: Scores) -> Choice:
@@ -105,61 +210,82 @@ def best(scores: Scores) -> Choice:
     return max(GRID, key=lambda choice: scores[choice][0])
 
 
-def loses_least(others: Sequence[Scores]) -> Choice:
-    """Returns the setting that loses least on validation rows, as a mean over `others`."""
+def loses_least(law: Law, others: Sequence[tuple[Facts, Scores]]) -> tuple[float, ...]:
+    """Returns the numbers with which a law loses least on validation rows, as a mean."""
 
-    def lost(choice: Choice) -> float:
-        return fmean(scores[best(scores)][0] - scores[choice][0] for scores in others)
+    def lost(numbers: tuple[float, ...]) -> float:
+        return fmean(
+            scores[best(scores)][0] - score(scores, law.choice(facts, *numbers), 0)
+            for facts, scores in others
+        )
 
-    return min(GRID, key=lost)
+    return min(law.candidates, key=lost)
 
 
 def regret(
     *,
     files: str | None = None,
     grid_seeds: int = 1,
-    grid_data: tuple[str, ...] = tuple(UNITS),
+    grid_data: tuple[str, ...] = TOGETHER,
     written: str | None = None,
 ) -> Iterator[Row]:
-    """Measures what today's rules lose on each data set, and what one rule for all loses."""
+    """Measures what the tasks' rules lose on each data set, and what laws of other data sets do."""
     assert files is not None
     if unknown := set(grid_data) - set(UNITS):
         raise ValueError(f"--grid-data: {min(unknown)} is none of {', '.join(UNITS)}")
-    of: dict[str, dict[float, Scores]] = {}
+    of: dict[str, list[tuple[Facts, Scores]]] = {}
     for data in grid_data:
-        found, units = DATA[data], UNITS[data]
-        with found.opened(Path(files), chosen_on=True) as task:
+        with DATA[data].opened(Path(files), chosen_on=True) as task:
             folder = None if written is None else Path(written) / "grid"
-            models, rows = Models(task, grid_seeds, folder), len(task.columns()["label"])
-            of[data] = {e: measured(data, found, e, models, rows) for e in units.epsilons}
-    lost: dict[str, list[float]] = {TODAY: [], LEFT_OUT: [], ALL: []}
-    for data, each in of.items():
-        alike = {x: of[x] for x in of if UNITS[x].many == UNITS[data].many}
-        if len(alike) < 2:
-            raise ValueError(f"--grid-data: {data} needs another with as many weights")
-        without = loses_least([x for name in alike if name != data for x in of[name].values()])
-        everywhere = loses_least([x for name in alike for x in of[name].values()])
-        for epsilon, scores in each.items():
-            place, top = f"{data}, epsilon {epsilon:g}", best(scores)
+            models = Models(task, grid_seeds, folder)
+            each = [facts_of(task, data, epsilon) for epsilon in UNITS[data].epsilons]
+            of[data] = [(facts, measured(data, facts, models)) for facts in each]
+    today = []
+    for data, pairs in of.items():
+        for facts, scores in pairs:
+            place, top = f"{data}, epsilon {facts.epsilon:g}", best(scores)
             yield figure(f"best of the grid, {_words(top)}, {place}", scores[top][1])
-            for rule, choice in ((TODAY, None), (LEFT_OUT, without), (ALL, everywhere)):
-                lost[rule].append(scores[top][1] - scores[choice][1])
-                words = "" if choice is None else f", {_words(choice)}"
-                yield figure(f"lost by {rule}{words}, {place}", lost[rule][-1])
-    means = {rule: fmean(each) for rule, each in lost.items()}
-    for rule, found_mean in means.items():
-        yield figure(f"mean lost by {rule}", found_mean)
-    yield figure(f"mean lost by {LEFT_OUT} / by {TODAY}", means[LEFT_OUT] / means[TODAY], "x",
-                 at_most=0.5)  # fmt: skip
+            today.append(scores[top][1] - scores[None][1])
+            yield figure(f"lost by {TODAY}, {place}", today[-1])
+    if len(of) == 1:
+        return
+    yield figure(f"mean lost by {TODAY}", fmean(today))
+    for law in LAWS:
+        lost = []
+        for data, pairs in of.items():
+            many = pairs[0][0].weights > MANY
+            others = [pair for name, pairs in of.items() for pair in pairs
+                      if name != data and (not law.alike or (pair[0].weights > MANY) == many)]  # fmt: skip
+            if not others:
+                raise ValueError(f"--grid-data: {data} needs another with as many weights")
+            numbers = loses_least(law, others)
+            for facts, scores in pairs:
+                place = f"{data}, epsilon {facts.epsilon:g}"
+                choice = law.choice(facts, *numbers)
+                lost.append(scores[best(scores)][1] - score(scores, choice, 1))
+                yield figure(f"lost by {law.words}, {_words(choice)}, {place}", lost[-1])
+        whole = loses_least(law, [pair for pairs in of.values() for pair in pairs])
+        yield figure(f"mean lost by {law.words}, left out", fmean(lost))
+        yield figure(
+            f"mean lost by {law.words} / by {TODAY}", fmean(lost) / fmean(today), "x", at_most=0.5
+        )
+        shown = ", ".join(f"{x:g}" for x in whole) or "none"
+        seen = fmean(
+            scores[best(scores)][1] - score(scores, law.choice(facts, *whole), 1)
+            for pairs in of.values()
+            for facts, scores in pairs
+        )
+        yield figure(f"mean lost by {law.words}, of all data sets, numbers {shown}", seen)
 
 
-TODAY, LEFT_OUT, ALL = "today's rules", "the rule of other data sets", "the rule of all"
+TODAY = "the rules of the tasks"
+MANY = 2**16
 
 
 def _words(choice: Choice) -> str:
     return (
-        f"C {choice.clipped:g}, {choice.epochs} epochs, {choice.steps} steps, "
-        f"distance {choice.distance:g}"
+        f"C {choice.clipped:.2g}, {choice.epochs} epochs, {choice.steps} steps, "
+        f"distance {choice.distance:.3g}"
     )
 
 
