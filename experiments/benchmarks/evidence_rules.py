@@ -115,6 +115,9 @@ class Law(NamedTuple):
     candidates: Sequence[tuple[float, ...]]
     choice: Callable[..., Choice]
     """Of facts, and of the numbers."""
+    measured: bool = False
+    """Whether the settings of its candidates are trained, and not read between those of the grid.
+    """
     alike: bool = False
     """Whether the others are those that store more than 2^16 weights, or that do not, as it."""
 
@@ -130,13 +133,26 @@ def power_law(words: str, of: Callable[[Facts], float], middle: float) -> Law:
 
 
 SHIFTS = 2.0 ** np.arange(-1, 1.25, 0.25)
+CORRECTIONS = (
+    (1, 1, 1, 1), (1, 1, 1, 0.7), (1, 1, 1, 1.4), (1, 1, 2, 1), (1, 2, 1, 1), (1.5, 1, 1, 1),
+    (1.5, 1, 2, 1), (1.5, 1, 2, 0.7),
+)  # fmt: skip
+"""Of C, epochs, steps and distance, by what they are multiplied; a half batch has twice the steps,
+and twice the epochs of as many steps have twice the batch."""
+
+
+def corrected(facts: Facts, *factors: float) -> Choice:
+    """Returns what the task's rule chooses, each of it times a factor."""
+    clipped, epochs, steps, distance = (x * y for x, y in zip(facts.rule, factors, strict=True))
+    return Choice(clipped, int(epochs), int(steps), distance)
+
+
 LAWS = (
     Law("one setting for all", GRID, lambda _, *setting: Choice(*setting)),
     Law("one setting for as many weights", GRID, lambda _, *setting: Choice(*setting), alike=True),
     power_law("weights", lambda facts: facts.weights, 2.0**15),
     power_law("rows epsilon / root of weights", lambda facts: facts.signal, 2.0**8),
     power_law("reach", lambda facts: facts.reach, 4.0),
-    Law("the task's rule, on the grid", [()], lambda facts: facts.rule),
     Law(
         "the task's C, 30 epochs of 600 steps, its distance times a",
         [(a,) for a in SHIFTS],
@@ -149,16 +165,20 @@ LAWS = (
         [*itertools.product((0.2, 0.4), SHIFTS)],
         lambda facts, c, a: Choice(c, 30, 600, a * facts.rule.distance),
     ),
+    Law("one of 8 corrections of the task's rule", CORRECTIONS, corrected, measured=True),
 )
-"""Of at most two free numbers each, or a setting of the grid. All were written down before any was
-tried, by the best settings of each data set and epsilon, which were known."""
+"""Of at most two free numbers each, or one choice among a few. All but the last were written down
+before any was tried, and the last before it was, by the best settings of each data set and epsilon,
+which were known."""
 
 
 def score(scores: Scores, choice: Choice, split: int) -> float:
-    """Returns the score of a setting between those of the grid: linear in the log of distance.
+    """Returns the score of a setting: measured, or linear in the log of distance on the grid.
 
-    C and passes are the nearest of the grid, and a distance beyond it is at its end.
+    C and passes are then the nearest of the grid, and a distance beyond it is at its end.
     """
+    if choice in scores:
+        return scores[choice][split]
     near = min(
         {(one.clipped, one.epochs, one.steps) for one in GRID},
         key=lambda one: sum(abs(math.log(a / b)) for a, b in zip(one, choice, strict=False)),
@@ -172,10 +192,11 @@ def facts_of(task: Task, data: str, epsilon: float) -> Facts:
     """Returns the facts of a data set, with what its task's rule was before this grid."""
     found, units, rows = DATA[data], UNITS[data], rows_of(task)
     spec = BEFORE.get(data, found.run)(**_target(found, epsilon))
-    run = resolve(spec, task, rows).spec.options()
-    steps = math.ceil(rows[1].num_examples / run["batch_size"]) * run["epochs"]
+    asked = resolve(spec, task, rows).spec
+    run, sizes = asked.options(), vars(asked.sampler)
+    steps = math.ceil(rows[1].num_examples / sizes["batch_size"]) * sizes["epochs"]
     distance = run["learning_rate"] * math.sqrt(steps) * units.reach
-    rule = Choice(run["l2_clip_norm"] / units.longest, run["epochs"], steps, distance)
+    rule = Choice(run["l2_clip_norm"] / units.longest, sizes["epochs"], steps, distance)
     weights = sum(leaf.size for leaf in jax.tree.leaves(task.init(0)))
     return Facts(rows[1].num_examples, weights, units.reach, epsilon, rule)
 
@@ -189,8 +210,9 @@ def measured(data: str, facts: Facts, models: Models) -> dict[Any, tuple[float, 
     """Returns the scores of all settings on one data set, at one epsilon; None is the rule's."""
     found, sign = DATA[data], -1.0 if DATA[data].metric == "rmse" else 1.0
     target = _target(found, facts.epsilon)
+    trained = [law.choice(facts, *one) for law in LAWS if law.measured for one in law.candidates]
     specs: dict[Choice | None, RunSpec] = {
-        choice: choice.spec(facts.rows, UNITS[data], **target) for choice in GRID
+        choice: choice.spec(facts.rows, UNITS[data], **target) for choice in [*GRID, *trained]
     }
     specs[None] = BEFORE.get(data, found.run)(**target)
 
@@ -254,8 +276,12 @@ def regret(
         lost = []
         for data, pairs in of.items():
             many = pairs[0][0].weights > MANY
-            others = [pair for name, pairs in of.items() for pair in pairs
-                      if name != data and (not law.alike or (pair[0].weights > MANY) == many)]  # fmt: skip
+            others = [
+                pair
+                for name in of
+                for pair in of[name]
+                if name != data and (not law.alike or (pair[0].weights > MANY) == many)
+            ]
             if not others:
                 raise ValueError(f"--grid-data: {data} needs another with as many weights")
             numbers = loses_least(law, others)
