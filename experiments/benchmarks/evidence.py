@@ -15,7 +15,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.benchmarks import evidence_papers, evidence_peers, evidence_rules
+from experiments.benchmarks import (
+    evidence_defaults,
+    evidence_papers,
+    evidence_peers,
+    evidence_rules,
+)
 from experiments.benchmarks.case import Row, at, cases
 from experiments.benchmarks.evidence_data import DATA, EPSILONS, METRICS
 from experiments.benchmarks.models import BARS, Models, aims, certified, mean
@@ -65,4 +70,5 @@ CASES = [
     *evidence_peers.CASES,
     *evidence_rules.CASES,
     *evidence_papers.CASES,
+    *evidence_defaults.CASES,
 ]

@@ -83,7 +83,8 @@ half a star. A gradient is of 100 ratings, each off by a star."""
 TOGETHER = ("adult", "bank", "criteo", "mnist", "sst2")
 """Data sets whose figures are of one kind, over which losses are averaged."""
 BEFORE: Mapping[str, Callable[..., RunSpec]] = {
-    "mnist": sized(4096, 20, learning_rate=0.07, l2_clip_norm=0.7)
+    "mnist": sized(4096, 20, learning_rate=0.07, l2_clip_norm=0.7),
+    "movielens": sized(256, 60, learning_rate=0.02),
 }
 """Rules that this grid has replaced since: what a law is compared to has not seen the grid."""
 

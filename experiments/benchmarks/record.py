@@ -76,7 +76,7 @@ class Record:
             entry |= {"status": "left out", "why": why}
             return self._write()
         self._write()
-        begin = time.monotonic()
+        begin, cpu = time.monotonic(), _cpu_seconds()
         try:
             for row in case.measure(**setting):
                 shown = row if case.exact or not quick else replace(row, bar="", holds=None)
@@ -90,6 +90,7 @@ class Record:
             entry |= {"status": "failed", "why": _line(error)}
         spent = time.monotonic() - begin
         entry |= {"seconds": round(spent, 2), "peak_memory_bytes": peak_memory()}
+        entry["cpu_seconds"] = round(_cpu_seconds() - cpu, 2)
         if entry["status"] == "done":  # what failed says nothing about how long cases take here
             self._estimated, self._spent = self._estimated + case.seconds, self._spent + spent
         self._write()
@@ -182,6 +183,11 @@ def peak_memory() -> int | None:
     import jax
 
     return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def _cpu_seconds() -> float:
+    """Returns the CPU time of this process, and of those that it began and that have ended."""
+    return sum(os.times()[:4])
 
 
 def free_memory() -> float:

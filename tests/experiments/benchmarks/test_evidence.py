@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -15,13 +16,23 @@ from accounting import PoissonProfile, ShuffleProfile
 from experiments.benchmarks import (
     evidence,
     evidence_data,
+    evidence_defaults,
     evidence_papers,
     evidence_peers,
     evidence_rules,
 )
 from experiments.benchmarks.case import cases
 from experiments.benchmarks.evidence_papers import PUBLISHED
-from experiments.benchmarks.evidence_rules import GRID, UNITS, best, loses_least
+from experiments.benchmarks.evidence_rules import (
+    GRID,
+    UNITS,
+    Choice,
+    Facts,
+    Law,
+    best,
+    loses_least,
+    score,
+)
 from experiments.benchmarks.record import Record, read
 from experiments.figures.evidence import points, unearned
 from experiments.tasks.images.task import Images
@@ -190,43 +201,105 @@ def test_the_grid_has_24_settings_and_each_takes_about_its_steps():
         assert 0.7 <= steps / choice.steps <= 1.45
 
 
-def test_the_rule_is_the_setting_that_loses_least_on_validation_rows():
+def facts(weights=1000, epsilon=3.0, rule=GRID[0]):
+    return Facts(20_000, weights, 4.0, epsilon, rule)
+
+
+FLAT = dict.fromkeys([*GRID, None], (0.0, 0.9))
+
+
+def test_the_numbers_of_a_law_are_those_that_lose_least_on_validation_rows():
     first, second, third = GRID[:3]
-    flat = dict.fromkeys(GRID, (0.0, 0.9))
-    one = flat | {first: (0.8, 0.1), third: (0.7, 0.2)}
-    other = flat | {second: (0.9, 0.1), third: (0.8, 0.2)}
+    one = FLAT | {first: (0.8, 0.1), third: (0.7, 0.2)}
+    other = FLAT | {second: (0.9, 0.1), third: (0.8, 0.2)}
     assert (best(one), best(other)) == (first, second)
-    assert loses_least([one]) == first
-    assert loses_least([one, other]) == third
+    law = Law("", GRID, lambda _, *setting: Choice(*setting))
+    assert loses_least(law, [(facts(), one)]) == first
+    assert loses_least(law, [(facts(), one), (facts(), other)]) == third
 
 
-def test_regret_is_of_test_rows_and_its_rule_has_not_seen_the_data_set(monkeypatch, folder):
+def test_a_setting_between_those_of_the_grid_has_a_score_between_theirs():
+    scores = FLAT | {Choice(0.4, 30, 600, 2.0): (0.2, 0.6), Choice(0.4, 30, 600, 4.0): (0.4, 0.8)}
+    for distance, expected in ((2.0, 0.2), (2.0 * 2**0.5, 0.3), (4.0, 0.4), (9.0, 0.4)):
+        near = Choice(0.38, 30, 780, distance)
+        assert score(scores, near, 0) == pytest.approx(expected)
+    measured = Choice(0.38, 30, 780, 3.0)
+    assert score(scores | {measured: (0.7, 0.8)}, measured, 1) == 0.8
+
+
+def test_a_power_law_finds_the_power():
+    law = evidence_rules.power_law("weights", lambda one: one.weights, 100)
+    few, many = facts(100), facts(400)
+    base = FLAT | {Choice(0.4, 30, 600, 4.0): (0.9, 0.9)}
+    other = FLAT | {Choice(0.4, 30, 600, 2.0): (0.9, 0.9)}
+    assert loses_least(law, [(few, base), (many, other)]) == (4.0, -0.5)
+
+
+def test_regret_is_of_test_rows_and_numbers_have_not_seen_the_data_set(monkeypatch, folder):
     first, second = GRID[:2]
-    flat = dict.fromkeys([*GRID, None], (0.0, 0.5))
     scores = {
-        "adult": flat | {first: (0.9, 0.8), None: (0.0, 0.4)},
-        "bank": flat | {second: (0.9, 0.7), None: (0.0, 0.3)},
+        "adult": FLAT | {first: (0.9, 0.8), second: (0.0, 0.5), None: (0.0, 0.4)},
+        "bank": FLAT | {second: (0.9, 0.7), first: (0.0, 0.5), None: (0.0, 0.3)},
     }
+    law = Law("any", GRID, lambda _, *setting: Choice(*setting))
+    monkeypatch.setattr(evidence_rules, "LAWS", (law,))
     monkeypatch.setattr(evidence_rules, "measured", lambda data, *_: scores[data])
     data = evidence_data.DATA
     monkeypatch.setitem(evidence_rules.DATA, "bank", data["adult"])
     rows = evidence_rules.regret(files=str(folder), grid_data=("adult", "bank"))
     found = {row.name: row.value for row in rows}
-    assert found["mean lost by today's rules"] == pytest.approx(0.4)
-    assert found["mean lost by the rule of other data sets"] == pytest.approx(0.25)
-    assert found["mean lost by the rule of other data sets / by today's rules"] == pytest.approx(
-        0.625
-    )
+    assert found["mean lost by the rules of the tasks"] == pytest.approx(0.4)
+    assert found["mean lost by any, left out"] == pytest.approx(0.25)
+    assert found["mean lost by any / by the rules of the tasks"] == pytest.approx(0.625)
 
 
 @pytest.mark.parametrize(
     ("names", "what"),
-    [(("adult",), "adult needs another"), (("iris", "bank"), "iris is none of adult")],
+    [(("adult", "criteo"), "adult needs another"), (("iris", "bank"), "iris is none of adult")],
 )
 def test_data_sets_that_no_rule_can_be_found_for_are_refused(names, what, folder, monkeypatch):
-    monkeypatch.setattr(evidence_rules, "measured", lambda *_: dict.fromkeys(GRID, (0.0, 0.0)))
+    monkeypatch.setitem(evidence_rules.DATA, "criteo", evidence_data.DATA["adult"])
+    monkeypatch.setattr(
+        evidence_rules, "facts_of", lambda _, data, __: facts(2**17 if data == "criteo" else 9)
+    )
+    monkeypatch.setattr(evidence_rules, "measured", lambda *_: FLAT | {None: (0.0, 0.5)})
     with pytest.raises(ValueError, match=f"--grid-data: {what}"):
         list(evidence_rules.regret(files=str(folder), grid_data=names))
+
+
+def test_a_choice_is_better_by_seed_and_as_a_mean_over_data_sets(folder, monkeypatch):
+    data = evidence_data.DATA
+    for name, task in (
+        ("bank", data["adult"]),
+        ("movielens", replace(data["adult"], metric="rmse")),
+    ):
+        monkeypatch.setitem(evidence_defaults.DATA, name, task)
+
+    def trained(self, name, spec):
+        first = spec.options()["optimizer"] == "sgd"
+        if name.startswith("bank"):
+            raise ValueError("bank has no such runs")
+        value = (0.7, 0.6) if first else (0.5, 0.5)
+        return [
+            {f"{s}_{m}": x for s in ("validation", "test") for m in ("auc", "rmse")} for x in value
+        ]
+
+    monkeypatch.setattr(evidence_defaults.Models, "trained", trained)
+    rows = evidence_defaults.defaults(
+        "SGD, not Adam", files=str(folder), choice_epsilons=(1.0,),
+        choice_data=("adult", "movielens", "bank", "criteo"),
+    )  # fmt: skip
+    found = {row.name: row for row in rows}
+    better = found["better by, AUC, test rows, adult, epsilon 1, SGD, not Adam"]
+    assert (better.value, better.error) == (pytest.approx(0.15), pytest.approx(0.05))
+    worse = found["better by, RMSE, test rows, movielens, epsilon 1, SGD, not Adam"]
+    assert worse.value == pytest.approx(-0.15)
+    mean = found["mean of 1, better by, AUC, test rows, SGD, not Adam"]
+    assert (mean.value, mean.error) == (pytest.approx(0.15), pytest.approx(0.05))
+    for name, why in (("bank", "bank has no such runs"), ("criteo", "is not in the folder")):
+        (left,) = [row for row in found.values() if row.name.startswith(f"{name}, SGD, not Adam")]
+        assert left.value is None
+        assert why in left.name
 
 
 def test_what_papers_report_is_drawn_at_its_epsilon_beside_what_was_measured():

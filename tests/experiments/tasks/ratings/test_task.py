@@ -1,9 +1,13 @@
 """The task of ratings: users apart, what is kept of them, and what is asked of the model."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
+from dpsgd.runs.recommendation import RecommendationRequest as Request
+from dpsgd.runs.recommendation import generic
 from experiments.tasks.ratings import factorization, ratings
 from experiments.tasks.ratings.task import DescribedRatings, Ratings
 from samplers import Multistage, UnitsThenPoisson, UserPoisson
@@ -183,3 +187,16 @@ def test_too_few_users_and_another_catalogue_are_refused(u_data, tmp_path):
     Ratings(u_data).check(Ratings(u_data).describe())
     with pytest.raises(ValueError, match="is of a catalogue of 1,682 items"):
         Ratings(u_data).check({"num_items": 200})
+
+
+def test_users_have_settings_of_their_own_by_their_number_and_the_ratings_of_each(u_data):
+    request = Request(762, 1e-3, target_epsilon=3.0)
+    task = Ratings(u_data)
+    found = task.recommend(request)
+    assert (found.batch_size, found.epochs) == (32, 30)
+    assert task.recommend(replace(request, num_examples=762 * 8)).batch_size == 256
+    fewer = replace(task, max_ratings=25).recommend(request)
+    assert fewer.l2_clip_norm == found.l2_clip_norm / 2
+    assert task.recommend(replace(request, epochs=2, batch_size=7, num_examples=10)).epochs == 2
+    assert replace(task, rows="ratings").recommend(request) == generic(request)
+    assert task.recommend(Request(762, 1e-3)) != found

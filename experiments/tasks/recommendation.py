@@ -1,0 +1,39 @@
+"""Settings by rule: epochs, how many steps they make, and how far Adam walks in all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpsgd.runs.recommendation import RecommendationRequest, Settings, default_rate
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Settings of any number of rows; what a request gives is taken, and SGD's rate is its usual.
+
+    >>> rule = Rule(epochs=30, steps=270, distance=1.15, l2_clip_norm=0.7)
+    >>> rule(RecommendationRequest(35_327, 1e-5, target_epsilon=3.0))
+    ... # doctest: +ELLIPSIS
+    Settings(batch_size=4096, epochs=30, l2_clip_norm=0.7, learning_rate=0.07, ...)
+    """
+
+    epochs: int
+    """Passes over the rows, fewer where there is no time for them."""
+    steps: int
+    """About how many they make: a batch is a power of two."""
+    distance: float
+    """Adam's rate times the root of the steps."""
+    l2_clip_norm: float
+
+    def __call__(self, request: RecommendationRequest) -> Settings:
+        """Returns the settings of a run."""
+        n = request.num_examples
+        most = self.epochs if request.most_epochs is None else request.most_epochs
+        epochs = request.epochs or max(1, min(self.epochs, most))
+        about = max(1.0, n * epochs / self.steps)
+        batch_size = request.batch_size or min(n, 2 ** round(math.log2(about)))
+        rate = self.distance / math.sqrt(math.ceil(n / batch_size) * epochs)
+        if request.optimizer == "sgd":
+            rate = default_rate(request.optimizer, request.momentum)
+        return Settings(batch_size, epochs, self.l2_clip_norm, float(f"{rate:.2g}"))
