@@ -64,7 +64,7 @@ def train(
     assumes, or the run is refused.
 
     **What the audit sees**: the compiled program itself, with the run's own shapes and optimizer,
-    under keys and on rows that are nobody's: clipping, noise, divisor, padding, the update, and
+    under other keys and on synthetic probe rows: clipping, noise, divisor, padding, the update, and
     whole epochs of draws. **What nobody can see**: a loss that holds data in a closure, or an
     optimizer that does so or calls the host. Such data go around clipping and noise, and no epsilon
     covers them: the loss is a function of parameters and one example, and the optimizer one of the
@@ -83,7 +83,7 @@ def train(
         entropy. One from a seed gives a warning, and no guarantee.
       audit: Whether the run is audited before it begins, which takes seconds; if not, the guarantee
         says so. Without noise there is nothing to audit.
-      generated: Rows that are nobody's, for the audit: a pytree like `data` of a few rows, or a
+      generated: Synthetic probe rows, for the audit: a pytree like `data` of a few rows, or a
         function that makes so many. By default made of the shapes and types of the data alone:
         floats are standard normal, or their absolute values, and whole numbers 0 or 1. It is worth
         giving where the guarantee says that such rows have no gradient.

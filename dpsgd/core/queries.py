@@ -11,7 +11,7 @@ from accounting.checks import check_noise_multiplier
 
 @dataclass(frozen=True)
 class FullSums:
-    """k releases, each the sum over all rows of a clipped vector, plus noise: they take no lot.
+    """k releases, each the sum over all rows of a clipped vector, plus noise: full-batch queries.
 
     In each an example has one vector of norm at most C, so that all k cost what one Gaussian
     release of sensitivity 1 with noise sigma / sqrt(k) does, whatever the ones before let the

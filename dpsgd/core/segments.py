@@ -58,7 +58,7 @@ class Segment:
         return [self.mechanism]
 
     def planned(self) -> Segment:
-        """Returns the segment that goes on to the last step of the run."""
+        """Returns the segment that lasts to the last step of the run."""
         return dataclasses.replace(self, steps=range(self.steps.start, self.mechanism.num_steps))
 
 

@@ -77,8 +77,7 @@ def read_arrays(path: Path, like: PyTree) -> PyTree:
             stored = found.shapes.get(one)
             if stored is not None and (stored.shape, stored.dtype) == (leaf.shape, leaf.dtype):
                 return one
-        wanted = f"{jax.tree_util.keystr(at)} {leaf.shape}"
-        raise ValueError(f"{path} does not hold the parameter {wanted}")
+        raise ValueError(f"{path} does not hold the parameter {one} {leaf.shape}")
 
     names = jax.tree_util.tree_map_with_path(name, like)
     read = found.read(jax.tree.leaves(names))

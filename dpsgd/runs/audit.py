@@ -70,7 +70,7 @@ def audit_synthetic(
       mechanism: Sampler, sigma and C.
       state: Where the run begins or resumes.
       layout: Of its blocks, if it is known.
-      synthetic: Makes so many rows that are nobody's.
+      synthetic: Makes so many synthetic probe rows.
       claimed: Sampler whose guarantee is claimed, if not the mechanism's own.
       same: Equal for runs with equal synthetic rows; without it no audit of draws is remembered.
     """

@@ -165,7 +165,7 @@ def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
     """Raises ValueError, which names what differs, unless all processes would declare one run."""
     if (processes := Processes.current()).count == 1:
         return
-    # Under a root that is nobody's, so that digests of equal data and programs are equal.
+    # Under a root of no run, so that digests of equal data and programs are equal.
     terms = job.terms(record, digest, RootKey(bytes(32), insecure=True)).record()
     parts = {**terms.pop("fingerprint"), **terms}
     del parts["platform"]  # the machine's kernel changes no number

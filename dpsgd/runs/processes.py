@@ -113,7 +113,7 @@ class Processes:
         return any(self.gather(bool(flag)))
 
     def root(self) -> RootKey:
-        """Returns a fresh root that all have, for steps on rows that are nobody's.
+        """Returns a fresh root that all have, for steps on synthetic probe rows.
 
         It travels with the other messages, and no run may have it: that of a run lies in its file.
         """

@@ -35,7 +35,7 @@ RECORD: dict[str, Any] = {
 
 @runtime_checkable
 class Trainable(Protocol):
-    """A model with its loss, and rows that are nobody's: what an audit takes its steps of."""
+    """A model with its loss, and synthetic probe rows, of which an audit takes its steps."""
 
     def init(self, seed: int) -> PyTree:
         """Returns the parameters before training, which depend on no private row."""
@@ -44,7 +44,7 @@ class Trainable(Protocol):
         """Returns the loss of one row, a scalar; with a third argument, a key, for dropout."""
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of the shapes and dtypes of `columns` that are nobody's."""
+        """Returns `count` rows of the shapes and dtypes of `columns`, made of none of them."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ epsilon, mean and standard error over `--seeds`; `generated` rows are made. `pee
 every library (`evidence_peers`). `regret`: a fixed grid of settings beside the rules of the tasks
 (`evidence_rules`). `published`: figures of papers, each with its source, and `their settings`, what
 these give here (`evidence_papers`). `--written FOLDER` keeps what runs gave, so that a case that is
-stopped goes on where it was; a file that is not there leaves its case out. What is not asked for by
+stopped resumes where it was; a file that is not there leaves its case out. What is not asked for by
 `-k` takes about 16 minutes of CPU time.
 """
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "prepare": "Turn raw data into a store that `dpsgd train` reads.",
     "train": "Train a task privately and write a run directory with its guarantee.",
     "batches": "Draw the batches of a run ahead, for rows that only a scan can read.",
-    "resume": "Go on with a run that was stopped, from its last checkpoint.",
+    "resume": "Resume a run that was stopped, from its last checkpoint.",
     "sweep": "Carry out every run that a file asks for; write their table and figure.",
     "ledger": "Print what a run has released so far and what that costs.",
     "evaluate": "Score labelled rows, raw or prepared, with a model; compare with their labels.",

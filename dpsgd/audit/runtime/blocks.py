@@ -24,7 +24,7 @@ from samplers import BatchSource
 
 _EXACT = 2**15  # coordinates of a model whose noise is slow
 _TAIL = 2  # steps of the last block
-_GENERATION = 1
+_ATTEMPT = 1
 
 BATCHES = "blocks train on the batches that are drawn"
 STEPS = "blocks are given the keys, scales and steps of the run"
@@ -92,7 +92,7 @@ class _Blocks:
 
     def __init__(self, probe: Probe, *, large: bool):
         self._probe, self._mechanism = probe, loud(probe.mechanism)
-        self._given = Dispatched(probe, _GENERATION)
+        self._given = Dispatched(probe, _ATTEMPT)
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
         exact = self._mechanism.noise.exact and sum(probe.sizes) > _EXACT
@@ -130,7 +130,7 @@ class _Blocks:
         blocks = self._probe.blocks(
             self._probe.begun(stop),
             self._mechanism,
-            attempt=_GENERATION,
+            attempt=_ATTEMPT,
             places=self._places,
             return_gradient=True,
             declare=self._given.declared.append,
@@ -168,7 +168,7 @@ class _Blocks:
                 continue
             alone = mechanism.noise.exact  # and slow
             of = [range(step, step + 1) for step in ends] if alone else [steps]
-            noise = [self._expected.of(s, k, places, _GENERATION, mechanism) for s in of]
+            noise = [self._expected.of(s, k, places, _ATTEMPT, mechanism) for s in of]
             expected = np.concatenate(noise)[slice(None) if alone else at]
             allowed = self._expected.allowed + cast_of(probe.dtypes[k]) * np.abs(expected)
             where = f"{probe.names[k]} in blocks from step {steps.start:,} on"

@@ -177,7 +177,7 @@ def _matrix_check(probe: Probe, expected: ExpectedNoise) -> CheckResult:
         longest <= 1 + 1e-9
         and not np.triu(matrix, 1).any()
         and not np.tril(matrix, -noise.bands).any()
-        and _column_is_priced(probe.mechanism, matrix)
+        and _cost_is_of_column(probe.mechanism, matrix)
     )
     reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
     bands = min(noise.bands, len(matrix))
@@ -185,7 +185,7 @@ def _matrix_check(probe: Probe, expected: ExpectedNoise) -> CheckResult:
     return CheckResult(MATRIX, bool(passed), detail)
 
 
-def _column_is_priced(mechanism: Mechanism, matrix: np.ndarray) -> bool:
+def _cost_is_of_column(mechanism: Mechanism, matrix: np.ndarray) -> bool:
     """Whether columns are all the one whose overlap is priced, where they may overlap."""
     noise, sampler = mechanism.noise, mechanism.sampler
     if noise.bands <= sampler.separation:

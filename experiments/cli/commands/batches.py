@@ -18,7 +18,7 @@ class Batches:
 
     For rows on storage without random access: `dpsgd resume` then reads the files one after the
     other, to the same bits, and destroys them in the end. The run must have been begun (`dpsgd
-    train ... --begin`) with --data-on host, and go on where and as it would now: if anything else
+    train ... --begin`) with --data-on host, and resume where and as it would now: if anything else
     changes, its batches are drawn again. They are as secret as its root: who reads them knows who
     takes part.
     """

@@ -21,7 +21,7 @@ class LedgerConfig:
     """Print what a run has released so far and what that costs, by its ledger alone."""
 
     run: tyro.conf.Positional[Path]
-    """Run directory, of a run that is finished, going on or dead."""
+    """Run directory, of a run that is finished, under way or dead."""
     earlier: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = ()
     """Earlier runs, finished: print as well what a unit with rows in one of the runs alone pays,
     and what one with rows in all of them pays."""
