@@ -19,8 +19,7 @@ from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.algorithm import owned
 from dpsgd.engine.feed import BLOCK_STEPS
-from dpsgd.engine.loop import Block, columns_of
-from dpsgd.engine.modules import check_parameters
+from dpsgd.engine.loop import Block, check_parameters, columns_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement
 from dpsgd.noise.keys import RootKey

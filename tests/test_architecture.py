@@ -115,12 +115,17 @@ def test_oracles_are_used_only_by_tests_and_benchmarks():
 HEAVY = {"jax", "flax", "optax", "matplotlib", "pyarrow", "scipy.optimize", "scipy.stats"}
 
 
-def test_a_ledger_is_priced_without_what_only_training_and_drawing_need():
-    code = f"import dpsgd.runs.ledger, samplers, sys; print({HEAVY!r} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("imported", "needed"),
+    [("dpsgd.runs.ledger, samplers", set()), ("dpsgd.trainer, samplers", {"jax", "optax"})],
+    ids=["a ledger is priced", "a run is trained"],
+)
+def test_nothing_heavy_is_imported_but_what_is_needed_where(imported, needed):
+    code = f"import {imported}, sys; print(sorted({HEAVY - needed!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "set()"
+    assert done.stdout.strip() == "[]"
 
 
 def modules_imported_with(name: str) -> dict[str, set[str]]:

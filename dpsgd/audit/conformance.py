@@ -29,6 +29,7 @@ from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.runtime.noise import noise_checks
 from dpsgd.audit.runtime.sums import sum_checks
 from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.audit.samplers.draws import THOROUGH
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
@@ -67,7 +68,7 @@ def check_sampler(
     bands = sampler.separation + (sampler.period is not None)  # or a period is not looked at
     for number in range(seeds):
         seed = RootKey.from_entropy().sampling_seed(0)
-        found = sampler_checks(sampler, sampler, seed=seed, bands=bands)
+        found = sampler_checks(sampler, sampler, seed=seed, bands=bands, entries=THOROUGH)
         checks += [check._replace(name=f"seed {number}: {check.name}") for check in found]
         if any(check.name == LAW and not check.made for check in found):
             checks.append(CheckResult("the sampler states the law of its rows", False, "row_law"))

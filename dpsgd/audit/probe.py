@@ -139,7 +139,7 @@ class Probe:
         members = np.full(self.places, self.nan)
         after, log = self.called(self.begun(), members, return_gradient=True)
         self._taken_back(after, self.first_step)
-        return self.nan if int(log.nonfinite_count[0]) == self.places else None
+        return self.nan if int(np.asarray(log.nonfinite_count)[0]) == self.places else None
 
     @property
     def why_no_poison(self) -> str:

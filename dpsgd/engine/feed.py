@@ -252,5 +252,5 @@ def keys_of(
     algorithm: Algorithm, mechanism: Mechanism, root: RootKey, attempt: int
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the key of the noise and, if the loss takes one, that of the loss."""
-    loss = jnp.asarray(root.loss_key(attempt)) if algorithm.takes_key else None
-    return jnp.asarray(mechanism.noise_key(root, attempt)), loss
+    loss = root.loss_key(attempt) if algorithm.takes_key else None
+    return put((mechanism.noise_key(root, attempt), loss))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -19,7 +20,6 @@ from dpsgd.engine.algorithm import owned
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
 from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
-from dpsgd.engine.modules import check_parameters
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import arrays_digest, digest, text_digest
 from dpsgd.engine.step import Watch, compiled_block, flushed
@@ -214,6 +214,32 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
                 f"num_examples={sampler.num_examples}: its guarantee is for those"
             )
     return data
+
+
+def check_parameters(params: PyTree) -> None:
+    """Raises ValueError if `params` hold batch statistics, random streams or what is float64."""
+    nnx = sys.modules.get("flax.nnx")  # not imported here: it takes long, and 50 MB
+    kinds: Any = (nnx.Variable, nnx.BatchStat, nnx.RngState) if nnx else ((), (), ())
+    variable, statistic, stream = kinds
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, variable))
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path)
+        if isinstance(leaf, statistic) or "['batch_stats']" in name:
+            raise ValueError(
+                f"the parameters hold the batch statistic {name}, which is no parameter: it mixes "
+                "examples without clipping or noise; use LayerNorm or GroupNorm in place of "
+                "BatchNorm"
+            )
+        if isinstance(leaf, stream):
+            raise ValueError(
+                f"the parameters hold the random stream {name}, which is no parameter: take them "
+                "from split_module, and a loss_fn(params, example, key)"
+            )
+        if jax.config.values["jax_enable_x64"] and getattr(leaf, "dtype", None) == np.float64:
+            raise ValueError(
+                f"the parameters{name} are float64, and what clips and adds noise is proved for "
+                "float32: make them float32, or leave jax_enable_x64 out"
+            )
 
 
 def _check_state(algorithm: Algorithm, mechanism: Mechanism, state: TrainState) -> None:

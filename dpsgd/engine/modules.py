@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -130,29 +129,3 @@ def _refuse_draws(moved: list[tuple[Any, ...]]) -> None:
             "apply(params, *inputs, key=key) in a loss_fn(params, example, key), or split "
             "nnx.view(module, deterministic=True)"
         )
-
-
-def check_parameters(params: PyTree) -> None:
-    """Raises ValueError if `params` hold batch statistics, random streams or what is float64."""
-
-    def is_variable(x: Any) -> bool:
-        return isinstance(x, nnx.Variable)
-
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable):
-        name = jax.tree_util.keystr(path)
-        if isinstance(leaf, nnx.BatchStat) or "['batch_stats']" in name:
-            raise ValueError(
-                f"the parameters hold the batch statistic {name}, which is no parameter: it mixes "
-                "examples without clipping or noise; use LayerNorm or GroupNorm in place of "
-                "BatchNorm"
-            )
-        if isinstance(leaf, nnx.RngState):
-            raise ValueError(
-                f"the parameters hold the random stream {name}, which is no parameter: take them "
-                "from split_module, and a loss_fn(params, example, key)"
-            )
-        if jax.config.values["jax_enable_x64"] and getattr(leaf, "dtype", None) == np.float64:
-            raise ValueError(
-                f"the parameters{name} are float64, and what clips and adds noise is proved for "
-                "float32: make them float32, or leave jax_enable_x64 out"
-            )

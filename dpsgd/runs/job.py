@@ -233,13 +233,13 @@ class Training:
         with which the run begins or resumes are given away.
         """
         how: dict[str, Any] = {"root": root, "attempt": journal.attempt, "run": journal.name}
-        if state.step < self.mechanism.sampler.num_steps:
+        if int(state.step) < self.mechanism.sampler.num_steps:
             with closing(self._blocks(state, journal, how)) as blocks:
                 for block in blocks:
                     state = block.state
                     if journal.keep(block):
                         return state
-        if self.refinement is not None and state.step < self.mechanism.num_steps:
+        if self.refinement is not None and int(state.step) < self.mechanism.num_steps:
             one = self.query_placement is None
             refined = refine(
                 self.refinement,

@@ -27,7 +27,12 @@ _SEPARATED = 1_000_000  # participations of which the steps are compared, about
 
 
 def sampler_checks(
-    sampler: BatchSampler, claimed: BatchSampler, *, seed: int, bands: int = 1
+    sampler: BatchSampler,
+    claimed: BatchSampler,
+    *,
+    seed: int,
+    bands: int = 1,
+    entries: int | None = None,
 ) -> list[CheckResult]:
     """Checks the draws of `sampler` against the law that the guarantee of `claimed` assumes.
 
@@ -38,16 +43,17 @@ def sampler_checks(
       claimed: Whose guarantee is claimed; the same object, unless a claim about another is tested.
       seed: Of the draws; must not be the run's.
       bands: Steps over which the noise is correlated.
+      entries: Participations that are looked at, about; by default `draws.ENTRIES`.
     """
     law = stated_law(claimed)
     if law is not None and law.units is not None and law.units.shape[1] != sampler.num_examples:
         detail = f"units of {law.units.shape[1]:,} examples, and {sampler.num_examples:,} are drawn"
         return [CheckResult("the examples are those of the claimed units", False, detail)]
     try:
-        draws = Draws(sampler, law, seed)
+        draws = Draws(sampler, law, seed, entries)
     except (ValueError, IndexError) as error:
         return [CheckResult(READ, False, str(error))]
-    checks = [_columns_are_rows(draws), *cut_checks(sampler, draws.seeds)]
+    checks = [_columns_are_rows(draws), *cut_checks(sampler, draws.seeds, draws.entries // 8)]
     if draws.fault:
         return checks
     if law is None:
@@ -74,7 +80,7 @@ def sampler_checks(
     if law.certain:
         return [*checks, _certain(draws, law)]
     if isinstance(law, RandomOrders):
-        return checks + shard_checks(sampler, law, seed)
+        return checks + shard_checks(sampler, law, seed, entries)
     if law.cycle_length > 1:
         groups = _groups(draws, law)
         if not (groups.passed and isinstance(law, IndependentRows)):

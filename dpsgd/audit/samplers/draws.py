@@ -21,8 +21,11 @@ from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
 from samplers.shards import Shards
 
-ENTRIES = 4_400_000
-"""Participations wanted, over all draws: a rate that is wrong by 0.3 % is then found out."""
+ENTRIES = 500_000
+"""Participations wanted before a run, over all draws: a rate that is wrong by 1 % is found out."""
+
+THOROUGH = 4_400_000
+"""The same where a sampler's code is tested: 0.3 %."""
 
 _FEW, _MOST = 256, 3200  # draws, at most: of a small population, and of a large one
 _FIRST = 9  # epochs 0 to 8 are drawn, if a run has them
@@ -66,8 +69,10 @@ class Draws:
       sampler: Who draws.
       law: With which they will be compared; None if none is known.
       seed: Not the run's.
+      entries: Participations wanted, over all draws; by default `ENTRIES`.
 
     Attributes:
+      entries: Participations wanted.
       all: Every draw, seed by seed.
       independent: Those that are independent by law.
       fault: What is wrong with the batches themselves; "" if nothing is.
@@ -81,8 +86,11 @@ class Draws:
       cut: Whether batches were cut: the draws are then what was drawn before.
     """
 
-    def __init__(self, sampler: BatchSampler, law: RowLaw | None, seed: int) -> None:
+    def __init__(
+        self, sampler: BatchSampler, law: RowLaw | None, seed: int, entries: int | None = None
+    ) -> None:
         self.sampler, self.steps = sampler, sampler.steps_per_epoch
+        self.entries = entries or ENTRIES
         self.once = law is not None and law.once
         self.width = len(sampler.chunk_range(0))
         count = sampler.num_chunks
@@ -103,9 +111,9 @@ class Draws:
         self.fault, self.cut = "", False
         self.all: list[Draw] = []
         self.seeds: list[int] = []
-        for number, epochs in enumerate(
-            _wanted(sampler, redrawn, certain=certain, large=self.large)
-        ):
+        how = {"certain": certain, "large": self.large}
+        wanted = _wanted(sampler, redrawn, self.entries, **how)
+        for number, epochs in enumerate(wanted):
             self.seeds.append(_other(seed, number))
             self.all += self._read(number, epochs)
         fixed = law is not None and law.batch_sizes is not None
@@ -327,14 +335,14 @@ def _counts(numbers: np.ndarray, length: int) -> np.ndarray:
 
 
 def _wanted(
-    sampler: BatchSampler, redrawn: bool, *, certain: bool, large: bool
+    sampler: BatchSampler, redrawn: bool, entries: int, *, certain: bool, large: bool
 ) -> list[list[range]]:
     """Returns the epochs to read under each seed, as ranges."""
-    entries = (
+    of_epoch = (
         sampler.expected_batch_size * math.prod(sampler.clipped_shape) * sampler.steps_per_epoch
     )
     most = min(_MOST, max(_FEW, sampler.num_examples // 16))
-    draws = _OF_LARGE if large else min(most, max(_FIRST + 1, math.ceil(ENTRIES / entries)))
+    draws = _OF_LARGE if large else min(most, max(_FIRST + 1, math.ceil(entries / of_epoch)))
     if certain:  # each entry of each draw is known
         draws = 2
     first = 3 if large or not redrawn else max(_FIRST, draws // 4)

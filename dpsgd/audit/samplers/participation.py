@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special
 
 from dpsgd.audit.report import FALSE_ALARM, CheckResult, count_pvalue, entropy_pvalue, smallest
 from dpsgd.audit.samplers.draws import Draws
@@ -48,13 +48,18 @@ def _resolution(expected: float, tests: int) -> str:
     return f"{100 * error:.2g} %" if error < 1 else "none"
 
 
+def _more_than(number: Any, trials: int, chance: Any) -> np.ndarray:
+    """Returns the probability that a binomial number of so many trials is larger than `number`."""
+    return np.asarray(special.bdtrc(np.minimum(number, trials), trials, chance))
+
+
 def _participation(draws: Draws, law: RowLaw) -> CheckResult:
     """How often an example takes part in an epoch, over all examples: binomial."""
     trials, seen = draws.rows * len(draws.independent), np.zeros(3, np.int64)
     for draw in draws.independent:
         count = np.bincount(draw.examples, minlength=draws.rows)
         seen += [np.count_nonzero(count >= k) for k in (1, 2, 3)]
-    chances = stats.binom.sf(np.arange(3), draws.steps, np.mean(step_rates(draws, law)))
+    chances = _more_than(np.arange(3), draws.steps, np.mean(step_rates(draws, law)))
     some = chances > 0
     listed = (" / ".join(f"{count:,.0f}" for count in of) for of in (seen, trials * chances))
     return CheckResult.of(
@@ -177,7 +182,7 @@ def _favourite(draws: Draws, law: RowLaw) -> CheckResult:
     rates, of_step = np.unique(step_rates(draws, law), return_inverse=True)
     kind = of_step[keys[first] - examples * steps] * (len(some) + 1) + counts
     kinds = np.unique(kind)
-    tails = stats.binom.sf(kinds % (len(some) + 1) - 1, len(some), rates[kinds // (len(some) + 1)])
+    tails = _more_than(kinds % (len(some) + 1) - 1, len(some), rates[kinds // (len(some) + 1)])
     at_border = np.isin(kinds, kind[np.isin(examples, borders)])
     pvalues = [
         smallest(tails, draws.rows * steps),
@@ -189,7 +194,7 @@ def _favourite(draws: Draws, law: RowLaw) -> CheckResult:
         share = float(np.minimum(1.0, step_rates(draws, law)[: steps // 2].sum()))
         pvalues.append(smallest(count_pvalue(early[borders], len(some), share)))
     example, step = divmod(int(entry), steps)
-    always = stats.binom.sf(np.arange(len(some)), len(some), rates[-1])
+    always = _more_than(np.arange(len(some)), len(some), rates[-1])
     caught = np.flatnonzero(len(pvalues) * draws.rows * steps * always <= FALSE_ALARM)
     resolved = f"{caught[0] + 1} are found out" if caught.size else "too few to be sure of any"
     return CheckResult.of(
@@ -206,16 +211,22 @@ def _sizes(draws: Draws, law: RowLaw) -> CheckResult:
     Sizes are binomial, and independent or (of an epoch's bins) negatively associated; so are the
     events that they are at most, or at least, a given number.
     """
-    size = stats.binom(draws.sampler.num_examples, float(np.max(step_rates(draws, law))))
+    n, rate = draws.sampler.num_examples, float(np.max(step_rates(draws, law)))
     sizes = np.concatenate([draw.sizes for draw in draws.independent])
-    low, high = size.ppf(_QUANTILES), size.isf(_QUANTILES)
-    seen = np.array([*(np.sum(sizes <= a) for a in low), *(np.sum(sizes > b) for b in high)])
-    chance = np.concatenate([size.cdf(low), size.sf(high)])
-    spread = np.std(sizes) / max(float(size.std()), 1e-150)
+    mean, deviation = n * rate, math.sqrt(n * rate * (1 - rate))
+    near = np.arange(max(0, int(mean - 9 * deviation)), min(n, int(mean + 9 * deviation) + 9) + 1)
+    below, above = special.bdtr(near, n, rate), _more_than(near, n, rate)
+    low, high = (
+        [int(np.argmax(met)) for met in of]
+        for of in ([below >= q for q in _QUANTILES], [above <= q for q in _QUANTILES])
+    )
+    seen = [np.sum(sizes <= near[k]) for k in low] + [np.sum(sizes > near[k]) for k in high]
+    chance = np.concatenate([below[low], above[high]])
+    spread = np.std(sizes) / max(deviation, 1e-150)
     return CheckResult.of(
         "batch sizes vary as they should",
-        count_pvalue(seen, sizes.size, chance),
-        f"{spread:.4g} times the standard deviation of the law" if size.std() else "all alike",
+        count_pvalue(np.array(seen), sizes.size, chance),
+        f"{spread:.4g} times the standard deviation of the law" if deviation else "all alike",
     )
 
 
@@ -264,6 +275,8 @@ def _positive_binomials(total: int, sizes: np.ndarray, rate: float) -> float:
 
     def exponent(theta: float) -> float:
         return logs(theta) - logs(0.0) - theta * total
+
+    from scipy import optimize  # slow to import, and seldom needed
 
     found = optimize.minimize_scalar(exponent, bounds=(-5, 5), method="bounded")
     return min(1.0, 2 * math.exp(min(0.0, found.fun)))

@@ -61,16 +61,19 @@ class _Shard(BatchSampler):
         return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 
-def shard_checks(sampler: BatchSampler, law: RandomOrders, seed: int) -> list[CheckResult]:
+def shard_checks(
+    sampler: BatchSampler, law: RandomOrders, seed: int, entries: int | None = None
+) -> list[CheckResult]:
     """Returns the checks of some shards' orders: each name once, whichever shard it is of.
 
     Args:
       sampler: Who draws, of several shards.
       law: With which its draws are compared.
       seed: Not the run's.
+      entries: As for `sampler_checks`, of each shard.
     """
     shards = sorted({0, 1, sampler.num_shards - 1})
-    draws = [Draws(_Shard(sampler, shard), law.of_shard(shard), seed) for shard in shards]
+    draws = [Draws(_Shard(sampler, shard), law.of_shard(shard), seed, entries) for shard in shards]
     of_shards = [
         [*share_checks(some, law.of_shard(shard)), *coincidence_checks(some, law.of_shard(shard))]
         for shard, some in zip(shards, draws, strict=True)

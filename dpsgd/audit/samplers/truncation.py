@@ -14,17 +14,17 @@ from samplers.base import stated_law
 
 KEPT = "a batch over the cap is cut to it, or taken in passes that are disjoint and complete"
 
-_ROWS = 400_000  # of all batches that are cut, about
 _CUTS = 256  # at most
 _RESIDUES = 64
 
 
-def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[CheckResult]:
+def cut_checks(sampler: BatchSampler, seeds: list[int], rows: int) -> list[CheckResult]:
     """Returns the checks of `passes`; none where, by law, no batch is larger than the cap.
 
     Args:
       sampler: Who cuts.
       seeds: Several, none the run's.
+      rows: Of all batches that are cut, about.
     """
     n, cap, law = len(sampler.shard_range(0)), sampler.shard_batch_size, stated_law(sampler)
     if cap >= n or law is None or law.batch_sizes is not None:
@@ -38,7 +38,7 @@ def cut_checks(sampler: BatchSampler, seeds: list[int]) -> list[CheckResult]:
             if fault := _fault(sampler, some, sampler.passes(some, seeds[0], 0, shard)):
                 return [CheckResult(KEPT, False, fault)]
     made = CheckResult(KEPT, True, f"a cap of {cap:,}, and batches of up to {sizes[-1]:,}")
-    return [made] if sampler.accumulates else [made, *_survivors(sampler, seeds, rng)]
+    return [made] if sampler.accumulates else [made, *_survivors(sampler, seeds, rows, rng)]
 
 
 def _some(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
@@ -65,13 +65,13 @@ def _fault(sampler: BatchSampler, members: np.ndarray, passes: list[np.ndarray])
 
 
 def _survivors(
-    sampler: BatchSampler, seeds: list[int], rng: np.random.Generator
+    sampler: BatchSampler, seeds: list[int], rows: int, rng: np.random.Generator
 ) -> list[CheckResult]:
     """Who survives, by place and number; and whether each step, shard and seed has its choice."""
     n, cap, last = len(sampler.shard_range(0)), sampler.shard_batch_size, sampler.num_shards - 1
     size = min(n, 2 * cap)  # the largest choice
     members, share = _some(rng, n, size), cap / size
-    cuts = int(np.clip(_ROWS // size, 24, _CUTS))
+    cuts = int(np.clip(rows // size, 24, _CUTS))
     steps = sorted({*range(min(cuts - cuts // 4, sampler.num_steps)), sampler.num_steps - 1})
     few = sorted({1, (last + 1) // 2, last} & {*range(1, last + 1)})
     drawn = [(seeds[0], step, 0) for step in steps]

@@ -18,6 +18,7 @@ from dpsgd.audit.conformance import (
     check_sampler,
     check_task,
 )
+from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.engine.queries import Refinement
 from dpsgd.noise import registry
 from samplers import Deterministic, Poisson
@@ -178,6 +179,19 @@ class Guess:
 def test_faulty_samplers_are_refused(kind):
     with pytest.raises(AssertionError):
         check_sampler(kind(*SIZES), seeds=1)
+
+
+class SlightlyTooOften(Poisson):
+    def participations(self, seed, epoch, chunk):
+        more = Poisson(self.num_examples, 2_010, self.epochs)
+        return more.participations(seed, epoch, chunk)
+
+
+def test_a_sampler_is_looked_at_more_closely_by_its_own_tests_than_before_a_run():
+    faulty = SlightlyTooOften(20_000, 2_000, 2)  # a rate that is 0.5 % too large
+    assert all(check.passed for check in sampler_checks(faulty, faulty, seed=3))
+    with pytest.raises(AssertionError, match="take part"):
+        check_sampler(faulty, seeds=1)
 
 
 def test_a_check_of_a_sampler_without_draws_is_refused():
