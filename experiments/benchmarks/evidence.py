@@ -63,6 +63,7 @@ CASES = [
             evidence,
             over={"data": [name]},
             needs=() if found.generated else ("--files",),
+            quick=None if found.generated else {"seeds": 1, "epsilons": (3.0,)},
             seconds=SECONDS[name],
             asked=found.generated > 0,
         )

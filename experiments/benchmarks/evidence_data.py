@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
 import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +40,17 @@ class Table:
     categories: tuple[str, ...]
     bounds: Mapping[str, tuple[float, float]]
     """Of each numeric column."""
+    names: tuple[str, ...] = ()
+    """Of all columns, where its source publishes it without a header."""
+
+    def rows(self, path: Path) -> list[dict[str, str]]:
+        """Returns the rows of a file: with a header and commas, or as UCI publishes it."""
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8", newline="") as file:
+            lines = [line for line in file if line.strip()]
+        names = self.names if self.names and self.label not in lines[0] else None
+        delimiter = ";" if ";" in lines[0] else ","
+        return list(csv.DictReader(lines, names, delimiter=delimiter, skipinitialspace=True))
 
     @property
     def words(self) -> list[str]:
@@ -54,6 +67,9 @@ ADULT = Table(
      "native-country"),
     {"age": (16, 90), "fnlwgt": (1e4, 1e6), "education-num": (0, 16), "capital-gain": (0, 1e5),
      "capital-loss": (0, 5000), "hours-per-week": (0, 99)},
+    ("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
+     "native-country", "income"),
 )  # fmt: skip
 BANK = Table(
     "y", "yes", "no",
@@ -108,7 +124,8 @@ def sized(batch_size: int, epochs: int, **settings: Any) -> Callable[..., RunSpe
 class DataSet:
     """Rows in a file, what learns them, and the figure that tells models apart."""
 
-    file: str
+    files: tuple[str, ...]
+    """Its names, of which the first that is there is read; none of rows that are generated."""
     task: Callable[[Path], Task]
     """Of the file, or of the store that is prepared of it."""
     metric: str = "auc"
@@ -122,25 +139,36 @@ class DataSet:
     generated: int = 0
     """Rows that are generated in place of a file."""
 
+    def path(self, folder: Path) -> Path:
+        """Returns the file in a folder; LeftOut if there is none."""
+        found = [path for path in (folder / name for name in self.files) if path.exists()]
+        if not found:
+            names = " or ".join(self.files)
+            raise LeftOut(f"{names} is not in the folder that --files names")
+        return found[0]
+
     @contextlib.contextmanager
     def opened(self, folder: Path, *, chosen_on: bool = False) -> Iterator[Task]:
         """Yields the task on the rows in a folder; LeftOut if their file is not there."""
-        path, task = folder / self.file, self.chosen_on if chosen_on else None
         if self.generated:
             with generated(self.generated, PRESETS["wide-and-deep"]) as (clicks, _, _):
                 yield self.task(clicks.data)
             return
-        if not path.exists():
-            raise LeftOut(f"{self.file} is not in the folder that --files names")
-        if self.prepare is None:
-            yield (task or self.task)(path)
+        path, told = self.path(folder), self.prepare
+        if told is None:
+            yield (self.chosen_on if chosen_on and self.chosen_on else self.task)(path)
             return
         from experiments import cli
 
-        told = self.prepare
-        first, *rest = ("csv", *told.words) if isinstance(told, Table) else told
         with tempfile.TemporaryDirectory() as name:
             store = Path(name) / "store"
+            if isinstance(told, Table):
+                rows, path, told = told.rows(path), Path(name) / "rows.csv", ("csv", *told.words)
+                with path.open("w", encoding="utf-8", newline="") as file:
+                    writer = csv.DictWriter(file, rows[0])
+                    writer.writeheader()
+                    writer.writerows(rows)
+            first, *rest = told
             with contextlib.redirect_stdout(io.StringIO()):
                 if cli.main(["prepare", first, str(path), str(store), *rest]):
                     raise ValueError(f"{path} could not be prepared")
@@ -148,19 +176,19 @@ class DataSet:
 
 
 DATA: Mapping[str, DataSet] = {
-    "criteo": DataSet("criteo_display_110k.tsv.gz", FewerRows, prepare=("criteo-display",)),
-    "adult": DataSet("adult.csv.gz", FewerRows, prepare=ADULT),
-    "bank": DataSet("bank.csv.gz", FewerRows, prepare=BANK),
+    "criteo": DataSet(("criteo_display_110k.tsv.gz",), FewerRows, prepare=("criteo-display",)),
+    "adult": DataSet(("adult.csv.gz", "adult.data"), FewerRows, prepare=ADULT),
+    "bank": DataSet(("bank.csv.gz", "bank-full.csv"), FewerRows, prepare=BANK),
     "mnist": DataSet(
-        "mnist_60k.npz",
+        ("mnist_60k.npz",),
         lambda path: FreshTest(path, features="scattering", channels=()),
         "accuracy",
         delta=1e-5,
         chosen_on=lambda path: Images(path, features="scattering", channels=()),
     ),
-    "movielens": DataSet("ml-100k_u.data.gz", Ratings, "rmse"),
-    "sst2": DataSet("sst2.tsv.gz", Text, "accuracy", delta=1e-5),
-    "generated_460k": DataSet("", FewerRows, generated=460_000),
-    "generated_4600k": DataSet("", FewerRows, generated=4_600_000),
+    "movielens": DataSet(("ml-100k_u.data.gz", "u.data"), Ratings, "rmse"),
+    "sst2": DataSet(("sst2.tsv.gz", "SST-2/train.tsv"), Text, "accuracy", delta=1e-5),
+    "generated_460k": DataSet((), FewerRows, generated=460_000),
+    "generated_4600k": DataSet((), FewerRows, generated=4_600_000),
 }
 """By name. Of phrases and ratings the 80/10/10 split, by number, is the task's."""

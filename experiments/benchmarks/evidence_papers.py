@@ -207,7 +207,7 @@ def settings(
     with mnist.opened(Path(files or ".")) as task:
         for one, setting in asked:
             place = f"{one.data}, epsilon {one.epsilon:g}, their setting: {one.what} ({one.source})"
-            theirs = TheirNetwork(Path(files or ".") / mnist.file, network=setting.network)
+            theirs = TheirNetwork(mnist.path(Path(files or ".")), network=setting.network)
             row, models = at(place), Models(theirs, setting_seeds, folder)
             runs = models.trained(f"{one.what}, epsilon {one.epsilon:g}", setting.spec())
             yield row(f"{METRICS[one.metric]}, test rows", mean(runs, f"test_{one.metric}"))
@@ -223,6 +223,6 @@ def settings(
 
 
 CASES = [
-    *cases(published, seconds=1),
+    *cases(published, quick={}, seconds=1),
     *cases(settings, "their settings", needs=("--files",), seconds=1_500, asked=True),
 ]

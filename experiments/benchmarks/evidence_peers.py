@@ -9,8 +9,6 @@ What its sampler drew is priced by `accounting`, beside the epsilon that it prin
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import os
 import subprocess
@@ -84,8 +82,7 @@ def encoded(path: Path, table: Table) -> dict[str, np.ndarray]:
     They are the rows that train and test our models: x, y of the training rows, test_x, test_y, and
     of both, in this order, numbers, categories; bounds of the numbers.
     """
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file, skipinitialspace=True))
+    found = table.rows(path)
     masks = random_masks(np.arange(len(found), dtype=np.uint64))
     rows = [found[i] for split in ("train", "test") for i in np.flatnonzero(masks[split])]
     train = int(masks["train"].sum())
@@ -150,10 +147,8 @@ def peers(
     """Measures what a library learns of a table, what it takes, and what its program earns."""
     assert files is not None
     assert environments is not None
-    table, path, library = DATA[data].prepare, Path(files) / DATA[data].file, PEERS[peer]
+    table, path, library = DATA[data].prepare, DATA[data].path(Path(files)), PEERS[peer]
     assert isinstance(table, Table), data
-    if not path.exists():
-        raise LeftOut(f"{path.name} is not in the folder that --files names")
     of = library.requirements[0].replace("==", " ") if library.requirements else "this project"
     try:
         python = interpreter(library, Path(environments).absolute())
@@ -201,6 +196,8 @@ def earned(row: Any, told: Mapping[str, Any], delta: float) -> Iterator[Row]:
 CASES = cases(
     peers,
     over={"data": ["adult", "bank"], "peer": list(PEERS)},
+    quick={"seeds": 1, "peer_epsilons": (3.0,)},
+    all_quick=True,
     needs=("--files", "--environments"),
     seconds=120,
 )

@@ -21,6 +21,7 @@ from experiments.benchmarks import (
     evidence_peers,
     evidence_rules,
 )
+from experiments.benchmarks.__main__ import chosen
 from experiments.benchmarks.case import cases
 from experiments.benchmarks.evidence_papers import PUBLISHED
 from experiments.benchmarks.evidence_rules import (
@@ -68,6 +69,32 @@ def test_peers_learn_and_are_tested_on_the_rows_that_our_models_are(folder):
     np.testing.assert_array_equal(flags.sum(1), len(evidence_data.ADULT.categories))
 
 
+@pytest.mark.parametrize("header", [True, False])
+def test_a_table_as_its_source_publishes_it_has_the_same_rows(header, folder, tmp_path):
+    table, file = evidence_data.ADULT, folder / "adult.csv.gz"
+    expected = table.rows(file)
+    published = tmp_path / "elsewhere"
+    published.mkdir()
+    with (published / "adult.data").open("w") as out:
+        if header:
+            out.write(";".join(f'"{name}"' for name in table.names) + "\n")
+        for row in expected:
+            out.write((";" if header else ", ").join(row[name] for name in table.names) + "\n")
+        out.write("\n")
+    assert table.rows(published / "adult.data") == expected
+    data = evidence_data.DATA["adult"]
+    with data.opened(folder) as task, data.opened(published) as same:
+        jax.tree.map(np.testing.assert_array_equal, same.columns(), task.columns())
+
+
+def test_the_small_tier_has_all_data_sets_of_files_and_all_peers():
+    names = {case.name for case in chosen(evidence.CASES, None, True)}
+    files = [name for name, found in evidence_data.DATA.items() if found.files]
+    every = [f"peers, data {x}, peer {y}" for x in ("adult", "bank") for y in evidence_peers.PEERS]
+    every += [f"evidence, data {name}" for name in files]
+    assert names == {"published", *(name.replace("_", " ") for name in every)}
+
+
 @pytest.mark.parametrize("measure", [evidence.evidence, evidence_peers.peers])
 def test_a_file_that_is_not_there_leaves_its_case_out_and_says_so(measure, tmp_path):
     file = tmp_path / "record.json"
@@ -80,7 +107,7 @@ def test_a_file_that_is_not_there_leaves_its_case_out_and_says_so(measure, tmp_p
         told.run(case, "command", given)
     (entry,) = read(file)["cases"]
     assert (entry["status"], entry["rows"]) == ("left out", [])
-    assert "bank.csv.gz is not in the folder" in entry["why"]
+    assert "bank.csv.gz or bank-full.csv is not in the folder" in entry["why"]
     assert told.status() == 2
 
 
@@ -346,7 +373,7 @@ def test_a_setting_is_run_as_its_source_says_and_priced_by_what_their_program_dr
         asked.append((getattr(models.task, "network", "ours"), spec))
         return [{"test_accuracy": 0.9, "cpu_seconds": 1.0, "epsilon": 2.5}]
 
-    mnist = dataclasses.replace(evidence_data.DATA["mnist"], file=archive[0].name)
+    mnist = dataclasses.replace(evidence_data.DATA["mnist"], files=(archive[0].name,))
     monkeypatch.setitem(evidence_papers.DATA, "mnist", mnist)
     monkeypatch.setattr(evidence_papers, "PUBLISHED", figures)
     monkeypatch.setattr(evidence_papers.Models, "trained", trained)
