@@ -9,8 +9,10 @@ import sys
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from accounting import PoissonProfile, ShuffleProfile
 from experiments.benchmarks import (
@@ -356,6 +358,22 @@ def test_the_networks_of_sources_have_as_many_weights_as_theirs(
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == weights
     found = jax.eval_shape(task.predict, params, task.source.splits["test"])
     assert found.shape == (5, 10)
+
+
+def test_the_network_of_sources_is_two_pooled_convolutions_and_two_layers():
+    image = np.random.default_rng(0).integers(0, 256, (28, 28, 1), np.uint8)
+    network = evidence_papers.Pooled(jnp.tanh, nnx.Rngs(0))
+    x = jnp.asarray(image, jnp.float32) / 255
+    for layer, kernel, padding in zip(
+        network.convolutions, [(8, 8, 1, 16), (4, 4, 16, 32)], ["SAME", "VALID"], strict=True
+    ):
+        windows = jax.lax.conv_general_dilated(
+            x[None], layer.kernel[...].reshape(kernel), (2, 2), padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+        x = nnx.max_pool(jnp.tanh(windows[0] + layer.bias[...]), (2, 2), strides=(1, 1))
+    expected = network.logits(jnp.tanh(network.hidden(x.ravel())))
+    np.testing.assert_allclose(network(image), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_setting_is_run_as_its_source_says_and_priced_by_what_their_program_drew(
