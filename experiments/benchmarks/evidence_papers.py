@@ -2,7 +2,8 @@
 
 A figure of `PUBLISHED` says where it could be read, with the digits that are given there. Where the
 source states its settings, `their settings` is a run of this project by them and their sampler,
-beside what the batches of their own program cost, and beside ours at the epsilon that they print.
+beside what such batches of all rows cost in whole epochs, and beside ours at the epsilon that they
+print.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Setting(NamedTuple):
 
     @property
     def batches(self) -> dict[str, Any]:
-        """What the sampler of their program drew, in the words of `evidence_peers.profile`."""
+        """Such batches in whole epochs of `ROWS`, in the words of `evidence_peers.profile`."""
         an_epoch, rate = ROWS // self.batch_size, self.batch_size / ROWS
         drawn = {"sampling_prob": rate, "steps": an_epoch * self.epochs}
         if self.sampler == "shuffle":

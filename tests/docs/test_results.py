@@ -286,7 +286,7 @@ def test_the_table_of_published_figures_is_what_was_recorded():
         kind = [name.split()[3] for name, _ in earned][:1]
         assert {cells["reported"]} == of[f"published: {what}"]
         assert {cells["their setting, here"]} == of.get(f"their setting: {what}", {""})
-        assert cells["their batches earn"] == ": ".join(
+        assert cells["such batches earn"] == ": ".join(
             [*kind, " to ".join(f"{value:.2f}" for _, value in earned)]
         ).strip(": ")
         assert {cells["ours"]} == (of["ours"] or {""})
