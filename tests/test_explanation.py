@@ -61,3 +61,20 @@ def test_a_module_says_what_it_holds_in_ten_lines(place):
     for file in [where] if where.is_file() else sorted(where.rglob("*.py")):
         words = ast.get_docstring(ast.parse(file.read_text())) or ""
         assert len(words.splitlines()) <= LINES, file
+
+
+VERDICTS = ("agrees", "corrected", "refuted", "solved here", "added here", "impossible here")
+
+
+def test_every_row_of_the_papers_has_a_verdict_and_names_what_exists():
+    text = (PAGES / "papers.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] not in ("the paper", "---")]
+    assert len(rows) > 50
+    for row in rows:
+        assert len(row) == 5, row[0]
+        assert row[4].startswith(VERDICTS), row[0]
+        named = re.findall(r"`((?:accounting|samplers|dpsgd|docs|experiments)/[\w/.]+)`", row[3])
+        for place in named:
+            assert (ROOT / "tests" / place).exists(), f"{row[0]}: {place}"
+        assert named or re.search(r"`(dpsgd|scripts/\w+) |\]\(|`\w+\(|as above", row[3]), row[0]
