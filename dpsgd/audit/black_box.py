@@ -80,6 +80,11 @@ class BlackBoxReport(NamedTuple):
         return self.epsilon_lower > self.claim.upper
 
     @property
+    def shown(self) -> str:
+        """The bound as text, rounded down."""
+        return Bound(self.epsilon_lower, math.inf).format_lower(".3f")
+
+    @property
     def detection_limit(self) -> float:
         """Largest epsilon that this many trials of this event could have shown."""
         rate = self.true_positives / self.trials
@@ -95,7 +100,7 @@ class BlackBoxReport(NamedTuple):
             f"event: {self.event.score} {relation} {self.event.threshold:.4g}, which favours "
             f"'canary {world}': {self.true_positives:,} times there, "
             f"{self.false_positives:,} times in the other world",
-            f"epsilon >= {self.epsilon_lower:.3f} at delta {format_delta(self.delta)}, "
+            f"epsilon >= {self.shown} at delta {format_delta(self.delta)}, "
             f"with confidence {self.confidence:.0%}",
             f"claimed: epsilon <= {self.claim.format_upper('.3f')}",
             f"detection limit: {self.detection_limit:.3f}",

@@ -108,7 +108,7 @@ def draw(config: Config, console: Console) -> Figure:
                 f"~{theorem.value:.3g}",
                 f"{bounds[-1]:.3g}",
                 f"{whole_task:.3g}",
-                f">= {epsilon(one_class, DELTA).lower:.0f}",
+                f">= {epsilon(one_class, DELTA).format_lower('.0f')}",
                 _shown(quality[-1]),
             ]
         )

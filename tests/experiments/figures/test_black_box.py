@@ -1,4 +1,4 @@
-"""The figure of a black-box audit shows a violation."""
+"""The figure of a black-box audit shows a violation, and no bound above the proved one."""
 
 import numpy as np
 
@@ -16,5 +16,7 @@ def test_a_violation_can_be_drawn(tmp_path):
 
     report = bound_epsilon(play, Bound(0.0, 0.1), delta=0.01, trials=600)
     assert report.violation
+    (line,) = (line for line in report.lines() if line.startswith("epsilon >= "))
+    assert float(line.split()[2]) <= report.epsilon_lower < float(line.split()[2]) + 1e-3
     save(black_box.draw(report), tmp_path / "audit.svg")
     assert (tmp_path / "audit.svg").read_text().startswith("<?xml")
