@@ -25,7 +25,7 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
     average = next(iter(vars(spec.average)), None)
     return dpsgd(
         RunLoss.of(loss_fn, spec.train, spec.compute),
-        optimizer(_kind(spec), spec.optimizer.schedule, average),
+        optimizer(_kind(spec), spec.optimizer.step_sizes, average),
         clipping=spec.clipping,
         microbatch_size=spec.microbatch_size,
         tables=lazy_tables(spec, num_steps),

@@ -27,11 +27,12 @@ from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.processes import Processes
+from dpsgd.runs.recommendation import sentence
 from dpsgd.runs.records import checked, to_json
-from dpsgd.runs.resolve import ResolvedRun, resolve, resolved, with_any_noise
+from dpsgd.runs.resolve import ResolvedRun, request_of, resolve, resolved, with_any_noise
 from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
 from dpsgd.runs.support import check
-from dpsgd.runs.task import Task, check_task, load, task_record
+from dpsgd.runs.task import Task, check_task, load, settled, task_record
 from dpsgd.runs.terms import Terms, differing
 from samplers import Population
 
@@ -71,10 +72,14 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     spec = pinned(spec)
     check(spec, placement=execution.placement)
     check_task(task, name or "the task")
-    if spec.train is not None:
-        matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train)
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
+    task, why = settled(task, request_of(spec, rows[1]))
+    own = {key: {"value": getattr(task, key), "why": reason} for key, reason in why.items()}
+    if own:
+        progress(sentence({"task": own}))
+    if spec.train is not None:
+        matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train)
     progress("checking the data")
     check_data(task)
     progress(
@@ -84,10 +89,10 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     timer = None
     if spec.budget_minutes is not None:
         timer = _timer(spec.budget_minutes, task, rows, execution)
-    found = _prepared(task, spec, name, rows, timer, execution)
+    found = _prepared(task, own, spec, name, rows, timer, execution)
     if timer is not None and timer.exceeded(found.job.spec):
         progress("note: all but the steps takes longer than was thought: choosing fewer epochs")
-        found = _prepared(task, spec, name, rows, timer, execution)
+        found = _prepared(task, own, spec, name, rows, timer, execution)
     return found
 
 
@@ -123,6 +128,7 @@ def _timer(minutes: float, task: Task, rows: Rows, execution: Execution) -> budg
 
 def _prepared(
     task: Task,
+    own: Mapping[str, Any],
     spec: RunSpec,
     name: str | None,
     rows: Rows,
@@ -146,8 +152,8 @@ def _prepared(
             "are cut"
         )
     record = {"task": task_record(task, name), **chosen.spec.record()}
-    if chosen.chosen:
-        record["chosen"] = dict(chosen.chosen)
+    if choices := {**({"task": own} if own else {}), **chosen.chosen}:
+        record["chosen"] = choices
     if job.taken:
         record["initial"] = dict(job.taken)
         progress(f"note: {taken_in_words(record['initial'])}")

@@ -32,6 +32,9 @@ class Settings:
     """Peak step size of lazy tables; None for that of `table_step_size`."""
     tables_momentum: float = 0.0
     """Of lazy tables."""
+    average_tail: float | None = None
+    """Share of the steps, at a constant rate, whose parameters are averaged; None for the last
+    parameters at a rate that falls."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class RecommendationRequest:
     """How tables are trained: dense, by the optimizer as all else, or lazy, by SGD of their own."""
     tables_momentum: float | None = None
     """Of lazy tables, if it is given."""
+    may_average: bool = False
+    """Whether `Settings.average_tail` may be chosen, with a learning rate for it."""
 
     @property
     def private(self) -> bool:
@@ -220,6 +225,7 @@ CHOICES = {
     "tables_learning_rate": "learning rate of tables",
     "tables_momentum": "momentum of tables",
     "flush_every": "steps between flushes",
+    "average_tail": "mean of the last share of steps",
 }
 """Options that a run chooses, in words."""
 
@@ -234,6 +240,8 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         f"{CHOICES[name]} {value:{',' if isinstance(value, int) else 'g'}}"
         for name, value in chosen.get("settings", {}).items()
     ]
+    for name, own in chosen.get("task", {}).items():
+        found.append(f"{name} {own['value']}, as {own['why']}")
     if warm := chosen.get("warm"):
         found.append(f"a lower rate than usual, as {warm['why']}")
     if tables := chosen.get("tables"):

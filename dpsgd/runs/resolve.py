@@ -45,6 +45,7 @@ from dpsgd.runs.spec import (
     Banded,
     Buffered,
     Dense,
+    LastStep,
     Lazy,
     NoiseMultiplier,
     NonPrivate,
@@ -311,7 +312,8 @@ def choose(
     if isinstance(spec.tables, Auto):
         chosen["tables"] = {"tables": found.options()["tables"], "why": reasons[-1]}
     values = {**found.options(), **vars(found.sampler)}
-    if names := [name for name in CHOICES if name in spec.open and name in values]:
+    by_rule = [*spec.open, *(["average_tail"] if averages_by_rule(spec) else [])]
+    if names := [name for name in CHOICES if name in by_rule and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
         if "learning_rate" in names and _starts_warm(spec):
             chosen["warm"] = {"why": "the usual rate makes a run forget the model it starts from"}
@@ -319,7 +321,8 @@ def choose(
         progress(sentence(chosen))
     found = _with_calibration(found, task, population, progress)
     found, noise = with_noise(found, task, population, progress)
-    found = dataclasses.replace(found, delta=spec.delta_of(population))
+    falling = dataclasses.replace(found.optimizer, schedule=found.optimizer.step_sizes)
+    found = dataclasses.replace(found, optimizer=falling, delta=spec.delta_of(population))
     return found, {**chosen, "noise": noise} if noise else chosen
 
 
@@ -359,12 +362,20 @@ def _with_settings(
     return recommended(dataclasses.replace(spec, tables=Dense())), why
 
 
+def request_of(spec: RunSpec, population: Population, **more: Any) -> RecommendationRequest:
+    """Returns what a recommendation goes by, of the options of a spec, the rows and `more`."""
+    known = {one.name for one in dataclasses.fields(RecommendationRequest)}
+    given = {name: value for name, value in spec.options().items() if name in known}
+    given |= {"target_delta": spec.delta_of(population), **more}
+    return RecommendationRequest(population.num_examples, **given)
+
+
 def _recommended(
     spec: RunSpec, task: Any, population: Population, most_epochs: int | None
 ) -> RunSpec:
     """Returns a spec with what the task recommends where it is left open."""
     sampler, names = spec.sampler, spec.open
-    own = {one.name for one in dataclasses.fields(Settings)}
+    own = {one.name for one in dataclasses.fields(Settings)} - {"average_tail"}
     if not own & set(names):
         return spec
     if isinstance(sampler, SamplerSettings) and hasattr(sampler, "batch_size"):
@@ -372,14 +383,13 @@ def _recommended(
     else:  # its sizes are chosen otherwise
         built = build_sampler(spec, population)
         batch_size, epochs = max(1, round(built.expected_batch_size)), built.epochs
-    known = {one.name for one in dataclasses.fields(RecommendationRequest)}
-    request = RecommendationRequest(
-        population.num_examples,
+    request = request_of(
+        spec,
+        population,
         batch_size=batch_size,
         epochs=epochs,
         most_epochs=most_epochs,
-        **{name: value for name, value in spec.options().items() if name in known}
-        | {"target_delta": spec.delta_of(population)},
+        may_average=averages_by_rule(spec) and isinstance(spec.tables, Dense),
     )
     recommend = getattr(task, "recommend", None)
     settings = recommend(request) if callable(recommend) else generic(request)
@@ -390,10 +400,18 @@ def _recommended(
     found = {name: getattr(settings, name) for name in names if name in own}
     if _starts_warm(spec) and "learning_rate" in found:
         found["learning_rate"] = warm_rate(found["learning_rate"], request)
+    if request.may_average and settings.average_tail:
+        found |= {"average_tail": settings.average_tail, "schedule": "constant"}
     if found.get("tables_learning_rate", 0.0) is None:
         found["tables_learning_rate"] = table_step_size(request, settings)
     sizes = {name: found.pop(name) for name in DEFAULTS if name in found}
     return spec.but(**found, sampler=dataclasses.replace(sampler, **sizes) if sizes else sampler)
+
+
+def averages_by_rule(spec: RunSpec) -> bool:
+    """Whether a task's rule may choose an average of parameters, which has a rate of its own."""
+    chosen = spec.optimizer.learning_rate, spec.optimizer.schedule
+    return chosen == (None, None) and isinstance(spec.average, LastStep)
 
 
 def _with_calibration(
@@ -466,7 +484,7 @@ def with_noise(
         return spec, record
     progress("finding the noise that disturbs the iterates least")
     count = {"buffers": noise.buffers} if isinstance(noise, Buffered) else {"bands": noise.bands}
-    schedule = spec.optimizer.schedule
+    schedule = spec.optimizer.step_sizes
     law = planning.best_noise(sampler, **count, momentum=momentum or 0.0, schedule=schedule)
     numbers: Any = {k: tuple(v) for k, v in law.describe().items()}
     spec = dataclasses.replace(spec, noise=dataclasses.replace(noise, **numbers))
@@ -510,7 +528,7 @@ def _best_bands(
             )
         target = sampler.privacy(goal.noise_multiplier).epsilon(delta).upper
     sums = full_sums(spec, sampler, delta)
-    advantage, schedule = getattr(goal, "advantage", None), spec.optimizer.schedule
+    advantage, schedule = getattr(goal, "advantage", None), spec.optimizer.step_sizes
     release = None if sums is None else sums.release(sums.count).noise_multiplier
     candidates = planning.plan(
         sampler,
@@ -562,7 +580,8 @@ def differing(asked: RunSpec, found: RunSpec) -> list[str]:
         sizes = {name: getattr(found.sampler, name) for name in sampler.open_sizes()}
         sampler = dataclasses.replace(sampler, **sizes)
     asked = dataclasses.replace(asked, sampler=sampler)
-    left = {*asked.open, "target_delta", "decays"}
+    left = {*asked.open, "target_delta", "decays", "schedule"}
+    left |= {"average_tail"} if averages_by_rule(asked) else set()
     ours, theirs = asked.options(), found.options()
     names = (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
     return [name for name in names if name not in left or ours.get(name) is not None]

@@ -113,7 +113,7 @@ class Run:
                     root.begin_run(ledger.history.name)
                     ledger.audited(plan.audit)
                 root.save(made.root_path)
-        return cls(RunDirectory(out), task, execution, plan.job)
+        return cls(RunDirectory(out), plan.job.task, execution, plan.job)
 
     @classmethod
     def open(

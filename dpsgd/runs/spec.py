@@ -229,8 +229,14 @@ class _StepSizes(_Checked):
     learning_rate: float | None = _setting(None, open=True, must=_POSITIVE)
     """Peak step size; by default the task's rule chooses it. If it has none, it is 3e-3 of Adam,
     and (1 - momentum) of SGD."""
-    schedule: Literal["cosine", "constant"] = _setting("cosine", must=_SCHEDULE, kw_only=True)
-    """How step sizes fall: to zero by a cosine, or not at all."""
+    schedule: Literal["cosine", "constant"] | None = _setting(None, must=_SCHEDULE, kw_only=True)
+    """How step sizes fall: to zero by a cosine, or not at all. By default by a cosine; not at all
+    where the task's rule averages parameters and chooses the learning rate."""
+
+    @property
+    def step_sizes(self) -> Literal["cosine", "constant"]:
+        """The schedule; a cosine where none is given."""
+        return self.schedule or "cosine"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from samplers import Population, UnitData
 if TYPE_CHECKING:
     from dpsgd.core.mechanism import Mechanism
     from dpsgd.engine.queries import Refinement
+    from dpsgd.runs.recommendation import RecommendationRequest
 
 PyTree = Any
 
@@ -78,6 +79,9 @@ class Task(Trainable, Protocol):
     * `recommend(request)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
       `dpsgd.RecommendationRequest`: the number of rows and the guarantee that is wanted. It must
       look at no row. By default `dpsgd.runs.recommendation.generic`;
+    * `settle(request)`, the task with what its user left open chosen for a run, such as the kind of
+      model, for a `dpsgd.RecommendationRequest` of the rows and the guarantee alone; and why, as
+      {setting: reason}. It must look at no row;
     * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
       make of noisy sums over all rows after their last step, to be part of the model; equal tasks
       have equal ones (`RunSpec.calibration`); None where labels have none;
@@ -126,6 +130,12 @@ def check_task(task: Any, name: str) -> None:
             f"{name} is no task: it is a {type(task).__name__} without {', '.join(missing)} (see "
             "dpsgd.runs.task.Task)"
         )
+
+
+def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, str]]:
+    """Returns a task of which nothing is left open for a run, and why its settings were chosen."""
+    settle = getattr(task, "settle", None)
+    return settle(request) if callable(settle) else (task, {})
 
 
 def calibration_of(task: Any) -> Any:

@@ -27,7 +27,7 @@ from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import Task, rows_of
 from experiments.benchmarks.case import Row, cases, figure
 from experiments.benchmarks.evidence_data import DATA, DataSet, sized
-from experiments.benchmarks.models import Models, run_of
+from experiments.benchmarks.models import FewerRows, Models, run_of
 
 
 class Choice(NamedTuple):
@@ -265,6 +265,8 @@ def regret(
     of: dict[str, list[tuple[Facts, Scores]]] = {}
     for data in grid_data:
         with DATA[data].opened(Path(files), chosen_on=True) as task:
+            if isinstance(task, FewerRows):
+                task = replace(task, model="linear")  # the grid is of one layer
             folder = None if written is None else Path(written) / "grid"
             models = Models(task, grid_seeds, folder)
             each = [facts_of(task, data, epsilon) for epsilon in UNITS[data].epsilons]

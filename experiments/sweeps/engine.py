@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.plan import check_data
+from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import checked
 from dpsgd.runs.resolve import differing, with_any_noise
 from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
-from dpsgd.runs.task import Task, data_digest, made_of, rows_of, task_record
+from dpsgd.runs.task import Task, data_digest, made_of, rows_of, settled, task_record
 from experiments.cli.tasks import find_task, needs_data
 from experiments.figures.drawing import content
 from experiments.results.draw import draw
@@ -201,6 +202,8 @@ def _checked(
     runs = plan(sweep, out / RUNS, where)
     task = task_of(sweep, data, where)
     columns, population = rows_of(task)
+    about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
+    task, _ = settled(task, about)  # one model for all points
     programs = [_program(run, population, where) for run in runs]
     check_data(task)
     record, digest = task_record(task, sweep.task_name), data_digest(task, columns, population)

@@ -25,6 +25,8 @@ class Rule:
     distance: float
     """Adam's rate times the root of the steps."""
     l2_clip_norm: float
+    tail: float | None = None
+    """Share of the steps over which parameters are averaged, at a constant rate."""
 
     def __call__(self, request: RecommendationRequest) -> Settings:
         """Returns the settings of a run."""
@@ -36,4 +38,5 @@ class Rule:
         rate = self.distance / math.sqrt(math.ceil(n / batch_size) * epochs)
         if request.optimizer == "sgd":
             rate = default_rate(request.optimizer, request.momentum)
-        return Settings(batch_size, epochs, self.l2_clip_norm, float(f"{rate:.2g}"))
+        rate = float(f"{rate:.2g}")
+        return Settings(batch_size, epochs, self.l2_clip_norm, rate, average_tail=self.tail)

@@ -125,7 +125,7 @@ def _plan_noise(config: PlanNoise) -> None:
         raise ValueError("--plot draws several b, and here is b = 1 alone: leave it out")
     with Console() as console:
         epsilon, advantage = (getattr(spec.privacy, of, None) for of in ("epsilon", "advantage"))
-        goal = planning.Goal(epsilon, delta, advantage, momentum, spec.optimizer.schedule)
+        goal = planning.Goal(epsilon, delta, advantage, momentum, spec.optimizer.step_sizes)
         found = planning.plan(sampler, goal, tried, buffers=buffers, progress=console.progress)
         unit = sampler.protected_unit(population)
         if isinstance(spec.privacy, TargetAdvantage):
@@ -156,7 +156,7 @@ def _plan_noise(config: PlanNoise) -> None:
         if most < of_sampler or most == 1:
             console.line(f"b is at most {most:,}: {limit}.")
         if best.bands > 1:
-            for line in _usage(best, momentum, spec.optimizer.schedule):
+            for line in _usage(best, momentum, spec.optimizer.step_sizes):
                 console.line(line)
         if config.plot is not None:
             from experiments.figures.drawing import save

@@ -60,18 +60,29 @@ PRESETS = {
     "large": ModelConfig(embedding_dim=14, max_buckets=2**20, hidden=(598, 598, 598)),
 }
 
-LINEAR_BELOW = 200_000
-"""Training rows from which on a network that is added to the linear model is better."""
+WIDE_FROM = 75_000
+"""Training rows times epsilon, in which noise and rows count alike, from which on a network that is
+added to the linear model is as good or better: of 26,000 and 27,000 rows at epsilon 3, and not at
+1 (docs/explanation/results/models.md)."""
+
+MOST_EPSILON = 8.0
+"""That counts, without privacy too: of fewer rows a network learns them by heart."""
 
 
 def preset_for(
-    num_examples: int, *, network: bool = False
+    num_examples: int, epsilon: float = 1.0, *, network: bool = False
 ) -> Literal["linear", "small", "wide-and-deep"]:
-    """Returns the preset where none is given, by training rows, and whether sizes of a network are.
+    """Returns the preset where none is given, and whether sizes of a network are.
 
-    >>> preset_for(26_000), preset_for(4_000_000), preset_for(26_000, network=True)
+    Args:
+      num_examples: Training rows.
+      epsilon: Of the run; infinity without privacy, 1 where it is not known.
+      network: Whether sizes of a network are given.
+
+    >>> preset_for(26_000), preset_for(30_000, 3.0), preset_for(26_000, network=True)
     ('linear', 'wide-and-deep', 'small')
     """
     if network:
         return "small"
-    return "linear" if num_examples < LINEAR_BELOW else "wide-and-deep"
+    signal = num_examples * min(epsilon, MOST_EPSILON)
+    return "linear" if signal < WIDE_FROM else "wide-and-deep"

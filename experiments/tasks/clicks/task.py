@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -197,7 +198,8 @@ class Clicks(HeldOut, ClickModels):
     model: Literal["linear", "small", "wide-and-deep", "large"] | None = None
     """Preset of the model: weights alone; a network for a CPU; both; or three layers of 598 units
     and tables of up to 2^20 rows a feature (85 million parameters on Criteo Display Ads). By
-    default it goes by the number of rows; it is small where sizes of a network are given."""
+    default it goes by the number of rows and epsilon; it is small where sizes of a network are
+    given."""
     embedding_dim: int | None = None
     """Override the preset's embedding length."""
     max_buckets: int | None = None
@@ -212,21 +214,39 @@ class Clicks(HeldOut, ClickModels):
     error."""
 
     def __post_init__(self) -> None:
-        _ = self.sizes  # refused before anything is read
+        self._sized(self.model or "small")  # refused before anything is read
         if self.huber:
             self.schema.target.robust(self.huber)
-        if self.model is None:  # the run's record holds what is chosen
-            network = self.embedding_dim is not None or self.hidden is not None
-            object.__setattr__(self, "model", preset_for(self.num_examples, network=network))
+
+    def settle(self, request: RecommendationRequest) -> tuple[Clicks, dict[str, str]]:
+        """Returns the task with a model, and why it is that one, see `preset_for`."""
+        if self.model is not None:
+            return self, {}
+        from experiments.tasks.clicks.recommendation import epsilon_of
+
+        rows, epsilon = request.num_examples, epsilon_of(request)
+        model, about = preset_for(rows, epsilon, network=self._network), f"{rows:,} rows train"
+        if math.isfinite(epsilon):
+            about += f" at an epsilon of about {epsilon:.3g}"
+        why = "sizes of a network are given" if self._network else about
+        return dataclasses.replace(self, model=model), {"model": why}
+
+    @property
+    def _network(self) -> bool:
+        """Whether sizes of a network are given."""
+        return self.embedding_dim is not None or self.hidden is not None
 
     @property
     def sizes(self) -> ModelConfig:  # type: ignore[override]
-        """The preset with the overrides that were given."""
+        """The preset with the overrides that were given; by the number of rows if none is."""
+        return self._sized(self.model or preset_for(self.num_examples, network=self._network))
+
+    def _sized(self, model: str) -> ModelConfig:
         sizes = {
             field.name: getattr(self, field.name, None) for field in dataclasses.fields(ModelConfig)
         }
         given = {name: size for name, size in sizes.items() if size is not None}
-        return dataclasses.replace(PRESETS[self.model or "small"], **given)
+        return dataclasses.replace(PRESETS[model], **given)
 
     @cached_property
     def store(self) -> Store:

@@ -35,7 +35,7 @@ def without(whole, shard):
     """The task as it is for one of several processes which lacks files of a shard."""
     for column in ("label", "categories"):
         (whole.path / whole.shards[shard].files[column]["name"]).unlink()
-    task = Clicks(whole.path, embedding_dim=2, max_buckets=8, hidden=(4,))
+    task = Clicks(whole.path, model="small", embedding_dim=2, max_buckets=8, hidden=(4,))
     task.__dict__["store"] = Store.open(whole.path, in_part=True)
     return task
 

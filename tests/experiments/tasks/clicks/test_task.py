@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.task import Task, check_task
 from experiments.tasks.clicks.model import shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, SPONSORED_SEARCH
-from experiments.tasks.clicks.sizes import LINEAR_BELOW, PRESETS
+from experiments.tasks.clicks.sizes import PRESETS, WIDE_FROM
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
 
 SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
@@ -59,7 +60,7 @@ def test_sizes_are_the_preset_with_what_was_given(store):
         Clicks(store, embedding_dim=0)
 
 
-@pytest.mark.parametrize("rows", [LINEAR_BELOW - 1, LINEAR_BELOW])
+@pytest.mark.parametrize("rows", [WIDE_FROM // 2 - 1, WIDE_FROM // 2])
 @pytest.mark.parametrize(
     ("given", "chosen"),
     [
@@ -69,15 +70,24 @@ def test_sizes_are_the_preset_with_what_was_given(store):
         ({"model": "large"}, "large"),
     ],
 )
-def test_the_model_goes_by_the_number_of_rows_unless_it_is_given(
+def test_the_model_goes_by_rows_and_epsilon_unless_it_is_given(
     rows, given, chosen, store, monkeypatch
 ):
     monkeypatch.setattr(Clicks, "num_examples", rows)
-    task = Clicks(store, **given)
-    by_rows = "linear" if rows < LINEAR_BELOW else "wide-and-deep"
+    asked = Clicks(store, **given)
+    task, why = asked.settle(Request(rows, 1e-5, target_epsilon=2.0))
+    by_rows = "linear" if rows < WIDE_FROM / 2 else "wide-and-deep"
     assert task.model == (chosen or by_rows)
+    assert ("model" in why) == ("model" not in given)
     sizes = {name: size for name, size in given.items() if name != "model"}
     assert task.sizes == dataclasses.replace(PRESETS[task.model], **sizes)
+    assert task.settle(Request(1, 1e-5)) == (task, {})
+    if chosen is None:
+        assert asked.settle(Request(rows, 1e-5, target_epsilon=1.0))[0].model == "linear"
+        assert asked.settle(Request(rows, 1e-5, noise_multiplier=1.0))[0].model == "linear"
+        assert asked.settle(Request(rows, 1e-5))[0].model == "wide-and-deep"
+        assert asked.settle(Request(1_000, 1e-5))[0].model == "linear"
+        assert asked.sizes == dataclasses.replace(PRESETS["linear"], **sizes)
 
 
 @pytest.mark.parametrize(

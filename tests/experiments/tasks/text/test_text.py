@@ -149,6 +149,11 @@ def test_settings_follow_from_public_numbers_alone(tmp_path):
     task = Text(tmp_path / "absent.tsv")
     private = Request(35_327, 1e-5, target_epsilon=3.0)
     assert task.recommend(private) == Settings(4096, 30, 0.7, 0.07)
+    averaged = Settings(4096, 30, 0.7, 0.049, average_tail=0.5)
+    assert task.recommend(replace(private, may_average=True)) == averaged
+    assert task.recommend(Request(35_327, 1e-5, may_average=True)) == task.recommend(
+        Request(35_327, 1e-5)
+    )
     assert task.recommend(Request(35_327, 1e-5)) == Settings(512, 20, 0.7, 0.02)
     given = task.recommend(replace(private, num_examples=10, epochs=2, batch_size=7))
     assert (given.epochs, given.batch_size) == (2, 7)
