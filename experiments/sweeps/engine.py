@@ -114,6 +114,7 @@ def forecast(
       ValueError: for a sweep that cannot be run.
     """
     runs, record, programs, population, _ = _checked(sweep, data, Path(), where, workers)
+    _check_metrics(sweep, record, where)
     examples = {program: run.spec for run, program in zip(runs, programs, strict=True)}
     progress(f"timing steps of {len(examples)} programs on generated rows")
     timed = time_runs(record, list(examples.values()), workers or most_useful())

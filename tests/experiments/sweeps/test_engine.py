@@ -342,6 +342,9 @@ def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(
     ],
 )
 def test_what_no_run_can_do_is_refused_before_any(tmp_path, in_this_process, text, problem):
+    sweep = sweep_of(tmp_path, text)
     with pytest.raises(ValueError, match=f"sweep, {problem}"):
-        engine.run_sweep(sweep_of(tmp_path, text), None, tmp_path / "out")
+        engine.run_sweep(sweep, None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match=f"sweep, {problem}"):
+        engine.forecast(sweep, None)
