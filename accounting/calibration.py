@@ -44,8 +44,12 @@ def calibrate(
         guarantee the result may be. That bound is within EPSILON_TOLERANCE of the truth.
 
     Raises:
+      TypeError: If `privacy` is no function, such as a sampler or a profile.
       ValueError: If the arguments are out of range, or no noise multiplier up to 1e9 suffices.
     """
+    if not callable(privacy):
+        kind = type(privacy).__name__
+        raise TypeError(f"calibrate takes a function such as sampler.privacy, got a {kind}")
     check_guarantee_delta(delta)
     return least_noise(privacy, epsilon, delta, relative_tolerance)
 

@@ -269,8 +269,14 @@ def epsilon(profile: PrivacyProfile, delta: float) -> Bound:
     """Bounds the smallest epsilon that `profile` guarantees at `delta`.
 
     Raises:
+      TypeError: If `profile` is none, such as a sampler's method that returns one.
       ValueError: If `delta` is not in (0, 0.1), see `check_guarantee_delta`.
     """
+    if not hasattr(profile, "epsilon"):
+        kind = type(profile).__name__
+        raise TypeError(
+            f"epsilon takes a profile, as sampler.privacy(1.0) returns it, got a {kind}"
+        )
     return profile.epsilon(check_guarantee_delta(delta))
 
 

@@ -101,11 +101,18 @@ def train(
         `on_block` is passed on, with a note of what the run has cost.
 
     Raises:
+      TypeError: if the algorithm or the mechanism is something else.
       ValueError: if a run was begun under `root` before, the data have not the units that the
         sampler draws, the cost is not proved, the audit fails, the loss could see other examples
         than its own, there is a refinement without sums or the other way round, and as for
         `train_blocks`.
     """
+    for value, kind in ((algorithm, Algorithm), (mechanism, Mechanism)):
+        if not isinstance(value, kind):
+            raise TypeError(
+                "train takes an Algorithm, as dpsgd(loss_fn, optimizer) returns it, and then a "
+                f"Mechanism, got a {type(value).__name__} in place of the {kind.__name__}"
+            )
     if (refinement is None) != (mechanism.full_sums is None):
         raise ValueError(
             "a refinement is made of sums that the mechanism has none of: give it full_sums"

@@ -1,8 +1,10 @@
 """What is imported under the tests keeps its annotations, or fails."""
 
+import optax
 import pytest
 
-from accounting import GaussianProfile, epsilon
+from accounting import GaussianProfile, calibrate, epsilon
+from dpsgd import Mechanism, dpsgd, train
 from samplers import Poisson
 
 NO_TYPE = "violates type hint"
@@ -24,3 +26,29 @@ def test_a_result_of_another_type_is_refused(monkeypatch):
 
 def test_an_int_is_a_float():
     assert epsilon(GaussianProfile(2), 1e-5) == epsilon(GaussianProfile(2.0), 1e-5)
+
+
+def loss(params, example):
+    return params * example
+
+
+SAMPLER = Poisson(100, 10, 1)
+ALGORITHM = dpsgd(loss, optax.sgd(0.1))
+MECHANISM = Mechanism(SAMPLER, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "named"),
+    [
+        (epsilon, (SAMPLER.privacy, 1e-5), "epsilon takes a profile, as sampler.privacy"),
+        (calibrate, (SAMPLER,), "calibrate takes a function such as sampler.privacy, got a Poiss"),
+        (dpsgd, (loss, 0.1), "optimizer must be one of optax, such as .*, got 0.1"),
+        (train, (MECHANISM, ALGORITHM), "got a Mechanism in place of the Algorithm"),
+        (train, (ALGORITHM, SAMPLER), "got a Poisson in place of the Mechanism"),
+    ],
+)
+def test_what_newcomers_mix_up_is_named_without_the_tests_own_checks(call, arguments, named):
+    terms = {calibrate: {"epsilon": 1.0, "delta": 1e-5}}.get(call, {})
+    terms |= {"params": 0.0, "data": None} if call is train else {}
+    with pytest.raises(TypeError, match=named):
+        call.__wrapped__(*arguments, **terms)

@@ -76,7 +76,7 @@ def dpsgd(
         shows, so the guarantee of such a run says that they are not covered.
 
     Raises:
-      TypeError: if `tables` are no `LazyTables`.
+      TypeError: if `optimizer` is none, or `tables` are no `LazyTables`.
       ValueError: if `microbatch_size` is below one, the signature of `loss_fn` does not tell
         whether it takes a key, or there are `tables` and `foreign_calls`.
     """
@@ -89,6 +89,10 @@ def dpsgd(
         loss_fn = functools.partial(loss_fn)
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
+    if not hasattr(optimizer, "update"):
+        raise TypeError(
+            f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
+        )
     if tables is not None and not hasattr(tables, "group"):
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if foreign_calls:
