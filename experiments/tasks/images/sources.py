@@ -171,7 +171,7 @@ def load(data: Path | None, features: str = "none", test: Path | None = None) ->
       test: An archive of the images that validate and test; all of `data` train then.
 
     Raises:
-      SourceError: if the images cannot be read, or have no such features.
+      SourceError: if the images cannot be read, have no such features, or all that test train.
     """
     found = digits() if data is None else _named(data)
     if test is not None:
@@ -181,6 +181,9 @@ def load(data: Path | None, features: str = "none", test: Path | None = None) ->
                 f"{test} has images of shape {held.shape} of {held.classes} classes, {found.name} "
                 f"of {found.shape} of {found.classes}"
             )
+        trained = {image.tobytes() for image in found.rows(None)["image"]}
+        if all(image.tobytes() in trained for image in held.rows(None)["image"]):
+            raise SourceError(f"{test}: all of its images are in {found.name} too: name others")
         found = found._replace(
             splits={"train": found.rows(None), **random_halves(held.rows(None), 0)}
         )

@@ -174,6 +174,9 @@ def test_images_of_a_test_archive_train_nothing_and_all_others_do(tmp_path):
         whole = np.concatenate(found) if isinstance(found, list) else found
         assert sorted(x.tobytes() for x in whole) == sorted(x.tobytes() for x in expected)
     task.check()
+    np.savez(held, x=X[5:], y=Y[5:])
+    with pytest.raises(SourceError, match=r"held.*: all of its images are in some.npz too"):
+        Images(tmp_path / "some.npz", test=held).columns()
     np.savez(held, x=X[:, :4], y=Y)
     with pytest.raises(SourceError, match=r"held.* has images of shape \(4, 4, 3\) of 4 classes"):
         Images(tmp_path / "some.npz", test=held).columns()
