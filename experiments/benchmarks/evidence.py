@@ -3,10 +3,10 @@
 A case of `evidence` is a data set, of which `--files` names the folder: without privacy and at each
 epsilon, mean and standard error over `--seeds`; `generated` rows are made. `peers`: one model by
 every library (`evidence_peers`). `regret`: a fixed grid of settings beside the rules of the tasks
-(`evidence_rules`). `published`: figures of papers, each with its source, and `their setting`, what
-it gives here (`evidence_papers`). `--written FOLDER` keeps what runs gave, so that a case that is
-stopped resumes where it was; a file that is not there leaves its case out. What is not asked for by
-`-k` takes about 16 minutes of CPU time.
+(`evidence_rules`). `published`: figures of papers, each with its source, what their settings give
+and `ours` at their epsilons (`evidence_papers`). `--written FOLDER` keeps what runs gave, so that a
+case that is stopped resumes where it was; a file that is not there leaves its case out. What is not
+asked for by `-k` takes about 16 minutes of CPU time.
 """
 
 from __future__ import annotations

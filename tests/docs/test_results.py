@@ -285,7 +285,7 @@ def test_the_table_of_published_figures_is_what_was_recorded():
         earned = [(name, value) for name, value in bounds if name.endswith(place)]
         kind = [name.split()[3] for name, _ in earned][:1]
         assert {cells["reported"]} == of[f"published: {what}"]
-        assert {cells["their setting, here"]} == of.get(f"their setting: {what}", {""})
+        assert {cells["their setting, here"]} == (of.get(f"their setting: {what}") or {""})
         assert cells["such batches earn"] == ": ".join(
             [*kind, " to ".join(f"{value:.2f}" for _, value in earned)]
         ).strip(": ")

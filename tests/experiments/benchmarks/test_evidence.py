@@ -376,14 +376,12 @@ def test_the_network_of_sources_is_two_pooled_convolutions_and_two_layers():
     np.testing.assert_allclose(network(image), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_setting_is_run_as_its_source_says_and_priced_by_what_their_program_drew(
-    archive, monkeypatch
-):
+def test_a_setting_is_run_as_its_source_says_and_such_batches_are_priced(archive, monkeypatch):
     made = evidence_papers.Setting("relu", "shuffle", 6_000, 2, 1.5, 0.5, 0.25, 0.9)
-    others = (made._replace(sampler="poisson"), None)
+    settings = made, made._replace(sampler="poisson")
     figures = {
-        f"{epsilon:g}": PUBLISHED[0]._replace(epsilon=epsilon, setting=setting)
-        for epsilon, setting in zip((3.0, 2.5, 2.0), (made, *others), strict=True)
+        str(number): PUBLISHED[0]._replace(epsilon=2.0 + number, setting=setting)
+        for number, setting in enumerate(settings)
     }
     asked = []
 
@@ -394,22 +392,27 @@ def test_a_setting_is_run_as_its_source_says_and_priced_by_what_their_program_dr
     mnist = dataclasses.replace(evidence_data.DATA["mnist"], files=(archive[0].name,))
     monkeypatch.setitem(evidence_papers.DATA, "mnist", mnist)
     monkeypatch.setattr(evidence_papers, "FIGURES", figures)
+    monkeypatch.setattr(evidence_papers, "PUBLISHED", figures.values())
     monkeypatch.setattr(evidence_papers.Models, "trained", trained)
     folder = str(archive[0].parent)
     found = [row for figure in figures for row in evidence_papers.settings(figure, files=folder)]
+    assert [row.value for row in found if "test rows" in row.name] == [0.9] * 2
+    ours = list(evidence_papers.beside(2.5, files=folder))
 
-    assert [network for network, _ in asked] == ["relu", "relu", "ours", "ours"]
-    first, _, *ours = (spec.options() for _, spec in asked)
+    assert [network for network, _ in asked] == ["relu", "relu", "ours"]
+    first, _, beside = (spec.options() for _, spec in asked)
     names = "noise_multiplier", "l2_clip_norm", "learning_rate", "momentum"
     named = {name: getattr(made, name) for name in names}
     assert first.items() >= {**named, "optimizer": "sgd", "schedule": "constant"}.items()
     assert [spec.sampler.name for _, spec in asked[:2]] == ["shuffle", "poisson"]
     assert [(s.sampler.batch_size, s.sampler.epochs) for _, s in asked[:2]] == [(6_000, 2)] * 2
-    assert [spec["target_epsilon"] for spec in ours] == [2.5, 2.0]  # 3 is measured elsewhere
-    values = {row.name.partition(", their setting")[0]: row.value for row in found}
+    assert beside["target_epsilon"] == 2.5
+    assert all(row.holds is not False for row in ours)
+    priced = evidence_papers.priced()
+    values = {row.name.partition(", their setting")[0]: row.value for row in priced}
     for kind, epsilon, profile in (
-        ("shuffle", "3", ShuffleProfile(1.5, 10, 2)),
-        ("poisson", "2.5", PoissonProfile(1.5, 0.1, 20)),
+        ("shuffle", "2", ShuffleProfile(1.5, 10, 2)),
+        ("poisson", "3", PoissonProfile(1.5, 0.1, 20)),
     ):
         bound, place = profile.epsilon(1e-5), f"mnist, epsilon {epsilon}"
         assert values[f"epsilon of its {kind} batches, at least, {place}"] == bound.lower
