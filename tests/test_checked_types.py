@@ -4,7 +4,7 @@ import optax
 import pytest
 
 from accounting import GaussianProfile, calibrate, epsilon
-from dpsgd import Mechanism, dpsgd, train
+from dpsgd import Mechanism, Run, dpsgd, train
 from samplers import Poisson
 
 NO_TYPE = "violates type hint"
@@ -45,6 +45,7 @@ MECHANISM = Mechanism(SAMPLER, 1.0, 1.0)
         (dpsgd, (loss, 0.1), "optimizer must be one of optax, such as .*, got 0.1"),
         (train, (MECHANISM, ALGORITHM), "got a Mechanism in place of the Algorithm"),
         (train, (ALGORITHM, SAMPLER), "got a Poisson in place of the Mechanism"),
+        (Run.create.__func__, (Run, None, SAMPLER, "out"), "and then its RunSpec, got a Poisson"),
     ],
 )
 def test_what_newcomers_mix_up_is_named_without_the_tests_own_checks(call, arguments, named):

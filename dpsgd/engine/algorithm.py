@@ -146,8 +146,8 @@ class FrozenGroup(ParamGroup):
         found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
         if len(found) == len(jax.tree.leaves(params)):
             raise ValueError(
-                "no parameter has a path to the loss: nothing can be trained; compute the loss "
-                "from params, and leave some of them without jax.lax.stop_gradient"
+                "no parameter has a path to the loss: nothing can be trained; compute it of "
+                "floating-point params, some of them without jax.lax.stop_gradient"
             )
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,7 @@ class Run:
         cls,
         task: Task,
         spec: RunSpec,
-        out: Path,
+        out: str | os.PathLike[str],
         *,
         name: str | None = None,
         placement: Placement | None = None,
@@ -93,8 +94,12 @@ class Run:
 
         Raises:
           FileExistsError: if the run directory exists; it is left as it is.
+          TypeError: if `spec` is no `RunSpec`.
           ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
         """
+        if not isinstance(spec, RunSpec):
+            raise TypeError(f"a run takes a task and then its RunSpec, got a {type(spec).__name__}")
+        out = Path(out)
         execution = Execution(placement, Stages(started), progress, log)
         RunDirectory.refuse_existing(out)
         plan = planned(spec, task, name, execution)
@@ -118,7 +123,7 @@ class Run:
     @classmethod
     def open(
         cls,
-        out: Path,
+        out: str | os.PathLike[str],
         task: Task | None = None,
         *,
         placement: Placement | None = None,
@@ -135,7 +140,7 @@ class Run:
         Raises:
           FileNotFoundError: if there is no run.
         """
-        folder = RunDirectory.open(out, finished=False)
+        folder = RunDirectory.open(Path(out), finished=False)
         return cls(folder, task, Execution(placement, Stages(started), progress, log))
 
     def train(self) -> Run:
@@ -288,12 +293,12 @@ class Run:
         return processes.share(record, patience=math.inf)
 
 
-def run(task: Task, spec: RunSpec, out: Path, **how: Any) -> dict[str, Any]:
+def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:
     """Trains `task` as `spec` says in a new directory, and returns its report: see `Run`."""
     return Run.create(task, spec, out, **how).train().report()
 
 
-def resume(out: Path, task: Task | None = None, **how: Any) -> dict[str, Any]:
+def resume(out: str | os.PathLike[str], task: Task | None = None, **how: Any) -> dict[str, Any]:
     """Resumes the run in `out` from its last checkpoint, and returns its report: see `Run`."""
     return Run.open(out, task, **how).train().report()
 

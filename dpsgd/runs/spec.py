@@ -33,7 +33,7 @@ from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.runs.records import build, checked, field_types, near, to_json
 from dpsgd.sizes import bytes_of
-from samplers import Population
+from samplers import BatchSampler, Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 _INDEPENDENT = Independent()
@@ -377,6 +377,11 @@ class RunSpec(_Checked):
                 raise ValueError(f"train: {self.train!r} is no pattern: {error}") from None
         if isinstance(self.sampler, SamplerSettings):
             self.sampler.check_sizes()
+        elif not isinstance(self.sampler, BatchSampler):
+            raise ValueError(
+                'sampler must be settings, such as samplers.settings.SETTINGS["poisson"](), or a '
+                f"BatchSampler, got {self.sampler!r:.80}"
+            )
         if self.init_from is None and (self.init_map or self.init_sha256):
             name = "init_map" if self.init_map else "init_sha256"
             raise ValueError(f"{name} goes with init_from: give it, or leave out {name}")

@@ -17,12 +17,12 @@ from samplers.settings import SETTINGS
 
 def test_a_task_is_trained_to_a_directory_with_its_metrics_and_its_guarantee(tmp_path):
     config = RunSpec.of(BallsAndBins(160, 16, 2), noise_multiplier=1.0)
-    record = run(Line(), config, tmp_path / "run")
+    record = run(Line(), config, f"{tmp_path}/run")
     assert record["metrics"]["test_num_examples"] == 50
     assert record["epsilon_upper"] > record["epsilon_lower"] > 0
     assert record["audit"].startswith("passed: ")
     assert record == json.loads((tmp_path / "run" / "report.json").read_text())
-    assert resume(tmp_path / "run") == record  # it is finished
+    assert resume(f"{tmp_path}/run") == record  # it is finished
     assert FinishedRun.read(tmp_path / "run").spec.privacy == NoiseMultiplier(1.0)
 
 

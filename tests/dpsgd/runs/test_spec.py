@@ -187,3 +187,11 @@ UNFIT = [
 def test_values_of_a_spec_are_checked_as_options_are(values, named):
     with pytest.raises(ValueError, match=f"^{named}"):
         untyped(**values)
+
+
+@pytest.mark.parametrize("sampler", ["poisson", None, Deterministic])
+def test_a_sampler_that_is_none_is_refused_with_the_spec(sampler):
+    with pytest.raises(
+        ValueError, match=r"^sampler must be settings, such as .*, or a BatchSampler"
+    ):
+        RunSpec.of(sampler, noise_multiplier=1.0)
