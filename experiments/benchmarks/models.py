@@ -259,10 +259,14 @@ def at_defaults(
     epsilons: tuple[float, ...] = (8.0, 3.0, 1.0),
     seeds: int = 10,
     bars: str = "criteo",
+    model: str | None = None,
     written: str | None = None,
 ) -> Iterator[Row]:
-    """Measures models without privacy, and those of each epsilon, beside the bars of a data set."""
-    models = Models.of(store, seeds, written, kept_aside=kept_aside)
+    """Measures models without privacy, and those of each epsilon, beside the bars of a data set.
+
+    They are of one preset, if `model` is given.
+    """
+    models = Models.of(store, seeds, written, kept_aside=kept_aside, model=model)
     without = models.trained("no privacy", defaults(non_private=True))
     for split in ("kept",) if kept_aside else ("validation", "test"):
         beside = BARS[bars].get(math.inf, {}) if split == "test" else {}
