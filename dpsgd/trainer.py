@@ -145,7 +145,7 @@ def train(
     # A run that is refused has not begun: it leaves the root to the next one.
     guarantee = job.guarantee(reproducible_noise=root.insecure)
     job.programs()
-    note = f"audit before training: {job.audit(job.start())}"
+    note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
     journal = _Callback(job, root.begin_run(), on_block)
     if root.insecure and private:

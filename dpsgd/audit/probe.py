@@ -31,6 +31,34 @@ PyTree = Any
 _NORMS = 0.5, 2.0  # over C, at which a clipping norm that is learned is looked at
 
 
+def held(state: TrainState, params: PyTree = None) -> TrainState:
+    """Returns a state on the host, as an audit holds it: without the state of the noise.
+
+    Arrays of one value, such as the moments of a first state, take no memory.
+
+    Args:
+      state: Of a run.
+      params: With which the run begins, if the state is its first: it then has these very arrays.
+    """
+
+    def narrow(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray) or not leaf.size or leaf.dtype.itemsize > 8:
+            return leaf
+        bits = leaf.view(f"u{leaf.dtype.itemsize}")  # 0 and -0 are two
+        same = bits.min() == bits.max()
+        return (
+            np.broadcast_to(leaf.reshape(-1)[:1].copy().reshape(()), leaf.shape) if same else leaf
+        )
+
+    def shared(copy: Any, own: Any) -> Any:
+        return own if (copy.shape, copy.dtype) == (own.shape, own.dtype) else copy
+
+    found = jax.tree.map(narrow, hosted(state._replace(noise=())))
+    if params is None:
+        return found
+    return found.with_model(jax.tree.map(shared, found.params, hosted(params)))
+
+
 class Probe:
     """The executable of a run, and all that the run calls it with but rows and keys.
 
@@ -83,7 +111,7 @@ class Probe:
         sampler = mechanism.sampler
         self.algorithm, self.mechanism = algorithm, mechanism
         self.root = root or RootKey.from_entropy()
-        self.state = hosted(state._replace(noise=()))
+        self.state = held(state)
         self.block = math.prod(sampler.clipped_shape)
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
         self.units, self.nan, self.copies = synthetic.units, synthetic.nan, synthetic.copies

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from dpsgd.audit.audit import audit_queries
+from dpsgd.audit.probe import held
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.cost import cost
@@ -181,15 +182,18 @@ class Training:
             found.append(sums.program())
         return found
 
-    def audit(self, state: TrainState, progress: Callable[[str], None] = lambda line: None) -> str:
+    def audit(
+        self, state: TrainState | None = None, progress: Callable[[str], None] = lambda line: None
+    ) -> str:
         """Audits what is left of a run, its program, sampler and queries; says what was checked.
 
         All is the run's own, the compiled program included, but rows and keys: the audit tells
         nothing about anybody. A process audits equal runs once, and the draws of equal samplers.
 
         Args:
-          state: With which the run begins, or resumes. Of one with lazy tables its step alone is
-            looked at, and the rest is that of the first state, so that no pending noise shows.
+          state: With which the run resumes, if it does not begin. Of one with lazy tables its step
+            alone is looked at, and the rest is that of the first state, so that no pending noise
+            shows.
           progress: Called with one line of text.
 
         Raises:
@@ -200,8 +204,9 @@ class Training:
             return "not made: there is no noise"
         if not self.audited:
             return NOT_MADE
-        if state.tables:
-            state = self.start()._replace(step=state.step)
+        if state is None or state.tables:
+            first = held(self.start(), self.params)
+            state = first if state is None else first._replace(step=state.step)
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
             same = None  # samplers of such a class are equal whatever they hold
         checks: tuple[CheckResult, ...] = ()

@@ -164,7 +164,7 @@ def _prepared(
     job.programs()
     _check_alike(job, record, digest)
     stages.begin("audit")
-    return Plan(job, guarantee, record, digest, job.audit(job.start(), progress))
+    return Plan(job, guarantee, record, digest, job.audit(progress=progress))
 
 
 def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
@@ -257,7 +257,7 @@ def resumed(
                 f"{out} has released its model, and its report and its last checkpoint are "
                 "gone: restore report.json from a copy"
             )
-        audit = job.audit(checkpoint.state if checkpoint else job.start(), progress)
+        audit = job.audit(checkpoint.state if checkpoint else None, progress)
     if processes.first:
         if record != before:
             folder.write_json("config.json", record)

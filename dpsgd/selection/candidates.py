@@ -146,7 +146,7 @@ class Candidates:
             job = Job.of(self.task, run, rows=self.rows)
             if (job.mechanism, job.delta, job.unit) != (terms.mechanism, terms.delta, terms.unit):
                 raise ValueError(f"candidate {number} would not be trained as it is declared")
-            job.audit(job.start(), lambda line: None)
+            job.audit()
             names = names or list(self.task.metrics(job.params))
         if self.score not in names:
             raise ValueError(f"there is no metric {self.score!r}; there are {', '.join(names)}")

@@ -20,6 +20,7 @@ from scipy import stats
 
 from dpsgd import LazyTables, Mechanism, RootKey, Secure, dpsgd
 from dpsgd.audit.audit import audit_program
+from dpsgd.audit.probe import held
 from dpsgd.audit.report import FALSE_ALARM, AuditReport
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
@@ -135,7 +136,7 @@ def audit(preset: str, num_examples: int = 88_000, batch_size: int = 1_024) -> I
     mechanism = Mechanism(Poisson(num_examples, batch_size, 2), 1.0, 1.0)
     tables = LazyTables(Cosine(1.0, mechanism.num_steps)) if "lazy" in preset else None
     algorithm = dpsgd(loss, ADAM, tables=tables)
-    state = algorithm.init(params, mechanism, generated(2))
+    state = held(algorithm.init(params, mechanism, generated(2)), params)
     data = shapes_of_rows(generated(2), num_examples)
     layout = Layout.of(mechanism.sampler, data)
     compiling = Spent.on(lambda: layout.program(algorithm, mechanism, state, data))

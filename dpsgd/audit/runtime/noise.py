@@ -157,6 +157,7 @@ class _Looks:
             allowed = 2 * self._expected.allowed + moved
             where = f"{self._probe.names[k]} of a full batch at the run's own C"
             self._found.add(difference * scale, a - b, allowed, where, k)
+        del one, other
         if hidden and probe.poison is not None:  # whose gradients count as 0
             members = np.full(probe.places, probe.poison)
             shown = set(range(len(self._probe.names))) - hidden | set(probe.tables)

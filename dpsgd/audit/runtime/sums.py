@@ -67,11 +67,13 @@ def _sum_checks(probe: Probe) -> list[CheckResult]:
     norms, first = _singles(sums)
     *_, b, a = 0, *sorted(range(len(norms)), key=lambda unit: norms[unit])
     allowed = sums.clip * (1 + _RELATIVE) + sums.slack(1, 0)
+    rows_check = _rows_check(sums, first)
+    del first  # of large models one release is held while another one is made
     checks = [
         given,
         _at_most(SINGLE, max(norms), allowed),
         _huge_check(sums),
-        _rows_check(sums, first),
+        rows_check,
         _boundary_check(probe, a),
     ]
     least, why = norms[b], "the generated rows have gradients that are zero"
@@ -81,7 +83,7 @@ def _sum_checks(probe: Probe) -> list[CheckResult]:
         why = "no C is small enough to clip the generated rows"
     if quieter is mechanism:
         return checks + _not_made(OF_CLIPPED, why)
-    del sums, first
+    del sums
     return checks + _Clipped(probe, quieter, a, b).checks()
 
 
@@ -240,22 +242,26 @@ class _Clipped(_Sums):
         for part in looked_at:
             others = self._poisoned(np.setdiff1d(every, part))
             halves = [part[part % 2 == parity] for parity in (0, 1)]
-            sums = [self.sum_of(half, poisoned=others) for half in halves]
-            for half, release in zip(halves, sums, strict=True):
+            added: Release | None = None  # of large models one release is held at a time
+            for half in halves:
+                release = self.sum_of(half, poisoned=others)
                 allowed = half.size * single + self.slack(half.size, 0)
                 excess = max(excess, self.moved(release) - allowed)
-            if first is None:  # of large models two releases at most are held at a time
-                first = part, others, halves, [a + b for a, b in zip(*sums, strict=True)]
-            del sums, release
+                if first is None and added is not None:
+                    release = _sum_of_leaves(release, added)
+                added = release if first is None else None
+                del release
+            first = first or (part, others, halves, added)
         assert first is not None
         checks.append(self._place_check(excess, sum(map(len, looked_at))))
 
         part, others, halves, added = first
+        del first
         whole = self.sum_of(part, poisoned=others)
         slack = self.slack(part.size, part.size, halves[0].size, halves[1].size, 0)
         off = self.norm((1, whole), (-1, added), (1, self.empty))
         checks.append(_at_most(ONE_BY_ONE, off, slack))
-        del first, added
+        del added
 
         # The neighbour's example has no gradient, as its floats are NaN; or does not take part.
         changed = 0.0
@@ -300,6 +306,7 @@ class _Clipped(_Sums):
         slack = self.slack(taken.size, taken.size)
         other = self.sum_of(taken, padding, poisoned=others)
         checks = [self._padding_check(release, other, slack)]
+        del other
         if nan is None:
             return [*checks, CheckResult.skipped(NAN, "rows have no floats")]
         # One may move the sum by C, and any number of those whose gradient is NaN by nothing.
@@ -373,6 +380,11 @@ def _combined(terms: Sequence[tuple[int, Any]], leaves: list[np.ndarray], dtype:
     for (factor, _), leaf in zip(terms[1:], leaves[1:], strict=True):
         total += factor * leaf.astype(dtype, copy=False)
     return total
+
+
+def _sum_of_leaves(one: Release, other: Release) -> Release:
+    """Returns the sum of two releases, which are given away: leaf after leaf."""
+    return [one.pop(0) + other.pop(0) for _ in range(len(one))]
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, Secure, dpsgd
-from dpsgd.audit.probe import Probe
+from dpsgd.audit.probe import Probe, held
 from dpsgd.engine import loop
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
@@ -51,6 +51,19 @@ KINDS = {
     "several passes, streamed": {"sampler": SEVERAL, "data_on": "host"},
     "exact noise": {"noise": Secure()},
 }
+
+
+def test_a_first_state_is_held_to_the_bit_and_takes_no_memory_but_the_parameters():
+    params = {"table": -jnp.zeros(9), "w": jnp.arange(float(D))}
+    state = ALGORITHM.init(params, Mechanism(POISSON, 1.0, 1.0))
+    found = held(state, params)
+    of_both = (jax.tree.leaves(x._replace(noise=())) for x in (found, state))
+    for here, own in zip(*of_both, strict=True):
+        assert here.dtype == own.dtype
+        assert np.ascontiguousarray(here).tobytes() == np.asarray(own).tobytes()
+    of_params = jax.tree.leaves(found.raw_params), jax.tree.leaves(params)
+    assert all(np.shares_memory(*pair) for pair in zip(*of_params, strict=True))
+    assert not any(any(leaf.strides) for leaf in jax.tree.leaves(found.opt_state))
 
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
