@@ -75,7 +75,9 @@ class TrainedModel:
         few = len(jax.tree.leaves(rows)[0]) <= FEW
         return predictions(predict, self.params, rows, batch=FEW if few else None)
 
-    def predictions(self, path: Path, *, split: str | None = None) -> Iterator[np.ndarray]:
+    def predictions(
+        self, path: str | os.PathLike[str], *, split: str | None = None
+    ) -> Iterator[np.ndarray]:
         """Returns what the model says of the rows of a file, labelled or not, block by block.
 
         Args:
@@ -88,22 +90,24 @@ class TrainedModel:
         from dpsgd.models.predictions import predictions
 
         predict, read = self._method("predict"), self._method("read")
-        blocks = read(path, labelled=False, **_given(split))
+        blocks = read(Path(path), labelled=False, **_given(split))
         return (predictions(predict, self.params, block) for block in blocks)
 
-    def keys(self, path: Path, column: str) -> Iterator[str]:
+    def keys(self, path: str | os.PathLike[str], column: str) -> Iterator[str]:
         """Returns what a column of a file says of its rows, as text, in the order of `predictions`.
 
         Raises:
           ValueError: if the file, or its format, has no such column.
         """
-        keys: Iterator[str] = self._method("keys")(path, column)
+        keys: Iterator[str] = self._method("keys")(Path(path), column)
         return keys
 
-    def evaluate(self, path: Path, *, split: str | None = None) -> dict[str, float]:
+    def evaluate(
+        self, path: str | os.PathLike[str], *, split: str | None = None
+    ) -> dict[str, float]:
         """Returns the metrics of the model on the labelled rows of a file, see `predictions`."""
         evaluate, read = self._method("evaluate"), self._method("read")
-        return dict(evaluate(self.params, read(path, **_given(split))))
+        return dict(evaluate(self.params, read(Path(path), **_given(split))))
 
     def _method(self, name: str) -> Any:
         method = getattr(self.task, name, None)

@@ -43,11 +43,11 @@ def test_a_model_says_of_rows_what_its_parameters_say(home, model):
         (w,) = saved.values()
     expected = rows["x"] @ w
     np.testing.assert_allclose(model.predict({"x": rows["x"]}), expected, rtol=1e-6)
-    blocks = [*model.predictions(home / "rows.npz")]
+    blocks = [*model.predictions(f"{home}/rows.npz")]
     assert [len(block) for block in blocks] == [20, 20, 10]
     np.testing.assert_allclose(np.concatenate(blocks), expected, rtol=1e-6)
     error = np.square(expected - rows["y"]).mean()
-    assert model.evaluate(home / "rows.npz") == {"error": pytest.approx(error, rel=1e-5)}
+    assert model.evaluate(f"{home}/rows.npz") == {"error": pytest.approx(error, rel=1e-5)}
 
 
 def test_a_model_brings_its_guarantee_and_what_is_public_of_its_task(home, model):
