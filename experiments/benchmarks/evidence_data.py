@@ -9,7 +9,7 @@ import io
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class DataSet:
     """What `dpsgd prepare` is told, if the task reads a store."""
 
     chosen_on: Callable[[Path], Task] | None = None
-    """Where settings are chosen, if other rows than the task's test there."""
+    """Where settings are chosen, if other rows than the task's test there, or for one model."""
     generated: int = 0
     """Rows that are generated in place of a file."""
 
@@ -155,8 +155,9 @@ class DataSet:
                 yield self.task(clicks.data)
             return
         path, told = self.path(folder), self.prepare
+        task = self.chosen_on if chosen_on and self.chosen_on else self.task
         if told is None:
-            yield (self.chosen_on if chosen_on and self.chosen_on else self.task)(path)
+            yield task(path)
             return
         from experiments import cli
 
@@ -172,13 +173,16 @@ class DataSet:
             with contextlib.redirect_stdout(io.StringIO()):
                 if cli.main(["prepare", first, str(path), str(store), *rest]):
                     raise ValueError(f"{path} could not be prepared")
-            yield self.task(store)
+            yield task(store)
 
 
+LINEAR: Mapping[str, Any] = {"task": FewerRows, "chosen_on": partial(FewerRows, model="linear")}
+BARE: Mapping[str, Any] = {"calibration": "none", "audit": False, "schedule": "cosine"}
+"""Of runs by which choices are compared: nothing is averaged either, unless it is asked for."""
 DATA: Mapping[str, DataSet] = {
-    "criteo": DataSet(("criteo_display_110k.tsv.gz",), FewerRows, prepare=("criteo-display",)),
-    "adult": DataSet(("adult.csv.gz", "adult.data"), FewerRows, prepare=ADULT),
-    "bank": DataSet(("bank.csv.gz", "bank-full.csv"), FewerRows, prepare=BANK),
+    "criteo": DataSet(("criteo_display_110k.tsv.gz",), **LINEAR, prepare=("criteo-display",)),
+    "adult": DataSet(("adult.csv.gz", "adult.data"), **LINEAR, prepare=ADULT),
+    "bank": DataSet(("bank.csv.gz", "bank-full.csv"), **LINEAR, prepare=BANK),
     "mnist": DataSet(
         ("mnist_60k.npz",),
         lambda path: FreshTest(path, features="scattering", channels=()),

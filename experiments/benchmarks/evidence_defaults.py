@@ -14,10 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from experiments.benchmarks.case import Estimate, LeftOut, Row, at, cases, figure
-from experiments.benchmarks.evidence_data import DATA, METRICS
+from experiments.benchmarks.evidence_data import BARE, DATA, METRICS
 from experiments.benchmarks.models import Figures, Models, difference
 
-BARE: Mapping[str, Any] = {"calibration": "none", "audit": False}
 SGD: Mapping[str, Any] = {"optimizer": "sgd", "momentum": 0.9}
 CHOICES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "lazy tables, not dense": ({"tables": "lazy"}, {}),

@@ -26,8 +26,8 @@ from dpsgd import RunSpec
 from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import Task, rows_of
 from experiments.benchmarks.case import Row, cases, figure
-from experiments.benchmarks.evidence_data import DATA, DataSet, sized
-from experiments.benchmarks.models import FewerRows, Models, run_of
+from experiments.benchmarks.evidence_data import BARE, DATA, DataSet, sized
+from experiments.benchmarks.models import Models, run_of
 
 
 class Choice(NamedTuple):
@@ -205,8 +205,7 @@ def facts_of(task: Task, data: str, epsilon: float) -> Facts:
 
 
 def _target(found: DataSet, epsilon: float) -> dict[str, Any]:
-    return {"target_epsilon": epsilon, "target_delta": found.delta, "calibration": "none",
-            "audit": False}  # fmt: skip
+    return {**BARE, "target_epsilon": epsilon, "target_delta": found.delta}
 
 
 def measured(data: str, facts: Facts, models: Models) -> dict[Any, tuple[float, float]]:
@@ -265,8 +264,6 @@ def regret(
     of: dict[str, list[tuple[Facts, Scores]]] = {}
     for data in grid_data:
         with DATA[data].opened(Path(files), chosen_on=True) as task:
-            if isinstance(task, FewerRows):
-                task = replace(task, model="linear")  # the grid is of one layer
             folder = None if written is None else Path(written) / "grid"
             models = Models(task, grid_seeds, folder)
             each = [facts_of(task, data, epsilon) for epsilon in UNITS[data].epsilons]
@@ -281,36 +278,34 @@ def regret(
     if len(of) == 1:
         return
     yield figure(f"mean lost by {TODAY}", fmean(today))
+    every = [pair for pairs in of.values() for pair in pairs]
     for law in LAWS:
         lost = []
         for data, pairs in of.items():
-            many = pairs[0][0].weights > MANY
-            others = [
-                pair
-                for name in of
-                for pair in of[name]
-                if name != data and (not law.alike or (pair[0].weights > MANY) == many)
-            ]
+            others = [pair for name in of if name != data for pair in of[name]]
+            if law.alike:
+                many = pairs[0][0].weights > MANY
+                others = [pair for pair in others if (pair[0].weights > MANY) == many]
             if not others:
-                raise ValueError(f"--grid-data: {data} needs another with as many weights")
+                yield Row(f"lost by {law.words}: no other has as many weights as {data}", None)
+                break
             numbers = loses_least(law, others)
             for facts, scores in pairs:
-                place = f"{data}, epsilon {facts.epsilon:g}"
                 choice = law.choice(facts, *numbers)
                 lost.append(scores[best(scores)][1] - score(scores, choice, 1))
+                place = f"{data}, epsilon {facts.epsilon:g}"
                 yield figure(f"lost by {law.words}, {_words(choice)}, {place}", lost[-1])
-        whole = loses_least(law, [pair for pairs in of.values() for pair in pairs])
-        yield figure(f"mean lost by {law.words}, left out", fmean(lost))
-        yield figure(
-            f"mean lost by {law.words} / by {TODAY}", fmean(lost) / fmean(today), "x", at_most=0.5
-        )
-        shown = ", ".join(f"{x:g}" for x in whole) or "none"
-        seen = fmean(
-            scores[best(scores)][1] - score(scores, law.choice(facts, *whole), 1)
-            for pairs in of.values()
-            for facts, scores in pairs
-        )
-        yield figure(f"mean lost by {law.words}, of all data sets, numbers {shown}", seen)
+        else:
+            numbers = loses_least(law, every)
+            shown = ", ".join(f"{x:.3g}" for x in numbers)
+            seen = fmean(
+                scores[best(scores)][1] - score(scores, law.choice(facts, *numbers), 1)
+                for facts, scores in every
+            )
+            over, of_today = fmean(lost) / fmean(today), f"mean lost by {law.words}"
+            yield figure(f"{of_today}, left out", fmean(lost))
+            yield figure(f"{of_today} / by {TODAY}", over, "x", at_most=0.5)
+            yield figure(f"{of_today}, numbers of all data sets {shown}", seen)
 
 
 TODAY = "the rules of the tasks"

@@ -282,18 +282,21 @@ def test_regret_is_of_test_rows_and_numbers_have_not_seen_the_data_set(monkeypat
     assert found["mean lost by any / by the rules of the tasks"] == pytest.approx(0.625)
 
 
-@pytest.mark.parametrize(
-    ("names", "what"),
-    [(("adult", "criteo"), "adult needs another"), (("iris", "bank"), "iris is none of adult")],
-)
-def test_data_sets_that_no_rule_can_be_found_for_are_refused(names, what, folder, monkeypatch):
+def test_a_law_without_other_data_sets_is_a_row_that_says_so(folder, monkeypatch):
     monkeypatch.setitem(evidence_rules.DATA, "criteo", evidence_data.DATA["adult"])
     monkeypatch.setattr(
         evidence_rules, "facts_of", lambda _, data, __: facts(2**17 if data == "criteo" else 9)
     )
     monkeypatch.setattr(evidence_rules, "measured", lambda *_: FLAT | {None: (0.0, 0.5)})
-    with pytest.raises(ValueError, match=f"--grid-data: {what}"):
-        list(evidence_rules.regret(files=str(folder), grid_data=names))
+    law = Law("any", GRID, lambda _, *setting: Choice(*setting), alike=True)
+    monkeypatch.setattr(evidence_rules, "LAWS", (law,))
+    *_, last = evidence_rules.regret(files=str(folder), grid_data=("adult", "criteo"))
+    assert last == evidence_rules.Row("lost by any: no other has as many weights as adult", None)
+
+
+def test_an_unknown_data_set_is_refused(folder):
+    with pytest.raises(ValueError, match="--grid-data: iris is none of adult"):
+        list(evidence_rules.regret(files=str(folder), grid_data=("iris", "bank")))
 
 
 def test_a_choice_is_better_by_seed_and_as_a_mean_over_data_sets(folder, monkeypatch):
