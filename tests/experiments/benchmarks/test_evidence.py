@@ -290,7 +290,8 @@ def test_a_law_without_other_data_sets_is_a_row_that_says_so(folder, monkeypatch
     monkeypatch.setattr(evidence_rules, "measured", lambda *_: FLAT | {None: (0.0, 0.5)})
     law = Law("any", GRID, lambda _, *setting: Choice(*setting), alike=True)
     monkeypatch.setattr(evidence_rules, "LAWS", (law,))
-    *_, last = evidence_rules.regret(files=str(folder), grid_data=("adult", "criteo"))
+    *_, last, least = evidence_rules.regret(files=str(folder), grid_data=("adult", "criteo"))
+    assert least.value is None
     assert last == evidence_rules.Row("lost by any: no other has as many weights as adult", None)
 
 
