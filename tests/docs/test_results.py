@@ -27,8 +27,8 @@ def recorded(area, missed=(), **setting):
 
 
 def shown(row):
-    """A mean as tables have it."""
-    return f"{row.value:.4f} ± {row.error:.4f}"
+    """A mean, or the figure of one run, as tables have it."""
+    return f"{row.value:.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
 
 
 def results_of(sweep, **where):
@@ -274,11 +274,7 @@ def test_the_table_of_published_figures_is_what_was_recorded():
         data, what = label.split(", ", 1)
         epsilon = float(cells["epsilon"])
         of = {
-            curve: {
-                f"{p.value:.4f}" if p.error is None else shown(p)
-                for p in each
-                if p.epsilon == epsilon
-            }
+            curve: {shown(p) for p in each if p.epsilon == epsilon}
             for curve, each in found[data].items()
         }
         place = f", {data}, epsilon {epsilon:g}, their setting: {what}"
