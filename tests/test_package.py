@@ -41,12 +41,12 @@ PUBLIC = {
         cap_contributions
     """,
     "dpsgd": """
-        Adam Algorithm Auto AutomaticClipping BandedToeplitz Banded Block Buffered
+        Adam Affine Algorithm Auto AutomaticClipping BandedToeplitz Banded Block Buffered
         BufferedToeplitz Dense Diagnostics FlatClipping FullSums Guarantee Independent LastStep
         Lazy LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate
         PerLayerClipping Placement Platt QuantileClipping RecommendationRequest Refinement Released
         RootKey Run RunSpec SGD Secure Segment Settings TailAverage TargetAdvantage TargetEpsilon
-        Task TrainState Trained TrainedModel Trials averaged clipped_grad cost dpsgd explain
+        Task TrainState Trained TrainedModel Trials affine_sums averaged clipped_grad cost dpsgd explain
         load_exported platt_sums private_histogram private_logistic_regression private_mean
         private_sum refine resume run select
         split_module train train_blocks
