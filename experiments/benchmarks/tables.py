@@ -6,7 +6,7 @@ turns, of the click model at 85M parameters, batch 1,024, on rows whose look-ups
 a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the tables of LazyDP (arXiv
 2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd train`, and the AUC beside
 the best of their planted model; `models`: AUC on a store's rows beside Adam alone, 10 epochs of
-batches of 1,024, and `defaults`: in those by default.
+batches of 1,024, and `defaults`: in those by default; `averages`: tails of their iterates.
 """
 
 from __future__ import annotations
@@ -19,8 +19,18 @@ from typing import Any, NamedTuple
 
 import jax
 
+from dpsgd.runs.resolve import choose
+from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Row, at, cases, figure
-from experiments.benchmarks.models import SEEDS, Models, generated, lazy_and_dense, run_of
+from experiments.benchmarks.models import (
+    SEEDS,
+    Models,
+    asked_for,
+    generated,
+    lazy_and_dense,
+    mean,
+    run_of,
+)
 from experiments.benchmarks.programs import (
     ADAM,
     BLOCK_STEPS,
@@ -278,6 +288,36 @@ def models(
     return lazy_and_dense(Models.of(store, seeds, written, model="small"), batch_size, epochs)
 
 
+def averages(
+    tail: float = 0.5,
+    epsilons: tuple[float, ...] = (1.0, 3.0),
+    *,
+    store: str | None = None,
+    seeds: int = SEEDS,
+    written: str | None = None,
+) -> Iterator[Row]:
+    """Measures averages of all parameters at a constant rate beside the last ones as it falls.
+
+    Rates, of tables and of the others, are shares of those by default.
+    """
+    models = Models.of(store, seeds, written, model="small")
+    ends: dict[str, dict[str, Any]] = {
+        "last step": {},
+        f"tail {tail:g}, constant": {"average_tail": tail, "schedule": "constant"},
+        f"tail {tail:g}": {"average_tail": tail},
+    }
+    for epsilon, share in itertools.product(epsilons, (1.0, 0.7)):
+        spec, _ = choose(asked_for(epsilon, "lazy", None, None), models.task, rows_of(models.task))
+        given: Any = spec.options()
+        rates = {k: share * given[k] for k in ("learning_rate", "tables_learning_rate")}
+        for end, more in ends.items():
+            place = f"epsilon {epsilon:g}, {share:g} of the rates, {end}"
+            runs = models.trained(f"lazy tables, {place}", spec.but(**rates, **more))
+            for split in ("validation", "test"):
+                yield figure(f"AUC, {split} rows, {place}", mean(runs, f"{split}_auc"))
+                yield figure(f"log loss, {split} rows, {place}", mean(runs, f"{split}_log_loss"))
+
+
 SMALL = {"hidden": (8,), "batch_size": 64, "rounds": 1}
 SMALL_SIZES = {"sizes": (2**4, 2**6, 2**8), **SMALL}
 FEW_BUCKETS = {"buckets": 2**4, "batch_size": 64, "rounds": 1}
@@ -296,4 +336,5 @@ CASES = [
     *cases(epoch, quick=SMALL_EPOCH, seconds=600),
     *cases(models, **OF_STORE),
     *cases(models, "defaults", over={"batch_size, epochs": ((None, None),)}, **OF_STORE),
+    *cases(averages, **OF_STORE),
 ]

@@ -68,6 +68,7 @@ class DeferredLaw:
       r: Standard deviation of the noise of a private mean gradient.
       key: Attempt -> key of its noise: uint32[4].
       weights: v_t of the average: float64[steps]; None where there is none.
+      has: Which of `PARTS` rows have.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class DeferredLaw:
         weights: np.ndarray | None = None,
     ):
         self.r, self.sizes, self.rule, self.key = r, sizes, (momentum, decay), key
-        self.weights, self._has = weights, [momentum > 0, True, weights is not None]
+        self.weights, self.has = weights, [momentum > 0, True, weights is not None]
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +97,7 @@ class DeferredLaw:
 
     def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns A and L of what rows have; 0 for the rest."""
-        transition, v = (x * np.outer(self._has, self._has) for x in self.gap(start, stop))
+        transition, v = (x * np.outer(self.has, self.has) for x in self.gap(start, stop))
         low = np.zeros((3, 3))
         for i in range(3):
             for j in range(i + 1):
@@ -166,7 +167,7 @@ class RowsLaw(NamedTuple):
           r: Another deviation.
         """
         r = r or self.law.r
-        has = zip(_PURPOSES, self.law._has, strict=True)
+        has = zip(_PURPOSES, self.law.has, strict=True)
         z = np.stack([self._normals(stop, of) if has else 0.0 * self.at for of, has in has])
         which, at = np.unique(np.append(stop, starts), return_inverse=True)
         laws = zip(*(self.law.factors(start, stop) for start in which.tolist()), strict=True)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import LazyTables, Mechanism, RootKey, TrainState, dpsgd, train_blocks
+from dpsgd import LazyTables, Mechanism, RootKey, TrainState, averaged, dpsgd, train_blocks
 from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import opened
 from dpsgd.engine import programs
@@ -174,6 +174,7 @@ def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
     lazily, _ = trained(on(8), sigma=0.0)
     decay = optax.add_decayed_weights(TABLES.weight_decay)
     of_tables = optax.chain(decay, optax.sgd(TABLES.learning_rate, TABLES.momentum))
+    of_tables = averaged(of_tables, STEPS, tail=TABLES.tail)
     labels = {"odd": "tables", "table": "tables", "w": "others"}
     parts = optax.multi_transform({"tables": of_tables, "others": OPTIMIZER}, labels)
     algorithm = dpsgd(loss, parts, microbatch_size=5)
@@ -182,10 +183,11 @@ def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
     state = algorithm.init(PARAMS, mechanism)
     for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, root=ROOT):
         end = block.state
-    momenta = [m for m in jax.tree.leaves(end.opt_state) if m.ndim == 2]
-    found = [table.momentum for table in lazily[-1].tables.values()]
+    kept = [x for x in jax.tree.leaves(end.opt_state) if x.ndim == 2]
+    tables = lazily[-1].tables.values()
+    found = [*(table.momentum for table in tables), *(table.average for table in tables)]
     assert off(lazily[-1].params, end.params) <= 1e-6
-    assert off(list(found), momenta) <= 2e-6  # in which more cancels, in the sums of any
+    assert off(found, kept) <= 2e-6  # in which more cancels, in the sums of any
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -235,7 +237,7 @@ def test_of_85_million_parameters_a_device_holds_an_eighth_and_no_temporary_grow
     rows = 6_071_296
     found, state = large_programs(rows)
     twice, _ = large_programs(2 * rows)
-    shard = 4 * rows // 8 * (2 * 14 + 1)  # values, momentum and steps
+    shard = 4 * rows // 8 * (3 * 14 + 1)  # values, momentum, average and steps
     for one, other in zip(found, twice, strict=True):
         memory, of_twice = one.memory_analysis(), other.memory_analysis()
         assert shard <= memory.alias_size_in_bytes <= shard + 8_192
