@@ -90,8 +90,7 @@ def average_weights(
     [1.0, 1.0, 1.0, 0.5]
     """
     _check(tail, decay)
-    tail, decay = (None if x is None else jnp.float32(x) for x in (tail, decay))
-    found = jax.jit(_weight)(1 + jnp.arange(num_steps), jnp.float32(num_steps), tail, decay)
+    found = jax.jit(_weight)(1 + jnp.arange(num_steps), num_steps, tail, decay)
     return np.asarray(found, float).tolist()
 
 
@@ -105,6 +104,8 @@ def _check(tail: Any, decay: Any) -> None:
 
 
 def _weight(step: Any, num_steps: Any, tail: Any, decay: Any) -> Any:
-    if tail is None:
-        return jnp.minimum((1 - decay) / (1 - jnp.power(jnp.float32(decay), step)), 1)
-    return 1 / jnp.maximum(step - jnp.round((1 - tail) * num_steps), 1)
+    if tail is None:  # one decay in both, or digits of 1 - decay differ
+        decay = jnp.asarray(decay, jnp.float32)
+        return jnp.minimum((1 - decay) / (1 - jnp.power(decay, step)), 1)
+    before = jnp.round((1 - jnp.asarray(tail, jnp.float32)) * num_steps)
+    return 1 / jnp.maximum(step - before, 1)
