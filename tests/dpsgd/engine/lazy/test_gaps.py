@@ -69,17 +69,18 @@ def test_theta_and_average_have_the_covariance_of_the_dense_optimizer(momentum, 
 def test_a_step_looks_up_a_root_of_the_covariance_to_the_digits_of_float32(momentum, average):
     """Of a gap, L L^T is V; and what has no noise of its own there gets none that shows."""
     run = LazyTables(lambda k: 0.1 + np.cos(k) ** 2, momentum, **average).of_run(STEPS)
-    laws, bounds = RunLaws(run), [(0, STEPS - 1), (7, 900), (STEPS - 2, STEPS - 1), (200, 201)]
-    for start, stop in [*bounds, *((stop - 1, stop) for stop in range(500, 560))]:
+    laws, bounds = RunLaws(run), [(0, STEPS - 1), (7, 900), (7, 500), (STEPS - 2, STEPS - 1)]
+    short = [(stop - length, stop) for stop in range(520, 560) for length in (1, 2)]
+    for start, stop in bounds + short:
         a, low = law_of(laws.after(stop), jnp.array([start]), jnp.int32(stop))
         a, low = (np.array([[float(x[0]) for x in row] for row in of]) for of in (a, low))
         expected = run.law(start, stop)
-        own = np.sqrt(np.diag(expected.covariance))
-        off = (low @ low.T - expected.covariance) / np.outer(own, own)
-        assert np.abs(off).max() <= 1e-5
+        own = np.sqrt(np.diag(expected.covariance))[:, None]
+        assert np.all(np.abs(low @ low.T - expected.covariance) <= 1e-5 * own * own.T)
         np.testing.assert_allclose(a, expected.transition, rtol=1e-5, atol=1e-7)
-        if stop == start + 1:  # all numbers of a step move by one draw
-            assert np.all(np.abs(low[:, 1:]) <= 2.0**-20 * own[:, None])
+        assert np.all(np.abs(low - expected.root)[:2] <= 2.0**-18 * own[:2])
+        # All numbers of a step move by one draw, and by two those of two.
+        assert np.all(np.abs(low[:, stop - start :]) <= 2.0**-20 * own)
 
 
 def test_no_gap_changes_nothing():
