@@ -46,10 +46,9 @@ PUBLIC = {
         Lazy LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate
         PerLayerClipping Placement Platt QuantileClipping RecommendationRequest Refinement Released
         RootKey Run RunSpec SGD Secure Segment Settings TailAverage TargetAdvantage TargetEpsilon
-        Task TrainState Trained TrainedModel Trials affine_sums averaged clipped_grad cost dpsgd explain
-        load_exported platt_sums private_histogram private_logistic_regression private_mean
-        private_sum refine resume run select
-        split_module train train_blocks
+        Task TrainState Trained TrainedModel Trials affine_sums averaged clipped_grad cost dpsgd
+        explain load_exported platt_sums private_histogram private_logistic_regression private_mean
+        private_sum refine resume run select split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""
