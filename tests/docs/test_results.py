@@ -31,6 +31,9 @@ def shown(row):
     return f"{row.value:.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
 
 
+EVIDENCE = (ROOT / "docs/explanation/results/evidence.md").read_text()
+
+
 def results_of(sweep, **where):
     """The recorded grid points of a sweep that have these values."""
     record = json.loads((ROOT / "experiments/records/sweeps.json").read_text())
@@ -286,6 +289,23 @@ def test_the_table_of_published_figures_is_what_was_recorded():
             [*kind, " to ".join(f"{value:.2f}" for _, value in earned)]
         ).strip(": ")
         assert {cells["ours"]} == (of["ours"] or {""})
+
+
+def test_the_table_of_defaults_is_what_was_recorded():
+    from experiments.benchmarks.evidence_data import DATA, METRICS
+
+    cases = read(ROOT / "experiments/records/evidence.json")["cases"]
+    every = {row["name"]: Row(**row) for case in cases for row in case["rows"]}
+    rows = list(re.finditer(r"^\| (.+, not .+?) \| (\d) \|(.*)\|$", EVIDENCE, re.M))
+    assert len({row[1] for row in rows}) > 4
+    for row in rows:
+        choice, _, metric = row[1].partition(", log")
+        cells = dict(zip(("criteo", "adult", "bank", "mnist", "sst2", "movielens"),
+                         map(str.strip, row[3].split("|")), strict=True))  # fmt: skip
+        for data, cell in cells.items():
+            figure = METRICS["log_loss" if metric else DATA[data].metric]
+            name = f"better by, {figure}, test rows, {data}, epsilon {row[2]}, {choice}"
+            assert cell == (shown(every[name]) if name in every else ""), name
 
 
 def test_the_bars_of_evidence_hold_or_a_page_says_by_how_much_they_do_not():
