@@ -90,7 +90,7 @@ DELTAS = {
     "a histogram": lambda delta: private_histogram([0, 1], 2, epsilon=1.0, delta=delta),
     "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),
     "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False, {}).record()),
-    "a run": lambda delta: RunSpec.of(None, noise_multiplier=1.0, target_delta=delta),
+    "a run": lambda delta: RunSpec.of(MECHANISM.sampler, noise_multiplier=1.0, target_delta=delta),
     "a default cap": lambda delta: Poisson(**SIZES, target_delta=delta),
     "few units": lambda delta: RunSpec.of(
         Poisson(round(1 / delta), 1), noise_multiplier=1.0, target_delta="1/n"

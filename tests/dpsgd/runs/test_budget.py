@@ -144,7 +144,7 @@ def test_a_run_of_which_fewer_epochs_are_chosen_is_planned_and_audited_for_these
     epochs, exceeded = iter([9, 4]), iter([True, False])
     monkeypatch.setattr(budget.Budget, "choose", lambda self, choice: (choice(next(epochs)), 1.0))
     monkeypatch.setattr(budget.Budget, "exceeded", lambda self, config: next(exceeded))
-    monkeypatch.setattr(Job, "audit", lambda job, *_: f"of {job.mechanism.sampler}")
+    monkeypatch.setattr(Job, "audit", lambda job, *_, **__: f"of {job.mechanism.sampler}")
     out = tmp_path / "run"
     Run.create(Recommending(), OPEN.but(learning_rate=0.1, budget_minutes=1.0), out)
     history = read(out / "ledger.jsonl")
