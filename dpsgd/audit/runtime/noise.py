@@ -147,7 +147,7 @@ class _Looks:
         hidden, steps = set(), range(first, first + 1)
         unit = 2.0**-24 * (1 if repeats_exactly() else probe.places)  # of sums in any order
         for k, places, cast in self._leaves(_EVERY, ()):
-            largest = scale * float(np.max(np.abs(one[k]), initial=0))
+            largest = scale * max(float(np.max(np.abs(x[k]), initial=0)) for x in (one, other))
             moved = 4 * largest * max(unit, cast)
             if not moved <= _COARSE:
                 hidden.add(k)

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from dpsgd.audit.report import FALSE_ALARM, CheckResult, count_pvalue, entropy_pvalue, smallest
 from dpsgd.audit.samplers.draws import Draws
@@ -50,7 +50,7 @@ def _resolution(expected: float, tests: int) -> str:
 
 def _more_than(number: Any, trials: int, chance: Any) -> np.ndarray:
     """Returns the probability that a binomial number of so many trials is larger than `number`."""
-    return np.asarray(special.bdtrc(np.minimum(number, trials), trials, chance))
+    return np.asarray(scipy.special.bdtrc(np.minimum(number, trials), trials, chance))
 
 
 def _participation(draws: Draws, law: RowLaw) -> CheckResult:
@@ -117,15 +117,15 @@ def _chunk_shares(draws: Draws, law: RowLaw) -> CheckResult:
     rates = np.add.reduceat(step_rates(draws, law), starts)
     rows = draws.chunk_rows * len(independent)
     expected = rows[:, None] * rates
-    gained, freedom = special.rel_entr(table, expected).sum(axis=1), starts.size
+    gained, freedom = scipy.special.rel_entr(table, expected).sum(axis=1), starts.size
     if law.independent and law.once:  # of every chunk, a multinomial over steps
         freedom -= 1
     elif law.independent:  # a binomial of every cell
         others = rows[:, None] * trials - table, rows[:, None] * (trials - rates)
-        gained += special.rel_entr(*others).sum(axis=1)
+        gained += scipy.special.rel_entr(*others).sum(axis=1)
     else:  # given a step's size, draws from the chunks without replacement
         share = rows[:, None] / rows.sum()
-        gained = special.rel_entr(table, table.sum(axis=0) * share).sum(axis=0)
+        gained = scipy.special.rel_entr(table, table.sum(axis=0) * share).sum(axis=0)
         freedom = chunks - 1
     pvalues = [smallest(_cells_and_prefixes(table, rows, rates, trials, law))]
     pvalues.append(smallest(entropy_pvalue(gained, freedom)))
@@ -215,7 +215,7 @@ def _sizes(draws: Draws, law: RowLaw) -> CheckResult:
     sizes = np.concatenate([draw.sizes for draw in draws.independent])
     mean, deviation = n * rate, math.sqrt(n * rate * (1 - rate))
     near = np.arange(max(0, int(mean - 9 * deviation)), min(n, int(mean + 9 * deviation) + 9) + 1)
-    below, above = special.bdtr(near, n, rate), _more_than(near, n, rate)
+    below, above = scipy.special.bdtr(near, n, rate), _more_than(near, n, rate)
     low, high = (
         [int(np.argmax(met)) for met in of]
         for of in ([below >= q for q in _QUANTILES], [above <= q for q in _QUANTILES])
@@ -276,9 +276,7 @@ def _positive_binomials(total: int, sizes: np.ndarray, rate: float) -> float:
     def exponent(theta: float) -> float:
         return logs(theta) - logs(0.0) - theta * total
 
-    from scipy import optimize  # slow to import, and seldom needed
-
-    found = optimize.minimize_scalar(exponent, bounds=(-5, 5), method="bounded")
+    found = scipy.optimize.minimize_scalar(exponent, bounds=(-5, 5), method="bounded")
     return min(1.0, 2 * math.exp(min(0.0, found.fun)))
 
 
