@@ -200,7 +200,7 @@ class Asked:
         What it says of itself now is in the record from here on.
         """
         begun = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
-        task = load(begun, self.where) if given is None else given
+        task = load(begun, self.where) if given is None else self._as_chosen(given)
         progress("checking the data")
         where = f"{self.where}: description"
         description = checked(begun.get("description"), dict[str, Any], where)
@@ -209,6 +209,15 @@ class Asked:
         now = {**begun, "description": to_json(task.describe())}
         self.record = {**self.record, "task": now}
         return task
+
+    def _as_chosen(self, task: Any) -> Any:
+        """Returns a task with what the run chose of it when it began, where it is open again."""
+        where = f"{self.where}: chosen"
+        chosen = checked(self.record.get("chosen", {}), dict[str, Any], where)
+        own = checked(chosen.get("task", {}), dict[str, dict[str, Any]], f"{where}: task")
+        values = {name: of.get("value") for name, of in own.items()}
+        given = {name: x for name, x in values.items() if getattr(task, name, x) is None}
+        return dataclasses.replace(task, **given) if given else task
 
 
 def resumed(
