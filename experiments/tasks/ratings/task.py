@@ -137,8 +137,8 @@ class Ratings(HeldOut, RatingModels):
     def recommend(self, request: RecommendationRequest) -> Settings:
         """Returns the settings of a run: where a row is a user, those for MovieLens 100K.
 
-        There 24 settings were measured at epsilon 3 and at 1, by the error on validation users
-        (docs/explanation/results/evidence.md).
+        There 24 settings were measured at epsilon 3 and at 1, by the error on validation users:
+        see results/evidence.md in docs/explanation.
         """
         from dpsgd.runs.recommendation import generic
         from experiments.tasks.recommendation import Rule
