@@ -8,13 +8,14 @@ import signal
 
 import pytest
 
-from dpsgd import RootKey
+from dpsgd import RootKey, resume
 from dpsgd.runs import job
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.stop import STOPPED
 from experiments.cli import main
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks
 
 
 def arguments(store, out, *more):
@@ -55,6 +56,14 @@ def stopped_once(store, tmp_path_factory):
 def stopped(stopped_once, tmp_path):
     """A run of its own that was stopped at step 16 of 30."""
     return shutil.copytree(stopped_once, tmp_path / "run")
+
+
+def test_given_again_without_the_model_that_its_run_chose_a_task_goes_on_in_the_same_attempt(
+    store, stopped
+):
+    task = Clicks(store, embedding_dim=2, max_buckets=8, hidden=(4,))
+    assert task.model is None
+    assert resume(stopped, task)["attempts"] == 1
 
 
 def test_the_ledger_holds_the_digest_of_the_store_blinded_alone(store, stopped):
