@@ -77,6 +77,5 @@ def balanced_sums(
     if math.sqrt(2 * of_noise * of_sigma * count) / (mu * num_examples) > most:
         return None
     square = num_examples * math.sqrt(of_sigma * count / (2 * of_noise)) / mu
-    return FullSums(
-        count, float(f"{math.sqrt(square):.2g}"), l2_clip_norm
-    )  # equal for about equal runs
+    sigma = float(f"{math.sqrt(square):.2g}")  # equal for about equal runs
+    return FullSums(count, sigma, l2_clip_norm)
