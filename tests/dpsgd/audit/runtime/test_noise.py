@@ -188,6 +188,21 @@ KINDS = {
 }
 
 
+def loss_of_a_number(params, example):
+    return (params["b"] * example.astype(params["b"].dtype)).astype(jnp.float32)
+
+
+def test_noise_of_a_single_bfloat16_number_passes_whatever_the_root():
+    """A release whose sum and noise cancel has little rounding, and the other one has much."""
+    algorithm, mechanism = dpsgd(loss_of_a_number, optax.sgd(0.1)), Mechanism(SAMPLER, 1.0, 0.5)
+    state = algorithm.init({"b": jnp.ones((), jnp.bfloat16)}, mechanism)
+    rows = np.resize(np.array([1, -1], np.float32), 20)
+    for seed in range(100):
+        program = Probe(algorithm, mechanism, state, rows, root=RootKey.from_insecure_seed(seed))
+        checks = noise_checks(program)
+        assert all(check.passed for check in checks), (seed, checks)
+
+
 @pytest.mark.short("hardly any noise", "next to the least C")
 @pytest.mark.parametrize(("loss", "mechanism"), KINDS.values(), ids=KINDS)
 def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, mechanism):
