@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dpsgd.engine.modules import split_module
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.platt import Platt, platt_sums
-    from dpsgd.engine.queries import Refinement, refine
+    from dpsgd.engine.queries import Refinement, Weighted, refine
+    from dpsgd.engine.temperature import Temperature, temperature_sums
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.gradients.rules import (
@@ -113,10 +114,12 @@ __all__ = [
     "TargetAdvantage",
     "TargetEpsilon",
     "Task",
+    "Temperature",
     "TrainState",
     "Trained",
     "TrainedModel",
     "Trials",
+    "Weighted",
     "affine_sums",
     "averaged",
     "clipped_grad",
@@ -134,6 +137,7 @@ __all__ = [
     "run",
     "select",
     "split_module",
+    "temperature_sums",
     "train",
     "train_blocks",
 ]
@@ -196,7 +200,8 @@ _MODULES = {
     "engine.modules": ("split_module",),
     "engine.placement": ("Placement",),
     "engine.platt": ("Platt", "platt_sums"),
-    "engine.queries": ("Refinement", "refine"),
+    "engine.queries": ("Refinement", "Weighted", "refine"),
+    "engine.temperature": ("Temperature", "temperature_sums"),
 }
 """What is imported on demand: the names above, by their modules."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -19,9 +19,9 @@ from dpsgd.engine.queries import Refinement
 PyTree = Any
 
 L2_CLIP_NORM = 1.6584
-"""C, just above the square root of 2 + 3 w^2."""
+"""C, just above the square root of 2 + 4 m^2."""
 
-_MOMENTS = 0.5  # w
+_MOMENTS = math.sqrt(3) / 4  # m
 _LEAST_CURVATURE = 0.02
 _RANGE = (1 / 4, 4.0), (-1.0, 1.0)
 
@@ -46,7 +46,7 @@ class Affine(Refinement):
     rescaled: Callable[[PyTree, Any, Any], PyTree]
     largest_residual: float = 1.0
 
-    kind: ClassVar[str] = "affine"
+    kind = "affine"
 
     def __post_init__(self) -> None:
         if not 0 < self.largest_residual <= 1:
@@ -67,13 +67,14 @@ class Affine(Refinement):
         """Returns v; residuals are those of a = 1 and c = 0."""
         del state
         u, residual = row["u"], row["residual"]
-        moments = _MOMENTS * jnp.stack([u * u, math.sqrt(2) * u])
-        return jnp.concatenate([residual * jnp.stack([u, jnp.ones_like(u)]), moments])
+        one = jnp.ones_like(u)
+        moments = _MOMENTS * jnp.stack([u * u, math.sqrt(2) * u, one])
+        return jnp.concatenate([residual * jnp.stack([u, one]), moments])
 
     def fold(self, state: PyTree, mean: Any) -> PyTree:
         """Returns a and c after the Newton step."""
-        square, first = mean[2] / _MOMENTS, mean[3] / (_MOMENTS * math.sqrt(2))
-        hessian = jnp.array([[square, first], [first, 1.0]])
+        square, first, weight = mean[2:] / (_MOMENTS * jnp.array([1.0, math.sqrt(2), 1.0]))
+        hessian = jnp.array([[square, first], [first, weight]])
         step = newton_step(mean[:2], hessian, _LEAST_CURVATURE)
         step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
         low, high = (jnp.array(ends) for ends in zip(*_RANGE, strict=True))

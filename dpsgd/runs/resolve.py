@@ -154,9 +154,13 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
         raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
     goal = spec.privacy
     assert not isinstance(goal, NonPrivate), "refused by the table"
-    from dpsgd.engine import affine, platt
+    from dpsgd.engine import affine, platt, temperature
 
-    choose_sums = affine.affine_sums if spec.calibration == "affine" else platt.platt_sums
+    choose_sums = {
+        "platt": platt.platt_sums,
+        "temperature": temperature.temperature_sums,
+        "affine": affine.affine_sums,
+    }[spec.calibration]
     if isinstance(goal, TargetEpsilon):
         budget = goal.epsilon
     elif isinstance(goal, TargetAdvantage):  # that of the Gaussian release of this advantage
@@ -423,7 +427,7 @@ def _with_calibration(
     offered, why = calibration_of(task), ""
     kind: Any = offered.kind if offered else spec.calibration
     if not offered:
-        hidden, see = " for such labels, or for weights", " (see dpsgd.runs.task.Task)"
+        hidden, see = " for such labels", " (see dpsgd.runs.task.Task)"
         of = hidden if hasattr(task, "calibration") else see
         why = f"the task, a {type(task).__name__}, offers none{of}"
     elif spec.calibration not in (None, kind):

@@ -54,7 +54,10 @@ _BANDS: Must = (
     'be an integer >= 1 or "auto"',
 )
 _TABLES_RATE: Must = (lambda x: 0 < x <= LARGEST, f"be > 0 and at most {LARGEST:g}")
-_CALIBRATION: Must = (lambda x: x in ("none", "platt", "affine"), "be none, platt or affine")
+_CALIBRATION: Must = (
+    lambda x: x in ("none", "platt", "temperature", "affine"),
+    "be none, platt, temperature or affine",
+)
 _SCHEDULE: Must = (lambda x: x in ("cosine", "constant"), "be cosine or constant")
 _DATA_ON: Must = (lambda x: x in ("device", "host"), "be device or host")
 _COMPUTE: Must = (lambda x: x in ("float32", "bfloat16"), "be float32 or bfloat16")
@@ -317,13 +320,14 @@ class RunSpec(_Checked):
     l2_clip_norm: float | None = _setting(None, open=True, must=_POSITIVE)
     """Bound on the L2 norm of one example's gradient; by default the task's rule chooses it, 4 if
     it has none."""
-    calibration: Literal["none", "platt", "affine"] | None = _setting(
+    calibration: Literal["none", "platt", "temperature", "affine"] | None = _setting(
         None, open=True, must=_CALIBRATION
     )
-    """After training, fit a scale and a shift to noisy sums over all training rows: of the model's
-    logit (platt), or of the number that it predicts (affine). Clipping bends predictions, and this
-    mends them. Epsilon is for training and calibration together. By default what the task offers,
-    where there are rows enough; none without privacy, where nothing is clipped."""
+    """After training, fit a scale, and a shift where there is one, to noisy sums over all training
+    rows: of the model's logit (platt), its logits of several classes (temperature), or the number
+    that it predicts (affine). Clipping bends predictions, and this mends them. Epsilon is for
+    training and calibration together. By default what the task offers, where there are rows enough;
+    none without privacy, where nothing is clipped."""
     budget_minutes: float | None = _setting(None, must=_POSITIVE)
     """Time for the whole run on this machine, audit and report included: of the epochs that the
     task's rule takes, as many as fit, found by timing a few steps on generated rows. By default the

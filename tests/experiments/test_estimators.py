@@ -202,6 +202,8 @@ def test_several_classes_and_numbers_are_learned_privately():
     kinds = np.array(["left", "middle", "right"])[np.digitize(rows[:, 0], (-0.3, 0.3))]
     model = DPClassifier(8.0, bounds=(-1, 1), classes=("left", "right", "middle")).fit(rows, kinds)
     assert model.score(rows, kinds) > 0.9
+    assert "4 noisy sums over all rows" in "".join(model.guarantee_["notes"])
+    assert model.predict_proba(rows).shape == (4_000, 3)
     numbers = 10 + 5 * np.abs(rows[:, 1])
     model = DPRegressor(8.0, bounds=(-1, 1), label_bounds=(0, 14)).fit(rows, numbers)
     assert model.score(rows, np.minimum(numbers, 14)) > 0.8

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from dpsgd.engine.modules import split_module
-from dpsgd.engine.queries import Refinement
+from dpsgd.engine.queries import Refinement, Weighted
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 
@@ -155,8 +155,8 @@ class PureFunctions(NamedTuple):
     """(params, example) -> logits."""
     predict: Callable[[PyTree, PyTree], jax.Array]
     """(params, rows) -> what is predicted of each row."""
-    calibration: Refinement | None
-    """What is fitted after training, and goes into the last layer, if anything."""
+    calibration: Refinement
+    """What is fitted after training, and goes into the last layer."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -172,9 +172,14 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
         return target.predict(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
     rescaled = functools.partial(_rescaled, config.embedding_dim)
-    # Noise of calibration is chosen for rows that all weigh 1.
-    calibration = None if schema.weight else target.calibration(logit, rescaled)
+    calibration = target.calibration(logit, rescaled)
+    if schema.weight:
+        calibration = Weighted(calibration, _weight)
     return PureFunctions(loss, logit, predict, calibration)
+
+
+def _weight(example: PyTree) -> jax.Array:
+    return example["weight"]
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:

@@ -88,10 +88,9 @@ class Target(abc.ABC):
         """Returns why rows with these labels have no `metrics`; empty if they have."""
         return "" if any(block.size for block in labels) else "have no weight"
 
-    def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement | None:
-        """Returns what calibrates a model after training; None where nothing does."""
-        del logit, rescaled
-        return None
+    @abc.abstractmethod
+    def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
+        """Returns what calibrates a model after training."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +185,12 @@ class Classes(Target):
     def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns uniform classes."""
         return rng.integers(0, self.outputs, count, np.int32)
+
+    def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
+        """Returns temperature scaling."""
+        from dpsgd.engine.temperature import Temperature
+
+        return Temperature(logit, _label, lambda params, a: rescaled(params, a, 0.0))
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,8 @@ class ClickModels(Models):
 
         return functional(self.sizes, self.schema, seed)[0]
 
-    def calibration(self) -> Refinement | None:
-        """Returns what scales and shifts a prediction by numbers in the last layer; or None.
-
-        Labels of several classes have none, nor have rows with weights.
-        """
+    def calibration(self) -> Refinement:
+        """Returns what scales and shifts a prediction by numbers in the last layer."""
         return self.functions.calibration
 
     @property

@@ -178,7 +178,7 @@ UNFIT = [
     ({"delta": np.float32("nan")}, "target_delta must lie in"),
     ({"delta": (1e-6,)}, "target_delta must be a number or 1/n"),
     ({"delta": "1/m"}, "target_delta must be a number or 1/n"),
-    ({"calibration": "foo"}, "calibration must be none, platt or affine, got 'foo'"),
+    ({"calibration": "foo"}, "calibration must be none, platt, temperature or affine, got 'foo'"),
     ({"data_on": "disk"}, "data_on must be device or host, got 'disk'"),
 ]
 

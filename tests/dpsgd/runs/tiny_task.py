@@ -6,13 +6,14 @@ import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import RunSpec, run
+from dpsgd import RunSpec, Temperature, Weighted, run
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import affine, platt
+from dpsgd.engine import affine, platt, temperature
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS
@@ -117,6 +118,47 @@ class Calibrated(Line):
 
 
 @dataclass(frozen=True)
+class Kinds(Line):
+    """Points of one of several classes, by their largest coordinate, with weights; calibrated."""
+
+    def init(self, seed):
+        return super().init(seed) | {"b": np.zeros(self.width, np.float32)}
+
+    def logits(self, params, example):
+        return example["x"] * params["w"] + params["b"]
+
+    def loss(self, params, example):
+        found = jax.nn.log_softmax(self.logits(params, example))
+        return -example["weight"] * found[example["y"]]
+
+    def calibration(self):
+        return Weighted(Temperature(self.logits, _class, _rescaled), _weight)
+
+    def metrics(self, params):
+        public = self._points(7, 50)
+        errors = [self.loss(params, {k: v[i] for k, v in public.items()}) for i in range(50)]
+        return {"test_error": float(np.mean(errors)), "test_num_examples": 50}
+
+    def _points(self, seed, count):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(count, self.width)).astype(np.float32)
+        kinds = (2 * x + rng.gumbel(size=x.shape)).argmax(axis=1).astype(np.int32)
+        return {"x": x, "y": kinds, "weight": rng.uniform(size=count).astype(np.float32)}
+
+
+def _class(example):
+    return example["y"]
+
+
+def _weight(example):
+    return example["weight"]
+
+
+def _rescaled(params, a):
+    return jax.tree.map(lambda x: a * x, params)
+
+
+@dataclass(frozen=True)
 class Words(Line):
     """Sums of the vectors of two words, most of which are in no row."""
 
@@ -145,6 +187,7 @@ line = Line()
 words = Words()
 held = Held()
 calibrated = Calibrated()
+kinds = Kinds()
 SUMS = FullSums(3, 4.0)
 
 
@@ -153,6 +196,7 @@ def few_rows_are_calibrated():
     """Has runs of so few rows be calibrated by `SUMS`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platt, "platt_sums", lambda num_examples, **about: SUMS)
+        patch.setattr(temperature, "temperature_sums", lambda num_examples, **about: SUMS)
         patch.setattr(affine, "affine_sums", lambda num_examples, **about: SUMS)
         yield
 

@@ -28,9 +28,12 @@ def test_the_program_that_is_audited_clips_and_computes_as_is_asked(command, mon
 
 
 @pytest.mark.long
-def test_the_sums_of_a_calibration_are_audited_too(command, monkeypatch):
+@pytest.mark.parametrize(
+    ("task", "calibration"), [("Calibrated", "platt"), ("Kinds", "temperature")]
+)
+def test_the_sums_of_a_calibration_are_audited_too(task, calibration, command, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "dpsgd" / "runs")  # of `tiny_task`
-    question = ["audit", "--task", "tiny_task:Calibrated", "--calibration", "platt"]
+    question = ["audit", "--task", f"tiny_task:{task}", "--calibration", calibration]
     question += ["sampler:deterministic", "--num-examples", "20000", "--batch-size", "500"]
     lines = command(*question, "--epochs", "1", "--noise-multiplier", "1").strip().splitlines()
     assert sum("sums over all rows: " in line for line in lines) > 10

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import sklearn.metrics as reference
 
-from dpsgd import load_exported
+from dpsgd import FullSums, RunSpec, Weighted, load_exported
 from dpsgd.audit.conformance import check_task
+from dpsgd.engine import affine, platt, temperature
+from dpsgd.runs.run import Run
 from experiments import cli
 from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.raw.files import DataError
@@ -25,6 +27,7 @@ from experiments.tasks.clicks.store import LABELS, Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.clicks.target import Binary, Classes, Number
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from samplers import Deterministic
 
 N = 600
 RNG = np.random.default_rng(0)
@@ -89,6 +92,12 @@ KINDS["weighted"] = dataclasses.replace(
     weights=np.arange(N) % 7,
     learned=("--huber", "20"),
 )
+KINDS["weighted classes"] = dataclasses.replace(
+    KINDS["classes"],
+    options=(*KINDS["classes"].options, "--weight", "w", "--weight-bound", "6"),
+    settings={**KINDS["classes"].settings, "weight": "w", "weight_bound": 6.0},
+    weights=np.arange(N) % 7,
+)
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
@@ -148,16 +157,51 @@ def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind,
     table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
     run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
     offered = DescribedClicks(SIZES, kind.schema(), 0).calibration()
-    by_label = {Binary: "platt", Number: "affine"} if kind.weights is None else {}
-    assert (offered and offered.kind) == by_label.get(type(kind.target))
-    for asked in ("platt", "affine"):
+    by_label = {Binary: "platt", Classes: "temperature", Number: "affine"}
+    assert offered.kind == by_label[type(kind.target)]
+    assert isinstance(offered, Weighted) == (kind.weights is not None)
+    for asked in by_label.values():
         words = ["train", store, "sampler:poisson", "--target-epsilon", 8, "--calibration", asked]
         capsys.readouterr()
         assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 2
-        why = f"offers {offered.kind}" if offered else "offers none for such labels"
-        if offered and asked == offered.kind:
+        why = f"offers {offered.kind}"
+        if asked == offered.kind:
             why = "its noise would cost more"
         assert why in capsys.readouterr().err
+
+
+@pytest.mark.long
+@each_kind
+def test_a_calibration_is_part_of_the_model_of_its_report_and_of_its_export(
+    kind, tmp_path, monkeypatch
+):
+    for module, name in ((platt, "platt"), (temperature, "temperature"), (affine, "affine")):
+        sums = FullSums(1 if module is affine else 4, 2.0, module.L2_CLIP_NORM)
+        monkeypatch.setattr(module, f"{name}_sums", lambda count, sums=sums, **about: sums)
+    table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
+    run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
+    task, said = Clicks(store, embedding_dim=2, max_buckets=8, hidden=(4,)), {}
+    for calibration in ("none", task.calibration().kind):
+        out, model = tmp_path / calibration, tmp_path / f"{calibration}-model"
+        sampler = Deterministic(task.num_examples, 40, 2)
+        spec = RunSpec.of(sampler, noise_multiplier=1.0, insecure_seed=7, calibration=calibration)
+        Run.create(task, spec, out, name="clicks").train()
+        run("export", out, model)
+        trained = load_exported(model)
+        logit = jax.vmap(trained.task.functions.logit, (None, 0))
+        said[calibration] = np.asarray(logit(trained.params, trained.task.encode({"x": X})))
+        found = trained.evaluate(store, split="test")
+        report = json.loads((out / "report.json").read_text())
+        for name, value in found.items():
+            assert report["metrics"][f"test_{name}"] == pytest.approx(value, rel=1e-5)
+    assert report["audit"].startswith("passed")
+    assert trained.guarantee["full_sums"]["count"] == report["full_sums"]["count"]
+    scale, shift = [*report["calibration"].values(), 0][:2]
+    if isinstance(kind.target, Number):
+        shift = 2 * shift  # a logit is twice the prediction in units of half the range
+    np.testing.assert_allclose(said[calibration], scale * said["none"] + shift, atol=1e-4)
+    assert not np.allclose(said[calibration], said["none"], rtol=1e-2)
+    assert "calibrated after its last step" in (out / "report.md").read_text()
 
 
 SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins=3)
