@@ -55,12 +55,11 @@ class Poisson(VariableBatchSampler):
         return self.privacy_of(noise_multiplier, [range(self.num_steps)])
 
     def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
-        """Returns the profile of as many steps as the segments have, of the group that has most."""
-        cycle = self.cycle_length
-        most = max(
-            sum(len(range(s.start + (g - s.start) % cycle, s.stop, cycle)) for s in segments)
-            for g in range(cycle)
-        )
+        """Returns the profile of as many steps as a group has in each segment at most.
+
+        Segments may be of runs on other data, where a unit lies in another group.
+        """
+        most = sum(-(-len(steps) // self.cycle_length) for steps in segments)
         profile = PoissonProfile(noise_multiplier, self.sampling_prob, most)
         return self.with_truncation(profile, sum(map(len, segments)))
 

@@ -84,12 +84,19 @@ def test_segments_of_cyclic_bins_count_whole_epochs():
 
 @pytest.mark.parametrize(
     ("segments", "most"),
-    [([range(8)], 2), ([range(3, 4)], 1), ([range(3, 8)], 2), ([range(1, 4), range(5, 9)], 2)],
+    [
+        ([range(8)], 2),
+        ([range(3, 4)], 1),
+        ([range(3, 8)], 2),
+        ([range(1, 4), range(5, 9)], 2),
+        ([range(1, 2), range(2, 3)], 2),  # of two runs, in which a unit lies in other groups
+        ([range(0, 5), range(1, 6)], 4),
+    ],
 )
-def test_a_stretch_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most(segments, most):
+def test_a_segment_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most(segments, most):
     sampler = Poisson(4000, 40, cycle_length=4, overflow="accumulate")
-    steps = [t for stretch in segments for t in stretch]
-    assert most == max(sum(t % 4 == g for t in steps) for g in range(4))
+    of_groups = [[sum(t % 4 == g for t in steps) for g in range(4)] for steps in segments]
+    assert most == sum(map(max, of_groups))
     assert sampler.privacy_of(1.0, segments) == PoissonProfile(1.0, 0.04, most)
 
 
