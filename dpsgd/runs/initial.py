@@ -65,7 +65,10 @@ def initial_params(
         )
     if arrays != path and not rules:
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh)
-        return RunDirectory(path).read_params(like), {}
+        params = RunDirectory(path).read_params(like)
+        for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+            _check_finite(path, name, leaf)
+        return params, {}
     return matched(fresh, source(arrays), rules, known)
 
 
@@ -392,8 +395,10 @@ def _made(leaf: _Leaf, read: dict[str, np.ndarray], source: Source) -> Any:
         found = found[: len(leaf.value)] if rule.first else found
         with np.errstate(over="ignore"):
             parts.append(np.asarray(found).astype(leaf.value.dtype))
-        if jnp.issubdtype(leaf.value.dtype, jnp.floating) and not np.isfinite(parts[-1]).all():
-            raise ValueError(
-                f"{source.path}: {array!a:.80} has entries that are not finite numbers"
-            )
+        _check_finite(source.path, array, parts[-1])
     return jnp.asarray(parts[0] if len(parts) == 1 else np.concatenate(parts, -1))
+
+
+def _check_finite(path: Path, name: str, array: Any) -> None:
+    if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
+        raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")

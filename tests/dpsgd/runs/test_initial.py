@@ -1,6 +1,7 @@
 """A run may start from an earlier model, whose rows keep the guarantee that they have."""
 
 import dataclasses
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from tiny_task import Line, Words, config_of, line, params_of, run_and_stop
 from accounting import Bound, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.models.model import export
+from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.initial import check_other_rows, initial_params
 from dpsgd.runs.ledger import read
+from dpsgd.runs.result import Bundle
 from dpsgd.runs.terms import Terms
 from experiments.cli import main
 from samplers import Multistage, UnitTree
@@ -143,9 +146,25 @@ def test_a_model_of_other_shapes_is_refused(models, form, tmp_path):
         run(Line(width=4, seed=1), config(init_from=str(models / form)), tmp_path / "out")
 
 
-def test_what_a_bundle_says_of_its_guarantee_is_a_line(models, tmp_path):
-    from dpsgd.runs.result import Bundle
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_that_diverged_is_no_start(models, form, tmp_path):
+    path = tmp_path / form
+    (shutil.copytree if (models / form).is_dir() else shutil.copy)(models / form, path)
+    name = "w" if form.startswith("dotted") else "['w']"
+    file = path / "params.npz" if path.is_dir() else path
+    np.savez(file, **{name: np.array([1, np.nan, 2], np.float32)})
+    if form == "exported":
+        manifest = path / "model.json"
+        task = json.loads(manifest.read_text())["task"]
+        manifest.write_text(json.dumps(Bundle.manifest(path, task)))
+    with pytest.MonkeyPatch.context() as patch:
+        if form == "run":
+            patch.setattr(RunDirectory, "check_released", lambda self: None)
+        with pytest.raises(ValueError, match="not finite numbers"):
+            run(TOMORROW, config(init_from=str(path)), tmp_path / "out")
 
+
+def test_what_a_bundle_says_of_its_guarantee_is_a_line(models, tmp_path):
     shutil.copytree(models / "exported", tmp_path / "model")
     with pytest.MonkeyPatch.context() as patch:
         forged = {**Bundle.read(tmp_path / "model").guarantee, "unit": "user)\nepsilon <= 0"}
