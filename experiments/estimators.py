@@ -285,7 +285,7 @@ def _chosen(asked: PrivateColumns, schema: Schema, rows: PyTree) -> tuple[Schema
     counts = asked.counts(schema)
     counts.add(rows, {}, np.ones(len(rows["label"]), bool))
     schema, record = counts.released(asked)
-    return schema, DataRelease(record["noise_multiplier"], record["failure"])
+    return schema, DataRelease(record["noise_multiplier"], record["failure"], record["name"])
 
 
 @dataclass(eq=False, repr=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 from accounting.checks import check_noise_multiplier
 from accounting.profile import Bound, PrivacyProfile, Profile, Question, UpperEnd, proved
@@ -18,11 +19,14 @@ _UP = 1.0 + 1e-12
 class DataRelease:
     """Noisy counts of the rows, and a chance that a value of one row alone comes out.
 
+    Two of equal numbers are two releases, and cost more than one: each has a name of its own.
+
     Attributes:
       noise_multiplier: r > 0: standard deviation of the noise over the L2 norm by which one row
         moves all counts together.
       failure: f in [0, 1): with at most this probability is a value released that one row alone
         has.
+      name: What tells it from all others; by default drawn anew.
 
     Raises:
       ValueError: If a number is out of range.
@@ -30,6 +34,7 @@ class DataRelease:
 
     noise_multiplier: float
     failure: float = 0.0
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)

@@ -263,6 +263,8 @@ class Store:
             return None
         terms = {field.name for field in dataclasses.fields(DataRelease)}
         found = {name: value for name, value in self.released.items() if name in terms}
+        if missing := terms - found.keys():
+            raise ValueError(f"released: {missing.pop()} is missing: prepare the data again")
         return build(DataRelease, found, "released")
 
     def _check(self) -> None:

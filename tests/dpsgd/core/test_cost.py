@@ -523,6 +523,18 @@ def test_counts_that_were_released_before_compose_exactly_and_their_failure_adds
     assert any("were released before the run" in note for note in before(2.0, 4.0).notes)
 
 
+def test_runs_on_two_releases_of_equal_noise_pay_for_both_and_on_one_for_one():
+    sampler = SAMPLERS["deterministic"]
+    runs = [Mechanism(sampler, 2.0, 1.0, data_release=DataRelease(4.0)) for _ in range(2)]
+    other = Mechanism(sampler, 2.0, 0.5, data_release=runs[0].data_release)
+    square = sampler.epochs / 4.0 + 1 / 16.0  # of 1 over the noise, of one run and its release
+    both = GaussianProfile(1 / math.sqrt(2 * square)).epsilon(DELTA)
+    assert cost([Segment(one) for one in runs], DELTA).epsilon.upper >= both.lower
+    one = GaussianProfile(1 / math.sqrt(2 * square - 1 / 16)).epsilon(DELTA)
+    of_one = cost([Segment(runs[0]), Segment(other)], DELTA).epsilon.upper
+    assert of_one == pytest.approx(one.upper, abs=1e-4)
+
+
 def test_a_run_of_no_step_pays_what_was_released_before():
     found = before(2.0, 4.0, range(0))
     assert found.epsilon.upper >= GaussianProfile(4.0).epsilon(DELTA).lower > 0

@@ -13,6 +13,7 @@ from scipy import stats
 import dpsgd
 from accounting import DataRelease, GaussianProfile
 from dpsgd.noise.secure import rounded_gaussian
+from dpsgd.runs.ledger import read
 from experiments import cli
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
@@ -91,7 +92,7 @@ def test_bounds_hold_almost_all_rows_and_frequent_values_are_kept(tmp_path):
     assert schema.declared == {"city": ("Bern", "Uri", "Zug")}
     assert schema.buckets == (3, FORMAT.schema.buckets[1])
     assert record["epsilon"] == 1.0
-    release = DataRelease(record["noise_multiplier"], record["failure"])
+    release = DataRelease(record["noise_multiplier"], record["failure"], record["name"])
     assert release.privacy().epsilon(record["delta"]).upper <= 1.0
     # One row moves three counts: the noise of each is larger by sqrt(3), and drawn in whole rows.
     cells = round(record["noise_multiplier"] * math.sqrt(3))
@@ -175,6 +176,29 @@ def test_every_run_on_a_store_counts_what_was_released_of_its_rows(tmp_path, cap
         dpsgd.select(
             Clicks(store), [spec], tmp_path / "best", score="validation_auc", better="higher"
         )
+
+
+def test_rows_that_were_prepared_twice_had_two_releases(tmp_path):
+    data, stores = write(tmp_path / "rows.csv", rows()[:1000]), []
+    for name in ("monday", "tuesday"):
+        store, out = tmp_path / name, tmp_path / f"run-{name}"
+        assert run("prepare", "csv", data, store, *PREPARE, *PRIVATE) == 0
+        sizes = ("--batch-size", "800", "--epochs", "1", "--no-audit", "--model", "linear")
+        noise = ("--noise-multiplier", "9", "--calibration", "none")
+        assert run("train", store, "sampler:deterministic", *noise, *sizes, "--out", out) == 0
+        stores.append(Store.open(store))
+    releases = [store.data_release for store in stores]
+    assert releases[0].noise_multiplier == releases[1].noise_multiplier
+    first, second = (read(tmp_path / f"run-{x}" / "ledger.jsonl") for x in ("monday", "tuesday"))
+    square = 2 * (1 / 9**2 + 1 / releases[0].noise_multiplier ** 2)
+    exact = GaussianProfile(1 / math.sqrt(square)).epsilon(first.guarantee().delta)
+    assert second.guarantee(first).epsilon.upper >= exact.lower
+    manifest = stores[0].path / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["released"]["name"]
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="released: name is missing: prepare the data again"):
+        Store.open(stores[0].path)
 
 
 @pytest.mark.parametrize(
