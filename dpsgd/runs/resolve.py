@@ -362,7 +362,8 @@ def _with_settings(
                 steps = tables.flush_every or flush_every(count, looked_up)
                 return lazy.but(flush_every=steps), why
     if isinstance(tables, Lazy):
-        raise ValueError(f"tables lazy: {why}")
+        others = f"; train, {spec.train!r}, is for other parameters" if spec.train else ""
+        raise ValueError(f"tables lazy: {why}{others}")
     return recommended(dataclasses.replace(spec, tables=Dense())), why
 
 
@@ -584,6 +585,12 @@ def differing(asked: RunSpec, found: RunSpec) -> list[str]:
         sizes = {name: getattr(found.sampler, name) for name in sampler.open_sizes()}
         sampler = dataclasses.replace(sampler, **sizes)
     asked = dataclasses.replace(asked, sampler=sampler)
+    if asked.init_from is not None and found.init_from is not None:  # wherever the model lies
+        asked = dataclasses.replace(asked, init_from=found.init_from)
+        if asked.init_sha256 is None:  # nor is it `pinned`
+            asked = dataclasses.replace(
+                asked, init_map=found.init_map, init_sha256=found.init_sha256
+            )
     left = {*asked.open, "target_delta", "decays", "schedule"}
     left |= {"average_tail"} if averages_by_rule(asked) else set()
     ours, theirs = asked.options(), found.options()

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build, checked
-from dpsgd.runs.spec import RunSpec, known_options
+from dpsgd.runs.spec import PARTS, RunSpec, known_options
 from dpsgd.runs.support import checked_spec
 from experiments.results.metrics import Better
 from experiments.results.table import AXES, IN_SAMPLER, PRIVACY, digits, sampler_settings
@@ -35,6 +36,12 @@ DEFAULTS: dict[str, Any] = {
 
 OUTSIDE_PRIVACY = ("l2_clip_norm", "bands")
 """Axes on which a run without privacy has no place, beside those of privacy."""
+
+_OF_NOISE = {*PARTS["noise"].values(), *PARTS["clipping"].values()}
+WITH_NOISE = {"clipping", "calibration"} | {
+    name for name, option in known_options().items() if option.owner in _OF_NOISE
+}
+"""Options that a run without privacy has not: nothing is clipped there, and no noise is drawn."""
 
 Cells = dict[str, dict[str, Any]]
 """Options of runs that are alike but for their randomness, by names fit for folders."""
@@ -103,18 +110,25 @@ def name_of(options: Mapping[str, Any]) -> str:
     'poisson-sigma0.5-b1024-e10-lr0.003-c4'
     >>> name_of({**options, "non_private": True})  # nothing is clipped without noise
     'poisson-nonprivate-b1024-e10-lr0.003'
+    >>> name_of({"sampler": SETTINGS["poisson"](), "train": "a/b|c"})
+    'poisson-traina%2Fb%7Cc'
     """
     sampler, without = options["sampler"], options.get("non_private")
     sizes = {axis: getattr(sampler, axis, None) for axis in IN_SAMPLER}
     values = {**options, **sizes, **(dict.fromkeys(OUTSIDE_PRIVACY) if without else {})}
     others = [name for name in options if name not in (*AXES, "sampler", "non_private")]
     parts = [
-        f"{AXES[axis].short if axis in AXES else axis}{digits(value)}"
+        f"{AXES[axis].short if axis in AXES else axis}{_quoted(value)}"
         for axis in (*AXES, *others)
         if (value := values.get(axis)) is not None and (axis, value) != ("bands", 1)
     ]
     own = sampler_settings(sampler).split()
     return "-".join([sampler.name, *own, *(["nonprivate"] if without else []), *parts])
+
+
+def _quoted(value: Any) -> str:
+    parts = value if isinstance(value, tuple | list) else [value]
+    return "+".join(quote(x, safe="") if isinstance(x, str) else digits(x) for x in parts)
 
 
 @dataclass(frozen=True)
@@ -182,7 +196,8 @@ class Grid:
         found = product({**DEFAULTS, **self.axes}, where) if private else []
         if self.non_private:
             # Without privacy nothing is clipped: one cell, whatever norms the grid has.
-            rest = {k: v for k, v in {**DEFAULTS, **self.axes}.items() if k not in PRIVACY}
+            axes, without = {**DEFAULTS, **self.axes}, {*PRIVACY, *WITH_NOISE}
+            rest = {name: values for name, values in axes.items() if name not in without}
             rest |= {name: DEFAULTS[name] for name in OUTSIDE_PRIVACY}
             found += [{**options, "non_private": True} for options in product(rest, where)]
         return {name_of(options): options for options in found}
@@ -333,7 +348,8 @@ def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
         settings = {"calibration": "none", **sweep.run, **options, "insecure_seed": seed}
         settings["bands"] = None if options["bands"] == 1 else options["bands"]
         if "non_private" in options:  # asked of all runs, and this one has no noise and no clipping
-            settings |= {"secure_noise": False, "calibration": "none"}
+            kept = {name: x for name, x in settings.items() if name not in WITH_NOISE}
+            settings = kept | {"calibration": "none"}
         spec = checked_spec(settings, f"{where}, run")
         begun = spec.init_seed + (number if seed is None else seed)
         spec = dataclasses.replace(spec, init_seed=begun % 2**32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.initial import pinned
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import checked
@@ -200,7 +202,9 @@ def _checked(
     """Returns the runs of a sweep, each of which fits the data."""
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    runs = plan(sweep, out / RUNS, where)
+    runs = [
+        dataclasses.replace(run, spec=pinned(run.spec)) for run in plan(sweep, out / RUNS, where)
+    ]
     task = task_of(sweep, data, where)
     columns, population = rows_of(task)
     about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
@@ -291,7 +295,9 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
     except ValueError as error:
         raise ValueError(f"{where}, {run.cell}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates
-    return size, several, spec.private, spec.options().get("bands"), type(spec.tables)
+    kinds = type(spec.tables), type(spec.optimizer), type(spec.average)
+    how = spec.options().get("bands"), spec.clipping, spec.train, spec.compute
+    return size, several, spec.private, kinds, how
 
 
 def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import Secure, Settings
+from dpsgd import Settings
 from experiments.cli.commands.sweep import SweepConfig
 from experiments.results.table import AXES
 from experiments.sweeps.config import SHIPPED, Sweep, file_of, plan
@@ -106,11 +106,35 @@ def test_bands_are_an_axis_of_the_runs_that_have_noise(tmp_path):
     } < names
 
 
-def test_secure_noise_is_asked_of_the_runs_that_have_noise(tmp_path):
-    shared = "[run]\nsecure_noise = true\n"
-    runs = planned(read(tmp_path, f'title = "t"\nrepetitions = 1\n{shared}{GRID}'), tmp_path)
-    assert {not run.spec.private for run in runs} == {True, False}
-    assert all(isinstance(run.spec.noise, Secure) == run.spec.private for run in runs)
+WITH_NOISE = {
+    "secure_noise = true": {"secure_noise": True},
+    'clipping = "automatic"\nclip_gamma = 0.1': {"clipping": "automatic", "clip_gamma": 0.1},
+    "buffers = 1\nweights = [0.5]\ndecays = [0.5]": {"buffers": 1},
+    'calibration = "platt"': {"calibration": "platt"},
+}
+
+
+@pytest.mark.parametrize(("asked", "found"), WITH_NOISE.items())
+@pytest.mark.parametrize("place", ["run", "grid"])
+def test_what_goes_with_noise_is_asked_of_the_runs_that_have_noise(tmp_path, place, asked, found):
+    begin, grid = 'title = "t"\nrepetitions = 1\n', GRID.replace('"shuffle", ', "")
+    text = begin + (f"[run]\n{asked}\n{grid}" if place == "run" else f"{grid}{asked}\n")
+    text = text if place == "run" else text.replace("[0.5]", "[[0.5]]")
+    runs, others = (planned(read(tmp_path, one), tmp_path) for one in (text, begin + grid))
+    assert [r.spec for r in runs if not r.spec.private] == [
+        r.spec for r in others if not r.spec.private
+    ]
+    noised = [r.spec.options() for r in runs if r.spec.private]
+    assert noised
+    assert all(options.items() >= found.items() for options in noised)
+
+
+def test_any_value_is_a_part_of_a_folders_name_of_its_own(tmp_path):
+    values = """["a/b", "a+b", "^a|b$", "../c"]\nclip_groups = [["a", "b"], ["a+b"]]"""
+    text = f'title = "t"\nrepetitions = 1\n{GRID}clipping = "per-layer"\ntrain = {values}\n'
+    runs = planned(read(tmp_path, text), tmp_path)
+    assert len({run.out.name for run in runs}) == len(runs) == 2 * 2 * (2 * 4 * 2 + 4)
+    assert {run.out.parent for run in runs} == {tmp_path / "runs"}
 
 
 NEEDED = {
