@@ -23,6 +23,7 @@ from dpsgd.runs.resolve import (
     full_sums,
     noise_of,
     privacy_with,
+    request_of,
     resolved,
 )
 from dpsgd.runs.spec import (
@@ -35,7 +36,7 @@ from dpsgd.runs.spec import (
     config_digest,
 )
 from dpsgd.runs.support import check
-from dpsgd.runs.task import Task, check_task, data_digest, task_record
+from dpsgd.runs.task import Task, check_task, data_digest, settled, task_record
 from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import noise
 from samplers import BatchSampler
@@ -93,6 +94,9 @@ class Candidates:
             raise ValueError("target_delta is that of the whole selection: give one for all")
         if callable(check_data := getattr(self.task, "check", None)):
             check_data(None)
+        about = dataclasses.replace(self.specs[0], privacy=self._about_a_trial())
+        task, _ = settled(self.task, request_of(about, self.rows[1]))  # one model for all trials
+        object.__setattr__(self, "task", task)
 
     @cached_property
     def rows(self) -> tuple[Any, Any]:
@@ -154,11 +158,11 @@ class Candidates:
     def _with_noise(self) -> list[RunSpec]:
         """Returns the candidates with nothing left open, and noise at which the target is met."""
         population, goal = self.rows[1], self.specs[0].privacy
-        about = self._about_a_trial(goal)
-        asked = (dataclasses.replace(spec, privacy=about or spec.privacy) for spec in self.specs)
+        if isinstance(goal, NoiseMultiplier):
+            return [choose(spec, self.task, self.rows)[0] for spec in self.specs]
+        about = self._about_a_trial()
+        asked = (dataclasses.replace(spec, privacy=about) for spec in self.specs)
         specs = [choose(spec, self.task, self.rows)[0] for spec in asked]
-        if about is None:
-            return specs
         # Candidates that differ in what costs no privacy need the same noise.
         samplers = [build_sampler(spec, population) for spec in specs]
         kinds = [
@@ -199,13 +203,14 @@ class Candidates:
         found = dict(zip(unique, sigmas, strict=True))
         return [at(spec, found[kind]) for spec, kind in zip(specs, kinds, strict=True)]
 
-    def _about_a_trial(self, goal: Any) -> TargetEpsilon | TargetAdvantage | None:
+    def _about_a_trial(self) -> Any:
         """Returns about what a trial may cost, by which what is left open is chosen."""
+        goal = self.specs[0].privacy
         if isinstance(goal, TargetEpsilon):
             return TargetEpsilon(_SHARE * goal.epsilon)
         if isinstance(goal, TargetAdvantage):
             return TargetAdvantage(self.count.share(goal.advantage))
-        return None
+        return goal
 
 
 def spec_of_trial(terms: Terms) -> RunSpec:

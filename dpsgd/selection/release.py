@@ -51,6 +51,8 @@ def release(
     stated = fingerprint(record, wanted.data, root, code, "")
     if terms.segment().lazy_tables:
         stated["tables"] = "lazy"
+    if trained := trial.history().attempts[-1].terms.fingerprint.get("trained"):
+        stated["trained"] = trained
     content = trial.params_path.read_bytes()
     lines = {"audit": own["audit"]}, {"released": hashlib.sha256(content).hexdigest()}
     history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root, lines)

@@ -4,9 +4,20 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import dataclass, replace
 
 import pytest
-from tiny_task import SUMS, Line, calibrated, config_of, few_rows_are_calibrated, line
+from tiny_task import (
+    SUMS,
+    Line,
+    Words,
+    calibrated,
+    config_of,
+    contents,
+    few_rows_are_calibrated,
+    line,
+    params_of,
+)
 from toy_trials import (
     COUNT,
     RATES,
@@ -24,7 +35,7 @@ from toy_trials import (
 from accounting import SelectionProfile, TrialCount, attack_advantage, epsilon
 from dpsgd import Mechanism, RootKey, cost, resume
 from dpsgd.files import destroy
-from dpsgd.models.model import export
+from dpsgd.models.model import export, read_model
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.resolve import resolved
@@ -72,6 +83,27 @@ def test_the_best_of_real_trials_is_released_with_the_guarantee_of_the_whole(tmp
     }  # fmt: skip
     assert select(out, lines=lines) == resume(out) == record  # said again, nothing is done again
     assert lines.count("releasing the best") == 1
+
+
+@dataclass(frozen=True)
+class Open(Words):
+    """Words with a setting that a run chooses."""
+
+    scale: float | None = None
+
+    def settle(self, request):
+        return replace(self, scale=self.scale or 2.0), {}
+
+
+def test_a_part_of_a_model_that_the_selection_chose_is_trained_and_named(tmp_path):
+    out = tmp_path / "out"
+    with so_many(2):
+        select(out, grid(train="table", insecure_seed=None), task=Open())
+    assert contents(out, "config.json")["task"]["settings"]["scale"] == 2.0
+    assert (params_of(out)["['w']"] == 1).all()
+    export(out, tmp_path / "model", task=Open(scale=2.0))
+    for folder in (out, tmp_path / "model"):
+        assert read_model(folder, task=Open(scale=2.0)).guarantee["trained"] == ["table"]
 
 
 def test_everything_that_reads_the_model_states_the_cost_of_the_whole(trained, tmp_path):
