@@ -88,7 +88,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         scope=_scope(taken, planned),
         void=_void(taken, last),
         left_out=_left_out(told),
-        earlier=tuple(text for one in dict.fromkeys(p.earlier for p in told) for text in one),
+        earlier=tuple(text for one in _chains(told) for text in one),
     )
     if whole.void:
         return whole
@@ -96,7 +96,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     notes = [*filter(None, [interval.note]), *_caveats(told, delta)]
     if any(part.mechanism != planned[0].mechanism for part in planned[1:]):
         notes.append(
-            "the mechanism was changed during the run, and this is a guarantee only if no change "
+            "the mechanism was changed between steps, and this is a guarantee only if no change "
             "was decided by looking at what was released or written before (parameters, metrics, "
             "losses or other diagnostics)"
         )
@@ -115,6 +115,13 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     return dataclasses.replace(
         whole, epsilon=interval, total_variation=distance, notes=tuple(notes)
     )
+
+
+def _chains(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+    """Returns the models before some parts, once where those of one are before another as well."""
+    chains = {part.earlier for part in parts}
+    rest = {chain[k:] for chain in chains for k in range(1, len(chain))}
+    return [chain for chain in dict.fromkeys(p.earlier for p in parts) if chain not in rest]
 
 
 def _left_out(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -63,13 +63,9 @@ def initial_params(
             f"init_from: {path} is not the model that the run is to start from, of which the "
             f"SHA-256 is {digest!a:.70}: it is {now}; restore it from a copy"
         )
-    if arrays != path and not rules:
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), fresh)
-        params = RunDirectory(path).read_params(like)
-        for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
-            _check_finite(path, name, leaf)
-        return params, {}
-    return matched(fresh, source(arrays), rules, known)
+    params, record = matched(fresh, source(arrays), rules, known)
+    same = arrays != path and not (rules or record["fresh"] or record["left_out"])
+    return params, {} if same else record
 
 
 def pinned(spec: RunSpec) -> RunSpec:
@@ -99,6 +95,13 @@ def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
     if (path / MODEL).is_file():
         return _stated(Bundle.read(path).guarantee, path / GUARANTEE)
     return _stated(FinishedRun.read(path).record, path / "ledger.jsonl")
+
+
+def earlier_task(init_from: str | None) -> Mapping[str, Any]:
+    """Returns the record of the task of an earlier model; empty where nothing says it."""
+    if init_from is None or _of_arrays(path := _found(init_from)):
+        return {}
+    return Bundle.read(path).task if (path / MODEL).is_file() else FinishedRun.read(path).task
 
 
 def check_other_rows(init_from: str | None, digest: str) -> None:

@@ -22,7 +22,7 @@ from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import environment
 from dpsgd.runs.history import NO_HEAD, Attempt, History, check_same_noise
-from dpsgd.runs.initial import check_other_rows, pinned, taken_in_words
+from dpsgd.runs.initial import check_other_rows, earlier_task, pinned, taken_in_words
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
@@ -32,7 +32,7 @@ from dpsgd.runs.records import checked, to_json
 from dpsgd.runs.resolve import ResolvedRun, request_of, resolve, resolved, with_any_noise
 from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
 from dpsgd.runs.support import check
-from dpsgd.runs.task import Task, check_task, load, settled, task_record
+from dpsgd.runs.task import Task, check_task, like_earlier, load, settled, task_record
 from dpsgd.runs.terms import Terms, differing
 from samplers import Population
 
@@ -74,7 +74,9 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
+    task, taken = like_earlier(task, name, earlier_task(spec.init_from))
     task, why = settled(task, request_of(spec, rows[1]))
+    why = taken | why
     own = {key: {"value": getattr(task, key), "why": reason} for key, reason in why.items()}
     if own:
         progress(sentence({"task": own}))
@@ -147,9 +149,8 @@ def _prepared(
     if guarantee.epsilon is not None and math.isinf(guarantee.epsilon.upper):
         why = guarantee.epsilon.note or "no reason"
         raise ValueError(
-            f"no finite epsilon is certified for this run ({why}): "
-            "raise noise_multiplier, or max_batch_size or overflow='accumulate' where batches "
-            "are cut"
+            f"no finite epsilon is certified for this run ({why}): take more noise; or, where "
+            "batches are cut, a larger max_batch_size or overflow accumulate"
         )
     record = {"task": task_record(task, name), **chosen.spec.record()}
     if choices := {**({"task": own} if own else {}), **chosen.chosen}:

@@ -236,14 +236,14 @@ def sentence(chosen: Mapping[str, Any]) -> str:
     >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
     'chosen: batch size 1,024, learning rate 0.003'
     """
+    warm = chosen.get("warm")
     found = [
         f"{CHOICES[name]} {value:{',' if isinstance(value, int) else 'g'}}"
+        + (f" (lower than usual, as {warm['why']})" if warm and name == "learning_rate" else "")
         for name, value in chosen.get("settings", {}).items()
     ]
     for name, own in chosen.get("task", {}).items():
         found.append(f"{name} {own['value']}, as {own['why']}")
-    if warm := chosen.get("warm"):
-        found.append(f"a lower rate than usual, as {warm['why']}")
     if tables := chosen.get("tables"):
         found.append(f"tables {tables['tables']}, as {tables['why']}")
     if noise := chosen.get("noise"):

@@ -138,6 +138,33 @@ def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, s
     return settle(request) if callable(settle) else (task, {})
 
 
+def like_earlier(
+    task: Any, name: str | None, record: Mapping[str, Any]
+) -> tuple[Any, dict[str, str]]:
+    """Returns a task, called `name`, with what it leaves open as an earlier one had it; and why.
+
+    These are its settings that are None, but for paths; `record` is what `task_record` made of the
+    earlier task. Nothing is taken of a task of another name, or of settings that do not fit.
+    """
+    kind: Any = type(task)
+    own, settings = _settings(task), record.get("settings", {})
+    if own is None or record.get("name") not in (name, task_record(task)["name"]):
+        return task, {}
+    hints = field_types(kind)
+    found = {
+        key: settings[key]
+        for key, value in own.items()
+        if value is None and settings.get(key) is not None and not _is_path(hints[key])
+    }
+    if not found:
+        return task, {}
+    try:
+        made = made_of(kind, {**own, **found}, str(name), "init_from")
+    except ValueError:
+        return task, {}
+    return made, dict.fromkeys(found, "the model that it starts from has it")
+
+
 def calibration_of(task: Any) -> Any:
     """Returns the `calibration` of a task; None if it offers none."""
     made = getattr(task, "calibration", None)

@@ -40,7 +40,7 @@ _BERT, _BERT_BLOCK, _GPT2 = (
     r"(?:transformer\.)?",
 )
 _FRESH = (r"=(?:head|bag)\..*", r"=.*\.lora\..*")
-"""Parameters that no published file has."""
+"""Parameters that no published file has, nor a model without adapters, or without either part."""
 
 
 def _norm(array: str, name: str) -> tuple[str, str]:
@@ -88,7 +88,7 @@ _GPT2_MAP = (
 """Left out are masks, and the head that predicts words. Matrices are as ours (Conv1D)."""
 
 LAYOUTS = {
-    "own": Layout(),
+    "own": Layout(init_map=_FRESH),
     "bert": Layout(
         post_norm=True, exact_gelu=True, epsilon=1e-12, reads="first", pooler=True,
         init_map=_BERT_MAP,

@@ -99,6 +99,7 @@ def test_runs_together_cost_a_unit_in_each_what_their_composition_costs(chain, m
     assert all_three.epsilon.upper > both.epsilon.upper
     main(["ledger", str(models / "second"), "--with", str(models / "run")])
     said = capsys.readouterr().out
+    assert all_three.earlier == third.guarantee().earlier  # of each model once
     largest = max(one.guarantee().epsilon.upper for one in (first, second))
     assert f"in all 2 runs: {both.sentence()}" in said
     assert f"alone: epsilon <= {Bound(0, largest).format_upper('.3g')} at delta 1e-05" in said
@@ -229,6 +230,43 @@ def test_a_selection_starts_from_fresh_parameters(models, tmp_path):
     with pytest.raises(ValueError, match="init_from: a selection trains from fresh parameters"):
         select(tmp_path / "out", [candidate(init_from=str(models / "run"))])
     assert not (tmp_path / "out").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized(Words):
+    """Words, of which a run chooses how many coordinates they have where that is left open."""
+
+    dim: int | None = None
+    places: Path | None = None
+    huge: bool | None = None
+
+    def settle(self, request):
+        return (
+            (dataclasses.replace(self, dim=5), {"dim": "few"}) if self.dim is None else (self, {})
+        )
+
+    def init(self, seed):
+        return dataclasses.replace(Words(), width=self.dim or 5).init(seed)
+
+
+@pytest.mark.parametrize("form", ["run", "exported"])
+def test_what_a_task_leaves_open_is_as_the_earlier_model_has_it(form, tmp_path):
+    run(Sized(dim=2, places=tmp_path), config(), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "exported", task=Sized)
+    lines, start = [], config(init_from=str(tmp_path / form))
+    run(Sized(seed=1), start, tmp_path / "next", progress=lines.append)
+    assert params_of(tmp_path / "next")["['w']"].shape == (2,)
+    assert "chosen: dim 2, as the model that it starts from has it" in lines
+    settings = json.loads((tmp_path / "next" / "config.json").read_text())["task"]["settings"]
+    assert (settings["dim"], settings["places"], settings["huge"]) == (2, None, None)
+    with pytest.raises(ValueError, match=r"\(400, 3\): 'table' is \(400, 2\)"):
+        run(Sized(seed=1, dim=3), start, tmp_path / "other")
+
+
+def test_tables_that_are_not_trained_are_named_with_what_trains_others(tmp_path):
+    options = {"tables": "lazy", "tables_learning_rate": 0.5, "train": "^w"}
+    with pytest.raises(ValueError, match=r"tables lazy: .*; train, '\^w', is for other parameters"):
+        run(Words(), config(**options), tmp_path / "out")
 
 
 @pytest.mark.short("lazy")
