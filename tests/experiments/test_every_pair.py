@@ -1,0 +1,345 @@
+"""Each setting of a run meets each other one: every pair in a run, or refused at once in one line.
+
+A row of a covering array is trained, stopped, resumed, evaluated, scored, exported and started
+from, by the command. A new setting gets all of this by a value of `OPTIONS`.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from pairs import covering, pairs_of
+
+from dpsgd.gradients.frozen import leaf_names
+from dpsgd.models.model import read_model
+from dpsgd.runs import job
+from dpsgd.runs.ledger import read
+from dpsgd.runs.stop import STOPPED
+from experiments import cli
+from experiments.tasks import TASKS, task_of
+from experiments.tasks.ratings import ratings
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "dpsgd" / "runs"))
+from tiny_task import few_rows_are_calibrated, watched
+
+NETWORK = "--model wide-and-deep --embedding-dim 2 --max-buckets 64 --hidden 3 --bins 2"
+TRANSFORMER = "--model transformer --dim 4 --heads 2 --layers 1 --length 6 --buckets 64"
+KINDS = {
+    "binary": ("clicks", NETWORK, "--label y"),
+    "classes": ("clicks", NETWORK, "--label kind --classes a,b,c"),
+    "number": ("clicks", f"{NETWORK} --huber 2", "--label income --label-bounds 0:10"),
+    "weights": ("clicks", "--model linear --bins 2", "--label y --weight w --weight-bound 2"),
+    "users": ("ratings", "--max-ratings 5", ""),
+    "ratings": ("ratings", "--max-ratings 5 --rows ratings", ""),
+    "text": ("text", TRANSFORMER, ""),
+    "adapters": ("text", f"{TRANSFORMER} --lora-rank 1 --trained lora", ""),
+    "images": ("images", "--channels 2", None),
+}
+"""What is trained: a task, its settings, and how its table is prepared; None if it brings one."""
+
+PARTS = {"clicks": "logit", "ratings": "factor", "text": "head|qkv.*lora", "images": "logit"}
+TABLES = {"clicks": "embedding", "ratings": "bias", "text": "tokens|head", "images": "conv"}
+CALIBRATED = {"binary": "platt", "classes": "temperature", "number": "affine", "weights": "platt"}
+SIZES = "--batch-size 16 --epochs 2"
+BUFFERS = "--buffers 1"
+OPTIONS = {
+    "task": tuple(KINDS),
+    "sampler": (
+        f"balls-and-bins {SIZES}",
+        f"deterministic {SIZES}",
+        f"shuffle {SIZES}",
+        f"shuffle {SIZES} --order fixed",
+        f"shuffle {SIZES} --num-shards 2",
+        f"poisson {SIZES}",
+        f"poisson {SIZES} --overflow accumulate",
+        "multistage --draws 20 2 --steps 9 --clipped-level 1 --protected-level 1",
+        "units-then-poisson --draws 20 --sampling-prob 0.5 --steps 9",
+        f"user-poisson {SIZES}",
+    ),
+    "privacy": (
+        "--noise-multiplier 1",
+        "--target-epsilon 4",
+        "--target-advantage 0.2",
+        "--non-private",
+    ),
+    "noise": ("", "--secure-noise", "--bands 2", "--bands auto", BUFFERS),
+    "tables": ("", "--tables lazy", "--tables auto"),
+    "optimizer": ("", "--optimizer sgd", "--optimizer sgd --momentum 0.9"),
+    "average": ("", "--average-tail 0.5", "--average-decay 0.9"),
+    "schedule": ("", "--schedule constant", "--schedule cosine"),
+    "clipping": tuple(f"--clipping {x}" for x in ("flat", "per-layer", "automatic", "quantile")),
+    "train": ("", "part", "table"),
+    "start": ("", "run", "export", "file"),
+    "compute": ("", "--compute bfloat16"),
+    "calibration": ("", "--calibration none", "--calibration KIND"),
+    "data_on": ("", "--data-on host"),
+    "microbatch": ("", "--microbatch-size 3"),
+}
+
+
+def starting(*names):
+    """The values of all options that begin so."""
+    return {x for values in OPTIONS.values() for x in values if x.startswith(names)}
+
+
+OF_TREES = starting("multistage", "units-then", "user-poisson")
+FIXED = starting("deterministic") | {f"shuffle {SIZES} --order fixed"}
+SEPARATED = FIXED | starting("balls-and-bins", "poisson")
+CORRELATED = {"--bands 2", "--bands auto", BUFFERS}
+SAMPLERS = set(OPTIONS["sampler"])
+LAZY, QUANTILE = {"--tables lazy"}, {"--clipping quantile"}
+REFUSED = [
+    (LAZY, CORRELATED, "tables lazy and b"),
+    (LAZY, {"--secure-noise"}, "tables lazy and secure"),
+    (LAZY, {f"poisson {SIZES} --overflow accumulate"}, "tables lazy and overflow"),
+    ({"--non-private"}, {"--secure-noise", *CORRELATED}, "non-private and "),
+    ({"--non-private"}, {"--calibration KIND"}, "calibration and non-private"),
+    ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
+    (QUANTILE, {"--secure-noise", *CORRELATED}, "clipping quantile and "),
+    (QUANTILE, LAZY, "clipping quantile and tables lazy"),
+    ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),
+    ({BUFFERS}, SAMPLERS - FIXED, "buffers"),
+    ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),
+    (LAZY, {"images", "adapters", "part"}, "tables lazy: the loss has no tables"),
+    ({"--calibration KIND"}, {"part", "table"}, "calibration platt cannot be had: it would"),
+    ({"images"}, {"run"}, "was trained on these very rows"),
+    (OF_TREES, set(KINDS) - {"ratings"}, "the sampler"),
+    (OF_TREES, {"--calibration KIND"}, "calibration"),
+]
+"""Which values do not go together, and words of the line that says so."""
+
+
+def refused(row):
+    """Whether the values of a part of a row do not go together."""
+    values = set(row.values())
+    return any(values & one and values & other for one, other, _ in REFUSED)
+
+
+ROWS = covering(OPTIONS, refused)
+
+
+def test_every_pair_of_settings_is_in_a_row_or_refused():
+    covered = set().union(*map(pairs_of, ROWS))
+    for one in OPTIONS:
+        for other in OPTIONS:
+            for x in OPTIONS[one] if one < other else ():
+                for y in OPTIONS[other]:
+                    pair = {one: x, other: y}
+                    assert (frozenset(pair.items()) in covered) != refused(pair), pair
+
+
+def table(path, seed):
+    """A table with a label of each kind."""
+    rng = np.random.default_rng(seed)
+    age, city = rng.uniform(16, 90, 150), rng.integers(0, 40, 150)
+    y = rng.random(150) < 1 / (1 + np.exp(3 - age / 20))
+    lines = [
+        f"{a:.1f},c{c},{int(b)},{'abc'[(c + b) % 3]},{a / 10:.3f},{1 + b}"
+        for a, c, b in zip(age, city, y, strict=True)
+    ]
+    path.write_text("\n".join(["age,city,y,kind,income,w", *lines]) + "\n")
+
+
+def ratings_of(path, seed):
+    found = ratings.synthetic(seed, num_users=240, num_items=40)
+    rows = zip(found.user, found.item + 1, found.rating.astype(int), found.time, strict=True)
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+
+
+def phrases(path, seed):
+    rng, words = np.random.default_rng(seed), [f"word{i}" for i in range(30)]
+    rows = (f"{i % 2}\t{' '.join(rng.choice(words, 6))}\n" for i in range(200))
+    path.write_text("label\tsentence\n" + "".join(rows))
+
+
+WRITE = {"clicks": table, "ratings": ratings_of, "text": phrases}
+
+
+class Days:
+    """Rows of each kind of three days, and models of the first day's, each made once."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def words(self, kind, day):
+        """The task, its rows of a day, and its settings, as the command has them."""
+        task, settings, prepared = KINDS[kind]
+        place = self.folder / f"{kind}{day}"
+        if prepared is not None and not place.exists():
+            raw = self.folder / f"{kind}{day}.csv" if prepared else place
+            WRITE[task](raw, day)
+            if prepared:
+                split = "--split 0.6 0.2 0.2 --numbers age --bounds age=16:90 --categories city"
+                words = f"prepare csv {raw} {place} {prepared} {split} --buckets 64"
+                assert cli.main(words.split()) == 0
+        data = [] if prepared is None else [str(place)]
+        return ["train", "--task", task, *data, *settings.split()]
+
+    def start(self, kind, form):
+        """What a run starts from: a run of the first day, its export, or a file of its arrays.
+
+        Adapters start beside a model that has none.
+        """
+        kind = "text" if kind == "adapters" else kind
+        place = self.folder / f"{kind}-run"
+        if not place.exists():
+            sampler = f"sampler:deterministic {SIZES} --noise-multiplier 1 --no-audit --out {place}"
+            assert cli.main([*self.words(kind, 0), *sampler.split()]) == 0
+            assert cli.main(["export", str(place), str(self.folder / f"{kind}-export")]) == 0
+            params = read_model(place, kinds=TASKS).params
+            named = zip(leaf_names(params), jax.tree.leaves(params), strict=True)
+            arrays = {f"other.{name}": np.asarray(x) for name, x in named}
+            np.savez(self.folder / f"{kind}-file.npz", **arrays)
+        return self.folder / f"{kind}-{form}"
+
+
+@pytest.fixture(scope="session")
+def days(tmp_path_factory):
+    return Days(tmp_path_factory.mktemp("days"))
+
+
+@pytest.fixture(autouse=True)
+def short():
+    with pytest.MonkeyPatch.context() as patch, few_rows_are_calibrated():
+        patch.setattr(job, "BLOCK_STEPS", 4)
+        yield
+
+
+def words_of(row, days):
+    """A row as the command has it, but for where its run is to be."""
+    kind, part, start = row["task"], row.get("train"), row.get("start")
+    task = KINDS[kind][0]
+    words = days.words(kind, 1) + f"sampler:{row['sampler']}".split()
+    asked = (value for value in row.values() if value.startswith("--"))
+    words += [word for value in asked for word in value.split()]
+    if part:
+        words += ["--train", {"part": PARTS, "table": TABLES}[part][task]]
+    if start:
+        form = "file.npz" if start == "file" else start
+        words += ["--init-from", str(days.start(kind, form))]
+        words += ["--init-map", r"other\.(.*)=\1"] if start == "file" else []
+    words = [CALIBRATED.get(kind, "platt") if w == "KIND" else w for w in words]
+    return [*words, "--checkpoint-seconds", "0"]
+
+
+DEFAULTS = {name: values[0] for name, values in OPTIONS.items()}
+PAIRS = [
+    pytest.param(
+        {name: x for x in (one, other) for name in OPTIONS if x in OPTIONS[name]},
+        line,
+        id=f"{one} and {other}",
+    )
+    for ones, others, line in REFUSED
+    for one in sorted(ones)
+    for other in sorted(others)
+]
+
+
+@pytest.mark.parametrize(("pair", "line"), PAIRS)
+def test_what_does_not_go_together_is_refused_at_once(pair, line, days, tmp_path, command):
+    trees = {"task": "ratings"} if pair.get("sampler") in OF_TREES else {}
+    words = words_of(DEFAULTS | trees | pair, days)
+    assert line in command.refuses(*words, "--out", tmp_path / "run").replace("--", "")
+    assert not (tmp_path / "run").exists()
+
+
+def params_of(folder):
+    params = read_model(folder, kinds=TASKS).params
+    return dict(zip(leaf_names(params), jax.tree.leaves(params), strict=True))
+
+
+def stop(number, block):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def check(row, days, home, command):
+    """Holds the claims of every run against those of a row."""
+    kind, run, words = row["task"], home / "run", words_of(row, days)
+    said = command(*words, "--out", run)
+    report = json.loads((run / "report.json").read_text())
+    assert report["guarantee"] in said.splitlines()
+    assert command("ledger", run).splitlines()[-1] == report["guarantee"]
+    private, target = row["privacy"] != "--non-private", row["privacy"].split()
+    assert ("NO GUARANTEE: no noise" in report["guarantee"]) == (not private)
+    if target[0] == "--target-epsilon":
+        assert 0.9 * float(target[1]) < report["epsilon_upper"] <= float(target[1])
+    if target[0] == "--target-advantage":
+        assert report["attack_advantage_upper"] <= float(target[1])
+
+    (attempt,) = read(run / "ledger.jsonl").attempts
+    stated, mechanism = attempt.terms.fingerprint, attempt.terms.mechanism
+    assert attempt.steps == range(mechanism.num_steps)
+    calibrated = row["calibration"] == "--calibration KIND"
+    assert not calibrated or mechanism.full_sums is not None
+    assert len(report["earlier"]) == bool(row["start"])
+    lazy = row["tables"] == "--tables lazy"
+    assert not lazy or (stated["tables"] == "lazy" and report["lazy_tables"])
+
+    after, task = params_of(run), task_of(run)
+    fresh = dict(zip(leaf_names(task.init(0)), jax.tree.leaves(task.init(0)), strict=True))
+    before = fresh | (params_of(days.start(kind, "run")) if row["start"] else {})
+    pattern = {"part": PARTS, "table": TABLES}.get(row["train"], {}).get(KINDS[kind][0], "")
+    if kind == "adapters":
+        pattern = f"^(?=.*(lora|head)).*({pattern})"
+    trained = {name for name in after if re.search(pattern, name)}
+    moved = {name for name in after if after[name].tobytes() != before[name].tobytes()}
+    assert trained == set(stated.get("trained", after))
+    assert moved
+    assert moved <= trained
+
+    command("export", run, home / "model")
+    kept = json.loads((home / "model" / "guarantee.json").read_text())
+    assert {name: report[name] for name in kept if name != "trained"}.items() <= kept.items()
+    assert set(kept.get("trained", after)) == trained
+    if KINDS[kind][2] is not None:
+        data, scores = words[3], []
+        for one in (run, home / "model"):
+            scores.append(home / f"{one.name}.csv")
+            command("score", one, data, "--out", scores[-1])
+            found = command("evaluate", one, data, "--split", "test")
+            for name, value in report["metrics"].items():
+                split, _, bare = name.partition("_")
+                assert split != "test" or f"{bare}: {value:.6g}" in found
+        assert scores[0].read_bytes() == scores[1].read_bytes()
+
+    again = [*days.words(kind, 2), "sampler:deterministic", "--batch-size", "16", "--epochs", "1"]
+    again += ["--noise-multiplier", "2", "--learning-rate", "1e-30", "--calibration", "none"]
+    next_from = home / "model" if kind == "images" else run
+    command(*again, "--no-audit", "--init-from", next_from, "--out", home / "next")
+    assert all(
+        np.abs(x - after[name]).max() < 1e-20 for name, x in params_of(home / "next").items()
+    )
+    earlier = json.loads((home / "next" / "report.json").read_text())["earlier"]
+    assert earlier[1:] == report["earlier"]
+
+    seeded = [*words, "--insecure-seed", "3", "--no-audit", "--out"]
+    command(*seeded, home / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "train_blocks", watched(stop))
+        command(*seeded, home / "resumed", status=STOPPED)
+    command("resume", home / "resumed")
+    for name in ("params.npz", "guarantee.json", "diagnostics_not_private.jsonl"):
+        whole, resumed = ((home / at / name).read_bytes() for at in ("whole", "resumed"))
+        assert whole == resumed, name
+
+
+def named(row):
+    return " ".join(filter(None, row.values()))
+
+
+QUICK = [next(row for row in ROWS if row["task"] == kind) for kind in ("weights", "users")]
+
+
+@pytest.mark.short(*map(named, QUICK))
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_every_row_trains_resumes_and_is_evaluated_exported_and_started_from(
+    row, days, tmp_path, command
+):
+    check(row, days, tmp_path, command)
