@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,9 @@ class Refinement(abc.ABC):
     def kind(self) -> str:
         """The calibration of `RunSpec` that it is, by which a run chooses its sums."""
         return "platt"
+
+    by_default: ClassVar[bool] = True
+    """Whether runs that leave `RunSpec.calibration` open have it."""
 
     @abc.abstractmethod
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
@@ -101,6 +104,9 @@ class Weighted(Refinement):
 
     of: Refinement
     weight: Callable[[PyTree], Any]
+
+    by_default: ClassVar[bool] = False
+    """Small weights are lost in the sums' noise, and the weights are private."""
 
     @property
     def kind(self) -> str:

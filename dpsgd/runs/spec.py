@@ -326,8 +326,8 @@ class RunSpec(_Checked):
     """After training, fit a scale, and a shift where there is one, to noisy sums over all training
     rows: of the model's logit (platt), its logits of several classes (temperature), or the number
     that it predicts (affine). Clipping bends predictions, and this mends them. Epsilon is for
-    training and calibration together. By default what the task offers, where there are rows enough;
-    none without privacy, where nothing is clipped."""
+    training and calibration together. By default what the task offers, where there are rows enough
+    and all weigh the same; none without privacy, where nothing is clipped."""
     budget_minutes: float | None = _setting(None, must=_POSITIVE)
     """Time for the whole run on this machine, audit and report included: of the epochs that the
     task's rule takes, as many as fit, found by timing a few steps on generated rows. By default the
