@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from accounting.checks import check_noise_multiplier
 from accounting.profile import Bound, PrivacyProfile, Profile, Question, UpperEnd, proved
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.gaussian import GaussianProfile, composed_noise
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 
 _UP = 1.0 + 1e-12
@@ -44,6 +46,19 @@ class DataRelease:
         """Returns what it is, in words."""
         failure = f", failure probability {self.failure:.3g}" if self.failure else ""
         return f"noisy counts of the rows (noise multiplier {self.noise_multiplier:.6g}{failure})"
+
+    @staticmethod
+    def together(releases: Sequence[DataRelease]) -> DataRelease:
+        """Returns one release that costs as much as all of several, at least one, do.
+
+        >>> both = DataRelease.together([DataRelease(3.0), DataRelease(4.0)])
+        >>> round(both.noise_multiplier, 3)
+        2.4
+        """
+        if len(releases) == 1:
+            return releases[0]
+        noise = functools.reduce(composed_noise, (one.noise_multiplier for one in releases))
+        return DataRelease(noise / _UP, math.fsum(one.failure for one in releases) * _UP)
 
     def privacy(self) -> PrivacyProfile:
         """Returns what the release costs by itself."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from accounting import Bound, PrivacyProfile, attack_advantage, epsilon
+from accounting import Bound, DataRelease, PrivacyProfile, attack_advantage, epsilon
 from dpsgd.core.guarantee import UNKNOWN, Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Part, Segment, Trials
@@ -243,25 +243,33 @@ def _total_variation(taken: Sequence[Part]) -> Bound:
 
 
 def _profiles(taken: Sequence[Part]) -> list[PrivacyProfile]:
-    """Returns one profile for all segments that differ in the clipping norm alone.
+    """Returns one profile for all segments that differ in no more than clipping norm and store.
 
     Given all that was released before, a segment is part of a run of its own mechanism with a fresh
     seed and fresh noise: the sampler bounds several of them together (`BatchSampler.privacy_of`).
+    What was released of the rows before is part of the first profile, each release once.
     """
     if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
         return [taken[0].mechanism.privacy()]
     kinds: list[tuple[Mechanism, list[range]]] = []
     for part in taken:
-        if isinstance(part, Trials):
+        if isinstance(part, Trials) or not part.steps:
             continue
+        mechanism = dataclasses.replace(part.mechanism, data_release=None)
         for known, ranges in kinds:
-            if dataclasses.replace(part.mechanism, l2_clip_norm=known.l2_clip_norm) == known:
+            if dataclasses.replace(mechanism, l2_clip_norm=known.l2_clip_norm) == known:
                 ranges.append(part.steps)
                 break
         else:
-            kinds.append((part.mechanism, [part.steps]))
+            kinds.append((mechanism, [part.steps]))
     selections = [part.profile for part in taken if isinstance(part, Trials)]
-    return [*(kind.privacy_of(ranges) for kind, ranges in kinds), *selections]
+    profiles = [*(kind.privacy_of(ranges) for kind, ranges in kinds), *selections]
+    found = dict.fromkeys(part.mechanism.data_release for part in taken)
+    if releases := [release for release in found if release is not None]:
+        together = DataRelease.together(releases)
+        first = together.before(profiles[0]) if profiles else together.privacy()
+        return [first, *profiles[1:]]
+    return profiles
 
 
 def _total(taken: Sequence[Part], bounds: Sequence[Bound], note: str) -> Bound:

@@ -527,12 +527,24 @@ def test_runs_on_two_releases_of_equal_noise_pay_for_both_and_on_one_for_one():
     sampler = SAMPLERS["deterministic"]
     runs = [Mechanism(sampler, 2.0, 1.0, data_release=DataRelease(4.0)) for _ in range(2)]
     other = Mechanism(sampler, 2.0, 0.5, data_release=runs[0].data_release)
-    square = sampler.epochs / 4.0 + 1 / 16.0  # of 1 over the noise, of one run and its release
-    both = GaussianProfile(1 / math.sqrt(2 * square)).epsilon(DELTA)
-    assert cost([Segment(one) for one in runs], DELTA).epsilon.upper >= both.lower
-    one = GaussianProfile(1 / math.sqrt(2 * square - 1 / 16)).epsilon(DELTA)
-    of_one = cost([Segment(runs[0]), Segment(other)], DELTA).epsilon.upper
-    assert of_one == pytest.approx(one.upper, abs=1e-4)
+    for second, releases in ((runs[1], 2), (other, 1)):
+        # Of 1 over the noise, of the steps of two runs and of so many releases.
+        square = 2 * sampler.epochs / 4.0 + releases / 16.0
+        exact = GaussianProfile(1 / math.sqrt(square)).epsilon(DELTA)
+        found = cost([Segment(runs[0]), Segment(second)], DELTA).epsilon.upper
+        assert exact.lower - 1e-9 <= found <= exact.upper + 1e-6
+
+
+def test_runs_of_two_mechanisms_on_one_release_pay_for_it_once():
+    release = DataRelease(4.0, 1e-7)
+    runs = [
+        Segment(Mechanism(SAMPLERS["deterministic"], sigma, 1.0, data_release=release))
+        for sigma in (2.0, 3.0)
+    ]
+    alone = [dataclasses.replace(one.mechanism, data_release=None) for one in runs]
+    parts = [release.before(alone[0].privacy()), alone[1].privacy()]
+    expected = math.fsum(epsilon(part, DELTA / 2).upper for part in parts)
+    assert cost(runs, DELTA).epsilon.upper == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_run_of_no_step_pays_what_was_released_before():
