@@ -139,7 +139,8 @@ class Text(HeldOut, TextModels):
     data: Path
     """Tab-separated file, plain or .gz, whose first line names the columns: "sentence", and
     "label", whole numbers from 0. No phrase that validates or tests shares four words in a row
-    with one that trains."""
+    with one that trains; so how many train depends on their words, and no epsilon covers that
+    number."""
     vocabulary: Path | None = None
     """Public vocabulary, never learned from private rows: a JSON file of the library tokenizers. By
     default words are hashed."""
