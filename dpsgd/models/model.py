@@ -33,7 +33,8 @@ class TrainedModel:
     Attributes:
       path: Where it was read.
       record: The "name", "settings" and "description" of the task that it was trained for.
-      guarantee: The guarantee as `Guarantee.record` has it: "guarantee" is its sentence.
+      guarantee: The guarantee as `Guarantee.record` has it: "guarantee" is its sentence; and what
+        the "audit" before training saw, or that none was made.
       task: What predicts and reads.
       params: The parameters.
     """
@@ -156,7 +157,7 @@ def read_model(
     task = _finished(run.task, task or _named(path, run.task["name"], kinds), where)
     params = folder.read_params(_shapes(task))
     folder.check_released()
-    guarantee = run.history.guarantee().record()
+    guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
     if trained := run.history.attempts[-1].terms.fingerprint.get("trained"):
         guarantee["trained"] = trained
     return TrainedModel(path, run.task, guarantee, task, params)

@@ -51,7 +51,10 @@ def test_a_model_says_of_rows_what_its_parameters_say(home, model):
 
 
 def test_a_model_brings_its_guarantee_and_what_is_public_of_its_task(home, model):
-    assert model.guarantee == json.loads((home / "run" / "guarantee.json").read_text())
+    audit = json.loads((home / "run" / "report.json").read_text())["audit"]
+    assert audit.startswith("not made: ")
+    stated = json.loads((home / "run" / "guarantee.json").read_text())
+    assert model.guarantee == {**stated, "audit": audit}
     assert model.description == readable.describe()
     assert model.num_params == 3
     shown = repr(model)
