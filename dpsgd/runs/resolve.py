@@ -21,6 +21,7 @@ from accounting import (
     PrivacyProfile,
     calibrate,
     calibrate_advantage,
+    format_delta,
 )
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
@@ -204,6 +205,14 @@ def _smallest_noise(
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
     privacy = privacy_with(sums, sampler, noise, released)
+    if released is not None and isinstance(goal, TargetEpsilon):
+        spent = released.privacy().epsilon(delta)
+        if spent.upper >= goal.epsilon:
+            raise ValueError(
+                f"{released} were released of these rows before the run: that costs epsilon "
+                f"{spent.format_upper('.3g')} at delta {format_delta(delta)} by itself, and "
+                f"target_epsilon is {goal.epsilon:g}: give more"
+            )
     if isinstance(goal, TargetAdvantage):
         return calibrate_advantage(privacy, advantage=goal.advantage)
     if goal.optimistic:

@@ -166,6 +166,9 @@ def test_every_run_on_a_store_counts_what_was_released_of_its_rows(tmp_path, cap
     record = json.loads((out / "report.json").read_text())
     assert record["data_release"]["noise_multiplier"] == opened.released["noise_multiplier"]
     assert 1.9 < record["epsilon_upper"] <= 2
+    little = ("--target-epsilon", "0.4", "--out", tmp_path / "none", *sizes)
+    assert run("train", store, "sampler:poisson", *little) == 2
+    assert "by itself, and --target-epsilon is 0.4: give more" in capsys.readouterr().err
     sampler, sigma = Poisson(opened.rows("train"), 500), record["noise_multiplier"]
     assert sampler.privacy(sigma).epsilon(1e-5).upper < record["epsilon_upper"]
     capsys.readouterr()
