@@ -21,6 +21,7 @@ import polars as pl
 from dpsgd.core.guarantee import words_on
 from dpsgd.files import write_atomically
 from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.spec import PARTS, known_options
 from samplers.settings import SamplerSettings
 
 
@@ -50,6 +51,11 @@ PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
 """Settings of which a run has one, and a run without privacy none."""
 IN_SAMPLER = ("batch_size", "epochs")
 """Settings of the sampler, if it has them."""
+_OF_NOISE = {*PARTS["noise"].values(), *PARTS["clipping"].values()}
+WITH_NOISE = {"clipping", "calibration"} | {
+    name for name, option in known_options().items() if option.owner in _OF_NOISE
+}
+"""Options that a run without privacy has not: nothing is clipped there, and no noise is drawn."""
 
 GUARANTEE = (
     *("guarantee", "epsilon_lower", "epsilon_upper", "delta", "attack_advantage_lower"),
@@ -212,7 +218,8 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
     record, sampler, description = run.record, run.spec.sampler, run.task["description"]
     options = {k: v for k, v in run.spec.options().items() if k != "sampler"}
     own = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
-    private = record["noise_multiplier"] > 0
+    if not (private := record["noise_multiplier"] > 0):
+        options |= dict.fromkeys(WITH_NOISE & options.keys())
     fingerprint = run.history.attempts[-1].terms.fingerprint
     stages = record["stage_seconds"]
     metrics = {k: math.nan if x is None else x for k, x in record["metrics"].items()}

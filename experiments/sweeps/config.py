@@ -18,10 +18,17 @@ from urllib.parse import quote
 
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build, checked
-from dpsgd.runs.spec import PARTS, RunSpec, known_options
+from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.support import checked_spec
 from experiments.results.metrics import Better
-from experiments.results.table import AXES, IN_SAMPLER, PRIVACY, digits, sampler_settings
+from experiments.results.table import (
+    AXES,
+    IN_SAMPLER,
+    PRIVACY,
+    WITH_NOISE,
+    digits,
+    sampler_settings,
+)
 from samplers.settings import SETTINGS, SamplerSettings
 
 SHIPPED = Path(__file__).parent
@@ -36,12 +43,6 @@ DEFAULTS: dict[str, Any] = {
 
 OUTSIDE_PRIVACY = ("l2_clip_norm", "bands")
 """Axes on which a run without privacy has no place, beside those of privacy."""
-
-_OF_NOISE = {*PARTS["noise"].values(), *PARTS["clipping"].values()}
-WITH_NOISE = {"clipping", "calibration"} | {
-    name for name, option in known_options().items() if option.owner in _OF_NOISE
-}
-"""Options that a run without privacy has not: nothing is clipped there, and no noise is drawn."""
 
 Cells = dict[str, dict[str, Any]]
 """Options of runs that are alike but for their randomness, by names fit for folders."""

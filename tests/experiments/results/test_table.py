@@ -21,7 +21,8 @@ def test_a_row_is_what_the_run_and_its_ledger_say_and_not_the_digest_of_its_rows
         for name in ("epsilon_upper", "delta", "guarantee", "params_sha256", "num_steps"):
             assert row[name] == run.record[name]
         assert row["test_error"] == run.record["metrics"]["test_error"]
-        assert (row["l2_clip_norm"] is None) == (row["noise_multiplier"] == 0)
+        for name in ("l2_clip_norm", "bands", "clipping", "calibration"):
+            assert (row[name] is None) == (row["noise_multiplier"] == 0)
         assert not any(digest in map(str, row.values()) for digest in run.data)
     assert table.values("data") == [0]  # all on the same rows
     assert table.varied() == ["sampler", "noise_multiplier"]
