@@ -371,8 +371,7 @@ def _with_settings(
                 steps = tables.flush_every or flush_every(count, looked_up)
                 return lazy.but(flush_every=steps), why
     if isinstance(tables, Lazy):
-        others = f"; train, {spec.train!r}, is for other parameters" if spec.train else ""
-        raise ValueError(f"tables lazy: {why}{others}")
+        raise ValueError(f"tables lazy: {why}")
     return recommended(dataclasses.replace(spec, tables=Dense())), why
 
 

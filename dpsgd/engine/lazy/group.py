@@ -25,6 +25,7 @@ from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
 from dpsgd.engine.lazy.rows import Rows, flushed_table, read, written
 from dpsgd.engine.placement import Exchange
 from dpsgd.engine.programs import shapes_of_rows
+from dpsgd.gradients.frozen import RunLoss
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
 from dpsgd.gradients.taps import Path
@@ -136,10 +137,12 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not taken_apart.tables:
         largest = max(range(len(leaves)), key=lambda k: math.prod(jnp.shape(leaves[k][1])))
-        name = jax.tree_util.keystr(leaves[largest][0])
+        name, others = jax.tree_util.keystr(leaves[largest][0]), ""
+        if isinstance(loss_fn, RunLoss) and loss_fn.pattern is not None:
+            others = f"; train, {loss_fn.pattern!r}, is for other parameters"
         raise ValueError(
             "the loss has no tables, of which it only looks up rows: params"
-            f"{name}, the largest parameter, is none, as {taken_apart.why_not[largest]}"
+            f"{name}, the largest parameter, is none, as {taken_apart.why_not[largest]}{others}"
         )
     for k in taken_apart.tables:
         path, leaf = leaves[k]
