@@ -20,10 +20,12 @@ from dpsgd.gradients.frozen import leaf_names
 from dpsgd.models.model import read_model
 from dpsgd.runs import job
 from dpsgd.runs.ledger import read
+from dpsgd.runs.spec import PARTS
 from dpsgd.runs.stop import STOPPED
 from experiments import cli
 from experiments.tasks import TASKS, task_of
 from experiments.tasks.ratings import ratings
+from samplers.settings import SETTINGS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dpsgd" / "runs"))
 from tiny_task import few_rows_are_calibrated, watched
@@ -43,7 +45,7 @@ KINDS = {
 }
 """What is trained: a task, its settings, and how its table is prepared; None if it brings one."""
 
-PARTS = {"clicks": "logit", "ratings": "factor", "text": "head|qkv.*lora", "images": "logit"}
+TRAINED = {"clicks": "logit", "ratings": "factor", "text": "head|qkv.*lora", "images": "logit"}
 TABLES = {"clicks": "embedding", "ratings": "bias", "text": "tokens|head", "images": "conv"}
 CALIBRATED = {"binary": "platt", "classes": "temperature", "number": "affine", "weights": "platt"}
 SIZES = "--batch-size 16 --epochs 2"
@@ -122,6 +124,14 @@ def refused(row):
 
 
 ROWS = covering(OPTIONS, refused)
+
+
+def test_every_task_and_every_part_of_a_run_has_a_value():
+    assert {task for task, *_ in KINDS.values()} == TASKS.keys()
+    assert {value.split()[0] for value in OPTIONS["sampler"]} == SETTINGS.keys()
+    words = {word for values in OPTIONS.values() for value in values for word in value.split()}
+    choices = {choice.replace("_", "-") for kinds in PARTS.values() for choice in kinds}
+    assert choices - {"", "dense", "adam"} <= {word.removeprefix("--") for word in words}
 
 
 def test_every_pair_of_settings_is_in_a_row_or_refused():
@@ -219,7 +229,7 @@ def words_of(row, days):
     asked = (value for value in row.values() if value.startswith("--"))
     words += [word for value in asked for word in value.split()]
     if part:
-        words += ["--train", {"part": PARTS, "table": TABLES}[part][task]]
+        words += ["--train", {"part": TRAINED, "table": TABLES}[part][task]]
     if start:
         form = "file.npz" if start == "file" else start
         words += ["--init-from", str(days.start(kind, form))]
@@ -234,6 +244,7 @@ PAIRS = [
         {name: x for x in (one, other) for name in OPTIONS if x in OPTIONS[name]},
         line,
         id=f"{one} and {other}",
+        marks=[pytest.mark.long] * (one == "images"),  # a model is trained first
     )
     for ones, others, line in REFUSED
     for one in sorted(ones)
@@ -262,9 +273,12 @@ def stop(number, block):
 def check(row, days, home, command):
     """Holds the claims of every run against those of a row."""
     kind, run, words = row["task"], home / "run", words_of(row, days)
-    said = command(*words, "--out", run)
+    said = command(*words, "--out", run).splitlines()
     report = json.loads((run / "report.json").read_text())
-    assert report["guarantee"] in said.splitlines()
+    assert report["guarantee"] in said
+    assert f"audit: {report['audit']}" in said
+    of_users = kind == "users" or row["sampler"].startswith(("multistage", "user-poisson"))
+    assert report["unit"] == ("user" if of_users else "example")
     assert command("ledger", run).splitlines()[-1] == report["guarantee"]
     private, target = row["privacy"] != "--non-private", row["privacy"].split()
     assert ("NO GUARANTEE: no noise" in report["guarantee"]) == (not private)
@@ -285,7 +299,7 @@ def check(row, days, home, command):
     after, task = params_of(run), task_of(run)
     fresh = dict(zip(leaf_names(task.init(0)), jax.tree.leaves(task.init(0)), strict=True))
     before = fresh | (params_of(days.start(kind, "run")) if row["start"] else {})
-    pattern = {"part": PARTS, "table": TABLES}.get(row["train"], {}).get(KINDS[kind][0], "")
+    pattern = {"part": TRAINED, "table": TABLES}.get(row["train"], {}).get(KINDS[kind][0], "")
     if kind == "adapters":
         pattern = f"^(?=.*(lora|head)).*({pattern})"
     trained = {name for name in after if re.search(pattern, name)}

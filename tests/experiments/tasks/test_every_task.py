@@ -7,26 +7,20 @@ import ast
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from dpsgd import Run, RunSpec, load_exported
 from dpsgd.audit.conformance import check_task
-from dpsgd.gradients.frozen import leaf_names
-from dpsgd.runs.ledger import read
 from dpsgd.runs.task import METHODS, find, load
 from experiments import cli
 from experiments.tasks import TASKS
 from experiments.tasks.clicks.synthetic import rows as clicks
 from experiments.tasks.ratings import ratings
-from samplers.settings import KINDS, SETTINGS, name_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = ROOT / "tests" / "dpsgd" / "runs" / "crash_driver.py"
@@ -179,43 +173,10 @@ def test_killed_in_a_declaration_a_run_without_the_other_tasks_goes_on_to_the_sa
     assert crashed == "write ledger.jsonl 3: the same bits\n"
 
 
-@pytest.fixture(scope="module")
-def finished(case):
-    """A finished run of a task: the undisturbed one of the crash test, if that ran."""
-    run = case.runs / "reference"
-    if not run.exists():
-        sampler = SETTINGS["balls-and-bins"](batch_size=100, epochs=1)
-        config = RunSpec.of(sampler, noise_multiplier=1.0, insecure_seed=1, audit=False)
-        made = case.settings | ({"data": str(case.data)} if case.data else {})
-        task = load({"name": TASKS[case.name], "settings": made}, "the task")
-        Run.create(task, config, run, name=TASKS[case.name]).train()
-    return run
-
-
 def command(capsys, *words):
     capsys.readouterr()
     assert cli.main([str(word) for word in words]) == 0
     return capsys.readouterr().out
-
-
-@pytest.mark.long
-@each_case(long=("clicks",))
-def test_a_finished_run_is_evaluated_scored_exported_and_reported(case, finished, tmp_path, capsys):
-    run, model = finished, tmp_path / "model"
-    report = json.loads((run / "report.json").read_text())
-    headline = json.loads((run / "config.json").read_text())["task"]["description"]["headline"]
-    assert headline in report["metrics"]
-    assert report["unit"] == ("user" if case.name == "ratings" else "example")
-    assert "NO GUARANTEE: reproducible noise" in command(capsys, "ledger", run)
-    command(capsys, "export", run, model)
-    assert load_exported(model).guarantee["guarantee"] == report["guarantee"]
-    if case.data:
-        said = command(capsys, "evaluate", model, case.data, "--split", "test")
-        for name, value in report["metrics"].items():
-            split, _, bare = name.partition("_")
-            assert split != "test" or f"{bare}: {value:.6g}" in said
-        command(capsys, "score", model, case.data, "--out", tmp_path / "scores.csv")
-        assert (tmp_path / "scores.csv").stat().st_size > 1000
 
 
 @pytest.mark.long
@@ -235,55 +196,3 @@ def test_a_run_asked_for_on_the_command_line_is_audited_and_names_its_unit(case,
     )  # fmt: skip
     command(capsys, "report", out, "--out", tmp_path / "page.html")
     assert unit in (tmp_path / "page" / "report.md").read_text()
-
-
-PARTS = {"clicks": "logit", "images": "logits", "ratings": "factor", "text": "qkv.*lora"}
-"""Of each task, what is found in the names of some of its parameters."""
-
-
-@pytest.mark.long
-@each_case()
-def test_a_part_of_a_model_is_trained_and_audited_and_the_rest_keeps_its_bits(case, tmp_path):
-    made = case.settings | ({"data": str(case.data)} if case.data else {})
-    task = load({"name": TASKS[case.name], "settings": made}, "the task")
-    sampler = SETTINGS["poisson"](batch_size=60, epochs=1)
-    config = RunSpec.of(sampler, noise_multiplier=1.0, train=PARTS[case.name])
-    run = Run.create(task, config, tmp_path / "run", name=TASKS[case.name])
-    run.train()
-    assert "passed" in read(tmp_path / "run" / "ledger.jsonl").audit
-    before = jax.tree_util.tree_leaves_with_path(task.init(0))
-    names = leaf_names(task.init(0))
-    with np.load(tmp_path / "run" / "params.npz") as after:
-        same = [x.tobytes() == after[jax.tree_util.keystr(path)].tobytes() for path, x in before]
-    moved = [name for name, kept in zip(names, same, strict=True) if not kept]
-    assert moved == [name for name in names if re.search(PARTS[case.name], name)]
-
-
-USERS, RATINGS = ["--rows", "users"], ["--rows", "ratings"]
-SIZES = ["--batch-size", "60", "--epochs", "2"]
-DRAWN = {
-    "deterministic": [*USERS, "sampler:deterministic", *SIZES],
-    "shuffle": [*USERS, "sampler:shuffle", *SIZES],
-    "poisson": [*USERS, "sampler:poisson", *SIZES],
-    "balls-and-bins": [*USERS, "sampler:balls-and-bins", *SIZES],
-    "user-poisson": [*RATINGS, "sampler:user-poisson", *SIZES],
-    "multistage": [*RATINGS, "sampler:multistage", "--draws", "20", "3", "--steps", "9",
-                   "--clipped-level", "1", "--protected-level", "1"],
-    "units-then-poisson": [*RATINGS, "sampler:units-then-poisson", "--draws", "20",
-                           "--sampling-prob", "0.5", "--steps", "9"],
-}  # fmt: skip
-"""Every sampler, as ratings are drawn by it."""
-
-
-def test_every_sampler_has_a_way_to_draw_ratings():
-    assert DRAWN.keys() == {name_of(kind) for kind in KINDS}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sampler", DRAWN)
-def test_ratings_are_trained_by_every_sampler_from_the_command_line(sampler, tmp_path, capsys):
-    words = ["train", "--task", "ratings", u_data(tmp_path), "--max-ratings", 5, *DRAWN[sampler]]
-    said = command(capsys, *words, "--noise-multiplier", 3, "--out", tmp_path / "run")
-    unit = "example" if sampler == "units-then-poisson" else "user"
-    assert f"unit: one {unit})" in said
-    assert "audit: passed" in said
