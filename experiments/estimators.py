@@ -171,14 +171,16 @@ class _Estimator(BaseEstimator):
             Run.create(task, spec, out).train()
             found = read_model(out, task=model)
         self.bounds_, self.guarantee_ = dict(schema.bounded), dict(found.guarantee)
-        self.guarantee_["guarantee"] += self._caveat
+        if self._caveat:
+            self.guarantee_["guarantee"] += f"; {self._caveat}"
+            self.guarantee_["not_covered"] = [*self.guarantee_["not_covered"], self._caveat]
         params = jax.tree.map(np.asarray, found.params)
         self._model = TrainedModel(Path(), {}, self.guarantee_, model, params)
         return self
 
     @property
     def _caveat(self) -> str:
-        """What the guarantee does not cover, as the end of its sentence."""
+        """What else the guarantee does not cover, if anything."""
         return ""
 
     def _predicted(self, X: Any) -> np.ndarray:
@@ -309,7 +311,7 @@ class DPClassifier(ClassifierMixin, _Estimator):
     def _caveat(self) -> str:
         if not isinstance(self.classes, str):
             return ""
-        return "; classes were read from y: no guarantee covers which labels there are"
+        return "classes were read from y: no guarantee covers which labels there are"
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Returns the probabilities of the classes, float[rows, classes]."""
