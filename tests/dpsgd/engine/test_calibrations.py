@@ -117,7 +117,6 @@ def of_classes(count):
 KINDS = {
     "platt": Kind(Platt(value, label, vector), platt.L2_CLIP_NORM, 4, (), one_of_two, 8.0),
     "temperature, 2 classes": of_classes(2),
-    "temperature, 3 classes": of_classes(3),
     "temperature, 9 classes": of_classes(9),
     "affine": Kind(
         Affine(value, label, vector), affine.L2_CLIP_NORM, 1, (), a_number, 1.0, (1 / 4, 4.0), 0.4
