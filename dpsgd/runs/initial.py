@@ -63,7 +63,13 @@ def initial_params(
             f"init_from: {path} is not the model that the run is to start from, of which the "
             f"SHA-256 is {digest!a:.70}: it is {now}; restore it from a copy"
         )
-    params, record = matched(fresh, source(arrays), rules, known)
+    found = source(arrays)
+    if {"ledger_head", "state.step"} <= found.shapes.keys():
+        raise ValueError(
+            f"init_from: {path} is a checkpoint of a run that is not finished: nothing of it is "
+            "released, and noise may be pending in it; `dpsgd resume` ends the run"
+        )
+    params, record = matched(fresh, found, rules, known)
     same = arrays != path and not (rules or record["fresh"] or record["left_out"])
     return params, {} if same else record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_task import Line, Words, config_of, line, params_of, run_and_stop
+from tiny_task import Line, Words, config_of, line, params_of, run_and_stop, short_blocks
 
 from accounting import Bound, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
@@ -198,6 +198,17 @@ def test_what_is_no_finished_run_is_said(tmp_path):
     for folder, why in ((cut, "`dpsgd resume"), (tmp_path / "empty", "is not the directory of a")):
         with pytest.raises(FileNotFoundError, match=why):
             run(TOMORROW, config(init_from=str(folder)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("tables", ["dense", "lazy"])
+def test_a_checkpoint_is_no_model_whatever_rules_say_of_its_arrays(tables, tmp_path):
+    options = {"tables": tables} | ({"tables_learning_rate": 0.5} if tables == "lazy" else {})
+    with short_blocks():
+        cut = run_and_stop(Words(), config_of(**options), tmp_path / "cut")
+    (checkpoint,) = (cut / "checkpoints").iterdir()
+    how = {"init_from": str(checkpoint), "init_map": (r"state\.raw_params\.(.*)=\1", ".*=")}
+    with pytest.raises(ValueError, match="is a checkpoint of a run that is not finished"):
+        run(Words(seed=1), config_of(**how), tmp_path / "out")
 
 
 def test_a_model_that_took_the_place_of_the_one_before_it_ends_the_search(models, tmp_path):
