@@ -209,11 +209,13 @@ def export(
 def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> bool:
     """Returns whether these are known to be data that trained the model, wherever they lie.
 
-    Unknown of an exported model: its training rows stay where it was trained.
+    They are those of its run, and of the runs before it. Unknown of an exported model: its training
+    rows stay where it was trained.
     """
+    from dpsgd.runs.initial import chain
     from dpsgd.runs.job import rows_of
 
-    known = [digest for digest in RunDirectory(model.path).data() if digest]
+    known = [digest for run in chain(str(model.path)) for digest in run.data() if digest]
     if not known:
         return False
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,24 +110,30 @@ def earlier_task(init_from: str | None) -> Mapping[str, Any]:
     return Bundle.read(path).task if (path / MODEL).is_file() else FinishedRun.read(path).task
 
 
-def check_other_rows(init_from: str | None, digest: str) -> None:
-    """Raises ValueError if a model before a run had these very rows.
+def chain(model: str | None) -> Iterator[RunDirectory]:
+    """Yields the run of a model and those before it, the nearest first.
 
-    It is known of run directories that lie where they lay, up to the first model that is none.
+    They are run directories that lie where they lay, up to the first model that is none.
     """
     seen = set[str]()  # another run may have taken the place of one
-    while isinstance(init_from, str) and (Path(init_from) / "ledger.jsonl").is_file():
-        folder = RunDirectory(Path(init_from))
+    while isinstance(model, str) and (Path(model) / "ledger.jsonl").is_file():
+        folder = RunDirectory(Path(model))
         history = folder.history()
         if history.name in seen:
             return
         seen.add(history.name)
+        yield folder
+        model = folder.config(history).get("init_from")
+
+
+def check_other_rows(init_from: str | None, digest: str) -> None:
+    """Raises ValueError if a run of the `chain` before a run had these very rows."""
+    for folder in chain(init_from):
         if digest in folder.data():
             raise ValueError(
-                f"init_from: {init_from} was trained on these very rows, and the guarantee of this "
-                "run would leave out what they cost there: train for more epochs in one run"
+                f"init_from: {folder.path} was trained on these very rows, and the guarantee of "
+                "this run would leave out what they cost there: train for more epochs in one run"
             )
-        init_from = folder.config(history).get("init_from")
 
 
 def _found(init_from: str) -> Path:

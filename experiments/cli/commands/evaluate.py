@@ -60,7 +60,7 @@ def run(config: EvaluateConfig) -> None:
             console.line(f"\n{title}")
             console.table(header, rows)
     if own:
-        print("note: among these rows are those that trained the model", file=sys.stderr)
+        print("note: among these rows are some that trained the model", file=sys.stderr)
 
 
 def _fit(

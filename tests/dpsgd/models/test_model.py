@@ -12,6 +12,7 @@ import pytest
 from readable_task import Readable, readable
 from tiny_task import Line
 
+import dpsgd
 from dpsgd import RunSpec, load_exported, run
 from dpsgd.models import model as models
 from dpsgd.models.model import export, read_model
@@ -77,12 +78,20 @@ def test_a_method_that_a_task_lacks_is_named(home, method):
         getattr(lacking, method)(home / "rows.npz")
 
 
-def test_whether_rows_trained_a_model_is_known_of_a_run_and_not_of_an_export(home):
+def test_whether_rows_trained_a_model_is_known_of_a_run_and_not_of_an_export(home, tmp_path):
     run, exported = (read_model(home / name, kinds=KINDS) for name in ("run", "model"))
     assert models.trained_on(run, Path("anywhere"), kinds=KINDS)  # its rows lie nowhere
     assert not models.trained_on(exported, Path("anywhere"), kinds=KINDS)
     other = dataclasses.replace(run, record={**run.record, "settings": {"seed": 1, "data": ""}})
     assert not models.trained_on(other, Path("anywhere"), kinds=KINDS)
+    from_run = RunSpec.of(
+        Deterministic(160, 16, 1), noise_multiplier=1.0, audit=False, init_from=str(home / "run")
+    )
+    dpsgd.run(Readable(seed=1), from_run, tmp_path / "next")
+    later = read_model(tmp_path / "next", kinds=KINDS)
+    for record in (later.record, run.record):
+        rows = dataclasses.replace(later, record=record)
+        assert models.trained_on(rows, Path("anywhere"), kinds=KINDS)
 
 
 def test_a_loaded_model_is_of_a_task_that_is_given_or_that_a_package_has(home, monkeypatch):

@@ -329,7 +329,7 @@ def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_p
 def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsys):
     store = clicked.parent / "store"
     assert cli.main(["evaluate", str(clicked), str(store)]) == 0
-    assert "among these rows are those that trained the model" in capsys.readouterr().err
+    assert "among these rows are some that trained the model" in capsys.readouterr().err
     synthetic.write_store(tmp_path / "new", 200, 5)
     assert cli.main(["evaluate", str(clicked), str(tmp_path / "new")]) == 0
     assert capsys.readouterr().err == ""
