@@ -8,6 +8,7 @@ docs/explanation/training-from-an-earlier-model.md.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accounting import Bound, format_delta
+from accounting import Bound, check_guarantee_delta, format_delta
 from dpsgd.core.guarantee import NO_GUARANTEE
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.runs.arrays import Source, is_orbax, sha256, source
@@ -29,8 +30,12 @@ from dpsgd.runs.spec import RunSpec
 
 PyTree = Any
 
-_LONGEST = 300
-"""Characters of what a bundle, which may be anybody's, says of one guarantee."""
+_PUBLIC = f"{NO_GUARANTEE} (public rows need none)"
+_KEPT = re.compile(
+    rf"{NO_GUARANTEE}|{re.escape(_PUBLIC)}|"
+    r"epsilon <= [\d.e+-]{1,20} at delta [\d.e+-]{1,20} \(unit: one [\w/' -]{1,40}\)"
+)
+"""What may be said of the rows of a model, which may be anybody's, in the sentence of a run."""
 
 
 def initial_params(
@@ -97,7 +102,7 @@ def earlier_guarantees(init_from: str | None) -> tuple[str, ...]:
         return ()
     path = _found(init_from)
     if _of_arrays(path):
-        return (f"{NO_GUARANTEE} (public rows need none)",)
+        return (_PUBLIC,)
     if (path / MODEL).is_file():
         return _stated(Bundle.read(path).guarantee, path / GUARANTEE)
     return _stated(FinishedRun.read(path).record, path / "ledger.jsonl")
@@ -168,11 +173,14 @@ def _stated(record: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     unit = checked(record.get("unit"), str, f"{where}: unit")
     own = NO_GUARANTEE
     if upper is not None:
-        delta = format_delta(checked(record.get("delta"), float, f"{where}: delta"))
+        if not 0 <= upper < math.inf:
+            raise ValueError(f"{where} is damaged: epsilon_upper {upper}")
+        delta = checked(record.get("delta"), float, f"{where}: delta")
+        delta = format_delta(check_guarantee_delta(delta, f"{where}: delta"))
         own = f"epsilon <= {Bound(0.0, upper).format_upper('.3g')} at delta {delta}"
         own = f"{own} (unit: one {unit})"
     for text in (own, *before):
-        if not text.isprintable() or len(text) > _LONGEST:
+        if not _KEPT.fullmatch(text):
             raise ValueError(f"{where} is damaged: {text!a:.60}")
     return own, *before
 

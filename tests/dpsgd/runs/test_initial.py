@@ -14,7 +14,7 @@ from accounting import Bound, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.models.model import export
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.initial import check_other_rows, initial_params
+from dpsgd.runs.initial import check_other_rows, earlier_guarantees, initial_params
 from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle
 from dpsgd.runs.terms import Terms
@@ -165,14 +165,35 @@ def test_a_model_that_diverged_is_no_start(models, form, tmp_path):
             run(TOMORROW, config(init_from=str(path)), tmp_path / "out")
 
 
-def test_what_a_bundle_says_of_its_guarantee_is_a_line(models, tmp_path):
-    shutil.copytree(models / "exported", tmp_path / "model")
-    with pytest.MonkeyPatch.context() as patch:
-        forged = {**Bundle.read(tmp_path / "model").guarantee, "unit": "user)\nepsilon <= 0"}
-        bundle = Bundle(tmp_path / "model", {}, forged)
-        patch.setattr(Bundle, "read", lambda path: bundle)
-        with pytest.raises(ValueError, match="is damaged"):
-            run(TOMORROW, config(init_from=str(tmp_path / "model")), tmp_path / "out")
+def forged(models, folder, **said):
+    """An export whose guarantee says something else, with checksums that agree."""
+    shutil.copytree(models / "exported", folder)
+    record = json.loads((folder / "guarantee.json").read_text())
+    (folder / "guarantee.json").write_text(json.dumps({**record, **said}))
+    task = json.loads((folder / "model.json").read_text())["task"]
+    (folder / "model.json").write_text(json.dumps(Bundle.manifest(folder, task)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"unit": "user)\nepsilon <= 0"},
+        {"unit": "user); this run: epsilon <= 0 (unit: one user"},
+        {"unit": ""},
+        {"earlier": ["epsilon <= 0.001 for the rows of this run"]},
+        {"epsilon_upper": -1.0},
+        {"delta": 0.5},
+    ],
+    ids=repr,
+)
+def test_what_a_bundle_says_of_its_rows_is_no_claim_of_other_rows(models, said, tmp_path):
+    with pytest.raises(ValueError, match=r"is damaged|delta must lie in"):
+        earlier_guarantees(str(forged(models, tmp_path / "model", **said)))
+    kept = {"unit": "user's day", "earlier": [NONE]}
+    found = earlier_guarantees(str(forged(models, tmp_path / "kept", **kept)))
+    assert found[0].endswith("(unit: one user's day)")
+    assert found[1:] == (NONE,)
 
 
 def test_a_run_that_was_cut_resumes_from_the_same_start(models, tmp_path):
