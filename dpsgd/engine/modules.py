@@ -46,9 +46,9 @@ def split_module(
         are. By default `nnx.LoRAParam` where the module has such parameters, and else all.
 
     Raises:
-      ValueError: if there are other variables that are no parameters; from `apply`, if batch
-        statistics are updated, numbers are drawn without a key, or a key is given and there is no
-        stream.
+      ValueError: if there are other variables that are no parameters, or `trained` matches no
+        parameter; from `apply`, if batch statistics are updated, numbers are drawn without a key,
+        or a key is given and there is no stream.
     """
     graph, params, streams, statistics, rest = nnx.split(  # type: ignore[misc]
         module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
@@ -61,6 +61,10 @@ def split_module(
         not is_trained(path, v) for path, v in nnx.to_flat_state(params) for _ in jax.tree.leaves(v)
     ]
     frozen = frozenset(k for k, keep in enumerate(kept) if keep)
+    if kept and all(kept):
+        names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
+        shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if names[20:] else "")
+        raise ValueError(f"trained matches no parameter of the module; there are {shown}")
     other = {
         jax.tree_util.keystr(path): type(variable)
         for path, variable in jax.tree_util.tree_leaves_with_path(

@@ -192,3 +192,8 @@ def test_lora_trains_its_own_parameters_and_what_is_asked_for(head):
         (new,) = (leaf for at, leaf in jax.tree_util.tree_leaves_with_path(found) if at == path)
         moved = not np.array_equal(old, new)
         assert moved == ("lora_" in name or (head and "head" in name)), name
+
+
+def test_a_filter_that_matches_nothing_is_refused_with_the_names_that_there_are():
+    with pytest.raises(ValueError, match=r"trained matches no parameter .* head\.kernel"):
+        split_module(Adapted(nnx.Rngs(0)), trained=nnx.PathContains("tail"))
