@@ -511,7 +511,10 @@ def test_a_run_holds_no_secret_but_in_its_one_file_and_an_export_none_and_nothin
     with np.load(out / "params.npz") as bundle, np.load(finished / "params.npz") as whole:
         assert bundle.files == whole.files == ["['w']"]
         np.testing.assert_array_equal(bundle["['w']"], whole["['w']"])
-    assert contents(out, "guarantee.json") == contents(finished, "guarantee.json")
+    stated = contents(finished, "guarantee.json")
+    assert contents(out, "guarantee.json") == {
+        **stated, "audit": contents(finished, "report.json")["audit"]
+    }  # fmt: skip
     for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):
         assert word not in (out / "model.json").read_bytes() + (out / "params.npz").read_bytes()
     with pytest.raises(FileNotFoundError, match="resumes it"):
