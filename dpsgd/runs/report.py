@@ -116,13 +116,27 @@ def advantage(record: dict[str, Any]) -> str:
     return f"{Bound(*ends):.4f}"
 
 
+_SHOWN = {
+    ("clipping", "flat"): "clipping rule",
+    ("train", None): "pattern of what is trained",
+    ("compute", "float32"): "type in which the loss computes",
+    ("average_tail", None): "mean of the last share of steps",
+    ("average_decay", None): "decay of the moving average",
+}
+"""Settings, and the usual values that a report leaves out, in words."""
+
+
 def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -> str:
     """Returns the readable report of a run; `origin` is when and how it was trained, if told."""
     terms = {
         "sampler": record["sampler"],
         "noise multiplier": _number(record["noise_multiplier"]),
         "clipping norm": _number(record["l2_clip_norm"]),
-        **({"clipping rule": rule} if (rule := config.get("clipping", "flat")) != "flat" else {}),
+        **{
+            words: f"{value}"
+            for (name, usual), words in _SHOWN.items()
+            if (value := config.get(name, usual)) not in (usual, None)
+        },
         "noise": words_on(record["noise"]),
         **({"tables": "lazy: deferred noise"} if record["lazy_tables"] else {}),
         "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",

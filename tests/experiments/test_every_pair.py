@@ -280,6 +280,9 @@ def check(row, days, home, command):
     of_users = kind == "users" or row["sampler"].startswith(("multistage", "user-poisson"))
     assert report["unit"] == ("user" if of_users else "example")
     assert command("ledger", run).splitlines()[-1] == report["guarantee"]
+    page = (run / "report.md").read_text()
+    for name in ("clipping", "compute", "average"):
+        assert all(f" | {word} |" in page for word in row[name].split()[1:] if word != "flat")
     private, target = row["privacy"] != "--non-private", row["privacy"].split()
     assert ("NO GUARANTEE: no noise" in report["guarantee"]) == (not private)
     if target[0] == "--target-epsilon":
