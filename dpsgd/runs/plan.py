@@ -32,7 +32,15 @@ from dpsgd.runs.records import checked, to_json
 from dpsgd.runs.resolve import ResolvedRun, request_of, resolve, resolved, with_any_noise
 from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
 from dpsgd.runs.support import check
-from dpsgd.runs.task import Task, check_task, like_earlier, load, settled, task_record
+from dpsgd.runs.task import (
+    Task,
+    check_task,
+    like_earlier,
+    load,
+    settled,
+    task_record,
+    with_settings,
+)
 from dpsgd.runs.terms import Terms, differing
 from samplers import Population
 
@@ -218,7 +226,7 @@ class Asked:
         own = checked(chosen.get("task", {}), dict[str, dict[str, Any]], f"{where}: task")
         values = {name: of.get("value") for name, of in own.items()}
         given = {name: x for name, x in values.items() if getattr(task, name, x) is None}
-        return dataclasses.replace(task, **given) if given else task
+        return with_settings(task, given, f"{where}: task") if given else task
 
 
 def resumed(

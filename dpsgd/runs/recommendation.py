@@ -242,8 +242,10 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         + (f" (lower than usual, as {warm['why']})" if warm and name == "learning_rate" else "")
         for name, value in chosen.get("settings", {}).items()
     ]
+    reasons: dict[str, list[str]] = {}
     for name, own in chosen.get("task", {}).items():
-        found.append(f"{name} {own['value']}, as {own['why']}")
+        reasons.setdefault(own["why"], []).append(f"{name} {own['value']}")
+    found += [f"{', '.join(names)}, as {why}" for why, names in reasons.items()]
     if tables := chosen.get("tables"):
         found.append(f"tables {tables['tables']}, as {tables['why']}")
     if noise := chosen.get("noise"):

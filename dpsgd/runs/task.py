@@ -143,26 +143,36 @@ def like_earlier(
 ) -> tuple[Any, dict[str, str]]:
     """Returns a task, called `name`, with what it leaves open as an earlier one had it; and why.
 
-    These are its settings that are None, but for paths; `record` is what `task_record` made of the
-    earlier task. Nothing is taken of a task of another name, or of settings that do not fit.
+    These are its settings that are None, but for `data` and paths; `record` is what `task_record`
+    made of the earlier task. Nothing is taken of a task of another name, or of settings that do not
+    fit.
     """
-    kind: Any = type(task)
     own, settings = _settings(task), record.get("settings", {})
     if own is None or record.get("name") not in (name, task_record(task)["name"]):
         return task, {}
+    kind: Any = type(task)
     hints = field_types(kind)
     found = {
         key: settings[key]
         for key, value in own.items()
-        if value is None and settings.get(key) is not None and not _is_path(hints[key])
+        if value is None and settings.get(key) is not None and str(settings[key]).isprintable()
+        if key != "data" and not _is_path(hints[key])
     }
     if not found:
         return task, {}
     try:
-        made = made_of(kind, {**own, **found}, str(name), "init_from")
+        made = with_settings(task, found, "init_from")
     except ValueError:
         return task, {}
-    return made, dict.fromkeys(found, "the model that it starts from has it")
+    return made, dict.fromkeys(found, "in the model that it starts from")
+
+
+def with_settings(task: Any, found: Mapping[str, Any], where: str) -> Any:
+    """Returns a task with other settings, JSON values, or refuses them at `where`."""
+    own, kind = _settings(task), type(task)
+    if own is None:  # it is more than JSON values
+        return dataclasses.replace(task, **found)
+    return made_of(kind, {**own, **found}, kind.__qualname__, where)
 
 
 def calibration_of(task: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.initial import pinned
+from dpsgd.runs.initial import earlier_task, pinned
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import checked
@@ -18,7 +18,15 @@ from dpsgd.runs.resolve import differing, with_any_noise
 from dpsgd.runs.result import FinishedRun, environment_mismatch
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped
-from dpsgd.runs.task import Task, data_digest, made_of, rows_of, settled, task_record
+from dpsgd.runs.task import (
+    Task,
+    data_digest,
+    like_earlier,
+    made_of,
+    rows_of,
+    settled,
+    task_record,
+)
 from experiments.cli.tasks import find_task, needs_data
 from experiments.figures.drawing import content
 from experiments.results.draw import draw
@@ -208,6 +216,7 @@ def _checked(
     task = task_of(sweep, data, where)
     columns, population = rows_of(task)
     about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
+    task, _ = like_earlier(task, sweep.task_name, earlier_task(runs[0].spec.init_from))
     task, _ = settled(task, about)  # one model for all points
     programs = [_program(run, population, where) for run in runs]
     check_data(task)

@@ -269,8 +269,9 @@ class Sized(Words):
     """Words, of which a run chooses how many coordinates they have where that is left open."""
 
     dim: int | None = None
+    sizes: tuple[int, ...] | None = None
     places: Path | None = None
-    huge: bool | None = None
+    data: str | None = None
 
     def settle(self, request):
         return (
@@ -283,14 +284,15 @@ class Sized(Words):
 
 @pytest.mark.parametrize("form", ["run", "exported"])
 def test_what_a_task_leaves_open_is_as_the_earlier_model_has_it(form, tmp_path):
-    run(Sized(dim=2, places=tmp_path), config(), tmp_path / "run")
+    run(Sized(dim=2, sizes=(3, 4), places=tmp_path, data="monday"), config(), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "exported", task=Sized)
     lines, start = [], config(init_from=str(tmp_path / form))
     run(Sized(seed=1), start, tmp_path / "next", progress=lines.append)
     assert params_of(tmp_path / "next")["['w']"].shape == (2,)
-    assert "chosen: dim 2, as the model that it starts from has it" in lines
+    assert "chosen: dim 2, sizes (3, 4), as in the model that it starts from" in lines
     settings = json.loads((tmp_path / "next" / "config.json").read_text())["task"]["settings"]
-    assert (settings["dim"], settings["places"], settings["huge"]) == (2, None, None)
+    assert (settings["dim"], settings["places"], settings["data"]) == (2, None, None)
+    resume(run_and_stop(Sized(seed=1), start, tmp_path / "cut"), Sized(seed=1))
     with pytest.raises(ValueError, match=r"\(400, 3\): 'table' is \(400, 2\)"):
         run(Sized(seed=1, dim=3), start, tmp_path / "other")
 
