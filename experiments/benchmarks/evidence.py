@@ -3,8 +3,8 @@
 A case of `evidence` is a data set, of which `--files` names the folder: without privacy and at each
 epsilon, mean and standard error over `--seeds`; `generated` rows are made. `peers`: one model by
 every library (`evidence_peers`). `regret`: a fixed grid of settings beside the rules of the tasks
-(`evidence_rules`). `published`: figures of papers, each with its source, what their settings give
-and `ours` at their epsilons (`evidence_papers`). `--written FOLDER` keeps what runs gave, so that a
+(`evidence_rules`). `published`: figures of papers, each with its source, and what their settings
+give (`evidence_papers`). `--written FOLDER` keeps what runs gave, so that a
 case that is stopped resumes where it was; a file that is not there leaves its case out. What is not
 asked for by `-k` takes about 16 minutes of CPU time.
 """
@@ -22,7 +22,7 @@ from experiments.benchmarks import (
     evidence_rules,
 )
 from experiments.benchmarks.case import Row, at, cases
-from experiments.benchmarks.evidence_data import DATA, EPSILONS, METRICS
+from experiments.benchmarks.evidence_data import DATA, METRICS
 from experiments.benchmarks.models import BARS, Models, aims, certified, mean
 
 
@@ -30,16 +30,16 @@ def evidence(
     data: str,
     *,
     files: str | None = None,
-    epsilons: tuple[float, ...] = EPSILONS,
+    epsilons: tuple[float, ...] | None = None,
     seeds: int = 3,
     written: str | None = None,
 ) -> Iterator[Row]:
-    """Measures models of a data set without privacy, and at each epsilon."""
+    """Measures models of a data set without privacy, and at each epsilon: the data set's own."""
     found = DATA[data]
     name = METRICS[found.metric]
     with found.opened(Path(files or ".")) as task:
         models = Models(task, seeds, None if written is None else Path(written) / data)
-        for epsilon, named, target in aims(epsilons):
+        for epsilon, named, target in aims(epsilons or found.epsilons):
             place = f"{data}, {named}"
             spec = found.run(target_delta=found.delta, **target)
             runs, row = models.trained(place, spec), at(place)

@@ -79,8 +79,6 @@ BANK = Table(
 )  # fmt: skip
 
 
-EPSILONS = (8.0, 3.0, 1.0)
-
 TESTED, VALIDATED = 10_000, 1_000
 COLUMNS = "image", "label"
 
@@ -129,6 +127,7 @@ class DataSet:
     task: Callable[[Path], Task]
     """Of the file, or of the store that is prepared of it."""
     metric: str = "auc"
+    epsilons: tuple[float, ...] = (8.0, 3.0, 1.0)
     run: Callable[..., RunSpec] = defaults
     delta: float | str = "1/n"
     prepare: tuple[str, ...] | Table | None = None
@@ -187,6 +186,7 @@ DATA: Mapping[str, DataSet] = {
         ("mnist_60k.npz",),
         lambda path: FreshTest(path, features="scattering", channels=()),
         "accuracy",
+        (9.74, 8.0, 7.1, 3.01, 3.0, 2.92, 1.2, 1.19, 1.0),  # the ones that sources print as well
         delta=1e-5,
         chosen_on=lambda path: Images(path, features="scattering", channels=()),
     ),

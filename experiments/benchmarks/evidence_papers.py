@@ -1,8 +1,8 @@
 """What papers and libraries report, and what their settings give here.
 
 A figure of `PUBLISHED` says where it could be read, with the digits that are given there. Where the
-source states its settings, `their batches` are priced, in whole epochs of all rows, `their setting`
-is a run of this project by them, and `ours` one of our own at the epsilon that the source prints.
+source states its settings, `their batches` are priced, in whole epochs of all rows, and `their
+setting` is a run of this project by them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from flax import nnx
 
 from dpsgd import RunSpec
 from experiments.benchmarks.case import Row, at, cases
-from experiments.benchmarks.evidence_data import DATA, EPSILONS, METRICS, FreshTest
+from experiments.benchmarks.evidence_data import DATA, METRICS, FreshTest
 from experiments.benchmarks.evidence_peers import earned
-from experiments.benchmarks.models import Models, certified, defaults, mean, run_of
+from experiments.benchmarks.models import Models, mean, run_of
 from experiments.tasks.images.scattering import RANGE, scattering
 from experiments.tasks.images.sources import Images
 from experiments.tasks.models import Functions, functions_of
@@ -233,25 +233,16 @@ def settings(
     yield row("CPU time of a run", mean(runs, "cpu_seconds"), "s")
 
 
-def beside(
-    printed: float, *, files: str | None = None, seeds: int = 3, written: str | None = None
-) -> Iterator[Row]:
-    """Measures ours on images at an epsilon that a source prints."""
-    place, mnist = f"mnist, epsilon {printed:g}", DATA["mnist"]
-    with mnist.opened(Path(files or ".")) as task:
-        models = Models(task, seeds, None if written is None else Path(written) / "settings")
-        spec = defaults(target_epsilon=printed, target_delta=mnist.delta)
-        runs = models.trained(place, spec)
-        yield at(place)("accuracy, test rows", mean(runs, "test_accuracy"))
-        yield certified(place, runs, printed)
-
-
 FIGURES = {f"{one.what}, epsilon {one.epsilon:g}": one for one in PUBLISHED if one.setting}
-_PRINTED = sorted({one.epsilon for one in PUBLISHED if one.data == "mnist"} - {*EPSILONS})
-_MEASURED: dict[str, Any] = {"needs": ("--files",), "asked": True}
 CASES = [
     *cases(published, quick={}, seconds=1),
     *cases(priced, "their batches", seconds=20),
-    *cases(settings, "their setting", over={"figure": FIGURES}, seconds=300, **_MEASURED),
-    *cases(beside, "ours", over={"printed": _PRINTED}, seconds=60, **_MEASURED),
+    *cases(
+        settings,
+        "their setting",
+        over={"figure": FIGURES},
+        seconds=300,
+        needs=("--files",),
+        asked=True,
+    ),
 ]

@@ -13,19 +13,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from dpsgd import RunSpec
 from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import Task, rows_of
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.benchmarks.case import Estimate, Row, cases, figure
 from experiments.benchmarks.evidence_data import BARE, DATA, DataSet, sized
 from experiments.benchmarks.models import Models, run_of
 
@@ -98,17 +96,9 @@ class Facts(NamedTuple):
     """What a law may go by."""
 
     rows: int
-    weights: int
-    """That are stored."""
-    reach: float
     epsilon: float
     rule: Choice
     """What the rule of the task chooses, in units of the grid."""
-
-    @property
-    def signal(self) -> float:
-        """Of a gradient that all weights have an equal part in, over the noise of a whole run."""
-        return self.rows * self.epsilon / math.sqrt(self.weights)
 
 
 class Law(NamedTuple):
@@ -118,61 +108,23 @@ class Law(NamedTuple):
     candidates: Sequence[tuple[float, ...]]
     choice: Callable[..., Choice]
     """Of facts, and of the numbers."""
-    measured: bool = False
-    """Whether the settings of its candidates are trained, and not read between those of the grid.
-    """
-    alike: bool = False
-    """Whether the others are those that store more than 2^16 weights, or that do not, as it."""
-
-
-def power_law(words: str, of: Callable[[Facts], float], middle: float) -> Law:
-    """Returns the law of a distance that is a times the b-th power of a fact over `middle`."""
-    numbers = itertools.product(2.0 ** np.arange(0, 2.25, 0.25), np.arange(-1, 1.125, 0.125))
-    return Law(
-        f"distance a ({words} / {middle:g})^b",
-        [*numbers],
-        lambda facts, a, b: Choice(0.4, 30, 600, a * (of(facts) / middle) ** b),
-    )
 
 
 SHIFTS = 2.0 ** np.arange(-1, 1.25, 0.25)
-CORRECTIONS = (
-    (1, 1, 1, 1), (1, 1, 1, 0.7), (1, 1, 1, 1.4), (1, 1, 2, 1), (1, 2, 1, 1), (1.5, 1, 1, 1),
-    (1.5, 1, 2, 1), (1.5, 1, 2, 0.7),
-)  # fmt: skip
-"""Of C, epochs, steps and distance, by what they are multiplied; a half batch has twice the steps,
-and twice the epochs of as many steps have twice the batch."""
-
-
-def corrected(facts: Facts, *factors: float) -> Choice:
-    """Returns what the task's rule chooses, each of it times a factor."""
-    clipped, epochs, steps, distance = (x * y for x, y in zip(facts.rule, factors, strict=True))
-    return Choice(clipped, int(epochs), int(steps), distance)
-
-
 LAWS = (
     Law("one setting for all", GRID, lambda _, *setting: Choice(*setting)),
-    Law("one setting for as many weights", GRID, lambda _, *setting: Choice(*setting), alike=True),
-    power_law("weights", lambda facts: facts.weights, 2.0**15),
-    power_law("rows epsilon / root of weights", lambda facts: facts.signal, 2.0**8),
-    power_law("reach", lambda facts: facts.reach, 4.0),
     Law(
-        "the task's C, 30 epochs of 600 steps, its distance times a",
-        [(a,) for a in SHIFTS],
-        lambda facts, a: facts.rule._replace(
-            epochs=30, steps=600, distance=a * facts.rule.distance
-        ),
+        "distance a (rows / 2^15)^b",
+        [*itertools.product(2.0 ** np.arange(0, 2.25, 0.25), np.arange(-2, 1.125, 0.25))],
+        lambda facts, a, b: Choice(0.4, 30, 600, a * (facts.rows / 2**15) ** b),
     ),
     Law(
         "C / longest c, 30 epochs of 600 steps, the task's distance times a",
         [*itertools.product((0.2, 0.4), SHIFTS)],
         lambda facts, c, a: Choice(c, 30, 600, a * facts.rule.distance),
     ),
-    Law("one of 8 corrections of the task's rule", CORRECTIONS, corrected, measured=True),
 )
-"""Of at most two free numbers each, or one choice among a few. All but the last were written down
-before any was tried, and the last before it was, by the best settings of each data set and epsilon,
-which were known."""
+"""Of at most two free numbers each."""
 
 
 def score(scores: Scores, choice: Choice, split: int) -> float:
@@ -200,8 +152,7 @@ def facts_of(task: Task, data: str, epsilon: float) -> Facts:
     steps = math.ceil(rows[1].num_examples / sizes["batch_size"]) * sizes["epochs"]
     distance = run["learning_rate"] * math.sqrt(steps) * units.reach
     rule = Choice(run["l2_clip_norm"] / units.longest, sizes["epochs"], steps, distance)
-    weights = sum(leaf.size for leaf in jax.tree.leaves(task.init(0)))
-    return Facts(rows[1].num_examples, weights, units.reach, epsilon, rule)
+    return Facts(rows[1].num_examples, epsilon, rule)
 
 
 def _target(found: DataSet, epsilon: float) -> dict[str, Any]:
@@ -209,14 +160,11 @@ def _target(found: DataSet, epsilon: float) -> dict[str, Any]:
 
 
 def measured(data: str, facts: Facts, models: Models) -> dict[Any, tuple[float, float]]:
-    """Returns the scores of all settings on one data set, at one epsilon; None is the rule's.
-
-    The grid is measured with one seed, and the best of it with all, as all else is.
-    """
+    """Returns the scores of all settings on one data set, at one epsilon; None is the rule's."""
     found, sign = DATA[data], -1.0 if DATA[data].metric == "rmse" else 1.0
     target = _target(found, facts.epsilon)
 
-    def of(choice: Choice | None, models: Models = models) -> tuple[float, float]:
+    def of(choice: Choice | None) -> tuple[float, float]:
         name, spec = "today", BEFORE.get(data, found.run)
         if choice is not None:
             name = ", ".join(f"{x:g}" for x in choice)
@@ -227,10 +175,7 @@ def measured(data: str, facts: Facts, models: Models) -> dict[Any, tuple[float, 
             for split in ("validation", "test")
         )
 
-    scores: dict[Any, Any] = {choice: of(choice, replace(models, seeds=1)) for choice in GRID}
-    finalists = sorted(GRID, key=lambda choice: -scores[choice][0])[:FINALISTS]
-    trained = [law.choice(facts, *one) for law in LAWS if law.measured for one in law.candidates]
-    return scores | {choice: of(choice) for choice in [*finalists, *trained, None]}
+    return {choice: of(choice) for choice in (*GRID, None)}
 
 
 def best(scores: Scores) -> Choice:
@@ -277,48 +222,33 @@ def regret(
             yield figure(f"lost by {TODAY}, {place}", today[-1])
     if len(of) == 1:
         return
-    yield figure(f"mean lost by {TODAY}", fmean(today))
+    yield figure(f"mean lost by {TODAY}", Estimate.mean(today))
     every = [pair for pairs in of.values() for pair in pairs]
-    if again := [x[best(x)][1] - x[facts.rule][1] for facts, x in every if facts.rule in x]:
-        yield figure(f"mean lost by {TODAY}, trained again", fmean(again))
     over: list[float] = []
     for law in LAWS:
         lost = []
         for data, pairs in of.items():
-            others = [pair for name in of if name != data for pair in of[name]]
-            if law.alike:
-                many = pairs[0][0].weights > MANY
-                others = [pair for pair in others if (pair[0].weights > MANY) == many]
-            if not others:
-                yield Row(f"lost by {law.words}: no other has as many weights as {data}", None)
-                break
-            numbers = loses_least(law, others)
+            numbers = loses_least(law, [pair for name in of if name != data for pair in of[name]])
             for facts, scores in pairs:
                 choice = law.choice(facts, *numbers)
                 lost.append(scores[best(scores)][1] - score(scores, choice, 1))
                 place = f"{data}, epsilon {facts.epsilon:g}"
                 yield figure(f"lost by {law.words}, {_words(choice)}, {place}", lost[-1])
-        else:
-            numbers = loses_least(law, every)
-            shown = ", ".join(f"{x:.3g}" for x in numbers)
-            seen = fmean(
-                scores[best(scores)][1] - score(scores, law.choice(facts, *numbers), 1)
-                for facts, scores in every
-            )
-            name = f"mean lost by {law.words}"
-            over.append(fmean(lost) / fmean(today))
-            yield figure(f"{name}, left out", fmean(lost))
-            yield figure(f"{name} / by {TODAY}", over[-1], "x")
-            yield figure(f"{name}, numbers of all data sets {shown}", seen)
-    yield figure(
-        f"least mean lost by a law / by {TODAY}", min(over, default=None), "x", at_most=0.5
-    )
+        numbers = loses_least(law, every)
+        shown = ", ".join(f"{x:.3g}" for x in numbers)
+        seen = fmean(
+            scores[best(scores)][1] - score(scores, law.choice(facts, *numbers), 1)
+            for facts, scores in every
+        )
+        name = f"mean lost by {law.words}"
+        over.append(fmean(lost) / fmean(today))
+        yield figure(f"{name}, left out", Estimate.mean(lost))
+        yield figure(f"{name} / by {TODAY}", over[-1], "x")
+        yield figure(f"{name}, numbers of all data sets {shown}", seen)
+    yield figure(f"least mean lost by a law / by {TODAY}", min(over), "x", at_most=0.5)
 
 
 TODAY = "the rules of the tasks"
-FINALISTS = 3
-"""Of the grid, by validation rows: what is measured with more than one seed."""
-MANY = 2**16
 
 
 def _words(choice: Choice) -> str:
@@ -328,4 +258,4 @@ def _words(choice: Choice) -> str:
     )
 
 
-CASES = cases(regret, needs=("--files",), seconds=1200, asked=True)
+CASES = cases(regret, needs=("--files",), seconds=4000, asked=True)
