@@ -89,7 +89,8 @@ BEFORE: Mapping[str, Callable[..., RunSpec]] = {
 """Rules that this grid has replaced since: what a law is compared to has not seen the grid."""
 
 Scores = Mapping[Any, tuple[float, float]]
-"""On validation and on test rows, by setting; None is today's rule."""
+"""On validation and on test rows, by setting; None is the rule before this grid, NOW the one since.
+"""
 
 
 class Facts(NamedTuple):
@@ -160,22 +161,25 @@ def _target(found: DataSet, epsilon: float) -> dict[str, Any]:
 
 
 def measured(data: str, facts: Facts, models: Models) -> dict[Any, tuple[float, float]]:
-    """Returns the scores of all settings on one data set, at one epsilon; None is the rule's."""
+    """Returns the scores of all settings on one data set, at one epsilon, and of both rules."""
     found, sign = DATA[data], -1.0 if DATA[data].metric == "rmse" else 1.0
     target = _target(found, facts.epsilon)
 
-    def of(choice: Choice | None) -> tuple[float, float]:
-        name, spec = "today", BEFORE.get(data, found.run)
-        if choice is not None:
-            name = ", ".join(f"{x:g}" for x in choice)
-            spec = partial(choice.spec, facts.rows, UNITS[data])
+    def of(name: str, spec: Callable[..., RunSpec]) -> tuple[float, float]:
         runs = models.trained(f"{data}, epsilon {facts.epsilon:g}, {name}", spec(**target))
         return tuple(  # type: ignore[return-value]  # of two
             sign * fmean(run[f"{split}_{found.metric}"] for run in runs)
             for split in ("validation", "test")
         )
 
-    return {choice: of(choice) for choice in (*GRID, None)}
+    return {
+        None: of("today", BEFORE.get(data, found.run)),
+        NOW: of("now" if data in BEFORE else "today", found.run),
+        **{
+            choice: of(_name(choice), partial(choice.spec, facts.rows, UNITS[data]))
+            for choice in GRID
+        },
+    }
 
 
 def best(scores: Scores) -> Choice:
@@ -213,16 +217,19 @@ def regret(
             models = Models(task, grid_seeds, folder)
             each = [facts_of(task, data, epsilon) for epsilon in UNITS[data].epsilons]
             of[data] = [(facts, measured(data, facts, models)) for facts in each]
-    today = []
+    today, now = [], []
     for data, pairs in of.items():
         for facts, scores in pairs:
             place, top = f"{data}, epsilon {facts.epsilon:g}", best(scores)
             yield figure(f"best of the grid, {_words(top)}, {place}", scores[top][1])
             today.append(scores[top][1] - scores[None][1])
             yield figure(f"lost by {TODAY}, {place}", today[-1])
+            now.append(scores[top][1] - scores[NOW][1])
     if len(of) == 1:
         return
     yield figure(f"mean lost by {TODAY}", Estimate.mean(today))
+    yield figure(f"mean lost by {TODAY} since", Estimate.mean(now))
+    yield figure(f"mean lost by {TODAY} since / before", fmean(now) / fmean(today), "x")
     every = [pair for pairs in of.values() for pair in pairs]
     over: list[float] = []
     for law in LAWS:
@@ -248,7 +255,11 @@ def regret(
     yield figure(f"least mean lost by a law / by {TODAY}", min(over), "x", at_most=0.5)
 
 
-TODAY = "the rules of the tasks"
+TODAY, NOW = "the rules of the tasks", "now"
+
+
+def _name(choice: Choice) -> str:
+    return ", ".join(f"{x:g}" for x in choice)
 
 
 def _words(choice: Choice) -> str:

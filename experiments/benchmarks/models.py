@@ -258,13 +258,14 @@ def at_defaults(
     kept_aside: int = 0,
     epsilons: tuple[float, ...] = (8.0, 3.0, 1.0),
     seeds: int = 10,
+    delta: float = 0.0,
     bars: str = "criteo",
     model: str | None = None,
     written: str | None = None,
 ) -> Iterator[Row]:
     """Measures models without privacy, and those of each epsilon, beside the bars of a data set.
 
-    They are of one preset, if `model` is given.
+    They are of one preset, if `model` is given; a delta of 0 is 1/n.
     """
     models = Models.of(store, seeds, written, kept_aside=kept_aside, model=model)
     without = models.trained("no privacy", defaults(non_private=True))
@@ -272,7 +273,8 @@ def at_defaults(
         beside = BARS[bars].get(math.inf, {}) if split == "test" else {}
         yield from means(without, split, f"no privacy, {split} rows", beside)
     for epsilon in epsilons:
-        place, config = f"epsilon {epsilon:g}", defaults(target_epsilon=epsilon)
+        place = f"epsilon {epsilon:g}"
+        config = defaults(delta or "1/n", target_epsilon=epsilon)
         row, private = at(place), models.trained(place, config)
         yield from beside_bars(private, without, "kept" if kept_aside else "test", epsilon, bars)
         yield certified(place, private, epsilon)

@@ -234,7 +234,7 @@ def facts(rows=20_000, epsilon=3.0, rule=GRID[0]):
     return Facts(rows, epsilon, rule)
 
 
-FLAT = dict.fromkeys([*GRID, None], (0.0, 0.9))
+FLAT = dict.fromkeys([*GRID, None, evidence_rules.NOW], (0.0, 0.9))
 
 
 def test_the_numbers_of_a_law_are_those_that_lose_least_on_validation_rows():
@@ -267,8 +267,9 @@ def test_a_power_law_finds_the_power():
 def test_regret_is_of_test_rows_and_numbers_have_not_seen_the_data_set(monkeypatch, folder):
     first, second = GRID[:2]
     scores = {
-        "adult": FLAT | {first: (0.9, 0.8), second: (0.0, 0.5), None: (0.0, 0.4)},
-        "bank": FLAT | {second: (0.9, 0.7), first: (0.0, 0.5), None: (0.0, 0.3)},
+        "adult": FLAT
+        | {first: (0.9, 0.8), second: (0.0, 0.5), None: (0.0, 0.4), "now": (0.0, 0.7)},
+        "bank": FLAT | {second: (0.9, 0.7), first: (0.0, 0.5), None: (0.0, 0.3), "now": (0.0, 0.6)},
     }
     law = Law("any", GRID, lambda _, *setting: Choice(*setting))
     monkeypatch.setattr(evidence_rules, "LAWS", (law,))
@@ -278,6 +279,8 @@ def test_regret_is_of_test_rows_and_numbers_have_not_seen_the_data_set(monkeypat
     rows = evidence_rules.regret(files=str(folder), grid_data=("adult", "bank"))
     found = {row.name: row.value for row in rows}
     assert found["mean lost by the rules of the tasks"] == pytest.approx(0.4)
+    assert found["mean lost by the rules of the tasks since"] == pytest.approx(0.1)
+    assert found["mean lost by the rules of the tasks since / before"] == pytest.approx(0.25)
     assert found["mean lost by any, left out"] == pytest.approx(0.25)
     assert found["mean lost by any / by the rules of the tasks"] == pytest.approx(0.625)
 
