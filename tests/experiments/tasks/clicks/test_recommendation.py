@@ -55,13 +55,14 @@ def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
     ("epsilon", "rate"), [(0.5, 0.0047), (1.0, 0.0043), (2.0, 0.0049), (3.0, 0.005), (8.0, 0.0038)]
 )
 @pytest.mark.parametrize(
-    ("model", "norm", "higher"), [("linear", 2.0, 5), ("wide-and-deep", 4.0, 2)]
+    ("model", "norm", "higher"), [("linear", 3.5, 5), ("wide-and-deep", 4.0, 2)]
 )
 def test_models_of_many_values_step_less_at_a_small_epsilon(epsilon, rate, model, norm, higher):
     request = Request(88_000, 1e-5, target_epsilon=epsilon)
     assert recommended(request, PRESETS[model]) == Settings(4096, 30, norm, rate)
     few = recommended(request, PRESETS[model], most_buckets=256)
     usual = recommended(request).learning_rate  # of a network
+    assert few.l2_clip_norm == {"linear": 2.0}.get(model, norm)
     assert few.learning_rate == pytest.approx(higher * usual, rel=0.04)
     lazy = recommended(replace(request, tables="lazy"), PRESETS[model])
     assert lazy.learning_rate == usual
