@@ -107,11 +107,13 @@ class Taps:
       closed: The jaxpr; its inputs are the leaves of the parameters, then those of the example.
       uses: For each parameter its uses, all of which are tapped; empty if it is not used.
       obstacle: For the parameters that are not tapped, the use that prevents it.
+      stopped: Parameters that are read under `stop_gradient`, which is no use, as well or alone.
     """
 
     closed: core.ClosedJaxpr
     uses: list[list[Use]]
     obstacle: dict[int, str] = field(default_factory=dict)
+    stopped: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         tapped = [u for uses in self.uses for u in uses]
@@ -263,6 +265,7 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
     leaves = jax.tree.leaves(params)
     uses: list[list[Use]] = [[] for _ in leaves]
     obstacle: dict[int, str] = {}
+    stopped: set[int] = set()
 
     def visit(jaxpr: core.Jaxpr, views: Sequence[View | None], path: Path) -> list[View | None]:
         env = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
@@ -277,6 +280,7 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
                 continue
             here, name = (*path, index), eqn.primitive.name
             if name == "stop_gradient":
+                stopped.update(view.leaf for _, view in present)
                 continue  # a value like others: no gradient flows back
             if name in CALLS:
                 results = visit(body_of(eqn)[0], operands, here)
@@ -316,7 +320,8 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
     for result in visit(closed.jaxpr, inputs, ()):
         if result is not None:
             obstacle.setdefault(result.leaf, "the loss itself")
-    return Taps(closed, [[] if k in obstacle else u for k, u in enumerate(uses)], obstacle)
+    used = [[] if k in obstacle else u for k, u in enumerate(uses)]
+    return Taps(closed, used, obstacle, frozenset(stopped))
 
 
 def _seen_through(view: View, eqn: Any) -> View | None:

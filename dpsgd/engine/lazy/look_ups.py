@@ -58,6 +58,9 @@ class TableLoss:
         self.why_not: dict[int, str] = dict.fromkeys(
             self.frozen, "no derivative of the loss reaches it"
         )
+        stopped = "it is read under stop_gradient too: look up its rows first, and stop these"
+        for leaf in self._taps.stopped:  # of a small table it would read whatever row lies there
+            self.why_not.setdefault(leaf, stopped)
         for leaf, shape in enumerate(map(jnp.shape, leaves)):
             if why := _no_table(self._taps, leaf, shape):
                 self.why_not.setdefault(leaf, why)

@@ -30,13 +30,13 @@ def init(num_items: int, rank: int, seed: int = 0) -> Params:
 
 
 def own_part(params: Params, user: Any) -> jax.Array:
-    """Returns w_u, the ridge regression of one user's ratings: [1 + rank].
+    """Returns w_u, the ridge regression of one user's ratings: [1 + rank], without derivative.
 
     Args:
       params: Items.
       user: item, rating and weight of one user, [tau] each; weight 0 is padding.
     """
-    features, residual = _features(params, user)
+    features, residual = jax.lax.stop_gradient(_features(params, user))
     weighted = features * user["weight"][:, None]
     normal = weighted.T @ features + RIDGE * jnp.eye(features.shape[1])
     return jnp.linalg.solve(normal, weighted.T @ jnp.where(user["weight"] > 0, residual, 0.0))
@@ -54,7 +54,7 @@ def loss_fn(params: Params, user: Any) -> jax.Array:
     w_u minimises this loss (with the ridge), so that its derivative by w_u adds nothing to the
     gradient by the items, and is left out.
     """
-    own = own_part(jax.lax.stop_gradient(params), user)
+    own = own_part(params, user)
     return 0.5 * jnp.sum(jnp.square(errors(params, own, user)))
 
 

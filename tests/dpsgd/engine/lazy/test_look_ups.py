@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
 from dpsgd.gradients.ghost import choose_route
@@ -19,6 +20,7 @@ PARAMS = {
 
 def loss_fn(params, example):
     several = params["table"][example["ids"]].ravel()
+    several += lax.stop_gradient(params["table"][example["ids"]]).ravel()
     one = jnp.take(params["table"], example["one"], axis=0, mode="clip")
     other = jax.jit(lambda table, i: table[i])(params["small"], example["one"])
     return jnp.sum(jnp.tanh(jnp.concatenate([several, one, other]) * params["dense"]))
@@ -57,7 +59,16 @@ def test_the_loss_of_the_rows_is_the_loss(example, order):
 def test_rows_have_numbers_as_the_table_has_them():
     taken_apart = TableLoss(loss_fn, PARAMS, EXAMPLES[1])
     found = sorted(np.concatenate(list(taken_apart.rows(EXAMPLES[1]).values())).tolist())
-    assert found == [0, 49, 49, 49, 49]  # three are beyond the table: all of JAX's indexing clips
+    assert found == [
+        0,
+        0,
+        49,
+        49,
+        49,
+        49,
+        49,
+        49,
+    ]  # three are beyond the table: all of JAX's indexing clips
 
 
 def test_gradients_of_rows_go_the_way_of_rows():
@@ -80,6 +91,10 @@ def test_a_batch_reads_each_row_once(num_rows):
     assert np.array_equal(beyond[place_of(jnp.asarray(every))], every)
 
 
+def of_stopped(table, e):
+    return lax.stop_gradient(jnp.tanh(lax.stop_gradient(table[:, None]))[e, 0])
+
+
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
@@ -88,6 +103,8 @@ def test_a_batch_reads_each_row_once(num_rows):
         (lambda p, e: jnp.sum(jnp.tanh(p["t"])[e]), "tanh"),
         (lambda p, e: jnp.sum(p["t"].T[:, e]), "transpose"),
         (lambda p, e: jnp.sum(p["t"][:, e]), "does not read whole rows"),
+        (lambda p, e: jnp.sum(p["t"][e] * lax.stop_gradient(p["t"])[e]), "under stop_gradient"),
+        (lambda p, e: jnp.sum(p["t"][e] * jax.jit(of_stopped)(p["t"], e)), "under stop_gradient"),
         (lambda p, e: 0.0 * e.sum(), "no derivative of the loss reaches it"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from accounting import epsilon
 from accounting.releases.contribution import sum_error, sum_sweet_spot
 from dpsgd.engine import programs
+from dpsgd.engine.lazy.look_ups import Row, TableLoss
 from experiments.tasks.ratings import factorization, ratings
 from experiments.tasks.ratings.linear import CLASS, UNITS, LinearRatings
 from experiments.tasks.ratings.study import FactorizedRatings, Study, split
@@ -189,3 +190,14 @@ def test_the_published_rule_for_the_cap_is_not_where_the_expected_error_is_least
     errors = [sum_error(counts, cap, 0.02) for cap in range(1, counts.max() + 1)]
     assert sum_sweet_spot(counts, 0.02) == 126
     assert 1 + np.argmin(errors) == 99
+
+
+def test_with_lazy_tables_a_user_reads_no_items_but_their_own():
+    params = factorization.init(50, 2, 0)
+    user = {"item": np.array([40, 7]), "rating": np.array([5.0, 1.0]), "weight": np.ones(2)}
+    loss = TableLoss(factorization.loss_fn, params, user)
+    assert loss.tables == (0, 1)
+    small = {name: jnp.stack([x[7], x[40], x[3]]) for name, x in params.items()}
+    row = Row(user, {p: jnp.searchsorted(np.array([7, 40]), x) for p, x in loss.rows(user).items()})
+    expected = factorization.loss_fn(params, user)
+    assert float(loss.loss(small, row)) == pytest.approx(float(expected), rel=1e-6)
