@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     )
     from dpsgd.trainer import Trained, train
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "SGD",

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from dpsgd.removed import removal_notice
+
 _T = TypeVar("_T")
 
 
@@ -108,7 +110,9 @@ def _misfit_of_items(value: Any, origin: type, arguments: tuple, kind: Any) -> s
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Returns a question after the known name that is meant, if one is like it."""
+    """Returns a question after the known name that is meant, or the notice about a removed one."""
+    if notice := removal_notice(name):
+        return f": {notice}"
     found = difflib.get_close_matches(name, known, 1)
     return f": did you mean {found[0]}?" if found else ""
 

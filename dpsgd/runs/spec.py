@@ -31,6 +31,7 @@ from dpsgd.gradients.rules import (
 from dpsgd.noise.base import Independent, Noise, Secure
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
+from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, field_types, near, to_json
 from dpsgd.sizes import bytes_of
 from samplers import BatchSampler, Population
@@ -428,6 +429,8 @@ class RunSpec(_Checked):
         """
         known, given = known_options(), dict[str, Any]()
         for name, value in options.items():
+            if notice := removal_notice(name, value):
+                raise ValueError(f"{name}={value} was {notice}")
             if name not in known:
                 raise ValueError(f"{name!a} is unknown{near(name, known)}")
             value = tuple(value) if isinstance(value, list) else value

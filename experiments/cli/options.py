@@ -19,6 +19,7 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from dpsgd.removed import removal_notice
 from dpsgd.runs.records import field_types
 
 if TYPE_CHECKING:
@@ -264,7 +266,12 @@ def parse(kind: type, words: Sequence[str], command: str) -> Any:
             print(_help(shown.getvalue()))
             raise
     names = {*_names(kind)}
-    for word in words:
+    for word, following in zip_longest(words, words[1:]):
+        option, equals, value = word.partition("=")
+        if not option.startswith("--"):
+            continue
+        if notice := removal_notice(option, value if equals else following):
+            raise ValueError(f"{option} was {notice}")
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
         if word.startswith("--") and name and name not in names | {f"no-{one}" for one in names}:
             raise ValueError(f"{command} has no option --{name}{_hint(name, names, command)}")

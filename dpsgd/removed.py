@@ -1,0 +1,23 @@
+"""Options, fields and values that earlier versions had."""
+
+REMOVED = frozenset({"private_quantile"})
+"""Names in Python's spelling (`secure_noise`), and values as `name=value` (`clipping=quantile`)."""
+
+NOTICE = "removed in 0.3.0; see CHANGELOG.md"
+
+
+def removal_notice(name: str, value: object = None) -> str | None:
+    """Returns the notice about a removed option, field or value.
+
+    Args:
+      name: Name of an option or field, with or without leading dashes: `--secure-noise`.
+      value: Value given to the option, where a value of a remaining option was removed.
+
+    Returns:
+      `NOTICE`, or None for a name and value that were not removed.
+
+    >>> removal_notice("--batch-size") is None
+    True
+    """
+    name = name.removeprefix("--").removeprefix("no-").replace("-", "_")
+    return NOTICE if name in REMOVED or f"{name}={value}" in REMOVED else None

@@ -1,0 +1,18 @@
+"""Removed options and fields are refused with the version that removed them."""
+
+import pytest
+
+from dpsgd.removed import NOTICE, REMOVED
+from dpsgd.runs.spec import RunSpec
+from experiments.cli import parse
+
+
+@pytest.mark.parametrize("entry", sorted(REMOVED))
+def test_removed_options_are_refused_with_the_version(entry):
+    name, _, value = entry.partition("=")
+    words = ["--" + name.replace("_", "-"), *([value] if value else [])]
+    with pytest.raises(ValueError, match=NOTICE) as refused:
+        parse(["train", "store", "sampler:poisson", *words])
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=NOTICE):
+        RunSpec.of(None, **{name: value or True})
