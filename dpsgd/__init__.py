@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         AutomaticClipping,
         FlatClipping,
         PerLayerClipping,
-        QuantileClipping,
     )
     from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise, Secure
@@ -100,7 +99,6 @@ __all__ = [
     "PerLayerClipping",
     "Placement",
     "Platt",
-    "QuantileClipping",
     "RecommendationRequest",
     "Refinement",
     "Released",
@@ -153,7 +151,6 @@ _MODULES = {
         "AutomaticClipping",
         "FlatClipping",
         "PerLayerClipping",
-        "QuantileClipping",
     ),
     "models.model": ("TrainedModel", "load_exported"),
     "runs.run": ("Run", "resume", "run"),

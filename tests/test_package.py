@@ -44,7 +44,7 @@ PUBLIC = {
         Adam Affine Algorithm Auto AutomaticClipping BandedToeplitz Banded Block Buffered
         BufferedToeplitz Dense Diagnostics FlatClipping FullSums Guarantee Independent LastStep
         Lazy LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate
-        PerLayerClipping Placement Platt QuantileClipping RecommendationRequest Refinement Released
+        PerLayerClipping Placement Platt RecommendationRequest Refinement Released
         RootKey Run RunSpec SGD Secure Segment Settings TailAverage TargetAdvantage TargetEpsilon
         Task Temperature TrainState Trained TrainedModel Trials Weighted affine_sums averaged
         clipped_grad cost dpsgd explain load_exported platt_sums private_histogram

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from dpsgd.audit.synthetic import probe_columns
 from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import Table, TrainState, WithClipNorm, joined
+from dpsgd.core.state import Table, TrainState, joined
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
@@ -27,8 +26,6 @@ from samplers import IndexBlock
 from samplers.batches import zeros
 
 PyTree = Any
-
-_NORMS = 0.5, 2.0  # over C, at which a clipping norm that is learned is looked at
 
 
 def held(state: TrainState, params: PyTree = None) -> TrainState:
@@ -56,7 +53,7 @@ def held(state: TrainState, params: PyTree = None) -> TrainState:
     found = jax.tree.map(narrow, hosted(state._replace(noise=())))
     if params is None:
         return found
-    return found.with_model(jax.tree.map(shared, found.params, hosted(params)))
+    return found._replace(raw_params=jax.tree.map(shared, found.params, hosted(params)))
 
 
 class Probe:
@@ -136,25 +133,6 @@ class Probe:
                 some = np.arange(start, min(start + self.places, len(self._starts)))
                 after, _ = self.called(self.begun(), some, return_gradient=True)
                 self.snapshot.learn(after.lazy_tables, self.first_step)
-
-    def at_norms(self) -> Iterator[tuple[str, Probe]]:
-        """Yields this; or, where a clipping norm is learned, the same below C and above, in words.
-
-        At C itself a sum that is not divided by the norm, or divided twice, would not show.
-        """
-        if not self.learns_norm:
-            yield "", self
-            return
-        for ratio in _NORMS:
-            other, log_ratio = copy.copy(self), np.log(np.float32(ratio))
-            changed = self.state.raw_params._replace(log_ratio=log_ratio)
-            other.state = self.state._replace(raw_params=changed)
-            yield f", at a clipping norm of {ratio:g} C", other
-
-    @property
-    def learns_norm(self) -> bool:
-        """Whether a clipping norm is learned: then the last leaf of a release is a count."""
-        return isinstance(self.state.raw_params, WithClipNorm)
 
     @functools.cached_property
     def poison(self) -> int | None:

@@ -25,19 +25,6 @@ class Table(NamedTuple):
     """Steps that are in each row: int32 [R]; None where all noise is in all rows."""
 
 
-class WithClipNorm(NamedTuple):
-    """Parameters, and beside them the clipping norm of `QuantileClipping`, learned like them."""
-
-    model: PyTree
-    log_ratio: Any
-    """float32 scalar: logarithm of the norm of the next step over C."""
-
-
-def model_of(params: PyTree) -> PyTree:
-    """Returns the parameters of the model, without a clipping norm beside them."""
-    return params.model if isinstance(params, WithClipNorm) else params
-
-
 class TrainState(NamedTuple):
     """A training state between two steps.
 
@@ -49,8 +36,7 @@ class TrainState(NamedTuple):
     step: Any
     """int32 scalar: updates done."""
     raw_params: PyTree
-    """The parameters as they stand, with a clipping norm where it is learned. The guarantee covers
-    them where no noise is pending."""
+    """The parameters as they stand; the guarantee covers them where no noise is pending."""
     opt_state: optax.OptState
     """The optimizer's state, of `dense_params`."""
     noise: PyTree = ()
@@ -78,7 +64,7 @@ class TrainState(NamedTuple):
                 "noise of lazy tables is pending in these parameters, so no guarantee covers them: "
                 "take a state after a flush, see flush_every"
             )
-        return model_of(self.raw_params)
+        return self.raw_params
 
     @property
     def dense_params(self) -> PyTree:
@@ -95,12 +81,6 @@ class TrainState(NamedTuple):
         """The lazy tables with their values, by the numbers of their leaves."""
         values = parted(self.raw_params, self.tables)[1]
         return {k: table._replace(values=values[k]) for k, table in self.tables.items()}
-
-    def with_model(self, model: PyTree) -> TrainState:
-        """Returns the state with other parameters of the model."""
-        raw = self.raw_params
-        learned = isinstance(raw, WithClipNorm)
-        return self._replace(raw_params=raw._replace(model=model) if learned else model)
 
     def with_tables(self, tables: Mapping[int, Table], dense: PyTree | None = None) -> TrainState:
         """Returns the state with other lazy tables, and with other dense parameters if given."""

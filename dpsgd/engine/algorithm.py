@@ -12,14 +12,14 @@ import optax
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, WithClipNorm, model_of, parted
+from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.programs import compiled, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
-from dpsgd.gradients.rules import FLAT, ClippingRule, QuantileClipping
-from dpsgd.noise.base import Independent, Noise, Scales
+from dpsgd.gradients.rules import FLAT, ClippingRule
+from dpsgd.noise.base import Noise
 
 PyTree = Any
 
@@ -64,7 +64,7 @@ def dpsgd(
         (docs/explanation/isolation-of-examples.md).
       optimizer: Any optax transformation; it sees only the private mean gradient.
       clipping: The rule that brings an example's gradient to norm C: `FlatClipping`,
-        `PerLayerClipping`, `AutomaticClipping` or `QuantileClipping`. The privacy cost is the same.
+        `PerLayerClipping` or `AutomaticClipping`. The privacy cost is the same.
       microbatch_size: Examples whose gradients are formed together, on each device; None for as
         many as fit, see `clipped_grad`.
       tables: `LazyTables`, by which those leaves are trained of which the loss only looks up rows,
@@ -98,12 +98,7 @@ def dpsgd(
     if foreign_calls:
         loss_fn = ForeignCalls(loss_fn)
     frozen, lazy = FrozenGroup(loss_fn), () if tables is None else (tables.group(loss_fn),)
-    dense = DenseGroup(optimizer)
-    if isinstance(clipping, QuantileClipping):
-        if lazy:
-            raise ValueError("clipping by a quantile is not for lazy tables: leave out tables=")
-        dense = QuantileGroup(optimizer, clipping)
-    groups = (*lazy, frozen, dense)
+    groups = (*lazy, frozen, DenseGroup(optimizer))
     return Algorithm(
         _Init(groups),
         _ClippedSum(loss_fn, microbatch_size, clipping),
@@ -142,7 +137,6 @@ class FrozenGroup(ParamGroup):
         return state, None
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
-        params = model_of(params)
         found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
         if len(found) == len(jax.tree.leaves(params)):
             raise ValueError(
@@ -186,22 +180,16 @@ class _ClippedSum:
     def __call__(
         self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None, frozen=()
     ):
-        rule: Any = self.clipping
-        learned = isinstance(rule, QuantileClipping) and isinstance(params, WithClipNorm)
         gradient = clipped_grad(
             loss_fn or self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
-            clipping=rule.at(params.log_ratio) if learned else rule,
+            clipping=self.clipping,
             microbatch_size=self.microbatch_size,
             grid=scales.grid,
             devices=devices,
             frozen=frozen,
         )
-        total, seen = gradient(model_of(params), batch, weights, keys)
-        if learned:
-            others = seen.batch_size - seen.nonfinite_count - seen.clipped_count
-            total = WithClipNorm(total, rule.count(seen.clipped_count, others, scales.l2_clip_norm))
-        return total, seen
+        return gradient(params, batch, weights, keys)
 
 
 @dataclass(frozen=True)
@@ -243,66 +231,6 @@ class DenseGroup(ParamGroup):
         total, _ = parted(total, {*state.tables, *state.frozen})
         gradient, noise = privatize(total, state.noise, key, state.step, scales)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
-        new, opt_state = self.stepped(gradient, state.opt_state, old, scales)
-        state = state.with_tables(state.lazy_tables, new)
+        updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)
+        state = state.with_tables(state.lazy_tables, optax.apply_updates(old, updates))
         return state._replace(opt_state=opt_state, noise=noise), gradient
-
-    def stepped(
-        self, gradient: PyTree, opt_state: PyTree, params: PyTree, scales: Scales
-    ) -> tuple[PyTree, PyTree]:
-        """Returns parameters and the optimizer's state after a step by a private gradient."""
-        updates, opt_state = self.optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-
-_UNCOUNTED = 2**24
-"""From here on float32 has not every whole number."""
-
-
-def _check_independent(noise: Noise) -> None:
-    if noise != Independent():
-        raise ValueError(
-            f"clipping by a quantile takes Independent() noise, not {noise}: each step's noised "
-            "sum is multiplied by the norm of that step"
-        )
-
-
-@dataclass(frozen=True)
-class QuantileGroup(DenseGroup):
-    """The same, with the clipping norm as a leaf that a noised count moves."""
-
-    rule: QuantileClipping
-
-    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        if mechanism and mechanism.noise_multiplier:
-            _check_independent(mechanism.noise)
-        if mechanism:
-            sampler = mechanism.sampler  # the passes of a step are counted together
-            most = sampler.num_examples if sampler.accumulates else sampler.padded_batch_size
-            if most >= _UNCOUNTED:
-                raise ValueError(
-                    "clipping by a quantile counts fewer than 2^24 examples, and a step has up to "
-                    f"{most:,}: take smaller batches of one pass"
-                )
-        return ()
-
-    def update(
-        self, state: TrainState, total: PyTree, viewed: None, context: Context
-    ) -> tuple[TrainState, PyTree]:
-        if context.scales.noise is not None:
-            _check_independent(context.scales.noise)
-        return super().update(state, total, viewed, context)
-
-    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        params = WithClipNorm(state.raw_params, jnp.zeros((), jnp.float32))
-        opt_state = copied(self.optimizer.init(state.dense_params))
-        return state._replace(raw_params=params, opt_state=opt_state)
-
-    def stepped(
-        self, gradient: PyTree, opt_state: PyTree, params: PyTree, scales: Scales
-    ) -> tuple[PyTree, PyTree]:
-        scale = jnp.exp(params.log_ratio) / self.rule.weights[0]
-        model = jax.tree.map(lambda g: (g * scale).astype(g.dtype), gradient.model)
-        new, opt_state = super().stepped(model, opt_state, params.model, scales)
-        count, clip = gradient.log_ratio, scales.l2_clip_norm
-        return WithClipNorm(new, self.rule.moved(params.log_ratio, count, clip)), opt_state

@@ -195,7 +195,6 @@ def clip_factor(
     *,
     share: float | None = None,
     gamma: float | None = None,
-    scale: Array | None = None,
 ) -> ClipFactor:
     """Returns the factor that brings each norm to `l2_clip_norm` at most.
 
@@ -207,7 +206,6 @@ def clip_factor(
       counts: Which examples do.
       share: In place of C, this times C, a number in (0, 1] that float32 holds.
       gamma: Normalises in place of clipping: the factor is C / (norm + gamma). In [2^-100, 2^96].
-      scale: Of what is clipped: it is this times the gradients. In [2^-30, 2^30]; not with gamma.
     """
     given = marked(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
     limit = given * jnp.float32(1.0 - CLIP_MARGIN)
@@ -215,22 +213,21 @@ def clip_factor(
     keep = counts & jnp.isfinite(norm.square)
     square = jnp.where(keep, norm.square, 0.0)
     inverse_scale = 1.0 / norm.scale
-    whole = norm.scale if scale is None else norm.scale * scale
     if gamma is None:
         # For a zero gradient the quotient is inf (or 0/0 for a clip norm that underflows): no
         # clipping.
         bound = jnp.where(square > 0, limit / jnp.sqrt(square), jnp.inf)
-        target = jnp.minimum(whole, bound)
+        target = jnp.minimum(norm.scale, bound)
     else:
         # The sum is at least the root, and at least 1 where the scale is at its least.
         length = jnp.sqrt(square) + jnp.float32(gamma) * inverse_scale
         bound = jnp.where(length > 0, limit / length, 0.0)
-        target = jnp.where(jnp.isinf(limit), whole, bound)
+        target = jnp.where(jnp.isinf(limit), norm.scale, bound)
     return ClipFactor(
         keep=keep,
         inverse_scale=inverse_scale,
         target=target,
-        clipped=keep & (bound < whole),
+        clipped=keep & (bound < norm.scale),
     )
 
 

@@ -256,7 +256,7 @@ class Training:
                 **how,
             )
             step = np.int32(self.mechanism.num_steps)
-            state = state._replace(step=step).with_model(refined.params)
+            state = state._replace(step=step, raw_params=refined.params)
             journal.keep_refined(state, refined.summary)
         return state
 

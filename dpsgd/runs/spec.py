@@ -26,7 +26,6 @@ from dpsgd.gradients.rules import (
     AutomaticClipping,
     FlatClipping,
     PerLayerClipping,
-    QuantileClipping,
 )
 from dpsgd.noise.base import Independent, Noise, Secure
 from dpsgd.noise.buffered import BufferedToeplitz
@@ -310,11 +309,10 @@ class RunSpec(_Checked):
     """What makes steps of private gradients."""
     average: LastStep | TailAverage | MovingAverage = LastStep()
     """Which parameters are released."""
-    clipping: FlatClipping | PerLayerClipping | AutomaticClipping | QuantileClipping = FLAT
+    clipping: FlatClipping | PerLayerClipping | AutomaticClipping = FLAT
     """How an example's gradient is brought to l2_clip_norm. flat: as a whole. per-layer: groups of
     parameters by themselves, under budgets whose squares add up. automatic: all gradients become
-    about as long, small ones too. quantile: to a norm that follows a quantile of theirs, by a
-    noised count in each step. The privacy cost is the same."""
+    about as long, small ones too. The privacy cost is the same."""
     delta: float | Literal["1/n"] | None = _setting(None, name="target_delta", must=_DELTA)
     """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
     one digit. 1/n, which papers take, is no safe choice: to publish one unit at random has it."""
@@ -548,7 +546,6 @@ PARTS: dict[str, dict[str, type]] = {
         "flat": FlatClipping,
         "per-layer": PerLayerClipping,
         "automatic": AutomaticClipping,
-        "quantile": QuantileClipping,
     },
 }
 """The classes of each part of a spec, by the option that chooses one ("" needs none), or, of

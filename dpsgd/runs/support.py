@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from accounting import epsilon
-from dpsgd.gradients.rules import FlatClipping, QuantileClipping
+from dpsgd.gradients.rules import FlatClipping
 from dpsgd.noise.base import Secure
 from dpsgd.runs.spec import Banded, Buffered, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
@@ -30,7 +30,6 @@ Trait = Literal[
     "shard_rows_from",
     "overflow accumulate",
     "clipping",
-    "clipping quantile",
     "no minimum separation",
     "random order",
     "protected units of several rows",
@@ -74,13 +73,6 @@ UNSUPPORTED = (
         ("non_private",),
         ("clipping",),
         "without privacy nothing is clipped",
-    ),
-    Unsupported(
-        ("clipping quantile",),
-        ("bands", "buffers", "secure_noise", "tables lazy"),
-        "each step's noised sum is multiplied by the norm of that step, and correlated, exact and "
-        "deferred noise is that of sums of one scale",
-        "take another clipping, or leave out the other",
     ),
     Unsupported(
         ("bands",),
@@ -135,7 +127,6 @@ def traits_of(
         "buffers": isinstance(noise, Buffered),
         "tables lazy": isinstance(spec.tables, Lazy),
         "clipping": not isinstance(spec.clipping, FlatClipping),
-        "clipping quantile": isinstance(spec.clipping, QuantileClipping),
         "calibration": spec.calibration not in (None, "none"),
         "budget_minutes": spec.budget_minutes is not None,
         "shard_rows_from": sharded,

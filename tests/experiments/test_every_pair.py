@@ -76,7 +76,7 @@ OPTIONS = {
     "optimizer": ("", "--optimizer sgd", "--optimizer sgd --momentum 0.9"),
     "average": ("", "--average-tail 0.5", "--average-decay 0.9"),
     "schedule": ("", "--schedule constant", "--schedule cosine"),
-    "clipping": tuple(f"--clipping {x}" for x in ("flat", "per-layer", "automatic", "quantile")),
+    "clipping": tuple(f"--clipping {x}" for x in ("flat", "per-layer", "automatic")),
     "train": ("", "part", "table"),
     "start": ("", "run", "export", "file"),
     "compute": ("", "--compute bfloat16"),
@@ -96,7 +96,7 @@ FIXED = starting("deterministic") | {f"shuffle {SIZES} --order fixed"}
 SEPARATED = FIXED | starting("balls-and-bins", "poisson")
 CORRELATED = {"--bands 2", "--bands auto", BUFFERS}
 SAMPLERS = set(OPTIONS["sampler"])
-LAZY, QUANTILE = {"--tables lazy"}, {"--clipping quantile"}
+LAZY = {"--tables lazy"}
 REFUSED = [
     (LAZY, CORRELATED, "tables lazy and b"),
     (LAZY, {"--secure-noise"}, "tables lazy and secure"),
@@ -104,8 +104,6 @@ REFUSED = [
     ({"--non-private"}, {"--secure-noise", *CORRELATED}, "non-private and "),
     ({"--non-private"}, {"--calibration KIND"}, "calibration and non-private"),
     ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
-    (QUANTILE, {"--secure-noise", *CORRELATED}, "clipping quantile and "),
-    (QUANTILE, LAZY, "clipping quantile and tables lazy"),
     ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),
     ({BUFFERS}, SAMPLERS - FIXED, "buffers"),
     ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),

@@ -51,14 +51,6 @@ Release = list[np.ndarray]
 
 def sum_checks(probe: Probe) -> list[CheckResult]:
     """Checks what an example, padding and a NaN example can do to a step's sum."""
-    return [
-        check._replace(name=f"{check.name}{words}")
-        for words, one in probe.at_norms()
-        for check in _sum_checks(one)
-    ]
-
-
-def _sum_checks(probe: Probe) -> list[CheckResult]:
     mechanism = probe.mechanism
     given = scales_check([mechanism, quiet(mechanism), loud(mechanism)])
     if not given.passed:
@@ -144,19 +136,16 @@ def _boundary_check(probe: Probe, unit: int) -> CheckResult:
     C is raised until it leaves the gradient as it is, whose norm is then known.
     """
 
-    def single(clip: float, *, counted: bool = True) -> tuple[float, float]:
+    def single(clip: float) -> tuple[float, float]:
         """Returns the norm of what the example adds under this C, and the rounding in it."""
         raised = quiet(probe.mechanism, clip)
         if raised.l2_clip_norm != clip:
             return math.inf, math.inf
         sums = _Sums(probe, raised)
-        release = sums.release([unit], at=[0])
-        if probe.learns_norm and not counted:  # what it adds to the count grows with C
-            release[-1] = np.zeros(1, np.float32) if sums.empty is None else sums.empty[-1]
-        return sums.moved(release), sums.slack(1, 0)
+        return sums.moved(sums.release([unit], at=[0])), sums.slack(1, 0)
 
     raised = (probe.mechanism.l2_clip_norm * 2.0**k for k in _RAISED)
-    sizes = ((single(clip, counted=False)[0], clip) for clip in raised)
+    sizes = ((single(clip)[0], clip) for clip in raised)
     size = next((size for size, clip in sizes if 0 <= size <= clip / 2), 0.0)
     if not size:
         return CheckResult.skipped(BOUNDARY, "no C was found that leaves a gradient as it is")

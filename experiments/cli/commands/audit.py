@@ -65,7 +65,6 @@ def command(words: Sequence[str]) -> type:
     options = run_options(
         *("secure_noise", "bands", "tables", "tables_momentum", "tables_weight_decay"),
         *("clipping", "clip_groups", "clip_shares", "clip_gamma"),
-        *("clip_quantile", "clip_rate", "clip_count_share"),
         *("train", "compute", "microbatch_size", "target_delta"),
         **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},
     )

@@ -16,7 +16,6 @@ from dpsgd import (
     FlatClipping,
     LazyTables,
     PerLayerClipping,
-    QuantileClipping,
     RunSpec,
     dpsgd,
 )
@@ -37,8 +36,6 @@ RULES = {
     "per-layer": PerLayerClipping(),
     "groups": PerLayerClipping(PATTERNS, (1.0, 3.0)),
     "automatic": AutomaticClipping(),
-    "quantile": QuantileClipping(count_share=0.1),
-    "quantile at 3 C": QuantileClipping(count_share=0.1).at(np.log(3)),
 }
 METHODS = ["ghost", "vmap", "secure"]
 
@@ -74,9 +71,6 @@ def defined(rule, gradients):
         norm = np.sqrt(sum((gradients[name] ** 2).sum(1) for name in group))
         budget = C * np.sqrt(share)
         factor = budget / (norm + 0.01) if rule == "automatic" else np.minimum(1, budget / norm)
-        if rule.startswith("quantile"):
-            ratio = 3 if "3" in rule else 1
-            factor = np.sqrt(0.9) * np.minimum(1, ratio * budget / norm) / ratio
         found |= {name: gradients[name] * factor[:, None] for name in group}
     return np.concatenate([found[name] for name in names], axis=1)
 
@@ -158,7 +152,7 @@ TABLES = (
 @pytest.mark.audit
 @pytest.mark.long
 @pytest.mark.parametrize("lazy", [False, True], ids=["dense", "lazy"])
-@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.startswith("quantile")])
+@pytest.mark.parametrize("rule", RULES)
 def test_a_rule_conforms(rule, lazy):
     if rule == "groups" and lazy:
         clipping = PerLayerClipping(("table", ".*"), (2.0, 1.0))
@@ -212,9 +206,6 @@ def test_a_rule_that_exceeds_c_is_caught(faulty):
         (lambda: PerLayerClipping((".*", "dense")).groups(PARAMS), "'dense' has no parameter"),
         (lambda: AutomaticClipping(0.0), "clip_gamma must be"),
         (lambda: AutomaticClipping(np.nan), "clip_gamma must be"),
-        (lambda: QuantileClipping(1.0), "clip_quantile must lie"),
-        (lambda: QuantileClipping(rate=0.0), "clip_rate must lie"),
-        (lambda: QuantileClipping(count_share=0.001), "clip_count_share must be"),
     ],
 )
 def test_an_impossible_rule_is_refused_in_a_line(make, line):
@@ -230,8 +221,5 @@ def test_a_spec_has_a_rule_by_its_options_and_in_its_record():
     assert spec.but(clip_shares=(1.0, 2.0)).clipping == PerLayerClipping(PATTERNS, (1.0, 2.0))
     with pytest.raises(ValueError, match="without privacy nothing is clipped"):
         check(asked(non_private=True, clipping="automatic"))
-    for other in ({"bands": 2}, {"buffers": 1}, {"secure_noise": True}, {"tables": "lazy"}):
-        with pytest.raises(ValueError, match=r"clipping quantile and .*multiplied by the norm"):
-            check(asked(noise_multiplier=1.0, clipping="quantile", **other))
     with pytest.raises(ValueError, match="clip_gamma goes with clipping automatic"):
         asked(noise_multiplier=1.0, clip_gamma=1.0)

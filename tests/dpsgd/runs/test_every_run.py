@@ -52,7 +52,7 @@ KINDS = {
     "buffers": (line, {**WANTED, "buffers": 2}),
     "decay": (line, {**BANDS, "average_decay": 0.5}),
     "own sampler": (line, {"sampler": COINS}),
-    "quantile": (calibrated, {"clipping": "quantile", "calibration": "platt", "average_tail": 0.5}),
+    "platt": (calibrated, {"clipping": "automatic", "calibration": "platt", "average_tail": 0.5}),
     "weighted classes": (kinds, {"calibration": "temperature"}),
     "lazy average": (words, {**LAZY, "average_tail": 0.5}),
     "table": (words, {"train": "tab"}),
@@ -79,7 +79,7 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.short(
-    "dense", "secure", "auto bands", "buffers", "decay", "own sampler", "quantile", "table"
+    "dense", "secure", "auto bands", "buffers", "decay", "own sampler", "platt", "table"
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsgd import QuantileClipping
+from dpsgd import AutomaticClipping
+from dpsgd.gradients import norms
 
 pytestmark = pytest.mark.audit
 
@@ -18,13 +19,17 @@ def test_the_step_of_clicks_is_audited_without_a_store(command):
     assert command("audit", *SHUFFLE, *TINY).strip().endswith("audit: consistent")
 
 
+def to_twice_c(rule, group_norms, l2_clip_norm, counts):
+    return [norms.clip_factor(group_norms[0], 2 * l2_clip_norm, counts, gamma=rule.gamma)]
+
+
 @pytest.mark.long
 def test_the_program_that_is_audited_clips_and_computes_as_is_asked(command, monkeypatch):
-    asked = ["audit", *SHUFFLE, *TINY, "--clipping", "quantile", "--compute", "bfloat16"]
+    asked = ["audit", *SHUFFLE, *TINY, "--clipping", "automatic", "--compute", "bfloat16"]
     asked += ["--train", "logit"]
     assert command(*asked).strip().endswith("audit: consistent")
-    monkeypatch.setattr(QuantileClipping, "weights", (1.0, 0.3))  # together more than C
-    assert "FAIL" in command(*asked, "--clip-rate", "0.3", status=1)  # a program of its own
+    monkeypatch.setattr(AutomaticClipping, "factors", to_twice_c)
+    assert "FAIL" in command(*asked, "--clip-gamma", "0.3", status=1)  # a program of its own
 
 
 @pytest.mark.long
