@@ -5,6 +5,7 @@ Rich is imported where something is shown: most questions are answered before it
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -43,9 +44,16 @@ def sized(size: float) -> str:
 
 
 class Console:
-    """A terminal with one live progress line; where output is a file, plain lines."""
+    """A terminal with one live progress line; where output is a file, plain lines.
 
-    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+    Args:
+      stderr: Whether all goes to stderr.
+      quiet: Whether nothing is shown.
+      timed: Whether elapsed seconds are shown. Where the time is a secret, as that of a private
+        selection, it is False: there are then no plain lines either, whose number tells the time.
+    """
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False, timed: bool = True) -> None:
         import rich.console
 
         self._console = rich.console.Console(
@@ -56,10 +64,10 @@ class Console:
             # Jupyter asks for colours by FORCE_COLOR, which rich takes for a terminal.
             force_terminal=(sys.stderr if stderr else sys.stdout).isatty(),
         )
-        self._now = _Now()
+        self._now = _Now(timed=timed)
         self._status: Any = self._console.status(self._now)
         if not self._console.is_terminal:
-            self._status = _PlainLines(self._now, quiet)
+            self._status = _PlainLines(self._now, quiet or not timed)
 
     def __enter__(self) -> Console:
         self._status.__enter__()
@@ -114,9 +122,10 @@ class Console:
 
 
 class _Now:
-    """What is going on; with the seconds so far, once they are more than `PATIENCE`."""
+    """What is going on; if timed, with the seconds so far once they are more than `PATIENCE`."""
 
-    def __init__(self, line: str = "") -> None:
+    def __init__(self, line: str = "", *, timed: bool = True) -> None:
+        self._patience = PATIENCE if timed else math.inf
         self.begin(line)
 
     def begin(self, line: str) -> None:
@@ -125,7 +134,7 @@ class _Now:
 
     def __rich__(self) -> str:
         seconds = time.monotonic() - self.since
-        return self.line if seconds < PATIENCE else f"{self.line} ({seconds:.0f} s)".lstrip()
+        return self.line if seconds < self._patience else f"{self.line} ({seconds:.0f} s)".lstrip()
 
 
 class _PlainLines:

@@ -165,7 +165,7 @@ def _select(config: SweepConfig) -> None:
     where = str(config.config)
     asked = file_of(config.config, private.SHIPPED).read_bytes()
     sweep = private.PrivateSweep.parse(asked, where)
-    with Console() as console:
+    with Console(timed=False) as console:  # how long it takes tells how many trials there are
         console.progress("starting")
         import dpsgd
         from dpsgd.files import write_atomically

@@ -1,14 +1,19 @@
 """A private selection's file, and `dpsgd sweep --private`."""
 
+import io
 import re
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from tiny_task import Line
 
+import dpsgd
 from accounting import TrialCount
 from dpsgd import TargetEpsilon
 from dpsgd.runs.result import FinishedRun
+from experiments.cli import console
 from experiments.results.page import page as page_of
 from experiments.sweeps.config import Sweep, file_of
 from experiments.sweeps.private import SHIPPED, PrivateSweep
@@ -108,3 +113,39 @@ def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, co
     assert "--workers does not go with --private" in command.refuses(*words, "--workers", "2")
     (tmp_path / "file.toml").write_text(FILE.replace("0.02", "0.03"))
     assert "another candidates" in command.refuses(*words)
+
+
+class Terminal(io.StringIO):
+    """A stdout that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+def test_elapsed_time_of_a_selection_is_not_shown(terminal, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setattr(console, "EVERY", 0.05)
+    monkeypatch.setattr(console, "PATIENCE", 0.05)
+    (tmp_path / "file.toml").write_text(FILE)
+    words = ["sweep", tmp_path / "file.toml", "--private", "--out"]
+    command(*words, tmp_path / "out")
+    record = FinishedRun.read(tmp_path / "out").record
+
+    def shown(seconds: float) -> set[str]:
+        def select(task, candidates, out, *, progress, **asked):
+            for line in ("trials are under way", "releasing the best"):
+                progress(line)
+                time.sleep(seconds)
+            return record
+
+        monkeypatch.setattr(dpsgd, "select", select)
+        out, err = (Terminal() if terminal else io.StringIO() for _ in range(2))
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        command(*words, tmp_path / "out")
+        said = out.getvalue() + err.getvalue()
+        assert ("trials are under way" in said) == terminal
+        assert "report.md" in said
+        return set(re.split(r"[\r\n]|\x1b\[[0-9;?]*[a-zA-Z]|[⠀-⣿]", said))  # the last spins
+
+    assert shown(0.2) == shown(1.2)
