@@ -141,9 +141,24 @@ class Candidates:
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")
         return selection
 
+    def check_programs(self) -> None:
+        """Compiles every candidate at some noise, and takes the score of untrained parameters.
+
+        Raises:
+          ValueError: if a loss, its parameters or the name of the score are refused.
+        """
+        scores: dict[str, Any] = {}
+        for spec in self._chosen:
+            sized = dataclasses.replace(spec, privacy=NoiseMultiplier(1.0))
+            job = Job.of(self.task, resolved(sized, self.rows[1]), rows=self.rows)
+            job.programs()
+            scores = scores or dict(self.task.metrics(job.params))
+            if self.score not in scores:
+                known = ", ".join(scores)
+                raise ValueError(f"there is no metric {self.score!r}; there are {known}")
+
     def rehearse(self, selection: Selection, progress: Callable[[str], None]) -> None:
-        """Audits every candidate, and asks for the score once, of untrained parameters."""
-        names: list[str] = []
+        """Audits every candidate as it is declared."""
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             run = resolved(spec_of_trial(terms), self.rows[1])
@@ -151,18 +166,22 @@ class Candidates:
             if (job.mechanism, job.delta, job.unit) != (terms.mechanism, terms.delta, terms.unit):
                 raise ValueError(f"candidate {number} would not be trained as it is declared")
             job.audit()
-            names = names or list(self.task.metrics(job.params))
-        if self.score not in names:
-            raise ValueError(f"there is no metric {self.score!r}; there are {', '.join(names)}")
+
+    @cached_property
+    def _chosen(self) -> list[RunSpec]:
+        """The candidates with nothing left open but their noise, chosen for a trial's share."""
+        about = self._about_a_trial()
+        asked = self.specs
+        if not isinstance(about, NoiseMultiplier):
+            asked = tuple(dataclasses.replace(spec, privacy=about) for spec in asked)
+        return [choose(spec, self.task, self.rows)[0] for spec in asked]
 
     def _with_noise(self) -> list[RunSpec]:
         """Returns the candidates with nothing left open, and noise at which the target is met."""
         population, goal = self.rows[1], self.specs[0].privacy
         if isinstance(goal, NoiseMultiplier):
-            return [choose(spec, self.task, self.rows)[0] for spec in self.specs]
-        about = self._about_a_trial()
-        asked = (dataclasses.replace(spec, privacy=about) for spec in self.specs)
-        specs = [choose(spec, self.task, self.rows)[0] for spec in asked]
+            return self._chosen
+        specs = self._chosen
         # Candidates that differ in what costs no privacy need the same noise.
         samplers = [build_sampler(spec, population) for spec in specs]
         kinds = [

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.noise.keys import RootKey
@@ -35,6 +37,9 @@ DEFAULT_COUNT = TrialCount(mean=10.0, shape=0.0)
 """The law of the number of trials, if none is asked for: logarithmic."""
 
 ROOT = "root.key"
+
+_STATUS = ("RESOURCE_EXHAUSTED", "INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""Status codes of XLA that an error may name: they tell nothing of rows."""
 
 
 def select(
@@ -71,8 +76,9 @@ def select(
 
     Raises:
       FileExistsError: if there is something else at `out`; it is left as it is.
-      ValueError: for what cannot be selected from, or is not what was begun in `out`; or if every
-        trial failed, so that nothing is released.
+      ValueError: for what cannot be selected from, or is not what was begun in `out`; if a trial
+        ends in an error of the program, such as a lack of memory on the device, whose mended task
+        the same call resumes; or if every trial failed, so that nothing is released.
       OSError: if the disk is full; the same call then resumes.
       Stopped: if SIGTERM or SIGINT asked for it; the same call then resumes.
     """
@@ -96,7 +102,7 @@ def select(
         selection = _declared(wanted, folder, root)
         if begun:
             wanted.rehearse(selection, progress)
-        with stop_requests() as stop, _nameless_errors(out):
+        with stop_requests() as stop, _nameless_errors(folder):
             _carry_out(wanted, selection, folder, root, stop, progress)
     destroy(out / SECRETS)
     if (out / NOTHING).exists():
@@ -109,6 +115,8 @@ def select(
 
 def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], None]) -> None:
     """Declares a selection in a new folder, once nothing is left that could be refused."""
+    progress("compiling the candidates")
+    wanted.check_programs()
     progress("finding the noise for the guarantee that is wanted")
     root = RootKey.from_entropy()
     selection = wanted.declared(root)
@@ -184,8 +192,17 @@ def _carry_out(
             release(wanted, candidate(best.number), vault.folder(best.number), folder, root)
 
 
+class _ProgramError(Exception):
+    """An error of a trial that depends on the program; the text names its kind alone."""
+
+
 def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
-    """Carries out a trial, and returns its score; None for one that failed."""
+    """Carries out a trial, and returns its score; None for one whose results have none.
+
+    A trained model depends on private rows, and so does whether its numbers can be computed with: a
+    trial fails by an error of arithmetic, or by one of a value once it is trained. All other errors
+    are those of the program, whichever the rows are (docs/explanation/secrecy-of-a-selection.md).
+    """
     while True:
         try:
             if path.exists():
@@ -194,9 +211,16 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
                 record = run(wanted.task, spec_of_trial(terms), path, name=wanted.name)
         except (Stopped, OSError, MemoryError):
             raise
-        except Exception:
-            # The reason may be of the data: it is given to no one. The rehearsal found all others.
-            return None
+        except Exception as error:
+            # Its text may be of the data: it is given to no one.
+            trained = isinstance(error, ValueError) and path.exists()
+            if isinstance(error, ArithmeticError) or (
+                trained and RunDirectory(path).history().released
+            ):
+                return None
+            status, code = type(error).__name__, str(error).partition(":")[0]
+            known = isinstance(error, jax.errors.JaxRuntimeError) and code in _STATUS
+            raise _ProgramError(f"{status} ({code})" if known else status) from None
         if _as_declared(RunDirectory(path).history(), terms):
             return record["metrics"].get(wanted.score)
         # Under another name: what is destroyed in part is no trial to resume (`Vault.clear`).
@@ -246,12 +270,19 @@ def _flush(*streams: Any) -> None:
 
 
 @contextmanager
-def _nameless_errors(out: Path) -> Iterator[None]:
+def _nameless_errors(folder: RunDirectory) -> Iterator[None]:
     """Has errors, and being stopped, tell nothing of the trial that was under way."""
+    out = folder.path
     try:
         yield
     except Stopped:
         raise Stopped("stopped, all of it saved: the same command resumes") from None
+    except _ProgramError as error:
+        raise ValueError(
+            f"{out}: a trial ended in {error}, an error of the program whichever the rows are; "
+            "nothing is released: mend the task or give more memory, and the same command resumes. "
+            f"What was declared counts: {folder.history().guarantee().sentence()}"
+        ) from None
     except MemoryError:
         raise MemoryError("out of memory: the same command resumes") from None
     except OSError as error:

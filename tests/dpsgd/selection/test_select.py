@@ -6,6 +6,7 @@ import shutil
 import stat
 from dataclasses import dataclass, replace
 
+import jax
 import pytest
 from tiny_task import (
     SUMS,
@@ -312,9 +313,10 @@ def test_a_score_that_is_not_measured_is_refused_before_anything_is_drawn(tmp_pa
 def test_a_trial_that_fails_or_diverges_is_the_worst_and_its_reason_is_not_told(
     trained, tmp_path, capfd, monkeypatch
 ):
-    for better, bad in (("lower", 1e30), ("higher", -1e30)):
+    failed = ValueError("row 17 holds 42"), OverflowError("row 17 holds 42")
+    for better, bad, error in (("lower", 1e30, failed[0]), ("higher", -1e30, failed[1])):
         out = tmp_path / better
-        scores = dict(zip(RATES, (None, bad, ValueError("row 17 holds 42")), strict=True))
+        scores = dict(zip(RATES, (None, bad, error), strict=True))
         monkeypatch.setattr(Vault, "candidate", lambda self, t, n: (0, 2, 1, 2)[t - 1])
         with scripted(trained, scores) as trials, so_many(4):
             record = select(out, better=better)
@@ -322,6 +324,61 @@ def test_a_trial_that_fails_or_diverges_is_the_worst_and_its_reason_is_not_told(
         assert len(trials.begun) == 4  # none is tried again
         assert "row 17" not in "".join(capfd.readouterr())
         assert not leftovers(out, trials)
+
+
+ERRORS = {
+    "memory": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: row 17 holds 42"),
+    "types": TypeError("row 17 holds 42"),
+    "keys": KeyError("row 17 holds 42"),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_an_error_of_the_program_stops_with_what_it_cost(kind, trained, tmp_path, capfd):
+    out, error = tmp_path / "out", ERRORS[kind]
+    with scripted(trained, dict.fromkeys(RATES, error)) as trials, so_many(3):
+        with pytest.raises(ValueError, match="the same command resumes") as stop:
+            select(out)
+        assert f"a trial ended in {type(error).__name__}" in str(stop.value)
+        assert RunDirectory(out).history().guarantee().sentence() in str(stop.value)
+        assert ("RESOURCE_EXHAUSTED" in str(stop.value)) == (kind == "memory")
+        assert "row 17" not in f"{stop.value}{capfd.readouterr()}"
+        assert len(trials.begun) == 1
+        assert set(os.listdir(out)) == {"ledger.jsonl", SECRETS}
+        trials.scores = SCORES
+        assert select(out)["metrics"][SCORE] in SCORES.values()
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_an_error_before_a_trial_is_trained_is_no_result(kind, trained, tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise kind("no such setting")
+
+    with scripted(trained), so_many(2):
+        monkeypatch.setattr(engine, "run", refused)
+        with pytest.raises(ValueError, match=f"a trial ended in {kind.__name__}"):
+            select(tmp_path / "out")
+
+
+class Unfit(Line):
+    def loss(self, params, example):
+        raise TypeError("of the wrong shape")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"task": Unfit()}, TypeError, "of the wrong shape"),
+        ({"score": "validation_auc"}, ValueError, "no metric 'validation_auc'"),
+    ],
+)
+def test_candidates_are_refused_before_noise_is_searched(
+    asked, error, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Candidates, "declared", lambda *_: pytest.fail("noise was searched"))
+    with pytest.raises(error, match=message):
+        select(tmp_path / "out", **asked)
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_every_trial_failed_nothing_is_released_and_that_is_final(trained, tmp_path):

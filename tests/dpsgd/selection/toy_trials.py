@@ -85,6 +85,7 @@ def scripted(trained, scores=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "run", trials.run)
         patch.setattr(engine, "resume", trials.resume)
+        patch.setattr(candidates.Candidates, "check_programs", lambda *_: None)
         patch.setattr(candidates.Candidates, "rehearse", lambda *_: None)
         yield trials
 
