@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         PerLayerClipping,
     )
     from dpsgd.models.model import TrainedModel, load_exported
-    from dpsgd.noise.base import Independent, Noise, Secure
+    from dpsgd.noise.base import Independent, Noise
     from dpsgd.noise.buffered import BufferedToeplitz
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
@@ -105,7 +105,6 @@ __all__ = [
     "RootKey",
     "Run",
     "RunSpec",
-    "Secure",
     "Segment",
     "Settings",
     "TailAverage",
@@ -179,7 +178,7 @@ _MODULES = {
     "core.cost": ("cost",),
     "core.segments": ("Segment", "Trials"),
     "core.guarantee": ("Guarantee",),
-    "noise.base": ("Independent", "Noise", "Secure"),
+    "noise.base": ("Independent", "Noise"),
     "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),

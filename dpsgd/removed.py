@@ -1,6 +1,6 @@
 """Options, fields and values that earlier versions had."""
 
-REMOVED = frozenset({"private_quantile"})
+REMOVED = frozenset({"noise=secure", "private_quantile", "secure_noise"})
 """Names in Python's spelling (`secure_noise`), and values as `name=value` (`clipping=quantile`)."""
 
 NOTICE = "removed in 0.3.0; see CHANGELOG.md"

@@ -72,7 +72,7 @@ def private_sum(
       l2_clip_norm: C, chosen without a look at the rows.
       epsilon: What may be spent, > 0.
       delta: In (0, 0.1); by default `accounting.default_delta`.
-      noise: Its law: `Independent()`, or `Secure()`, which shrinks what it adds up by 2^-12.
+      noise: Its law: `Independent()`, or one's own.
       root: Secret of this release and of no other; by default fresh entropy. One from a seed gives
         no guarantee.
       audit: Whether the program is audited before it releases, which takes a second.

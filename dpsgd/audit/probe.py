@@ -369,7 +369,7 @@ class Probe:
         return after, log
 
     def _noise_key(self, attempt: int) -> jax.Array:
-        return jnp.asarray(self.mechanism.noise_key(self.root, attempt))
+        return jnp.asarray(self.root.noise_key(attempt))
 
     def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
         """Returns the plan of a block of one step.

@@ -79,9 +79,7 @@ class Runs:
         return present, absent
 
     def _of_world(self, data: Any, plan: IndexBlock, others: int, chunk: int) -> Scores:
-        keys = jnp.asarray(
-            [self.mechanism.noise_key(self._root, self._noised + k) for k in range(chunk)]
-        )
+        keys = jnp.asarray([self._root.noise_key(self._noised + k) for k in range(chunk)])
         self._noised += chunk
         watch = Watch(np.bool_(True), (np.zeros(1, np.int32),))
         *_, watched = self._run(self._state, data, plan, keys, self._scales, watch)

@@ -18,7 +18,7 @@ PyTree = Any
 
 jax.tree_util.register_dataclass(
     Scales,
-    data_fields=["l2_clip_norm", "noise_stddev", "expected_batch_size", "grid"],
+    data_fields=["l2_clip_norm", "noise_stddev", "expected_batch_size"],
     meta_fields=["noise"],
 )
 
@@ -157,11 +157,11 @@ class Algorithm(NamedTuple):
     clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
-    The sum is in float32, or in the secure mode in integers, int32. Where the loss takes a key, a
-    fifth argument is the keys of the batch's examples. By name it takes `devices`, the number of
-    devices over which the compiler shards the batch where it shards the parameters, `loss_fn`,
-    the loss in place of its own where a parameter group views the parameters otherwise, and
-    `frozen`, the numbers of the leaves that get no sum, if there are any."""
+    The sum is in float32. Where the loss takes a key, a fifth argument is the keys of the batch's
+    examples. By name it takes `devices`, the number of devices over which the compiler shards the
+    batch where it shards the parameters, `loss_fn`, the loss in place of its own where a parameter
+    group views the parameters otherwise, and `frozen`, the numbers of the leaves that get no sum,
+    if there are any."""
     update: Callable[..., tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
     of: the private mean gradient of `dense_params`, in their types). By name it takes `viewed` and
@@ -197,13 +197,13 @@ def privatize(
     would release that without noise.
 
     Args:
-      clipped_sum: Sum over the batch of gradients of L2 norm at most C; float32 leaves, or int32
-        ones on the secure grid. With `rows`, that of some rows of a table: float32 [U, ...].
+      clipped_sum: Sum over the batch of gradients of L2 norm at most C, in float32. With `rows`,
+        that of some rows of a table: float32 [U, ...].
       noise_state: What n needs from the steps before.
       noise_key: Key of the run's noise stream; with `step` and the leaf it names what in n
         is fresh.
       step: int scalar, the number of the update.
-      scales: C, sigma C and b, the grid of integer sums, and the law of n, if any.
+      scales: C, sigma C and b, and the law of n, if any.
       rows: Number of the leaf that is a table, and of its rows: int32 [U]. Their noise is
         independent, and that of no dense leaf.
     """

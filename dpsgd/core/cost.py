@@ -83,7 +83,6 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         delta=delta,
         mechanism=last.mechanism,
         unit=last.unit,
-        secure_noise=all(one.noise.exact for part in told for one in part.mechanisms),
         lazy_tables=any(part.lazy_tables for part in told),
         scope=_scope(taken, planned),
         void=_void(taken, last),

@@ -30,15 +30,11 @@ NOT_COVERED = (
     "the diagnostics of training (losses, clipped fractions, batch sizes, metrics on its rows)",
     "evaluation on rows that were not training examples",
     "side channels, such as how long a step takes",
-)
-
-FLOATING_POINT = (
     "floating point: the guarantee is that of exact sums and exact Gaussian noise; sums of clipped "
     "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
-    "a fast generator in 32 bits is Gaussian to about 1e-6 (secure noise leaves none of this open)"
+    "a fast generator in 32 bits is Gaussian to about 1e-6",
 )
-"""What is not covered either, unless noise is secure: `dpsgd.noise.gaussian` says why."""
-
+"""What no guarantee covers; on floating point see `dpsgd.noise.gaussian`."""
 
 FOREIGN_CALLS = (
     "host calls and foreign functions of the loss, which may carry private rows from one example "
@@ -66,7 +62,6 @@ class Guarantee:
       mechanism: Sampler, sigma, C, noise and full-batch queries of the run, or of its last attempt.
       unit: What one neighbour differs in ('example' or 'user').
       total_variation: Interval that contains the mechanism's delta(0), from its own profile.
-      secure_noise: Whether sums and noise were exact, so that floating point is covered.
       lazy_tables: Whether noise of tables is deferred, which changes no number here.
       scope: What part of a run this is about, and on what condition; empty for a whole run.
       void: Why there is no guarantee, or empty.
@@ -81,7 +76,6 @@ class Guarantee:
     mechanism: Mechanism
     unit: str
     total_variation: Bound = UNKNOWN
-    secure_noise: bool = False
     lazy_tables: bool = False
     scope: str = ""
     void: str = ""
@@ -131,8 +125,7 @@ class Guarantee:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee leaves out, in sentences."""
-        always = NOT_COVERED if self.secure_noise else (*NOT_COVERED, FLOATING_POINT)
-        return (*self.left_out, *[FOREIGN_CALLS] * self.foreign_calls, *always)
+        return (*self.left_out, *[FOREIGN_CALLS] * self.foreign_calls, *NOT_COVERED)
 
     def sentence(self) -> str:
         """Returns the guarantee in one line."""
@@ -189,7 +182,6 @@ class Guarantee:
             "unit": self.unit,
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
-            "secure_noise": self.secure_noise,
             "noise": noise_record(mechanism.noise),
             "full_sums": dataclasses.asdict(sums) if sums else None,
             "data_release": dataclasses.asdict(release) if release else None,
@@ -206,8 +198,8 @@ INDEPENDENT = "independent noise"
 def words_on(noise: Mapping[str, Any]) -> str:
     """Returns what a noise is called, of which this is the description.
 
-    >>> words_on({"name": "banded toeplitz", "coefficients": [4, 3]}), words_on({"name": "secure"})
-    ('BandedToeplitz noise of 2 bands', 'independent noise')
+    >>> words_on({"name": "banded toeplitz", "coefficients": [4, 3]})
+    'BandedToeplitz noise of 2 bands'
     """
     try:
         law = noise_from_record(noise)

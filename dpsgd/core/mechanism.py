@@ -23,8 +23,6 @@ from accounting import (
 )
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
-from dpsgd.noise.grid import SecureGrid
-from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, FullBatch, Population
 from samplers.base import MAX_STEPS
 
@@ -52,8 +50,8 @@ class Mechanism:
       l2_clip_norm: Bound C on the L2 norm of the gradient of each example, or of each unit that the
         sampler has clipped as one; infinite only without noise. With it, C and sigma C are within
         `SCALES`.
-      noise: Its law over the steps: `Independent`, `Secure` or another `Noise`, whose cost is known
-        for this sampler.
+      noise: Its law over the steps: `Independent`, or another `Noise` whose cost is known for this
+        sampler.
       full_sums: What is released after the sampler's last step, if anything: noisy sums over all
         rows, which count as further steps of the run.
       data_release: What was released of the same rows before the run, if anything: it counts too.
@@ -101,8 +99,6 @@ class Mechanism:
                     "could be taken for that of another: write @dataclass(frozen=True) above the "
                     "class, and make it a field"
                 )
-        if self.noise.exact:
-            self._grid()  # refuses what it cannot do
         if self.full_sums is not None:
             if sigma == 0:
                 raise ValueError("full_sums are private, and a run without noise is not")
@@ -146,8 +142,7 @@ class Mechanism:
         if sums is None:
             raise ValueError("this mechanism releases no sums over all rows")
         sampler = FullBatch(self.sampler.num_examples, sums.count)
-        noise = self.noise if self.noise.bands == 1 else _INDEPENDENT
-        return Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)
+        return Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm)
 
     def privacy(self) -> PrivacyProfile:
         """Returns what a whole run costs, or raises ValueError where there is no noise."""
@@ -252,22 +247,7 @@ class Mechanism:
         stddev = np.float32(noise)
         if float(stddev) < noise:
             stddev = np.nextafter(stddev, np.float32(np.inf))
-        return Scales(clip, stddev, batch, self._grid(), self.noise)
-
-    def _grid(self) -> SecureGrid | None:
-        if not self.noise.exact:
-            return None
-        most = self.sampler.padded_batch_size
-        if self.sampler.accumulates:
-            # A binomial batch exceeds this with probability 1e-36, by Bernstein's inequality. It
-            # may: the guarantee does not depend on it.
-            mean = self.sampler.expected_batch_size
-            most = min(self.sampler.num_examples, math.ceil(mean + 13 * math.sqrt(mean) + 60))
-        return self.noise.grid(self.noise_multiplier, self.l2_clip_norm, most)
-
-    def noise_key(self, root: RootKey, attempt: int) -> np.ndarray:
-        """Returns the key of the run's noise: uint32[4], or as its law has it."""
-        return self.noise.key(root, attempt)
+        return Scales(clip, stddev, batch, self.noise)
 
 
 def _hidden(part: Any, fields: set[str]) -> list[str]:

@@ -185,7 +185,6 @@ class _ClippedSum:
             l2_clip_norm=scales.l2_clip_norm,
             clipping=self.clipping,
             microbatch_size=self.microbatch_size,
-            grid=scales.grid,
             devices=devices,
             frozen=frozen,
         )

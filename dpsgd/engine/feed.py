@@ -104,7 +104,7 @@ class Layout(NamedTuple):
         rows = index.size if self.streamed else sampler.num_examples
         columns = shapes_of_rows(data, rows)
         root = RootKey.from_entropy()  # only the shapes of its keys are read
-        keys = keys_of(algorithm, mechanism, root, 0)
+        keys = keys_of(algorithm, root, 0)
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         state = state if state.pending else jax.eval_shape(opened, state)
@@ -249,8 +249,8 @@ class Feed:
 
 
 def keys_of(
-    algorithm: Algorithm, mechanism: Mechanism, root: RootKey, attempt: int
+    algorithm: Algorithm, root: RootKey, attempt: int
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the key of the noise and, if the loss takes one, that of the loss."""
     loss = root.loss_key(attempt) if algorithm.takes_key else None
-    return put((mechanism.noise_key(root, attempt), loss))
+    return put((root.noise_key(attempt), loss))

@@ -132,7 +132,7 @@ def train_blocks(
     # Before buffers are given away.
     claims = not run and not root.insecure and mechanism.noise_multiplier > 0
     uses = _uses(attempt, mechanism, data, state) if claims else {}
-    noise_key, loss_key = keys_of(algorithm, mechanism, root, attempt)
+    noise_key, loss_key = keys_of(algorithm, root, attempt)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps

@@ -79,11 +79,6 @@ def block_program(
     parts, shardings = (_Step.of(algorithm, sampler, layout),), None
     if layout is not None and (placement := layout.placement) is not None:
         state, whole = placement.state(arguments[0]), placement.replicated
-        if arguments[4].grid is not None and placement.shards_rows(arguments[0]):
-            raise ValueError(
-                "secure noise is drawn for whole arrays, and the gradient of every example is "
-                "formed: parameters cannot be sharded by rows, leave out shard_rows_from"
-            )
         rows = placement.by_rows if layout.streamed else whole
         places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
         shardings = places, (state, whole, whole)

@@ -20,15 +20,13 @@ from dpsgd.gradients.ghost import Gradients
 from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.losses import LossFn, of_row, rows_of, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
-from dpsgd.noise.grid import SecureGrid
-from dpsgd.noise.secure import quantize
 from dpsgd.packing import join, packs, split
 
 PyTree = Any
 Sums = dict[int, Array]
 """Of each leaf that is trained, by its number."""
 SumTree = PyTree
-"""Tree of the structure and shapes of the parameters, in float32 (int32 on a secure grid)."""
+"""Tree of the structure and shapes of the parameters, in float32."""
 
 
 class Diagnostics(NamedTuple):
@@ -54,7 +52,6 @@ def _vmap_gradients(
     params: PyTree,
     batch: PyTree,
     groups: Sequence[Sequence[int]],
-    grid: SecureGrid | None = None,
 ) -> Gradients:
     """One gradient per example, all of them in memory: B times the size of the parameters."""
     example = _first_example(batch)
@@ -82,12 +79,9 @@ def _vmap_gradients(
             for factor, lines in zip(factors, beside, strict=True)
             for g in lines
         ]
-        if grid is not None:
-            clipped = jax.vmap(functools.partial(quantize, grid=grid))(clipped)
         sums = dict(total)
         for pack, c in zip(together, clipped, strict=True):
-            dtype = sums[pack[0]].dtype
-            summed = split(jnp.sum(c, axis=0, dtype=dtype), [sums[k].shape for k in pack])
+            summed = split(jnp.sum(c, axis=0), [sums[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
                 sums[k] += x
         return sums
@@ -109,7 +103,6 @@ def clipped_grad(
     clipping: ClippingRule = FLAT,
     method: str = "ghost",
     microbatch_size: int | None = None,
-    grid: SecureGrid | None = None,
     devices: int = 1,
     frozen: Collection[int] = (),
 ) -> Callable[..., tuple[SumTree, Diagnostics]]:
@@ -146,9 +139,6 @@ def clipped_grad(
       microbatch_size: Examples processed at a time, in a scan. It changes memory and speed, not
         the result (but for the order of float32 additions). By default as many as fit in
         `dpsgd.gradients.memory.MICROBATCH_BYTES`, by an estimate from the shapes alone.
-      grid: Of the secure mode, from `secure_grid`: each clipped gradient is truncated to integers
-        of norm $C / g$ at most, and the sum is theirs, int32 and exact. For it all gradients of a
-        microbatch are formed, as by "vmap".
       frozen: Numbers of leaves that no derivative of the loss reaches: they get no sum, and
         `optax.MaskedNode` in its place, and a clipping rule does not see them.
       devices: Among how many the compiler deals out the batch, in equal runs. A microbatch then
@@ -188,10 +178,8 @@ def clipped_grad(
         raise ValueError(f"method must be one of {sorted(_METHODS)}, got {method!r}")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
-    gradients, dtype = _METHODS[method], jnp.float32
+    gradients = _METHODS[method]
     keyed, loss_fn = takes_key(loss_fn), of_row(loss_fn)
-    if grid is not None:
-        gradients, dtype = functools.partial(_vmap_gradients, grid=grid), jnp.int32
 
     def add_microbatch(
         params: PyTree, carry: tuple[Sums, Diagnostics], batch: PyTree, weights: Array
@@ -219,7 +207,7 @@ def clipped_grad(
         _check(loss_fn, params, batch, weights)
         masked = parted(params, range(len(jax.tree.leaves(params))))[0]
         zeros = {
-            k: jnp.zeros(jnp.shape(p), dtype)
+            k: jnp.zeros(jnp.shape(p), jnp.float32)
             for k, p in enumerate(jax.tree.leaves(params))
             if k not in frozen
         }
@@ -227,11 +215,10 @@ def clipped_grad(
         size = weights.shape[0] // devices
         together = microbatch_size
         if together is None:
-            formed = method == "vmap" or grid is not None
             together = memory.microbatch_size(
                 size,
                 memory.bytes_per_example(
-                    loss_fn, params, _first_example(batch), per_example_gradients=formed
+                    loss_fn, params, _first_example(batch), per_example_gradients=method == "vmap"
                 ),
             )
         if together >= size:

@@ -7,14 +7,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
-from dpsgd.noise.grid import SecureGrid, secure_grid
-from dpsgd.noise.keys import RootKey
 from dpsgd.noise.sensitivity import relative_error, squared_sensitivity
 from samplers import BatchSampler
 from samplers.base import stated_law
@@ -36,8 +34,6 @@ class Scales:
     noise_stddev: Any
     """None without noise."""
     expected_batch_size: Any
-    grid: SecureGrid | None = None
-    """Of integer sums; it then has the noise's standard deviation too."""
     noise: Noise | None = None
     """None without noise, which is then left out of the program."""
 
@@ -61,28 +57,10 @@ class Noise(abc.ABC):
     on Adaptive Streams (NeurIPS 2022).
     """
 
-    exact: ClassVar[bool] = False
-    """Whether sums are integers and noise is exact, so that floating point leaves nothing open."""
-
     @property
     def bands(self) -> int:
         """Most entries of a column of M from its diagonal down; 1 for independent noise."""
         return 1
-
-    def grid(
-        self, noise_multiplier: float, l2_clip_norm: float, max_batch_size: int
-    ) -> SecureGrid | None:
-        """Returns the grid of integer sums, or None where sums are floats.
-
-        Raises:
-          ValueError: if there is none for such sums.
-        """
-        del noise_multiplier, l2_clip_norm, max_batch_size
-        return None
-
-    def key(self, root: RootKey, attempt: int) -> np.ndarray:
-        """Returns the key of the run's noise: uint32[4], or what `add` takes."""
-        return root.noise_key(attempt)
 
     def init(self, like: PyTree) -> PyTree:
         """Returns the state that `add` needs of earlier steps, before the first; empty by default.
@@ -103,11 +81,11 @@ class Noise(abc.ABC):
         """Returns ((total + sigma C n) / b, state after it), n being the noise of this step.
 
         Args:
-          total: Sum of clipped gradients: float32 leaves, or int32 ones on `scales.grid`.
+          total: Sum of clipped gradients, a tree of float32 arrays.
           state: From `init`, or from the step before.
-          key: From `key`; traced.
+          key: uint32[4], from `RootKey.noise_key`; traced.
           step: int32 scalar, the number of the update.
-          scales: C, sigma C, b and the grid.
+          scales: C, sigma C and b.
         """
 
     @property
@@ -178,25 +156,6 @@ class Noise(abc.ABC):
         error = max(relative_error(len(steps), period) for steps in segments)
         return GaussianProfile(noise_multiplier / math.sqrt(square), relative_error=error)
 
-    def fresh(
-        self, key: np.ndarray, step: int, leaf: int, size: int, scales: Scales
-    ) -> np.ndarray | None:
-        """Returns z of a step in one array of the sums; None, by default, if it is the usual one.
-
-        That is a function of key, step, leaf and coordinate (`dpsgd.noise.gaussian`), which an
-        audit computes by itself. A noise whose z is made by another generator returns it here, for
-        the audit.
-
-        Args:
-          key: From `key`.
-          step: The number of the update.
-          leaf: Number of the array.
-          size: Numbers of the array.
-          scales: As for `add`.
-        """
-        del key, step, leaf, size, scales
-        return None
-
     def least_norm(self) -> float:
         """Returns a lower bound on the norm of every column that the end of a run does not cut off.
 
@@ -234,41 +193,3 @@ class Independent(Noise):
 
         divisor = scales.expected_batch_size
         return add_gaussian_noise(total, key, step, scales.noise_stddev, divisor=divisor), state
-
-
-@dataclass(frozen=True)
-class Secure(Noise):
-    """Fresh Gaussian noise in every step that is exact and cryptographic, on exact integer sums.
-
-    The guarantee then holds to the last bit (docs/explanation/exact-noise-on-integer-sums.md), but
-    for the draws of samplers of Poisson's kind: each gap between successes has its law within
-    2^-50. Slower: the gradient of every example is formed, and noise is drawn by the CPU, in a
-    minute for 85 million parameters.
-    """
-
-    exact: ClassVar[bool] = True
-
-    def grid(self, noise_multiplier: float, l2_clip_norm: float, max_batch_size: int) -> SecureGrid:
-        """Returns the finest grid on which the sums of a batch fit in int32."""
-        return secure_grid(noise_multiplier, l2_clip_norm, max_batch_size)
-
-    def key(self, root: RootKey, attempt: int) -> np.ndarray:
-        """Returns the key of the cryptographic generator: uint32[8]."""
-        return root.secure_noise_key(attempt)
-
-    def fresh(self, key, step, leaf, size, scales):
-        """Returns the exact noise of whole cells, in standard deviations."""
-        from dpsgd.noise.secure import rounded_gaussian
-
-        cells = int(scales.grid.cells)
-        drawn = rounded_gaussian(key.astype("<u4").tobytes(), int(step), leaf, (size,), cells)
-        return drawn / math.sqrt(cells**2 + 1 / 12)
-
-    def add(self, total, state, key, step, scales):
-        """Returns the noised mean, and the empty state."""
-        import jax
-
-        from dpsgd.noise.secure import add_secure_noise
-
-        noised = add_secure_noise(total, key, step, scales.grid)
-        return jax.tree.map(lambda leaf: leaf / scales.expected_batch_size, noised), state

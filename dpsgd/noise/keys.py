@@ -273,10 +273,6 @@ class RootKey:
         """
         return self._key("noise", attempt, words=4)
 
-    def secure_noise_key(self, attempt: int) -> np.ndarray:
-        """Return the key of the secure noise stream, uint32 `[8]`, for `dpsgd.noise.secure`."""
-        return self._key("secure", attempt, words=8)
-
     def loss_key(self, attempt: int) -> np.ndarray:
         """Return the key of the loss stream, uint32 `[2]`; no guarantee depends on its secrecy."""
         return self._key("loss", attempt, words=2)

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dpsgd.noise.base import Independent, Noise, Secure
+from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
+from dpsgd.removed import removal_notice
 
 _BUILT_IN: dict[str, type[Noise]] = {
     "independent": Independent,
-    "secure": Secure,
     "banded toeplitz": BandedToeplitz,
     "buffered toeplitz": BufferedToeplitz,
 }
@@ -38,6 +38,8 @@ def noise_from_record(record: Mapping[str, Any]) -> Noise:
     """
     settings = dict(record)
     name = str(settings.pop("name", None))
+    if notice := removal_notice("noise", name):
+        raise ValueError(f"{name} noise: {notice}")
     kind = _BUILT_IN.get(name) or _imported(name)
     try:
         return kind(**settings)

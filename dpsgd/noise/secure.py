@@ -1,10 +1,4 @@
-"""Secure mode: exactly rounded Gaussian noise, from a cryptographic generator, added to integers.
-
-Each example contributes an integer vector of norm at most C / g, and a step releases
-g (sum_i q_i + round(s Z)), s g >= sigma C: a function of the release of DP-SGD in real arithmetic.
-Z by Karney's algorithm from SHAKE-256. Theorem and proofs:
-docs/explanation/exact-noise-on-integer-sums.md.
-"""
+"""Exactly rounded Gaussian noise, by Karney's algorithm from SHAKE-256."""
 
 from __future__ import annotations
 
@@ -14,112 +8,19 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-
-from dpsgd.core.marks import marked
-from dpsgd.noise.grid import MAX_CELLS, MAX_SUM, SecureGrid
 
 KEY_BYTES = 32
 """Length of a secure noise key."""
+
+MAX_CELLS = 2**20
+"""Largest standard deviation, in cells."""
 
 CHUNK = 2**16
 """Coordinates per stream; chunks are independent, so threads can work on them side by side."""
 
 _DIGIT_BITS = 32  # of a uniform number, drawn at a time: the law is the same for 1 to 32
-_SHRINK = np.float32(1 - 2.0**-12)  # more than float32 errs in a norm that was clipped to C
-
-
-def quantize(clipped_grad: Any, grid: SecureGrid) -> Any:
-    """Return one example's clipped gradient as integers whose L2 norm is at most C / g, exactly.
-
-    Each coordinate is shrunk by 1 - 2^-12 and truncated towards zero to a multiple of g. An example
-    whose integers are longer, or with a coordinate that is not finite, contributes 0: the
-    sensitivity rests on no float operation.
-
-    Args:
-      clipped_grad: one example's gradient, clipped to C: a tree of float32 arrays. Use `jax.vmap`
-        for a batch, then sum the integers: sums of int32 are exact in any order.
-      grid: from `secure_grid`.
-
-    Returns:
-      A tree of int32 arrays of the same shapes.
-    """
-    leaves, structure = jax.tree.flatten(clipped_grad)
-    # A power of two scales exactly. The comparison is False for NaN. C / g <= 2^30 (`secure_grid`).
-    scaled = [jnp.trunc(jnp.asarray(leaf) * _SHRINK / grid.spacing) for leaf in leaves]
-    fits = jnp.array(True)
-    integers = []
-    for leaf in scaled:
-        inside = jnp.abs(leaf) <= MAX_SUM
-        integers.append(jnp.where(inside, leaf, 0).astype(jnp.int32))
-        fits = fits & jnp.all(inside)
-    fits = fits & _norm_is_at_most(integers, grid.max_square)
-    return jax.tree.unflatten(structure, [jnp.where(fits, leaf, 0) for leaf in integers])
-
-
-def add_secure_noise(
-    sums: Any, noise_key: jax.typing.ArrayLike, step: jax.typing.ArrayLike, grid: SecureGrid
-) -> Any:
-    """Return g (sums + N) in float32, N the exactly rounded Gaussian noise of this step.
-
-    The integers are added first, exactly; the conversion to float32 rounds their sum, which is
-    post-processing. The noise is drawn on the host, through `jax.pure_callback`: a pure function
-    of (noise_key, step, leaf), which may run again or not at all as the compiler sees fit.
-
-    Args:
-      sums: the sums of `quantize`d gradients, a tree of int32 arrays.
-      noise_key: uint32 `[8]`, from `RootKey.secure_noise_key`; may be traced, and should be: a
-        constant is part of the compiled program's text.
-      step: the training step; may be traced. Never used twice in a run.
-      grid: from `secure_grid`, for the largest batch that `sums` can hold.
-
-    Raises:
-      ValueError: if a leaf is not int32, `noise_key` is not uint32 `[8]`, or JAX was told to leave
-        the CPU out.
-    """
-    try:
-        jax.local_devices(backend="cpu")
-    except RuntimeError:
-        raise ValueError(
-            "secure noise is drawn by the CPU, which JAX_PLATFORMS leaves out: name it too, as in "
-            "JAX_PLATFORMS=cuda,cpu"
-        ) from None
-    noise_key = jnp.asarray(noise_key)
-    if noise_key.shape != (KEY_BYTES // 4,) or noise_key.dtype != jnp.uint32:
-        raise ValueError(
-            f"a secure noise key is uint32 [{KEY_BYTES // 4}], got {noise_key.dtype} "
-            f"{list(noise_key.shape)}; take it from RootKey.secure_noise_key"
-        )
-    leaves, structure = jax.tree.flatten(sums)
-    noised = []
-    for number, leaf in enumerate(leaves):
-        if jnp.result_type(leaf) != jnp.int32:
-            raise ValueError(
-                f"secure noise is added to int32 sums only, but leaf {number} is "
-                f"{jnp.result_type(leaf)}; quantize each example before summing"
-            )
-        shape = jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32)
-        draw = partial(_draw, leaf=number, shape=shape.shape)
-        noise = jax.pure_callback(
-            draw, shape, noise_key, step, grid.cells, vmap_method="sequential"
-        )
-        output = (leaf + noise).astype(jnp.float32) * grid.spacing
-        made_of = {"key": noise_key, "step": step, "cells": grid.cells, "spacing": grid.spacing}
-        noised.append(marked(output, "release", total=leaf, **made_of))
-    return jax.tree.unflatten(structure, noised)
-
-
-def _draw(
-    noise_key: Any, step: Any, cells: Any, *, leaf: int, shape: tuple[int, ...]
-) -> np.ndarray:
-    """Draw on the host; beyond 2^31, an event of probability exp(-2^21), int32 wraps around."""
-    key = np.asarray(noise_key).astype("<u4").tobytes()
-    return rounded_gaussian(key, int(step), leaf, shape, int(cells)).astype(np.int32)
 
 
 def rounded_gaussian(
@@ -128,7 +29,7 @@ def rounded_gaussian(
     """Return exact samples of round(s Z), Z standard normal, as int64 of `shape`.
 
     Args:
-      key: 32 secret bytes, such as those of `RootKey.secure_noise_key`.
+      key: 32 secret bytes, such as those of `secrets.token_bytes`.
       step: the training step, in [0, 2^64).
       leaf: the number of the array within its tree, in [0, 2^64).
       shape: of the result.
@@ -326,17 +227,3 @@ def _round_half_up(cells: int, k: np.ndarray, x: _Uniforms) -> np.ndarray:
                 result[row] = low // one
                 break
     return result
-
-
-def _norm_is_at_most(integers: list[jax.Array], max_square: Any) -> jax.Array:
-    """Return whether the sum of squares of int32 `integers` is at most `max_square`, exactly."""
-    word, mask = np.uint64(32), np.uint64(2**32 - 1)
-    with jax.enable_x64(True):
-        low = high = jnp.zeros((), jnp.uint64)
-        for leaf in integers:
-            wide = lax.convert_element_type(leaf, jnp.int64)
-            square = lax.convert_element_type(wide * wide, jnp.uint64)
-            low, high = low + jnp.sum(square & mask), high + jnp.sum(square >> word)
-        low, high = low & mask, high + (low >> word)
-        bound_low, bound_high = (lax.convert_element_type(x, jnp.uint64) for x in max_square)
-        return (high < bound_high) | ((high == bound_high) & (low <= bound_low))

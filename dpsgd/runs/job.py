@@ -321,8 +321,7 @@ class Job(Training):
         )
         if placement is not None:
             state = jax.eval_shape(lambda p: algorithm.init(p, mechanism, data), params)
-            if mechanism.scales().grid is None:  # exact sums are never sharded
-                placement = placement.fitting(state, placement.memory)
+            placement = placement.fitting(state, placement.memory)
             if placement.shards_rows(state):
                 params = hosted(params)  # a device that keeps them whole has room for little else
         return cls(

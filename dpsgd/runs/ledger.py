@@ -140,8 +140,8 @@ class Ledger:
           pending: Whether noise is pending in the checkpoint.
 
         Raises:
-          LedgerError: if noise is secure in `terms` and was not before, or the other way about; or
-            if pending noise would be drawn twice.
+          LedgerError: if noise has another law in `terms` than before, or pending noise would be
+            drawn twice.
           OSError: if a new attempt cannot be written.
         """
         if self._descriptor is not None:

@@ -78,7 +78,7 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     """Returns a run that is resolved, accounted for, compiled and audited, or refuses it."""
     progress = execution.progress
     spec = pinned(spec)
-    check(spec, placement=execution.placement)
+    check(spec)
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
@@ -354,7 +354,7 @@ def _check_steps(job: Job, last: Terms, step: int, out: Path) -> None:
 
 def _check_noise(job: Job, state: TrainState, root: RootKey, attempt: Attempt, out: Path) -> None:
     """Raises ValueError unless what the noise kept is that of the key and the steps so far."""
-    key = job.mechanism.noise_key(root, attempt.key)
+    key = root.noise_key(attempt.key)
     first = attempt.steps.start
     if wrong := wrong_noise(job.mechanism.noise, state, job.params, key, first):
         raise ValueError(

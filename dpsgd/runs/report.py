@@ -139,7 +139,6 @@ def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -
         },
         "noise": words_on(record["noise"]),
         **({"tables": "lazy: deferred noise"} if record["lazy_tables"] else {}),
-        "sums and noise": "exact, cryptographic" if record["secure_noise"] else "32-bit floats",
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),
         "attack advantage [lower, upper]": advantage(record),

@@ -27,7 +27,7 @@ from dpsgd.gradients.rules import (
     FlatClipping,
     PerLayerClipping,
 )
-from dpsgd.noise.base import Independent, Noise, Secure
+from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.removed import removal_notice
@@ -298,7 +298,7 @@ class RunSpec(_Checked):
     """How batches are drawn; this decides what the run costs in privacy."""
     privacy: NoiseMultiplier | TargetEpsilon | TargetAdvantage | NonPrivate
     """How much noise: given, or the smallest that certifies a target."""
-    noise: Independent | Secure | Banded | Buffered = _INDEPENDENT
+    noise: Independent | Banded | Buffered = _INDEPENDENT
     """The law of the noise over the steps."""
     tables: Dense | Lazy | Auto = Dense()
     """How parameters are trained of which the model only looks rows up. dense: by the optimizer,
@@ -521,7 +521,11 @@ class RunSpec(_Checked):
         except (TypeError, LookupError, ValueError) as error:
             raise ValueError(f"{where}: sampler: {error}") from None
         sampler = sampler or build(settings_of(kind), fields, f"{where}: sampler")
-        given = {key: value for key, value in record.items() if key in known_options()}
+        given = {
+            key: value
+            for key, value in record.items()
+            if key in known_options() or (value and removal_notice(key, value))  # `of` refuses it
+        }
         try:
             spec = cls.of(**{**given, "sampler": sampler})
         except ValueError as error:
@@ -538,7 +542,7 @@ PARTS: dict[str, dict[str, type]] = {
         "target_advantage": TargetAdvantage,
         "non_private": NonPrivate,
     },
-    "noise": {"": Independent, "secure_noise": Secure, "bands": Banded, "buffers": Buffered},
+    "noise": {"": Independent, "bands": Banded, "buffers": Buffered},
     "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
     "optimizer": {"adam": Adam, "sgd": SGD},
     "average": {"": LastStep, "average_tail": TailAverage, "average_decay": MovingAverage},

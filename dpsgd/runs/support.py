@@ -6,28 +6,22 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from accounting import epsilon
 from dpsgd.gradients.rules import FlatClipping
-from dpsgd.noise.base import Secure
 from dpsgd.runs.spec import Banded, Buffered, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
 from samplers.settings import SETTINGS, SamplerSettings
 
-if TYPE_CHECKING:
-    from dpsgd.engine.placement import Placement
-
 Trait = Literal[
     "non_private",
-    "secure_noise",
     "bands",
     "bands auto",
     "buffers",
     "tables lazy",
     "calibration",
     "budget_minutes",
-    "shard_rows_from",
     "overflow accumulate",
     "clipping",
     "no minimum separation",
@@ -55,19 +49,14 @@ UNSUPPORTED = (
     ),
     Unsupported(
         ("tables lazy",),
-        ("secure_noise",),
-        "deferred noise is not the exact noise of single steps",
-    ),
-    Unsupported(
-        ("tables lazy",),
         ("overflow accumulate",),
         "the rows of a step are read once, and overflow accumulate takes several passes",
         "take overflow truncate",
     ),
     Unsupported(
         ("non_private",),
-        ("secure_noise", "bands", "buffers"),
-        "without privacy there is no noise, which could be exact or correlated",
+        ("bands", "buffers"),
+        "without privacy there is no noise, which could be correlated",
     ),
     Unsupported(
         ("non_private",),
@@ -85,11 +74,6 @@ UNSUPPORTED = (
         ("random order",),
         "noise that is correlated over all steps needs an order that is known",
         "take deterministic, or shuffle with a fixed order",
-    ),
-    Unsupported(
-        ("secure_noise",),
-        ("shard_rows_from",),
-        "secure noise is drawn for whole arrays, and parameters cannot be sharded by rows",
     ),
     Unsupported(
         ("calibration",),
@@ -113,15 +97,12 @@ UNSUPPORTED = (
 `support_matrix` prints."""
 
 
-def traits_of(
-    spec: RunSpec, sampler: BatchSampler | None = None, *, sharded: bool = False
-) -> set[Trait]:
+def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
     """Returns the traits of a run by which it may be refused, as far as its sampler is known."""
     noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
     has: dict[Trait, bool] = {
         "non_private": not spec.private,
-        "secure_noise": isinstance(noise, Secure),
         "bands": isinstance(noise, Banded) and bands != 1,
         "bands auto": bands == "auto",
         "buffers": isinstance(noise, Buffered),
@@ -129,7 +110,6 @@ def traits_of(
         "clipping": not isinstance(spec.clipping, FlatClipping),
         "calibration": spec.calibration not in (None, "none"),
         "budget_minutes": spec.budget_minutes is not None,
-        "shard_rows_from": sharded,
         "overflow accumulate": several if sampler is None else sampler.accumulates or several,
     }
     if sampler is not None:
@@ -148,25 +128,20 @@ def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
     return None
 
 
-def refusal(
-    spec: RunSpec, sampler: BatchSampler | None = None, placement: Placement | None = None
-) -> str:
+def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
     """Returns why a run is not supported, in a line; empty if it is."""
-    sharded = placement is not None and placement.shard_rows_from is not None
-    if (found := rule_against(traits_of(spec, sampler, sharded=sharded))) is None:
+    if (found := rule_against(traits_of(spec, sampler))) is None:
         return ""
     _, rule, words = found
     return f"{words}: {rule.reason}; {rule.mend}"
 
 
-def check(
-    spec: RunSpec, num_examples: int | None = None, placement: Placement | None = None
-) -> None:
+def check(spec: RunSpec, num_examples: int | None = None) -> None:
     """Raises ValueError, which names the options, for choices that do not go together.
 
     Nor must sizes exceed `num_examples`, once they are known.
     """
-    if why := refusal(spec, placement=placement):
+    if why := refusal(spec):
         raise ValueError(why)
     if isinstance(spec.sampler, SamplerSettings):
         spec.sampler.check_sizes(num_examples)
@@ -203,7 +178,6 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "independent noise": {},
-    "secure noise": {"secure_noise": True},
     "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
     "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
     "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},

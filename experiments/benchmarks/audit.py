@@ -18,13 +18,12 @@ import numpy as np
 import optax
 from scipy import stats
 
-from dpsgd import LazyTables, Mechanism, RootKey, Secure, dpsgd
+from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import held
 from dpsgd.audit.report import FALSE_ALARM, AuditReport
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.noise.base import Independent
 from dpsgd.runs.audit import audit_synthetic
 from dpsgd.runs.optimizer import ADAM, Cosine
 from experiments.benchmarks.case import Row, at, cases, figure
@@ -80,16 +79,15 @@ def sound() -> Iterator[tuple[str, AuditReport]]:
 
     algorithm = dpsgd(loss, optax.adam(1e-3))
     for number, sampler in enumerate(itertools.cycle(samplers)):
-        noise = Secure() if number % 37 == 36 else Independent()
         sigma, clip = np.exp(rng.uniform(np.log(0.3), np.log(5), 2)).tolist()
         params = {
             "kernel": 0.1 * rng.normal(size=(D, 9)).astype(np.float32),
             "bias": np.zeros(9, np.float32),
             "head": rng.normal(size=9).astype(jnp.bfloat16),
         }
-        mechanism = Mechanism(sampler, sigma, clip, noise)
+        mechanism = Mechanism(sampler, sigma, clip)
         root = RootKey.from_insecure_seed(number)
-        what = f"{type(sampler).__name__}, sigma {sigma:.3g}, C {clip:.3g}, {noise}, seed {number}"
+        what = f"{type(sampler).__name__}, sigma {sigma:.3g}, C {clip:.3g}, seed {number}"
         yield what, audit_program(algorithm, mechanism, params, rows, root=root)
 
 

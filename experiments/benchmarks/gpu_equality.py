@@ -1,4 +1,4 @@
-"""What must be the same on a GPU as in the definition: clipping, noise, integers, audits, bits.
+"""What must be the same on a GPU as in the definition: clipping, noise, audits, bits.
 
 Each function yields rows whose bars are what the guarantee or the arithmetic promises, and what it
 holds the device to is computed by NumPy on the host, in float64 or in integers.
@@ -16,13 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import samplers
-from dpsgd import Mechanism, RootKey, Secure, clipped_grad, cost, resume, run
+from dpsgd import RootKey, clipped_grad, cost, resume, run
 from dpsgd.audit import reference
 from dpsgd.engine.loop import repeats_exactly
 from dpsgd.noise.gaussian import add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.philox import words_at
-from dpsgd.noise.secure import add_secure_noise, rounded_gaussian
 from dpsgd.runs.ledger import read
 from dpsgd.runs.resolve import resolved
 from experiments.benchmarks.case import Row, figure
@@ -129,43 +127,9 @@ def noise(shape: tuple[int, int] = (4096, 301)) -> Iterator[Row]:
         yield figure("noised sums that differ from the CPU's", float(np.mean(noised != theirs)))
 
 
-def secure(config: ModelConfig = SMALL, batch_size: int = 32) -> Iterator[Row]:
-    """Holds the sums of the secure mode to exact integers, and its noise to the host's."""
-    params, loss_fn, batch = problem(config, batch_size)
-    mechanism = Mechanism(samplers.Deterministic(batch_size, batch_size), 1.0, 0.5, Secure())
-    chosen = mechanism.scales().grid
-    assert chosen is not None
-    gradient = clipped_grad(loss_fn, l2_clip_norm=0.5, grid=chosen)
-    program = jax.jit(lambda params, batch, weights: gradient(params, batch, weights)[0])
-
-    def sums(weights: np.ndarray) -> list[np.ndarray]:
-        total = program(params, batch, weights.astype(np.float32))
-        return [np.asarray(leaf, np.int64) for leaf in jax.tree.leaves(total)]
-
-    whole = sums(np.ones(batch_size))
-    alone = [sums(row) for row in np.eye(batch_size)]
-    wrong = sum(
-        int(np.sum(total != np.sum(parts, axis=0)))
-        for total, *parts in zip(whole, *alone, strict=True)
-    )
-    yield figure("integer sums that are not those of their examples", wrong, at_most=0)
-    most = int(chosen.max_square[0]) + int(chosen.max_square[1]) * 2**32
-    longest = max(sum(int(np.sum(x * x)) for x in one) for one in alone)
-    share = math.sqrt(longest / most)
-    yield figure("norm of one example's integers / the largest allowed", share, at_most=1)
-
-    key = RootKey.from_insecure_seed(0).secure_noise_key(0)
-    noised = jax.jit(lambda sums, key, step: add_secure_noise(sums, key, step, chosen))
-    found = np.asarray(noised([jnp.zeros(1000, jnp.int32)], key, np.uint32(5))[0], np.float64)
-    wanted = rounded_gaussian(key.tobytes(), 5, 0, (1000,), int(chosen.cells))
-    wrong = int(np.sum(found != np.float32(wanted) * np.float64(chosen.spacing)))
-    yield figure("secure noise that differs from the host's", wrong, at_most=0)
-
-
-def audit(sampler: str, secure: bool, overflow: str | None = None) -> Iterator[Row]:
+def audit(sampler: str, overflow: str | None = None) -> Iterator[Row]:
     """Makes the audit that precedes a run: what it refuses cannot be trained on this device."""
-    chosen: dict[str, Any] = {"noise_multiplier": 1.0, "secure_noise": secure}
-    spec = run_of(sampler, batch_size=64, l2_clip_norm=1.0, **chosen)
+    spec = run_of(sampler, batch_size=64, l2_clip_norm=1.0, noise_multiplier=1.0)
     if overflow:
         several = replace(spec.sampler, max_batch_size=64, overflow=overflow)
         spec = replace(spec, sampler=several)

@@ -1,7 +1,7 @@
 """CPU time of a step's noise beside `jax.random.normal`: some minutes and 2 GB.
 
 Each program adds noise to a donated array of float32 sums, as the training loop does; all take
-turns. The secure noise is drawn for fewer coordinates, and its time scaled.
+turns.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from dpsgd import RootKey
 from dpsgd.noise.gaussian import add_gaussian_noise
-from dpsgd.noise.secure import rounded_gaussian
-from experiments.benchmarks.case import Row, at, cases, figure
+from experiments.benchmarks.case import Row, at, cases
 from experiments.benchmarks.programs import Program
 from experiments.benchmarks.timing import in_turns
 
@@ -23,12 +22,10 @@ Adder = Callable[[jax.Array, jax.Array], jax.Array]
 
 def noise(
     size: int = 85_000_000,  # parameters of the large click model
-    secure_size: int = 2**20,
     *,
     rounds: int = 5,
 ) -> Iterator[Row]:
     root = RootKey.from_insecure_seed(0)
-    secure_key = root.secure_noise_key(0).tobytes()
 
     def stock(implementation: str) -> Adder:
         def add(sums: jax.Array, step: jax.Array) -> jax.Array:
@@ -50,16 +47,11 @@ def noise(
         rbg: stock("rbg"),
     }
     series = in_turns({name: program(add) for name, add in adders.items()}, rounds)
-    secure = in_turns(
-        {"secure": lambda: rounded_gaussian(secure_key, 0, 0, (secure_size,), 2**20)}, rounds
-    )
     row = at(f"{size / 1e6:g}M coordinates")
     yield row("noise", series.median("ours"), "s")
     yield row(f"noise / {threefry}", series.ratio("ours", threefry), "x", at_most=1.0)
     yield row(f"noise / {rbg}", series.ratio("ours", rbg), "x")
-    scaled = secure.median("secure", size / secure_size)
-    yield figure(f"secure noise, {size / 1e6:g}M coordinates (scaled)", scaled, "s")
 
 
-SMALL = {"size": 2**20, "secure_size": 2**16, "rounds": 1}
+SMALL = {"size": 2**20, "rounds": 1}
 CASES = cases(noise, quick=SMALL, seconds=200)

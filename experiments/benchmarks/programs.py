@@ -355,7 +355,7 @@ class Steps:
         return self._program(
             changed(block_function(algorithm, mechanism.sampler)),
             start,
-            jnp.asarray(mechanism.noise_key(RootKey.from_insecure_seed(0), 0)),
+            jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0)),
             mechanism.scales(),
             Watch.nothing(jax.eval_shape(start).raw_params),
             None,

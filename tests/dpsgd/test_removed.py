@@ -5,6 +5,7 @@ import pytest
 from dpsgd.removed import NOTICE, REMOVED
 from dpsgd.runs.spec import RunSpec
 from experiments.cli import parse
+from samplers import Deterministic
 
 
 @pytest.mark.parametrize("entry", sorted(REMOVED))
@@ -16,3 +17,6 @@ def test_removed_options_are_refused_with_the_version(entry):
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match=NOTICE):
         RunSpec.of(None, **{name: value or True})
+    record = RunSpec.of(Deterministic(64, 8), noise_multiplier=1.0).record() | {name: value or True}
+    with pytest.raises(ValueError, match=rf"^config\.json: .*{NOTICE}"):
+        RunSpec.from_record(record, "config.json")

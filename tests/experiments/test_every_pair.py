@@ -71,7 +71,7 @@ OPTIONS = {
         "--target-advantage 0.2",
         "--non-private",
     ),
-    "noise": ("", "--secure-noise", "--bands 2", "--bands auto", BUFFERS),
+    "noise": ("", "--bands 2", "--bands auto", BUFFERS),
     "tables": ("", "--tables lazy", "--tables auto"),
     "optimizer": ("", "--optimizer sgd", "--optimizer sgd --momentum 0.9"),
     "average": ("", "--average-tail 0.5", "--average-decay 0.9"),
@@ -99,9 +99,8 @@ SAMPLERS = set(OPTIONS["sampler"])
 LAZY = {"--tables lazy"}
 REFUSED = [
     (LAZY, CORRELATED, "tables lazy and b"),
-    (LAZY, {"--secure-noise"}, "tables lazy and secure"),
     (LAZY, {f"poisson {SIZES} --overflow accumulate"}, "tables lazy and overflow"),
-    ({"--non-private"}, {"--secure-noise", *CORRELATED}, "non-private and "),
+    ({"--non-private"}, CORRELATED, "non-private and "),
     ({"--non-private"}, {"--calibration KIND"}, "calibration and non-private"),
     ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
     ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),

@@ -1,9 +1,9 @@
 """What the loop that dispatches blocks gives them: batches, keys, scales and steps.
 
 The first block of what is left of the run, and its last ones, are run by `train_blocks`; of a large
-model, and under exact noise, which is slow, the last steps alone. Batches are compared by their
-sizes and by how many of the marked rows, whose floats are NaN, are in them; the noise of every step
-with what the key of the attempt and the number of the step give.
+model the last steps alone. Batches are compared by their sizes and by how many of the marked rows,
+whose floats are NaN, are in them; the noise of every step with what the key of the attempt and the
+number of the step give.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.expected import Comparison, ExpectedNoise, cast_of
-from dpsgd.audit.runtime.scales import loud, noise_dominated, noise_law
+from dpsgd.audit.runtime.scales import loud, noise_dominated, noise_stddev
 from dpsgd.audit.runtime.sums import LARGE
 from dpsgd.engine.loop import Block
 from dpsgd.engine.step import Watch
 from samplers import BatchSource
 
-_EXACT = 2**15  # coordinates of a model whose noise is slow
 _TAIL = 2  # steps of the last block
 _ATTEMPT = 1
 
@@ -95,8 +94,7 @@ class _Blocks:
         self._given = Dispatched(probe, _ATTEMPT)
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
-        exact = self._mechanism.noise.exact and sum(probe.sizes) > _EXACT
-        self._block = 0 if large or exact else probe.layout.block_steps
+        self._block = 0 if large else probe.layout.block_steps
         self._places = [
             np.asarray(at)
             if k in (*probe.tables, *probe.frozen)
@@ -125,8 +123,7 @@ class _Blocks:
 
     def _look(self, wanted: range) -> None:
         """Compares blocks that begin with the first of these steps and reach the last."""
-        stop, exact = wanted.start, self._mechanism.noise.exact
-        rows, ends = [], list[int]()
+        stop, rows = wanted.start, []
         blocks = self._probe.blocks(
             self._probe.begun(stop),
             self._mechanism,
@@ -140,16 +137,15 @@ class _Blocks:
                 here = block.steps
                 self._given.compare(block, stop)
                 rows.append(np.asarray(block.watched, np.float64)[: len(here)])
-                ends += sorted({here.start, here.stop - 1}) if exact else here
                 stop = here.stop
                 if stop >= wanted.stop:
                     break
         if stop < wanted.stop:
             ended = f"the run ends at step {stop:,} of {self._all.stop:,}"
             self._given.wrong_steps = self._given.wrong_steps or ended
-        self._compare(range(wanted.start, stop), np.concatenate(rows), ends)
+        self._compare(range(wanted.start, stop), np.concatenate(rows))
 
-    def _compare(self, steps: range, rows: np.ndarray, ends: list[int]) -> None:
+    def _compare(self, steps: range, rows: np.ndarray) -> None:
         """Compares the noise of steps that begin without history."""
         probe, mechanism = self._probe, noise_dominated(self._probe.mechanism)
         if mechanism is None:
@@ -158,18 +154,14 @@ class _Blocks:
             self._unknown = "the noise states no Toeplitz matrix"
         if mechanism is None or self._unknown:
             return
-        scale, start = mechanism.sampler.expected_batch_size / noise_law(mechanism)[0], 0
-        at = np.array(ends) - steps.start
+        scale, start = mechanism.sampler.expected_batch_size / noise_stddev(mechanism), 0
         for k, places in enumerate(self._places):
-            found = rows[at, start : start + places.size] * scale
+            found = rows[:, start : start + places.size] * scale
             start += places.size
             unnoised = k in probe.frozen or k in probe.tables  # `flow`, `deferred` look at these
             if unnoised or not probe.sizes[k]:
                 continue
-            alone = mechanism.noise.exact  # and slow
-            of = [range(step, step + 1) for step in ends] if alone else [steps]
-            noise = [self._expected.of(s, k, places, _ATTEMPT, mechanism) for s in of]
-            expected = np.concatenate(noise)[slice(None) if alone else at]
+            expected = self._expected.of(steps, k, places, _ATTEMPT)
             allowed = self._expected.allowed + cast_of(probe.dtypes[k]) * np.abs(expected)
             where = f"{probe.names[k]} in blocks from step {steps.start:,} on"
             self._noise.add(found, expected, allowed, where, k)

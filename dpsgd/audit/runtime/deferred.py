@@ -79,7 +79,7 @@ class _Tables:
             digits = 1e-5 + 2.0**-21 / (1 - (tables.decay or 0.0))
             self._wrong_weights = np.abs(given - weights) > digits * weights
             weights = np.where(self._wrong_weights, weights, given)
-        key = functools.partial(probe.mechanism.noise_key, probe.root)
+        key = probe.root.noise_key
         r = probe.mechanism.noise_multiplier * probe.mechanism.l2_clip_norm / self._b
         self.law = DeferredLaw(sizes, tables.momentum, tables.weight_decay, r, key, weights)
         self._large = sum(table.values.size for table in snapshot.tables.values()) > LARGE

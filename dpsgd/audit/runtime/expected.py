@@ -1,8 +1,7 @@
 """The noise that a program must add, computed again, and its comparison with what is found.
 
 The audit holds the key, so to it noise is no random number. Releases hold M^-1 z, where the noise
-states M (`Noise.whiten`), and z is that of `dpsgd.audit.reference`, or what a noise with a
-generator of its own states (`Noise.fresh`).
+states M (`Noise.whiten`), and z is that of `dpsgd.audit.reference`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from scipy import linalg
 from dpsgd.audit import reference
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
-from dpsgd.core.mechanism import Mechanism
 
 ALLOWED = 2.0**-16
 """Standard deviations by which noise may be off: float32 errs by some 2^-20, its grid by 2^-18."""
@@ -34,7 +32,6 @@ class ExpectedNoise:
       probe: Of the program.
       allowed: How far it may be off, in standard deviations.
       singular: Whether the matrix that the noise states has no inverse: then it is no noise's.
-      states: Whether the noise states its z itself.
     """
 
     def __init__(self, probe: Probe):
@@ -44,8 +41,6 @@ class ExpectedNoise:
             k for k in range(len(probe.sizes)) if k not in probe.tables and k not in probe.frozen
         ]
         self._number = {k: number for number, k in enumerate(dense)}
-        key, scales = self.key(probe.mechanism, 0), probe.mechanism.scales()
-        self.states = self._noise.fresh(key, 0, 0, 1, scales) is not None
         self.start = self._noise.whiten(np.eye(min(self._end, _MATRIX)))
         toeplitz = np.tril(linalg.toeplitz(self.start[:, 0]))
         self._toeplitz = np.allclose(self.start, toeplitz, rtol=1e-6, atol=1e-12)
@@ -82,11 +77,9 @@ class ExpectedNoise:
         leaf: int,
         places: np.ndarray,
         attempt: int = 0,
-        mechanism: Mechanism | None = None,
     ) -> np.ndarray:
         """Returns the noise of steps that begin without history: float64[steps, places]."""
-        mechanism = mechanism or self.probe.mechanism
-        z = self._fresh(mechanism, steps, leaf, places, attempt)
+        z = self._fresh(steps, leaf, places, attempt)
         if self._toeplitz:
             column = self._noise.whiten(np.eye(len(steps), 1))[:, 0]
             matrix = np.tril(linalg.toeplitz(column))
@@ -95,10 +88,8 @@ class ExpectedNoise:
             matrix = self._noise.whiten(unit)[steps.start :]
         return linalg.solve_triangular(matrix, z, lower=True)
 
-    def _fresh(
-        self, mechanism: Mechanism, steps: range, leaf: int, places: np.ndarray, attempt: int
-    ) -> np.ndarray:
-        probe, key = self.probe, self.key(mechanism, attempt)
+    def _fresh(self, steps: range, leaf: int, places: np.ndarray, attempt: int) -> np.ndarray:
+        probe, key = self.probe, self.probe.root.noise_key(attempt)
         if leaf in probe.tables:
             assert probe.snapshot is not None
             width = math.prod(probe.shapes[leaf][1:])
@@ -108,23 +99,7 @@ class ExpectedNoise:
             number, purpose = leaf, reference.STEP
         else:
             number, purpose = self._number[leaf], 0
-        if not self.states:
-            numbers = np.array(steps)[:, None]
-            return reference.normals(key, numbers, number, places, purpose)
-        of = number, probe.sizes[leaf], mechanism
-        return np.stack([self.stated(key, step, *of)[places] for step in steps])
-
-    def stated(
-        self, key: np.ndarray, step: int, leaf: int, size: int, mechanism: Mechanism
-    ) -> np.ndarray:
-        """Returns z as the noise states it: float[size]."""
-        z = self._noise.fresh(key, step, leaf, size, mechanism.scales())
-        assert z is not None, "it states all of its z, or none"
-        return np.ravel(z)
-
-    def key(self, mechanism: Mechanism, attempt: int) -> np.ndarray:
-        """Returns the key of a mechanism's noise under the audit's root."""
-        return mechanism.noise_key(self.probe.root, attempt)
+        return reference.normals(key, np.array(steps)[:, None], number, places, purpose)
 
 
 class Comparison:

@@ -24,7 +24,7 @@ from dpsgd.core.state import TrainState, parted
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import block_program, flush_program
-from dpsgd.noise.base import Noise, Scales
+from dpsgd.noise.base import Scales
 
 PyTree = Any
 
@@ -74,8 +74,6 @@ _ARGUMENTS = {
     "step": STEP,
     "stddev": STDDEV,
     "divisor": "b",
-    "cells": "cells of the grid",
-    "spacing": "spacing of the grid",
     "clip": "C",
 }
 """What each part of a mark must be, untouched."""
@@ -126,13 +124,10 @@ class _Reader:
 
     Attributes:
       num_rows: Of the data.
-      drawn: What tells of fresh noise: that it is marked, or, if the noise has a generator of its
-        own, that the key has a part in it.
       foreign: What noise may not depend on beside data.
     """
 
     num_rows: int
-    drawn: str
     foreign: frozenset[str]
     _known: dict[Any, Any] = field(default_factory=dict)
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
@@ -222,7 +217,7 @@ class _Reader:
 
     def _wrong_noise(self, noise: Flow) -> frozenset[str]:
         """Returns what is wrong with what is added to a sum."""
-        none = frozenset() if self.drawn in noise.labels else {"no fresh draw"}
+        none = frozenset() if NOISE in noise.labels else {"no fresh draw"}
         return noise.labels & (_DATA | self.foreign) | none
 
     def _marked(
@@ -360,10 +355,8 @@ def flow_checks(
 
 def _reader(mechanism: Mechanism) -> _Reader:
     noise, num_rows = mechanism.noise, mechanism.sampler.num_examples
-    if type(noise).fresh is not Noise.fresh:
-        return _Reader(num_rows, KEY, frozenset())
     alike = noise.bands == 1 or noise.column(2) is not None
-    return _Reader(num_rows, NOISE, frozenset({KEY, STEP} if alike else {KEY}))
+    return _Reader(num_rows, frozenset({KEY, STEP} if alike else {KEY}))
 
 
 def _flush(
@@ -427,8 +420,4 @@ def _state(state: TrainState) -> TrainState:
 
 
 def _scales(scales: Scales) -> Scales:
-    grid = scales.grid
-    if grid is not None:
-        cells = Flow(frozenset({STDDEV}), _ARGUMENTS["cells"])
-        grid = type(grid)(Flow(name=_ARGUMENTS["spacing"]), cells, _PUBLIC)
-    return Scales(Flow(name="C"), _argument(STDDEV), Flow(name="b"), grid, scales.noise)
+    return Scales(Flow(name="C"), _argument(STDDEV), Flow(name="b"), scales.noise)

@@ -17,8 +17,7 @@ from scipy import linalg
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.expected import PADDED, Comparison, ExpectedNoise, cast_of
-from dpsgd.audit.runtime.normality import law_check
-from dpsgd.audit.runtime.scales import noise_dominated, noise_law
+from dpsgd.audit.runtime.scales import noise_dominated, noise_stddev
 from dpsgd.audit.runtime.sums import LARGE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.loop import repeats_exactly
@@ -35,14 +34,13 @@ _COARSE = 2.0**-6  # of the noise, beyond which the sum's own rounding hides it
 
 
 def noise_checks(probe: Probe) -> list[CheckResult]:
-    """Checks the noise of single steps, what it costs, and the law of z that a noise states."""
+    """Checks the noise of single steps, and what it costs."""
     expected = ExpectedNoise(probe)
-    checks = [keys_check(probe.mechanism, probe.root), _matrix_check(probe, expected)]
+    checks = [keys_check(probe.root), _matrix_check(probe, expected)]
     if expected.singular:
         why = "the noise states a matrix M that has no inverse"
         return [*checks, CheckResult(NOISE, False, why)]
-    checks += _Looks(probe, expected).checks()
-    return [*checks, law_check(expected)] if expected.states else checks
+    return checks + _Looks(probe, expected).checks()
 
 
 class _Looks:
@@ -93,7 +91,7 @@ class _Looks:
     def _scale(self, mechanism: Mechanism) -> np.float64:
         """Returns the inverse of the deviation of a release, which is a mean gradient."""
         b = self._probe.mechanism.sampler.expected_batch_size
-        return np.float64(b / noise_law(mechanism)[0])
+        return np.float64(b / noise_stddev(mechanism))
 
     def _steps(self) -> list[int]:
         """Returns the first step and the last, and two that have all bits that a step may have."""
@@ -121,7 +119,7 @@ class _Looks:
         steps = range(step, step + 1)
         for k, places, cast in self._leaves(most, without):
             found = release[k][places] * scale
-            (noise,) = self._expected.of(steps, k, places, attempt, of)
+            (noise,) = self._expected.of(steps, k, places, attempt)
             allowed = self._expected.allowed + cast * np.abs(noise)
             self._found.add(found, noise, allowed, f"{self._probe.names[k]} at {where}", k)
 
@@ -199,7 +197,7 @@ def _cost_is_of_column(mechanism: Mechanism, matrix: np.ndarray) -> bool:
     return bool(np.allclose(matrix, toeplitz, rtol=1e-6, atol=0))
 
 
-def keys_check(mechanism: Mechanism, root: RootKey) -> CheckResult:
+def keys_check(root: RootKey) -> CheckResult:
     """Checks that another attempt or root gives other keys; programs are seen to heed them.
 
     Among the roots are 0 and those that have one bit: each bit of a root must count.
@@ -209,7 +207,7 @@ def keys_check(mechanism: Mechanism, root: RootKey) -> CheckResult:
     roots = [RootKey(bit.to_bytes(ROOT_BYTES, "little"), insecure=False) for bit in bits]
     of = [(root, attempt) for attempt in attempts] + [(other, 0) for other in roots]
     distinct = min(
-        len({mechanism.noise_key(*one).tobytes() for one in of}),
+        len({one.noise_key(attempt).tobytes() for one, attempt in of}),
         len({one.sampling_seed(attempt) for one, attempt in of}),
     )
     return CheckResult(KEYS, distinct == len(of), f"{distinct} of {len(of)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from dpsgd.core.mechanism import Mechanism
 SCALES = "the program is given the scales of the configuration"
 
 _UNIT = 2.0**-24  # roundoff of float32
-_CELL = 2.0**-18  # of the grid of noise in float32, in standard deviations, at most
 _QUIET = *(2.0**k for k in range(-40, 0)), None  # noise multipliers; None is the run's
 _LOUD = *(2.0**k for k in range(60, 0, -5)), None  # by which noise exceeds what it is to hide
 
@@ -31,12 +29,6 @@ def scales_check(mechanisms: Sequence[Mechanism]) -> CheckResult:
             "sigma C": (float(scales.noise_stddev) / stddev, 1 - _UNIT, 4 * _UNIT),
             "b": (float(scales.expected_batch_size) / b, 1 - _UNIT, 4 * _UNIT),
         }
-        if (grid := scales.grid) is not None:
-            spacing, most = float(grid.spacing), int(grid.max_square[0])
-            of_grid = float(grid.cells) * spacing / stddev
-            ratios["the grid's sigma C"] = of_grid, 1.0, spacing / stddev + 4 * _UNIT
-            most += 2**32 * int(grid.max_square[1])
-            ratios["the grid's C"] = math.sqrt(most) * spacing / clip, 0.0, 1 + 4 * _UNIT
         wrong += [
             f"{name} is {ratio:.4g} times that of the configuration"
             for name, (ratio, least, room) in ratios.items()
@@ -72,17 +64,9 @@ def noise_dominated(mechanism: Mechanism) -> Mechanism | None:
     return found if most <= found.noise_multiplier * 2.0**-22 else None
 
 
-def noise_law(mechanism: Mechanism) -> tuple[float, float]:
-    """Returns the standard deviation that noise must have, and its cell in units of that.
-
-    That of the integer grid is rounded up to whole cells, and is that of a normal that is rounded
-    to them.
-    """
-    grid = mechanism.scales().grid
-    if grid is None:
-        return mechanism.noise_multiplier * mechanism.l2_clip_norm, _CELL
-    cells = float(grid.cells)
-    return float(grid.spacing) * math.sqrt(cells**2 + 1 / 12), 1 / cells
+def noise_stddev(mechanism: Mechanism) -> float:
+    """Returns the standard deviation that noise must have, in the units of the sum."""
+    return mechanism.noise_multiplier * mechanism.l2_clip_norm
 
 
 def _first_valid(
@@ -93,6 +77,6 @@ def _first_valid(
     for number in tries:
         try:
             return dataclasses.replace(mechanism, **changes(number))
-        except ValueError:  # beyond what floats, or the grid, can tell apart
+        except ValueError:  # beyond what floats can tell apart
             continue
     return mechanism

@@ -203,8 +203,6 @@ class _Clipped(_Sums):
             self.slack(2 * self.together, self.together, self.together, 0) <= self.clip / 4
         ):
             self.together *= 2
-        if (grid := mechanism.scales().grid) is not None:  # of integers that hold so many
-            self.together = min(self.together, int(2.0**30 * float(grid.spacing) / self.clip))
 
     def sum_of(self, places: np.ndarray, padding: Any = None, poisoned: Any = ()) -> Release:
         """Returns the release of what lies in `places`; poison in others may take part as well."""

@@ -10,7 +10,7 @@ import pytest
 
 from accounting import Bound
 from accounting.profile import UpperEnd
-from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, Secure, averaged, dpsgd
+from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, averaged, dpsgd
 from dpsgd.audit.conformance import (
     check_clipping,
     check_noise,
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.audit
 
 NOISES = [
     Independent(),
-    Secure(),
     BandedToeplitz((4.0, 2.0, 1.0)),
     BufferedToeplitz((0.3, 0.1), (0.9, 0.5)),
 ]
@@ -66,7 +65,7 @@ def test_samplers_conform(sampler, monkeypatch):
     assert len(report.checks) >= 9
 
 
-@pytest.mark.short("24-Independent", "24-*Toeplitz")  # secure noise: sound_training_passes
+@pytest.mark.short("24-Independent", "24-*Toeplitz")
 @pytest.mark.parametrize("noise", NOISES, ids=named(NOISES))
 @pytest.mark.parametrize("steps", [24, pytest.param(3_000, marks=pytest.mark.long)])
 def test_noises_conform(noise, steps):

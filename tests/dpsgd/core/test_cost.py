@@ -28,7 +28,6 @@ from dpsgd import (
     Mechanism,
     RootKey,
     RunSpec,
-    Secure,
     Segment,
     Trials,
     cost,
@@ -38,7 +37,6 @@ from dpsgd import (
     train,
 )
 from dpsgd.audit.black_box import black_box_audit
-from dpsgd.core.guarantee import FLOATING_POINT
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.planning import Goal, plan
 from dpsgd.runs.history import Attempt, History
@@ -454,28 +452,21 @@ def test_a_whole_that_costs_less_than_a_part_is_never_printed(
 # --- Of several segments, each counts -------------------------------------------------------------
 
 FLOAT = Mechanism(SAMPLERS["poisson"], 2.0, 1.0)
-EXACT = dataclasses.replace(FLOAT, noise=Secure())
-CHOSEN = Trials(TrialCount(3.0, 1.0), (Segment(EXACT),), "loss of validation")
+CHOSEN = Trials(TrialCount(3.0, 1.0), (Segment(FLOAT),), "loss of validation")
 TOLD = {
-    "an exact one alone": ([Segment(EXACT)], True, False, 0),
-    "floats": ([Segment(FLOAT), Segment(EXACT)], False, False, 0),
-    "floats to come": ([Segment(EXACT), Segment(FLOAT, range(0))], False, False, 0),
-    "lazy tables": ([Segment(EXACT, lazy_tables=True), Segment(EXACT)], True, True, 0),
-    "a selection": ([CHOSEN, Segment(EXACT)], True, False, 3),
-    "two selections": ([CHOSEN, CHOSEN], True, False, 3),
+    "lazy tables": ([Segment(FLOAT, lazy_tables=True), Segment(FLOAT)], True, 0),
+    "a selection": ([CHOSEN, Segment(FLOAT)], False, 3),
+    "two selections": ([CHOSEN, CHOSEN], False, 3),
     "a lazy segment of no step": (
-        [Segment(FLOAT, range(0), lazy_tables=True), Segment(EXACT)], True, False, 0,
+        [Segment(FLOAT, range(0), lazy_tables=True), Segment(FLOAT)], False, 0,
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("segments", "secure", "lazy", "left_out"), TOLD.values(), ids=TOLD)
-def test_what_is_said_of_noise_tables_and_selections_holds_of_every_segment(
-    segments, secure, lazy, left_out
-):
+@pytest.mark.parametrize(("segments", "lazy", "left_out"), TOLD.values(), ids=TOLD)
+def test_what_is_said_of_tables_and_selections_holds_of_every_segment(segments, lazy, left_out):
     found = cost(segments, DELTA)
-    assert (found.secure_noise, found.lazy_tables) == (secure, lazy)
-    assert (FLOATING_POINT in found.not_covered) == (not secure)
+    assert found.lazy_tables == lazy
     assert sum(note.startswith("tables are lazy") for note in found.notes) == lazy
     assert len(found.left_out) == left_out
     assert any(str(CHOSEN) in note for note in found.notes) == bool(left_out)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, Secure, dpsgd, train_blocks
+from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
 from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
@@ -91,7 +91,7 @@ def algorithm_of(loss_fn):
 
 def mechanism_of(sampler, noise):
     # So little noise that what rounding does to sums is not lost in that of the release.
-    return Mechanism(sampler, 1.0 if noise.exact else 1e-3, 1.0, noise)
+    return Mechanism(sampler, 1e-3, 1.0, noise)
 
 
 BANDED = BandedToeplitz((0.8, 0.5, 0.3))
@@ -99,14 +99,12 @@ LAWS = {
     "independent": Independent(),
     "bands": BANDED,
     "buffered": BufferedToeplitz((0.5, 0.25), (0.75, 0.5)),
-    "exact": Secure(),
 }
 TRAINED = {
     "1": (on(1), dropped, POISSON, Independent(), "device"),
     "2": (on(2), dropped, POISSON, Independent(), "device"),
     "4, streamed": (on(4), dropped, POISSON, Independent(), "host"),
     "8": (on(8), dropped, SEVERAL, Independent(), "device"),
-    "8, exact": (on(8), loss, POISSON, Secure(), "device"),
     "4, sharded": (on(4, SHARE), dropped, POISSON, Independent(), "device"),
     "8, sharded": (on(8, SHARE), dropped, SEVERAL, Independent(), "host"),
     "8, sharded, bands": (on(8, SHARE), loss, ORDERED, BANDED, "device"),
@@ -159,17 +157,15 @@ def test_a_layout_repeats_its_bits_and_goes_on_in_them_and_leaves_the_callers_st
 def test_noise_is_bit_equal_on_every_layout_and_exchanges_nothing(law):
     algorithm, mechanism = dpsgd(nothing, optax.sgd(1.0)), Mechanism(ORDERED, 1.0, 1.0, LAWS[law])
     alone = trained(algorithm, mechanism, None)[0][-1]
-    for place in [on(2), on(8)] + [on(8, SHARE)] * (law != "exact"):
+    for place in (on(2), on(8), on(8, SHARE)):
         assert_same_bits(alone, trained(algorithm, mechanism, place)[0][-1])
-    if law == "exact":
-        return
     placement, algorithm = on(8, SHARE), algorithm_of(loss)
     state = algorithm.init(PARAMS, mechanism)
     shardings, whole = placement.state(state), placement.replicated
     found = program(
         lambda *of: algorithm.update(*of)[0],
         (),
-        (state, PARAMS, mechanism.noise_key(ROOT, 0), mechanism.scales()),
+        (state, PARAMS, ROOT.noise_key(0), mechanism.scales()),
         shardings=((shardings, shardings.params, whole, whole), shardings),
     )
     assert collectives(found.compiled) == []
@@ -312,8 +308,6 @@ def test_what_cannot_be_sharded_is_refused():
     why = r"\['table'\] is to be sharded by rows, and 1,022 do not divide by 8 devices"
     with pytest.raises(ValueError, match=why):
         compiled(on(8, SHARE), params=odd)
-    with pytest.raises(ValueError, match="leave out shard_rows_from"):
-        compiled(on(8, SHARE), noise=Secure())
 
 
 SOUND = dpsgd(loss, optax.sgd(0.1), microbatch_size=3)

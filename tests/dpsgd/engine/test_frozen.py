@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from dpsgd import Independent, LazyTables, Mechanism, Secure, dpsgd, explain, split_module, train
+from dpsgd import Independent, LazyTables, Mechanism, dpsgd, explain, split_module, train
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.core.state import joined, parted
 from dpsgd.engine.feed import Layout
@@ -47,7 +47,6 @@ def loss_fn(params, example):
 ADAMW = optax.adamw(0.1, weight_decay=0.1)
 KINDS = {
     "dense": (Independent(), None),
-    "secure": (Secure(), None),
     "banded": (BandedToeplitz((4, 3)), None),
     "buffered": (BufferedToeplitz((0.5, 0.3), (0.9, 0.5)), None),
     "lazy tables": (Independent(), LazyTables(0.1, momentum=0.5)),

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, Noise, RootKey, Secure, dpsgd, train_blocks
+from dpsgd import Mechanism, Noise, RootKey, dpsgd, train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import BallsAndBins, Poisson
 
@@ -45,7 +45,6 @@ CUT = Poisson(**EPOCHS, max_batch_size=22)
 RUNS = [
     pytest.param(Mechanism(CUT, SIGMA, CLIP), id="batches that are cut", marks=pytest.mark.long),
     pytest.param(Mechanism(PASSES, SIGMA, CLIP, Remembered()), id="passes, and noise remembered"),
-    pytest.param(Mechanism(CUT, SIGMA, CLIP, Secure()), id="exact", marks=pytest.mark.long),
 ]
 ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
 

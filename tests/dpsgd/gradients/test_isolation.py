@@ -13,7 +13,6 @@ from jax.extend import core
 
 from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd, explain, train
 from dpsgd.gradients.isolation import ForeignCalls
-from dpsgd.noise.grid import secure_grid
 from samplers import Deterministic
 from tests.dpsgd.mixing import shared
 
@@ -21,8 +20,7 @@ B, D = 4, 3
 W = np.linspace(-1.0, 1.0, D, dtype=np.float32)
 X = np.random.default_rng(0).normal(size=(B, D)).astype(np.float32)
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
-GRID = secure_grid(1.0, 1.0, B)
-METHODS = {"ghost": {}, "vmap": {"method": "vmap"}, "secure": {"grid": GRID}}
+METHODS = {"ghost": {}, "vmap": {"method": "vmap"}}
 
 
 def only_in_its_derivative(rule):
@@ -167,10 +165,9 @@ def test_a_loss_that_could_see_a_batch_is_refused(name):
     refuses(name)
 
 
-@pytest.mark.parametrize("method", ["vmap", "secure"])
 @pytest.mark.parametrize("name", ["custom_vmap", "custom_vmap in a derivative", "rbg"])
-def test_every_way_of_clipping_refuses_it(name, method):
-    refuses(name, **METHODS[method])
+def test_every_way_of_clipping_refuses_it(name):
+    refuses(name, method="vmap")
 
 
 def test_a_refusal_says_what_where_and_what_to_do():
@@ -296,7 +293,7 @@ def test_what_an_example_adds_is_the_same_to_the_bit_whatever_the_others_are(nam
             assert np.array(run(W, batch, alone)[0]).tobytes() == expected.tobytes(), others
 
 
-@pytest.mark.short("*-ghost", "True-secure")
+@pytest.mark.short("*-ghost", "True-vmap")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_host_call_is_let_through_one_example_at_a_time_where_that_is_asked_for(method, keyed):
@@ -312,15 +309,13 @@ def test_a_host_call_is_let_through_one_example_at_a_time_where_that_is_asked_fo
 
     how, keys = METHODS[method], jax.random.split(jax.random.key(0), B) if keyed else None
     asked = ForeignCalls((lambda w, x, key: loss_fn(w, x)) if keyed else lambda w, x: loss_fn(w, x))
-    clip = 1.0 if method == "secure" else 100.0
-    run = jax.jit(clipped_grad(asked, l2_clip_norm=clip, **how), compiler_options=FAST_COMPILE)
+    run = jax.jit(clipped_grad(asked, l2_clip_norm=100.0, **how), compiler_options=FAST_COMPILE)
     total, _ = run(W, X, np.ones(B), keys)
     assert {x.shape for x in met} == {(D,)}
-    if method != "secure":
-        np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(total, np.sin(X).sum(0), rtol=1e-5)
     whole = ForeignCalls(lambda w, x: loss_fn(w, x, "expand_dims"))
     with pytest.raises(ValueError, match='give vmap_method="sequential"'):
-        jax.eval_shape(clipped_grad(whole, l2_clip_norm=clip, **how), W, X, np.ones(B))
+        jax.eval_shape(clipped_grad(whole, l2_clip_norm=100.0, **how), W, X, np.ones(B))
 
 
 def test_a_host_call_that_keeps_state_trains_only_with_not_covered_in_the_sentence():

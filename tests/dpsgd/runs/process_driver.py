@@ -25,6 +25,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import algorithm, platt
 from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
+from dpsgd.noise.keys import RootKey
 from dpsgd.runs import job, run
 from dpsgd.runs.checkpoint import PENDING
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
@@ -476,12 +477,8 @@ def another_program():
 
 def noise_of_each():
     """Each process has noise of its own, and so a model of its own."""
-    noise_key = mechanism.Mechanism.noise_key
-
-    def own(self, root, attempt):
-        return noise_key(self, root, attempt + jax.process_index())
-
-    mechanism.Mechanism.noise_key = own
+    noise_key = RootKey.noise_key
+    RootKey.noise_key = lambda root, attempt: noise_key(root, attempt + jax.process_index())
 
 
 def a_shard_for_both():

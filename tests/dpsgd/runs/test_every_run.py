@@ -47,7 +47,6 @@ COINS = settings_of(Coins)(batch_size=16, epochs=3, heads=0.25)
 BANDS = {**SGD_OF, "bands": 2, "coefficients": (1.0, 0.5)}
 KINDS = {
     "dense": (line, {}),
-    "secure": (line, {"secure_noise": True}),
     "auto bands": (line, {**WANTED, "bands": "auto"}),
     "buffers": (line, {**WANTED, "buffers": 2}),
     "decay": (line, {**BANDS, "average_decay": 0.5}),
@@ -78,9 +77,7 @@ def ran(tmp_path_factory):
     return of
 
 
-@pytest.mark.short(
-    "dense", "secure", "auto bands", "buffers", "decay", "own sampler", "platt", "table"
-)
+@pytest.mark.short("dense", "auto bands", "buffers", "decay", "own sampler", "platt", "table")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_to_the_bits_of_an_undisturbed_one(kind, ran):
     folder, _ = ran(kind)

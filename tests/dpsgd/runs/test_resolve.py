@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from tiny_task import (
@@ -28,7 +27,6 @@ from dpsgd import (
     Independent,
     Lazy,
     Mechanism,
-    Placement,
     RecommendationRequest,
     RunSpec,
     Segment,
@@ -96,12 +94,10 @@ def test_what_the_table_supports_has_a_cost_and_all_else_is_refused_in_a_line(sa
 TOGETHER = {
     "lazy bands": {"tables": "lazy", "bands": "auto"},
     "lazy buffers": {"tables": "lazy", "buffers": 2},
-    "lazy exact": {"tables": "lazy", "secure_noise": True},
     "lazy passes": {
         "tables": "lazy",
         "sampler": SETTINGS["poisson"](**SIZES, overflow="accumulate"),
     },
-    "exact nothing": {"secure_noise": True, "noise_multiplier": None, "non_private": True},
     "bands of nothing": {"bands": 4, "noise_multiplier": None, "non_private": True},
     "buffers of nothing": {"buffers": 2, "noise_multiplier": None, "non_private": True},
     "bands in time": {"bands": "auto", "sampler": BINS(), "budget_minutes": 1.0},
@@ -113,13 +109,6 @@ def test_choices_that_do_not_go_together_are_refused_by_their_options(options):
     with pytest.raises(ValueError, match=r"; (leave out one of them|take|give)") as why:
         check(sgd(momentum=0.0, **options))
     assert "\n" not in str(why.value)
-
-
-def test_secure_noise_is_refused_where_parameters_are_sharded():
-    placement = Placement(tuple(jax.devices()), 2**16)
-    check(config_of(), placement=placement)
-    with pytest.raises(ValueError, match=r"^secure_noise and shard_rows_from: "):
-        check(config_of(secure_noise=True), placement=placement)
 
 
 # --- Settings ------------------------------------------------------------------------------------
@@ -278,7 +267,6 @@ UNFIT = [
     (line, {"bands": "auto", "sampler": BINS(**SIZES, cycle_length=2)}, "cycle_length is"),
     (line, {"bands": "auto"}, "bands auto compares at one guarantee"),
     (line, {"buffers": 2}, "buffers and random order: "),
-    (line, {"secure_noise": True, "noise_multiplier": 1e-9}, ".*too small for a batch of"),
     (line, {"tables": "lazy"}, "tables lazy: the loss has no tables, .* dot_general$"),
     (words, {"tables": "lazy", "train": "^w"}, "tables lazy: .*no tables"),
     (words, {"train": "logit"}, ".*'logit' is found in no parameter; there are table, w"),
@@ -317,7 +305,6 @@ AUTO = {
     "many rows": (MANY, {}, "lazy", "they have 37 times the rows that a batch looks up"),
     "few rows": (words, {}, "dense", "they have 3.7 times the rows that a batch looks up"),
     "no tables": (line, {}, "dense", "the loss has no tables"),
-    "secure noise": (MANY, {"secure_noise": True}, "dense", "deferred noise is not the exact"),
     "several passes": (
         MANY,
         {"sampler": SETTINGS["poisson"](**SIZES, overflow="accumulate")},
@@ -437,17 +424,15 @@ OF_NOISE = {
     "bands": {"bands": 2},
     "auto": {"bands": "auto"},
     "buffers": {"buffers": 2},
-    "exact": {"secure_noise": True},
 }
 FOUND = {
     "independent": {},
     "two": {"bands": 2, "coefficients": (1.0, 0.5)},
     "buffers": {"buffers": 2, "weights": (0.2, 0.2), "decays": (0.5, 0.25)},
-    "exact": {"secure_noise": True},
 }
 TAKEN = {
     ("independent", "independent"), ("one band", "independent"), ("auto", "independent"),
-    ("bands", "two"), ("auto", "two"), ("buffers", "buffers"), ("exact", "exact"),
+    ("bands", "two"), ("auto", "two"), ("buffers", "buffers"),
 }  # fmt: skip
 
 

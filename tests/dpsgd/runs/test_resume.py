@@ -37,6 +37,7 @@ from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
 from samplers import Population, UnitData
+from samplers.settings import SETTINGS
 
 # --- Stopping and going on -----------------------------------------------------------------------
 
@@ -426,10 +427,12 @@ def test_a_damaged_or_older_configuration_is_refused_in_one_line(
 
 
 def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
-    out = run_and_stop(line, config_of(insecure_seed=3, secure_noise=True), tmp_path / "run")
-    edit(out, '"secure_noise": true', '"secure_noise": false')
+    order = SETTINGS["deterministic"](batch_size=16, epochs=3)
+    noise = {"bands": 2, "coefficients": (1.0, 0.5)}
+    out = run_and_stop(line, config_of(insecure_seed=3, sampler=order, **noise), tmp_path / "run")
+    edit(out, "0.5", "0.25")
     ledger = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(LedgerError, match="begun with secure noise and resumes only so"):
+    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and resumes only so"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == ledger
 

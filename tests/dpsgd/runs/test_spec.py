@@ -20,7 +20,6 @@ from dpsgd import (
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
-    Secure,
     TargetAdvantage,
     TargetEpsilon,
 )
@@ -32,7 +31,6 @@ ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)
 PRIVACY = NoiseMultiplier(1.0), TargetEpsilon(3.0), TargetAdvantage(0.1), NonPrivate()
 NOISE = (
     Independent(),
-    Secure(),
     Banded(1),
     Banded(2, coefficients=(1.0, 0.5)),
     Buffered(1, (0.5,), (0.5,)),
@@ -91,7 +89,7 @@ def test_a_record_that_leaves_a_choice_open_is_refused(name):
 def test_options_may_state_defaults_of_choices_that_are_not_made():
     """As the records of version 0.1.0 do, and the command line."""
     stated = {"bands_memory": "2GiB", "tables_weight_decay": 0.0, "momentum": 0.0, "bands": None}
-    assert config_of(**stated, secure_noise=False, non_private=False) == config_of()
+    assert config_of(**stated, non_private=False) == config_of()
 
 
 LAZY = {"tables": "lazy"}
@@ -132,8 +130,7 @@ REFUSED = [
     ({"buffers": 2, "weights": (0.5, 0.1)}, FEW),
     ({"buffers": 2, "weights": (9.0, 0.5), "decays": (0.5, 0.5)}, "noise of .*grows from step to"),
     ({"weights": (0.5,)}, "weights goes with buffers"),
-    ({"bands": 2, "buffers": 2}, "give at most one of secure_noise, bands an"),
-    ({"bands": 2, "secure_noise": True}, "give at most one of secure_noise, ban"),
+    ({"bands": 2, "buffers": 2}, "give at most one of bands and buffers"),
     ({"sampler": SETTINGS["poisson"](batch_size=0)}, "batch_size must"),
     ({"init_seed": -1}, r"init_seed must lie in \[0, 2\^32\)"),
     ({"train": "("}, r"train: '\(' is no pattern"),

@@ -28,8 +28,7 @@ from accounting import (
     check_guarantee_delta,
     default_delta,
 )
-from dpsgd.noise.grid import MAX_CELLS
-from dpsgd.noise.secure import KEY_BYTES, rounded_gaussian
+from dpsgd.noise.secure import KEY_BYTES, MAX_CELLS, rounded_gaussian
 from experiments.tasks.clicks.encoding import ColumnError, absent
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, Secure, dpsgd
+from dpsgd import Mechanism, RootKey, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.engine import feed, loop
@@ -48,7 +48,6 @@ TREE = UnitTree.from_columns({"user": np.arange(N) // 6})
     ("sampler", "noise", "step"),
     [
         (SHUFFLE, (), 0),
-        (SHUFFLE, (Secure(),), 0),
         (SHUFFLE, (), 143),
         pytest.param(Poisson(N, 20, 2), (), 0, marks=pytest.mark.long),
         (BallsAndBins(N, 20, 8, overflow="accumulate", max_batch_size=8), (), 0),
@@ -112,8 +111,8 @@ def no_noise_in_the_first_block_after_a_resume(patch):
 
 
 def the_keys_of_the_first_attempt(patch):
-    def keys(algorithm, mechanism, root, attempt, sound=loop.keys_of):
-        return sound(algorithm, mechanism, root, 0)
+    def keys(algorithm, root, attempt, sound=loop.keys_of):
+        return sound(algorithm, root, 0)
 
     patch.setattr(loop, "keys_of", keys)
 

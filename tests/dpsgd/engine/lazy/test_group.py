@@ -12,7 +12,7 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, Secure, averaged, dpsgd, train
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, averaged, dpsgd, train
 from dpsgd.core.state import Table
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
@@ -363,7 +363,6 @@ def test_callbacks_and_stopped_runs_see_flushed_parameters():
 @pytest.mark.parametrize(
     ("mechanism", "named"),
     [
-        (Mechanism(SAMPLERS[0], 1.0, 1.0, noise=Secure()), "lazy tables take Independent"),
         (
             Mechanism(BallsAndBins(N, B, cycle_length=2), 1.0, 1.0, BandedToeplitz((1, 0.5))),
             "lazy tables take Independent",
