@@ -29,7 +29,6 @@ from accounting.profiles.truncation import (
 from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
 from accounting.profiles.user_poisson import UserPoissonProfile
 from accounting.profiles.worst_leaf import WorstLeafProfile
-from accounting.releases.data_release import DataRelease, WithFailureProfile
 from accounting.releases.envelope import EnvelopeProfile
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 from accounting.releases.pure_release import WithPureReleaseProfile
@@ -39,7 +38,6 @@ __all__ = [
     "BallsAndBinsProfile",
     "Bound",
     "ContradictoryBounds",
-    "DataRelease",
     "EnvelopeProfile",
     "GaussianProfile",
     "MultistageProfile",
@@ -51,7 +49,6 @@ __all__ = [
     "TruncatedProfile",
     "UnitsThenPoissonProfile",
     "UserPoissonProfile",
-    "WithFailureProfile",
     "WithGaussianReleaseProfile",
     "WithPureReleaseProfile",
     "WorstLeafProfile",

@@ -1,6 +1,17 @@
 """Options, fields and values that earlier versions had."""
 
-REMOVED = frozenset({"noise=secure", "private_quantile", "secure_noise"})
+REMOVED = frozenset(
+    {
+        "noise=secure",
+        "private_bounds",
+        "private_delta",
+        "private_epsilon",
+        "private_quantile",
+        "private_values",
+        "quantile_epsilon",
+        "secure_noise",
+    }
+)
 """Names in Python's spelling (`secure_noise`), and values as `name=value` (`clipping=quantile`)."""
 
 NOTICE = "removed in 0.3.0; see CHANGELOG.md"

@@ -124,7 +124,6 @@ def train(
     check_parameters(params)
     private = mechanism.noise_multiplier > 0
     rows = data.population if isinstance(data, UnitData) else Population(sampler.num_examples)
-    mechanism.check_data_release(rows)
     guaranteed = private and not root.insecure
     block = math.prod(sampler.clipped_shape)
     job = Training(

@@ -27,7 +27,6 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}: estimators need scikit-learn (the extra sklearn)") from None
 
-from accounting import DataRelease
 from dpsgd.models.model import TrainedModel, read_model
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
@@ -35,9 +34,7 @@ from dpsgd.runs.spec import PARTS, RunSpec
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.tabular.format import BUCKETS, table_schema
-from experiments.tasks.clicks.tabular.private import PrivateColumns
 from experiments.tasks.clicks.task import ClickModels, DescribedClicks
-from samplers import Population, UnitData
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -58,8 +55,6 @@ EXPECTED_FAILED_CHECKS = dict.fromkeys(
 }
 """Of scikit-learn's `check_estimator`: those that cannot hold, with the reason."""
 
-_PRIVATE = "private"
-
 _SET_BY = {
     **dict.fromkeys(PARTS["privacy"], "epsilon"),
     "target_delta": "delta",
@@ -76,9 +71,9 @@ class _Rows(ClickModels):
     sizes: ModelConfig
     schema: Schema
     hash_seed: int
-    rows: UnitData
+    rows: PyTree
 
-    def columns(self) -> UnitData:
+    def columns(self) -> PyTree:
         return self.rows
 
     def metrics(self, params: PyTree) -> dict[str, float]:
@@ -95,12 +90,7 @@ class _Estimator(BaseEstimator):
     """Of the guarantee; by default `accounting.default_delta` of the number of rows."""
     bounds: Any = None
     """Public (low, high) of numbers: one pair for all of them, one for each column, or by column
-    name. They must not be read from the training rows. "private", of all or of a column, has them
-    chosen of these at `bounds_epsilon`."""
-    outer_bounds: Any = None
-    """Wide public (low, high) within which private bounds are chosen, given as `bounds` are."""
-    bounds_epsilon: Any = None
-    """What the choice of private bounds costs by itself; `epsilon` is that of all together."""
+    name. They must not be read from the training rows."""
     categories: Any = ()
     """Columns whose values are hashed; those of arrays are called x0, x1, ..."""
     weight_bound: Any = None
@@ -135,7 +125,6 @@ class _Estimator(BaseEstimator):
             if value not in tuple(known):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!a:.40}")
         checked(self.categories, list[str] | tuple[str, ...], "categories")
-        checked(self.bounds_epsilon, float | None, "bounds_epsilon")
         options = {**checked(self.options or {}, Mapping[str, Any], "options")}
         for name in filter(_SET_BY.__contains__, options):
             raise ValueError(
@@ -156,16 +145,10 @@ class _Estimator(BaseEstimator):
         drawn = {f.name: options.pop(f.name) for f in fields(kind) if f.name in options}
         sampler = build(kind, to_json(drawn), "options")
         spec = RunSpec.of(sampler, **options, **noise, target_delta=self.delta, init_seed=seed)
-        schema, ranges = self._schema(names, declared)
-        rows |= DescribedClicks(PRESETS[self.model], schema, hash_seed=0).encode(table)
-        population = Population(count)
-        if ranges:
-            delta = spec.delta_of(population)
-            asked = PrivateColumns(ranges, (), self.bounds_epsilon, delta)
-            schema, release = _chosen(asked, schema, rows)
-            population = Population(count, data_release=release)
+        schema = self._schema(names, declared)
         model = DescribedClicks(PRESETS[self.model], schema, hash_seed=0)
-        task = _Rows(model.sizes, schema, model.hash_seed, UnitData(rows, population))
+        rows |= model.encode(table)
+        task = _Rows(model.sizes, schema, model.hash_seed, rows)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             Run.create(task, spec, out).train()
@@ -221,54 +204,35 @@ class _Estimator(BaseEstimator):
             raise ValueError(f"weight_bound must be finite and > 0, got {bound}")
         return np.minimum(weights / bound, 1).astype(np.float32)
 
-    def _schema(self, names: list[str], declared: Mapping[str, Any]) -> tuple[Schema, Any]:
-        """Returns the columns, and the outer bounds of those whose bounds are chosen privately."""
+    def _schema(self, names: list[str], declared: Mapping[str, Any]) -> Schema:
         if unknown := [name for name in self.categories if name not in names]:
             raise ValueError(f"categories: X has no column {', '.join(map(str, unknown))}")
         numbers = [name for name in names if name not in self.categories]
         if numbers and self.bounds is None:
             raise ValueError(
                 "bounds of numbers must be given, such as bounds=(0, 100) or one pair a column: "
-                "read from the rows, they would be those of single rows, which no guarantee covers "
-                '(bounds="private" chooses them at a cost)'
+                "read from the rows, they would be those of single rows, which no guarantee covers"
             )
-        bounds = {} if self.bounds is None else _pairs("bounds", self.bounds, numbers, _PRIVATE)
-        private = [name for name, ends in bounds.items() if ends == _PRIVATE]
-        told = self.outer_bounds is not None, self.bounds_epsilon is not None
-        if told != (bool(private), bool(private)):
-            raise ValueError(
-                'bounds="private" goes with outer_bounds, wide public bounds within which they are '
-                "chosen, and bounds_epsilon, which the choice costs; and they with it alone"
-            )
-        if private and self.epsilon is not None and self.bounds_epsilon >= self.epsilon:
-            raise ValueError(
-                f"bounds_epsilon, {self.bounds_epsilon}, is part of epsilon, and must be below its "
-                f"{self.epsilon}"
-            )
-        schema = table_schema(
+        return table_schema(
             "\0label",
             categories=list(self.categories),
             numbers=numbers,
             buckets=(BUCKETS,),
             transform=self.number_transform,
-            bounds={name: ends for name, ends in bounds.items() if name not in private},
+            bounds={} if self.bounds is None else _pairs("bounds", self.bounds, numbers),
             **declared,
         )
-        return schema, _pairs("outer_bounds", self.outer_bounds, private) if private else None
 
 
-def _pairs(what: str, given: Any, names: Sequence[str], also: str = "") -> dict[str, Any]:
-    """Returns name -> (low, high), or `also` where that is given."""
+def _pairs(what: str, given: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns name -> (low, high)."""
     if isinstance(given, Mapping):
         checked(given, Mapping[str, Any], what)
         if missing := [name for name in names if name not in given]:
             raise ValueError(f"{what}: there are none of {', '.join(missing)}")
         return {
-            name: _pairs(f"{what} of {name}", ends, [name], also)[name]
-            for name, ends in given.items()
+            name: _pairs(f"{what} of {name}", ends, [name])[name] for name, ends in given.items()
         }
-    if isinstance(given, str) and given == also:
-        return dict.fromkeys(names, also)
     try:
         pairs = np.asarray(given, np.float64)
     except (TypeError, ValueError):
@@ -282,14 +246,6 @@ def _pairs(what: str, given: Any, names: Sequence[str], also: str = "") -> dict[
     return dict(zip(names, map(tuple, pairs.tolist()), strict=True))
 
 
-def _chosen(asked: PrivateColumns, schema: Schema, rows: PyTree) -> tuple[Schema, DataRelease]:
-    """Returns the schema with bounds that are chosen of the rows, and what this releases."""
-    counts = asked.counts(schema)
-    counts.add(rows, {}, np.ones(len(rows["label"]), bool))
-    schema, record = counts.released(asked)
-    return schema, DataRelease(record["noise_multiplier"], record["failure"], record["name"])
-
-
 @dataclass(eq=False, repr=False)
 class DPClassifier(ClassifierMixin, _Estimator):
     """Classifier with a guarantee of differential privacy for its training rows.
@@ -298,7 +254,7 @@ class DPClassifier(ClassifierMixin, _Estimator):
 
     Attributes:
       classes_: The labels, sorted, [classes].
-      bounds_: Column -> (low, high), with those that were chosen privately.
+      bounds_: Column -> (low, high).
       guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
     """
 
@@ -356,7 +312,7 @@ class DPRegressor(RegressorMixin, _Estimator):
     """Regression by squared error with a guarantee for its training rows; see `DPClassifier`.
 
     Attributes:
-      bounds_: Column -> (low, high), with those that were chosen privately.
+      bounds_: Column -> (low, high).
       guarantee_: The guarantee as JSON values; "guarantee" is its sentence.
     """
 

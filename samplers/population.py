@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from accounting import DataRelease
 from samplers.tree import TreeShape, UnitTree
 
 
@@ -23,7 +22,6 @@ class Population:
       max_contributions: Most examples of one user among rows that are examples; None if unknown.
       num_users: Number of users among rows that are examples; None if unknown.
       tree: Units within units, with the rows as leaves, or the shape of such a tree.
-      data_release: What was released of the rows before a run, which it costs as well.
     """
 
     num_examples: int
@@ -31,7 +29,6 @@ class Population:
     max_contributions: int | None = None
     num_users: int | None = None
     tree: UnitTree | TreeShape | None = None
-    data_release: DataRelease | None = None
 
 
 class UnitData(NamedTuple):

@@ -25,9 +25,9 @@ FLOORS = ["accounting", "samplers", "dpsgd", "experiments"]
 
 PUBLIC = {
     "accounting": """
-        BallsAndBinsProfile Bound ContradictoryBounds DataRelease EnvelopeProfile GaussianProfile
+        BallsAndBinsProfile Bound ContradictoryBounds EnvelopeProfile GaussianProfile
         MultistageProfile PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount
-        TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile WithFailureProfile
+        TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile
         WithGaussianReleaseProfile WithPureReleaseProfile WorstLeafProfile
         attack_accuracy attack_advantage calibrate calibrate_advantage check_guarantee_delta
         default_delta epsilon format_delta

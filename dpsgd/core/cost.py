@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from accounting import Bound, DataRelease, PrivacyProfile, attack_advantage, epsilon
+from accounting import Bound, PrivacyProfile, attack_advantage, epsilon
 from dpsgd.core.guarantee import UNKNOWN, Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Part, Segment, Trials
@@ -74,8 +74,6 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     """
     *before, last = segments
     taken = tuple(part for part in segments if part.steps)
-    if not taken and last.mechanism.data_release:  # which was made before any step
-        taken = (last,)
     planned = tuple(part for part in (*before, last.planned()) if part.steps)
     told = taken if last.steps else (*taken, last)
     whole = Guarantee(
@@ -198,11 +196,6 @@ def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
                 f"the sampler {name_of(type(sampler))} is not audited: it states no law of its "
                 "rows, so that its draws are not held against what is claimed"
             )
-        if mechanism.data_release is not None:
-            notes.append(
-                f"{mechanism.data_release} were released before the run, such as those of private "
-                "bounds: they are counted, once for each store of the same rows that is used"
-            )
         if sums is not None:
             notes.append(
                 f"the run ends in {sums}, such as those of a calibration: they are counted as its "
@@ -246,7 +239,6 @@ def _profiles(taken: Sequence[Part]) -> list[PrivacyProfile]:
 
     Given all that was released before, a segment is part of a run of its own mechanism with a fresh
     seed and fresh noise: the sampler bounds several of them together (`BatchSampler.privacy_of`).
-    What was released of the rows before is part of the first profile, each release once.
     """
     if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
         return [taken[0].mechanism.privacy()]
@@ -254,21 +246,14 @@ def _profiles(taken: Sequence[Part]) -> list[PrivacyProfile]:
     for part in taken:
         if isinstance(part, Trials) or not part.steps:
             continue
-        mechanism = dataclasses.replace(part.mechanism, data_release=None)
         for known, ranges in kinds:
-            if dataclasses.replace(mechanism, l2_clip_norm=known.l2_clip_norm) == known:
+            if dataclasses.replace(part.mechanism, l2_clip_norm=known.l2_clip_norm) == known:
                 ranges.append(part.steps)
                 break
         else:
-            kinds.append((mechanism, [part.steps]))
+            kinds.append((part.mechanism, [part.steps]))
     selections = [part.profile for part in taken if isinstance(part, Trials)]
-    profiles = [*(kind.privacy_of(ranges) for kind, ranges in kinds), *selections]
-    found = dict.fromkeys(part.mechanism.data_release for part in taken)
-    if releases := [release for release in found if release is not None]:
-        together = DataRelease.together(releases)
-        first = together.before(profiles[0]) if profiles else together.privacy()
-        return [first, *profiles[1:]]
-    return profiles
+    return [*(kind.privacy_of(ranges) for kind, ranges in kinds), *selections]
 
 
 def _total(taken: Sequence[Part], bounds: Sequence[Bound], note: str) -> Bound:

@@ -169,7 +169,6 @@ class Guarantee:
         lower, upper = (end if math.isfinite(end) else None for end in ends)
         advantage, mechanism = self.attack_advantage, self.mechanism
         sums, clip = mechanism.full_sums, mechanism.l2_clip_norm
-        release = mechanism.data_release
         return {
             "guarantee": self.sentence(),
             "epsilon_lower": lower,
@@ -184,7 +183,6 @@ class Guarantee:
             "l2_clip_norm": clip if math.isfinite(clip) else None,
             "noise": noise_record(mechanism.noise),
             "full_sums": dataclasses.asdict(sums) if sums else None,
-            "data_release": dataclasses.asdict(release) if release else None,
             "lazy_tables": self.lazy_tables,
             "earlier": list(self.earlier),
             "notes": list(self.notes),

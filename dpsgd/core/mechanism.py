@@ -14,7 +14,6 @@ import numpy as np
 
 from accounting import (
     Bound,
-    DataRelease,
     GaussianProfile,
     PrivacyProfile,
     WithGaussianReleaseProfile,
@@ -23,7 +22,7 @@ from accounting import (
 )
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
-from samplers import BatchSampler, FullBatch, Population
+from samplers import BatchSampler, FullBatch
 from samplers.base import MAX_STEPS
 
 SCALES = 2.0**-100, 2.0**96
@@ -54,7 +53,6 @@ class Mechanism:
         sampler.
       full_sums: What is released after the sampler's last step, if anything: noisy sums over all
         rows, which count as further steps of the run.
-      data_release: What was released of the same rows before the run, if anything: it counts too.
     """
 
     sampler: BatchSampler
@@ -62,7 +60,6 @@ class Mechanism:
     l2_clip_norm: float
     noise: Noise = _INDEPENDENT
     full_sums: FullSums | None = None
-    data_release: DataRelease | None = None
 
     def __post_init__(self) -> None:
         sigma, clip = self.noise_multiplier, self.l2_clip_norm
@@ -108,11 +105,6 @@ class Mechanism:
                     "itself is clipped"
                 )
             self.of_sums()  # refuses scales that float32 does not hold
-        if self.data_release is not None and self.sampler.unit != "example":
-            raise ValueError(
-                f"what is protected is a {self.sampler.unit}, and what was released before the run "
-                "counts each row by itself: prepare the data without private bounds and values"
-            )
 
     @property
     def num_steps(self) -> int:
@@ -167,18 +159,15 @@ class Mechanism:
     def _with_sums(
         self, trained: PrivacyProfile | None, count: int | None = None
     ) -> PrivacyProfile:
-        """Returns what steps cost with `count` sums, by default all, and what was before them."""
-        found, sums = trained, self.full_sums
-        if sums is not None and count != 0:
-            release = sums.release(count or sums.count)
-            found = release
-            if trained is not None:
-                found = WithGaussianReleaseProfile(trained, release.noise_multiplier)
-        if self.data_release is not None:
-            earlier = self.data_release
-            return earlier.privacy() if found is None else earlier.before(found)
-        assert found is not None, "nothing is released"
-        return found
+        """Returns what steps cost with `count` sums, by default all."""
+        sums = self.full_sums
+        if sums is None or count == 0:
+            assert trained is not None, "nothing is released"
+            return trained
+        release = sums.release(count or sums.count)
+        if trained is None:
+            return release
+        return WithGaussianReleaseProfile(trained, release.noise_multiplier)
 
     def parts(self, delta: float) -> list[Bound]:
         """Bounds what parts of a whole run cost, each priced by itself: its steps, and one sum.
@@ -189,8 +178,6 @@ class Mechanism:
         parts = [self.noise.privacy(self.sampler.untruncated(), self.noise_multiplier)]
         if self.full_sums is not None:
             parts.append(GaussianProfile(self.full_sums.noise_multiplier))
-        if self.data_release is not None:
-            parts.append(GaussianProfile(self.data_release.noise_multiplier))
         return [part.epsilon(delta, _COARSE) for part in parts]
 
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
@@ -227,15 +214,6 @@ class Mechanism:
                 f"{epsilon}: raise noise_multiplier"
             )
         return dataclasses.replace(self, sampler=self.sampler.with_epochs(epochs))
-
-    def check_data_release(self, population: Population) -> None:
-        """Raises ValueError if this is private and leaves out what was released of its rows."""
-        if self.noise_multiplier and self.data_release != population.data_release:
-            raise ValueError(
-                f"{population.data_release or 'nothing'} was released of these rows before the "
-                f"run, and its mechanism counts {self.data_release or 'nothing'}: give it "
-                "data_release="
-            )
 
     def scales(self) -> Scales:
         """Returns the numbers that the compiled step reads; rounding never shortens the noise."""

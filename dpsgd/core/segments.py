@@ -87,11 +87,6 @@ class Trials:
             raise ValueError("a selection needs at least one candidate, and whole runs alone")
         if len({one.unit for one in self.candidates}) > 1:
             raise ValueError("candidates must protect one unit")
-        if any(one.mechanism.data_release for one in self.candidates):
-            raise ValueError(
-                "counts of the rows were released before, as for private bounds, and no proof "
-                "covers a selection after that: prepare the data with public bounds and values"
-            )
 
     @property
     def mechanism(self) -> Mechanism:

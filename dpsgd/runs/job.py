@@ -309,7 +309,6 @@ class Job(Training):
         """
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
-        mechanism.check_data_release(population)
         sampler = mechanism.sampler
         algorithm = algorithm_of(shared_loss(task), spec, sampler.num_steps)
         params, taken = initial_params(

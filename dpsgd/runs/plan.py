@@ -326,12 +326,8 @@ def _as_begun(
             return resolved(spec, population)
         except ValueError as error:
             raise ValueError(f"{out / 'config.json'}: {error}") from None
-    # A ledger knows a tree of units by its shape alone, of which nothing can be drawn. The same
-    # rows may have been prepared anew.
-    released = population.data_release if spec.private else None
-    mechanism = dataclasses.replace(
-        last.mechanism, sampler=sampler.of(population), data_release=released
-    )
+    # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
+    mechanism = dataclasses.replace(last.mechanism, sampler=sampler.of(population))
     return ResolvedRun(spec, mechanism, last.delta)
 
 

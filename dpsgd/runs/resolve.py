@@ -16,12 +16,10 @@ from typing import Any
 
 from accounting import (
     Bound,
-    DataRelease,
     GaussianProfile,
     PrivacyProfile,
     calibrate,
     calibrate_advantage,
-    format_delta,
 )
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
@@ -181,15 +179,15 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
 
 
 def privacy_with(
-    sums: FullSums | None, sampler: BatchSampler, noise: Noise, released: DataRelease | None = None
+    sums: FullSums | None, sampler: BatchSampler, noise: Noise
 ) -> Callable[[float], PrivacyProfile]:
     """Returns what a run costs by the noise multiplier of its steps.
 
-    It may end in `sums` over all rows, and something of them may have been `released` before.
+    It may end in `sums` over all rows.
     """
-    if sums is None and released is None:
+    if sums is None:
         return functools.partial(noise.privacy, sampler)
-    return lambda sigma: Mechanism(sampler, sigma, 1.0, noise, sums, released).privacy()
+    return lambda sigma: Mechanism(sampler, sigma, 1.0, noise, sums).privacy()
 
 
 @functools.lru_cache
@@ -199,20 +197,11 @@ def _smallest_noise(
     sampler: BatchSampler,
     noise: Noise,
     sums: FullSums | None,
-    released: DataRelease | None,
 ) -> float:
     """Returns the smallest sufficient noise multiplier: once for all equal runs of a process."""
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
-    privacy = privacy_with(sums, sampler, noise, released)
-    if released is not None and isinstance(goal, TargetEpsilon):
-        spent = released.privacy().epsilon(delta)
-        if spent.upper >= goal.epsilon:
-            raise ValueError(
-                f"{released} were released of these rows before the run: that costs epsilon "
-                f"{spent.format_upper('.3g')} at delta {format_delta(delta)} by itself, and "
-                f"target_epsilon is {goal.epsilon:g}: give more"
-            )
+    privacy = privacy_with(sums, sampler, noise)
     if isinstance(goal, TargetAdvantage):
         return calibrate_advantage(privacy, advantage=goal.advantage)
     if goal.optimistic:
@@ -245,10 +234,9 @@ def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
         except ValueError as error:
             raise ValueError(_without(spec.calibration, error)) from None
         noise = noise_of(spec)
-        released = population.data_release
-        sigma = _smallest_noise(goal, delta, sampler, noise, sums, released)
+        sigma = _smallest_noise(goal, delta, sampler, noise, sums)
         assert spec.l2_clip_norm is not None, "`resolve` leaves nothing open"
-        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums, released)
+        mechanism = Mechanism(sampler, sigma, spec.l2_clip_norm, noise, sums)
     return ResolvedRun(spec, mechanism, delta)
 
 

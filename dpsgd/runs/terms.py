@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accounting import DataRelease, TrialCount, check_guarantee_delta
+from accounting import TrialCount, check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.core.segments import Segment, Trials
 from dpsgd.noise.registry import noise_from_record, noise_record
+from dpsgd.removed import NOTICE
 from dpsgd.runs.records import build, checked, to_json
 from samplers.settings import kind_of, name_of
 
@@ -58,7 +59,7 @@ class Terms:
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
         mechanism = self.mechanism
-        sampler, release = mechanism.sampler, mechanism.data_release
+        sampler = mechanism.sampler
         finite = math.isfinite(mechanism.l2_clip_norm)
         return to_json(
             {
@@ -73,7 +74,6 @@ class Terms:
                 "reproducible_noise": self.reproducible_noise,
                 "fingerprint": self.fingerprint,
                 **({"earlier": self.earlier} if self.earlier else {}),
-                **({"data_release": release} if release else {}),
             }
         )
 
@@ -92,11 +92,12 @@ class Terms:
         sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
         if "noise" not in body:
             raise ValueError("it is of an earlier version, which said otherwise what noise is")
+        if body.get("data_release") is not None:
+            raise ValueError(f"data_release was {NOTICE}")
         if body["adjacency"] != ADJACENCY:
             raise ValueError("this version would account for it with another adjacency")
-        body = {"data_release": None, "earlier": [], **body}
+        body = {"earlier": [], **body}
         clip, sums = found("l2_clip_norm", float | None), found("full_sums", dict[str, Any] | None)
-        release = found("data_release", dict[str, Any] | None)
         return cls(
             Mechanism(
                 sampler,
@@ -104,7 +105,6 @@ class Terms:
                 math.inf if clip is None else clip,
                 noise_from_record(found("noise", dict[str, Any])),
                 None if sums is None else build(FullSums, sums, "full_sums"),
-                None if release is None else build(DataRelease, release, "data_release"),
             ),
             check_guarantee_delta(found("delta", float)),
             found("reproducible_noise", bool),

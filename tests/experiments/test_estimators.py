@@ -15,7 +15,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from accounting import DataRelease, epsilon
 from dpsgd.noise.keys import RootKey
 from experiments.estimators import EXPECTED_FAILED_CHECKS, DPClassifier, DPRegressor
 
@@ -32,9 +31,6 @@ OF_CELLS = {
 """What radius, texture, perimeter, area, ... of a cell's nucleus are not above: round numbers."""
 
 
-PRIVATELY = {"bounds": "private", "outer_bounds": (-100, 100), "bounds_epsilon": 0.5}
-
-
 def fitted(**how):
     return DPClassifier(3.0, **{**PUBLIC, "random_state": 0, **how}).fit(X, Y)
 
@@ -43,7 +39,7 @@ def fitted(**how):
     "model",
     [
         DPClassifier(3.0, **PUBLIC),
-        DPClassifier(3.0, **{**PUBLIC, **PRIVATELY, "classes": (0, 1, 2)}),
+        DPClassifier(3.0, **{**PUBLIC, "classes": (0, 1, 2)}),
         DPRegressor(3.0, bounds=(-1, 1), label_bounds=(-1, 1)),
     ],
 )
@@ -64,21 +60,6 @@ def test_the_pickle_of_a_fitted_model_predicts_and_holds_neither_root_key_nor_ro
     rows = (x.astype(kind).tobytes() for x in (X, Y) for kind in kinds)
     assert not any(part in data for part in rows)
     np.testing.assert_array_equal(pickle.loads(data).predict(X), model.predict(X))
-
-
-def test_private_bounds_are_counted_within_epsilon_and_lie_in_the_outer_ones():
-    rows = np.tile(X, (100, 1))  # enough for some counts to be clear
-    model = DPClassifier(3.0, **{**PUBLIC, **PRIVATELY}).fit(rows, np.tile(Y, 100))
-    public = DPClassifier(3.0, **PUBLIC).fit(rows, np.tile(Y, 100))
-    assert public.bounds_ == dict.fromkeys(("x0", "x1", "x2"), (-1.0, 1.0))
-    outer = (-100.0, 100.0)
-    assert all(-100 <= low <= -0.5 and 0.5 <= high <= 100 for low, high in model.bounds_.values())
-    assert any(ends != outer for ends in model.bounds_.values())
-    assert model.guarantee_["epsilon_upper"] <= 3
-    release = DataRelease(**model.guarantee_["data_release"])
-    cost = epsilon(release.privacy(), model.guarantee_["delta"])
-    assert 0.4 < cost.upper <= 0.5  # in whole rows of noise
-    assert model.guarantee_["noise_multiplier"] > public.guarantee_["noise_multiplier"]
 
 
 def test_rows_of_weight_zero_do_not_train():
@@ -103,12 +84,7 @@ def test_rows_of_weight_zero_do_not_train():
         ({"sampler": "dice"}, "sampler must be one of deterministic, "),
         ({"options": {"epoch": 2}}, "'epoch' is unknown"),
         ({"classes": (1,)}, "two classes or more are needed, got 1"),
-        ({"bounds": "privately"}, "bounds of 3 columns of numbers: one pair for all, "),
-        ({"bounds": "private"}, 'bounds="private" goes with outer_bounds'),
-        ({"bounds_epsilon": 0.1}, 'bounds="private" goes with outer_bounds'),
-        ({**PRIVATELY, "outer_bounds": "private"}, "outer_bounds of 3 columns of numbers: "),
-        ({**PRIVATELY, "outer_bounds": (1, 0)}, "bounds of x0 must be finite"),
-        ({**PRIVATELY, "bounds_epsilon": 3.0}, "bounds_epsilon, 3.0, is part of epsilon"),
+        ({"bounds": "private"}, "bounds of 3 columns of numbers: one pair for all, "),
         ({"weight_bound": None}, "weight_bound must be given with sample_weight"),
         ({"weight_bound": -1.0}, "weight_bound must be finite and > 0"),
         ({"weight_bound": "a"}, "weight_bound: str is not"),
@@ -131,7 +107,6 @@ def test_rows_of_weight_zero_do_not_train():
             "bounds: key 5 of dict: int is not",
         ),
         ({"classes": "01"}, "classes must be labels of one kind or"),
-        ({"bounds_epsilon": "0.5"}, "bounds_epsilon: str is not"),
         ({"model": ["x"]}, "model must be one of linear, "),
         ({"sampler": ["x"]}, "sampler must be one of deterministic, "),
         ({"number_transform": "log"}, "number_transform must be one of none, "),

@@ -23,9 +23,9 @@ class ChooseConfig:
     """The cap, a public number; by default it is chosen privately, which is paid for."""
     caps: tuple[int, ...] = (5, 10, 20, 50, 100, 200, 400, 700)
     """Caps to choose from: a public list, made without the data."""
-    private_quantile: float = 0.9
+    cap_quantile: float = 0.9
     """Quantile of users' numbers of ratings near which the cap is chosen."""
-    quantile_epsilon: float = 0.1
+    cap_epsilon: float = 0.1
     """What that choice costs, of the target."""
 
 
@@ -45,7 +45,7 @@ def run(config: ChooseConfig) -> None:
     caps = config.caps if config.max_ratings is None else (config.max_ratings,)
     if min(caps, default=0) < 1:
         raise ValueError(f"--caps and --max-ratings need numbers >= 1, got {caps}")
-    spent = Fraction(config.quantile_epsilon) if chosen else Fraction(0)
+    spent = Fraction(config.cap_epsilon) if chosen else Fraction(0)
     if (rest := Fraction(config.target_epsilon) - spent) <= 0:
         raise ValueError(
             f"--target-epsilon {config.target_epsilon} leaves nothing for the model, after "
@@ -57,12 +57,12 @@ def run(config: ChooseConfig) -> None:
         if chosen:
             cap = private_quantile(
                 np.unique(model.train.user, return_counts=True)[1],
-                config.private_quantile,
-                epsilon=config.quantile_epsilon,
+                config.cap_quantile,
+                epsilon=config.cap_epsilon,
                 candidates=caps,
             )
         found = dict(zip(GRID, model.choose(cap, rest).tolist(), strict=True))
-    paid = f"{config.quantile_epsilon} of it for the choice of the cap" if chosen else "cap public"
+    paid = f"{config.cap_epsilon} of it for the choice of the cap" if chosen else "cap public"
     terms = " + ".join(f"{value:g} {name}" for name, value in found.items() if name != "level")
     print(f"rating = {3.5 + found['level']:g} + {terms}, cap {cap}")
     print(pure_guarantee(config.target_epsilon, f"{paid}; where a user is removed, the same"))

@@ -64,10 +64,6 @@ class FromFiles:
         """Returns the format of the files: a `RawFormat` or a `TableFormat`."""
         raise NotImplementedError
 
-    def private(self) -> dict[str, Any]:
-        """Returns what is chosen of the rows privately, if anything."""
-        return {}
-
     def prepare(self, console: Console) -> None:
         """Makes the store, here or by a pipeline.
 
@@ -81,10 +77,10 @@ class FromFiles:
             )
         if self.out.is_file():
             raise ValueError(f"{self.out} is a file; the last path is the STORE to create")
-        format, how = replace(self.format(), hash_seed=self.hash_seed), self.private()
+        format = replace(self.format(), hash_seed=self.hash_seed)
         runner = self.pipeline.chosen()
         if runner is None:
-            format.prepare(files, self.out, progress=shown(console), **how)
+            format.prepare(files, self.out, progress=shown(console))
             return
         from experiments.beam.prepare import prepare
 
@@ -169,16 +165,6 @@ class PrepareCsv(FromFiles):
     """Public values of categories, COLUMN=VALUE,VALUE,... each, or a TOML file of COLUMN = [VALUE,
     VALUE, ...]; never read from rows, which are private. Each has a bucket of its own, and a value
     that is not declared counts as missing."""
-    private_bounds: tuple[str, ...] = ()
-    """Numbers whose bounds are not known, COLUMN=LOW:HIGH each, or such a file, with a wide public
-    range: bounds within it are chosen from noisy counts of the training rows."""
-    private_values: tuple[str, ...] = ()
-    """Categories whose values are not known: those that are frequent are chosen likewise."""
-    private_epsilon: float | None = None
-    """Cost of all private bounds and values together, by themselves, paid once: the store records
-    it, and the guarantee of every run on it counts it."""
-    private_delta: float | None = None
-    """Of that cost; by default that of a run on as many rows."""
     buckets: tuple[int, ...] = (1 << 16,)
     """Hash buckets, a power of two: one for all categories without declared values, or one for each
     of these; chosen by what is publicly known, not by counting rows."""
@@ -209,54 +195,15 @@ class PrepareCsv(FromFiles):
         schema = table_schema(self.label, classes=_classes(self), **how)
         return TableFormat(schema, split=Split(self.order, self.split))
 
-    def private(self) -> dict[str, Any]:
-        """Returns the columns whose bounds and values are chosen privately, if any."""
-        if self.private_bounds or self.private_values:
-            if self.pipeline.beam:
-                raise ValueError(
-                    "private bounds and values are not chosen by a pipeline: no --beam"
-                )
-            if self.private_epsilon is None:
-                raise ValueError(
-                    "private bounds and values cost privacy: say how much, --private-epsilon"
-                )
-            from experiments.tasks.clicks.tabular.private import PrivateColumns
-
-            named = "--private-bounds", self.private_bounds
-            ranges = _by_column(*named, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
-            terms = self.private_epsilon, self.private_delta
-            return {"private": PrivateColumns(ranges, self.private_values, *terms)}
-        if self.private_epsilon is not None or self.private_delta is not None:
-            raise ValueError(
-                "--private-epsilon and --private-delta are of private bounds and values: name "
-                "columns by --private-bounds or --private-values; `dpsgd train` has its own"
-            )
-        return {}
-
     def prepare(self, console: Console) -> None:
-        """Makes the store, and says which columns are left out and what was chosen."""
+        """Makes the store, and says which columns are left out, or lack bounds."""
         super().prepare(console)
-        from accounting import format_delta
-        from experiments.tasks.clicks.store import Store
         from experiments.tasks.clicks.tabular.files import listed
 
-        format, store = self.format(), Store.open(self.out)
-        if store.released is not None:
-            schema, terms = store.schema, store.released
-            delta = format_delta(terms["delta"])
-            console.line(
-                f"chosen privately, at epsilon {terms['epsilon']:g} and delta {delta}, which every "
-                "run on this store counts:"
-            )
-            for name in terms["bounds"]:
-                low, high = schema.bounded[name]
-                console.line(f"  bounds of {name}: {low:g}:{high:g}")
-            for name in terms["values"]:
-                kept = len(schema.declared.get(name, ())) or "none is frequent: hashed"
-                console.line(f"  values of {name}: {kept}")
+        format = self.format()
         if left_out := format.left_out([format.open(path) for path in self.paths[:-1]]):
             console.line(f"left out: {listed(left_out)}")
-        schema = store.schema
+        schema = format.schema
         if without := [name for name in schema.integers if name not in schema.bounded]:
             console.line(f"numbers without public bounds (--bounds): {listed(without)}")
 

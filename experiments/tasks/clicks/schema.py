@@ -15,9 +15,7 @@ have given: :meth:`Schema.fold`. One store serves models of every size.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -188,18 +186,6 @@ class Schema:
         """Categorical columns whose values are declared -> these."""
         named = zip(self.categories, self.values, strict=False)  # no values: all are hashed
         return {name: texts for name, texts in named if texts is not None}
-
-    def choosing(
-        self, bounds: Mapping[str, tuple[float, ...]], values: Mapping[str, tuple[str, ...]]
-    ) -> Schema:
-        """Return the schema with these bounds of numbers and values of categories, by column."""
-        sizes = zip(self.categories, self.buckets, strict=True)
-        return dataclasses.replace(
-            self,
-            buckets=tuple(len(values[x]) if x in values else size for x, size in sizes),
-            bounds=tuple(bounds.get(name) for name in self.integers) if bounds else (),
-            values=tuple(values.get(name) for name in self.categories) if values else (),
-        )
 
     def transformed(self, values: np.ndarray) -> np.ndarray:
         """Return numbers as a model reads them: float32, by `transform`, which no row decides."""

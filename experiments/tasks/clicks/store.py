@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from accounting import DataRelease
 from dpsgd.files import DAMAGED, parse_json
+from dpsgd.removed import NOTICE
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
 
@@ -186,8 +186,6 @@ class Store:
     source: Mapping[str, Any]
     digest: str
     shards: tuple[Shard, ...]
-    released: Mapping[str, Any] | None = None
-    """What was released of the training rows to choose bounds and values; see `data_release`."""
     absent: frozenset[str] = frozenset()
     """Names of the files that were not there when it was opened in part: they are never read."""
 
@@ -225,6 +223,11 @@ class Store:
                     f"{path} is a store of version {manifest.get('version')!a:.20}, and this "
                     f"program reads version {VERSION}; prepare the data again"
                 )
+            if manifest.get("released") is not None:
+                raise StoreError(
+                    f"{path} has bounds or values read from private rows, {NOTICE}; prepare the "
+                    "data again with public ones"
+                )
             given = {name: checked(manifest.get(name), kind, name) for name, kind in _KINDS.items()}
             store = cls(
                 path=path,
@@ -238,7 +241,6 @@ class Store:
                 source=given["source"],
                 digest=hashlib.sha256(text).hexdigest(),
                 shards=tuple(build(Shard, shard, "shards") for shard in given["shards"]),
-                released=checked(manifest.get("released"), dict[str, Any] | None, "released"),
             )
             store._check()
         except StoreError:
@@ -256,20 +258,8 @@ class Store:
     def _files(self) -> Iterator[tuple[Shard, str]]:
         return itertools.product(self.shards, columns_of(self.schema))
 
-    @property
-    def data_release(self) -> DataRelease | None:
-        """What that release costs, which every run on these rows counts."""
-        if self.released is None:
-            return None
-        terms = {field.name for field in dataclasses.fields(DataRelease)}
-        found = {name: value for name, value in self.released.items() if name in terms}
-        if missing := terms - found.keys():
-            raise ValueError(f"released: {missing.pop()} is missing: prepare the data again")
-        return build(DataRelease, found, "released")
-
     def _check(self) -> None:
         """Raises ValueError if the parts of the manifest do not fit together."""
-        _ = self.data_release
         if sum(shard.rows for shard in self.shards) != self.num_rows:
             raise ValueError("rows of the shards do not add up")
         if missing := {"train", "validation", "test"} - set(self.splits):

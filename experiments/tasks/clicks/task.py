@@ -272,12 +272,7 @@ class Clicks(HeldOut, ClickModels):
 
     def columns(self) -> PyTree:
         """Returns the training rows, memory-mapped: a process reads those of its data shards."""
-        columns, released = self.store.load("train"), self.store.data_release
-        if released is None:
-            return columns
-        from samplers import Population, UnitData
-
-        return UnitData(columns, Population(self.num_examples, data_release=released))
+        return self.store.load("train")
 
     def held_out(self, split: str) -> Iterator[PyTree]:
         """Returns the rows of a split, block by block."""

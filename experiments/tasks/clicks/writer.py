@@ -95,7 +95,6 @@ class PartialStore:
         splits: Splits,
         source: Mapping[str, Any],
         shards: Sequence[Mapping[str, Any]],
-        released: Mapping[str, Any] | None = None,
     ) -> Store:
         """Write the manifest, give the store its name and return it.
 
@@ -117,7 +116,6 @@ class PartialStore:
             "splits": dict(splits),
             "source": dict(source),
             "shards": list(shards),
-            **({"released": dict(released)} if released else {}),
         }
         with one_line_errors(self.out, lambda: num_rows):
             with open(self.path / MANIFEST, "wb") as file:
@@ -195,17 +193,8 @@ class StoreWriter(PartialStore):
                 if own.shard_rows == self._rows_per_shard:
                     own.end_shard()
 
-    def finish(
-        self,
-        *,
-        splits: Splits,
-        source: Mapping[str, Any],
-        released: Mapping[str, Any] | None = None,
-    ) -> Store:
-        """Give the store its name and return it; `source` (JSON) says where the rows are from.
-
-        `released` (JSON) says what was released of the training rows, see `Store.released`.
-        """
+    def finish(self, *, splits: Splits, source: Mapping[str, Any]) -> Store:
+        """Give the store its name and return it; `source` (JSON) says where the rows are from."""
         with one_line_errors(self.out, lambda: self.num_rows):
             if self.num_rows == 0:
                 self._begin_shard("")
@@ -217,7 +206,6 @@ class StoreWriter(PartialStore):
             splits=splits,
             source=source,
             shards=[shard for part in self._parts.values() for shard in part.shards],
-            released=released,
         )
 
     def _begin_shard(self, name: str) -> None:
@@ -238,14 +226,12 @@ def write_blocks(
     source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
     hash_seed: int = 0,
     rows_per_shard: int = ROWS_PER_SHARD,
-    released: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
     """Write blocks of consecutive rows as a new store, which is whole in the end, or absent.
 
     Memory is that of one block. `source` says where the rows are from, at once or when all are
-    written, and `released` what was released of them, see `Store.released`. `progress` is called
-    with the number of rows done, after every block.
+    written. `progress` is called with the number of rows done, after every block.
 
     Raises:
         StoreError: `out` exists, or cannot be written.
@@ -257,7 +243,7 @@ def write_blocks(
             if progress is not None:
                 progress(writer.num_rows)
         said = source() if callable(source) else source
-        return writer.finish(splits=split.ranges(writer.sizes), source=said, released=released)
+        return writer.finish(splits=split.ranges(writer.sizes), source=said)
 
 
 @dataclass

@@ -14,7 +14,6 @@ import accounting
 from accounting import (
     Bound,
     ContradictoryBounds,
-    DataRelease,
     EnvelopeProfile,
     GaussianProfile,
     SelectionProfile,
@@ -49,7 +48,6 @@ from samplers import (
     Poisson,
     Population,
     Shuffle,
-    UnitData,
     UnitTree,
     UserPoisson,
     cap_contributions,
@@ -361,13 +359,6 @@ def priced(sampler, sigma, count=0, of_sums=1.5):
     return cost([Segment(Mechanism(sampler, sigma, 1.0, full_sums=sums))], DELTA)
 
 
-def before(sigma, noise_multiplier=1.5, steps=None):
-    """What a run costs on rows of which counts were released before."""
-    release = DataRelease(noise_multiplier, 1e-7)
-    run = Mechanism(SAMPLERS["deterministic"], sigma, 1.0, data_release=release)
-    return cost([Segment(run) if steps is None else Segment(run, steps)], DELTA)
-
-
 def declared(sigma):
     """What a ledger says of a costly whole run, and of a step of a cheap one."""
     found = History()
@@ -410,10 +401,6 @@ COMPOSED_WRONGLY = {
     "steps are left out": (
         lambda: priced(SAMPLERS["deterministic"], 0.7, 1, 50.0), Mechanism, "_with_sums",
         lambda sound: lambda self, trained, count=None: self.full_sums.release(1),
-    ),
-    "what was released before is left out": (
-        lambda: before(9.0), Mechanism, "_with_sums",
-        lambda sound: lambda self, trained, count=None: trained,
     ),
     "attempts cost less than one": (
         lambda: declared(2.25), Mechanism, "privacy_of",
@@ -500,60 +487,43 @@ def test_a_last_segment_hides_nothing_that_voids_a_guarantee(segments, why):
         assert why in found.sentence()
 
 
-# --- What was released of the rows before ---------------------------------------------------------
+# --- No release is left out -----------------------------------------------------------------------
+
+IN_ORDER = [
+    Mechanism(SAMPLERS["deterministic"], sigma, clip, full_sums=sums)
+    for sigma, clip, sums in [(2.0, 1.0, None), (2.0, 0.5, None), (3.0, 1.0, FullSums(4, 9.0))]
+]
 
 
-def test_counts_that_were_released_before_compose_exactly_and_their_failure_adds_to_delta():
-    epochs = SAMPLERS["deterministic"].epochs
-    steps = 2.0 / math.sqrt(epochs)
-    both = 1.0 / math.hypot(1.0 / steps, 1.0 / 4.0)  # two Gaussian releases are one
-    found = before(2.0, 4.0).epsilon
-    exact = GaussianProfile(both).epsilon(DELTA - 1e-7)
-    assert exact.lower - 1e-9 <= found.upper <= exact.upper + 1e-4
-    assert found.lower <= GaussianProfile(steps).epsilon(DELTA).upper
-    assert any("were released before the run" in note for note in before(2.0, 4.0).notes)
+def random_run(rng):
+    """A finished run of random attempts, some of no step and some of sums over all rows alone."""
+    found = History(released="digest")
+    for index in range(rng.integers(1, 4)):
+        mechanism = IN_ORDER[rng.integers(len(IN_ORDER))]
+        first = [0, 30, rng.integers(30)][rng.integers(3)]
+        steps = range(first, rng.integers(first, mechanism.num_steps + 1))
+        terms = Terms(mechanism, DELTA, False, {})
+        found.attempts.append(Attempt(index, index, terms, "", steps, index))
+    return found
 
 
-def test_runs_on_two_releases_of_equal_noise_pay_for_both_and_on_one_for_one():
-    sampler = SAMPLERS["deterministic"]
-    runs = [Mechanism(sampler, 2.0, 1.0, data_release=DataRelease(4.0)) for _ in range(2)]
-    other = Mechanism(sampler, 2.0, 0.5, data_release=runs[0].data_release)
-    for second, releases in ((runs[1], 2), (other, 1)):
-        # Of 1 over the noise, of the steps of two runs and of so many releases.
-        square = 2 * sampler.epochs / 4.0 + releases / 16.0
-        exact = GaussianProfile(1 / math.sqrt(square)).epsilon(DELTA)
-        found = cost([Segment(runs[0]), Segment(second)], DELTA).epsilon.upper
-        assert exact.lower - 1e-9 <= found <= exact.upper + 1e-6
+def precision_of(runs):
+    """The square of 1 / sigma of all releases together, of the example of which most is told."""
+    found = np.zeros(10)
+    for attempt in (each for run in runs for each in run.attempts):
+        mechanism = attempt.terms.mechanism
+        for step in attempt.steps:
+            if step < 30:
+                found[step % 10] += mechanism.noise_multiplier**-2
+            else:
+                found += mechanism.full_sums.noise_multiplier**-2
+    return found.max()
 
 
-def test_runs_of_two_mechanisms_on_one_release_pay_for_it_once():
-    release = DataRelease(4.0, 1e-7)
-    runs = [
-        Segment(Mechanism(SAMPLERS["deterministic"], sigma, 1.0, data_release=release))
-        for sigma in (2.0, 3.0)
-    ]
-    alone = [dataclasses.replace(one.mechanism, data_release=None) for one in runs]
-    parts = [release.before(alone[0].privacy()), alone[1].privacy()]
-    expected = math.fsum(epsilon(part, DELTA / 2).upper for part in parts)
-    assert cost(runs, DELTA).epsilon.upper == pytest.approx(expected, abs=1e-9)
-
-
-def test_a_run_of_no_step_pays_what_was_released_before():
-    found = before(2.0, 4.0, range(0))
-    assert found.epsilon.upper >= GaussianProfile(4.0).epsilon(DELTA).lower > 0
-    assert before(2.0, 4.0, range(10)).epsilon.upper > found.epsilon.upper
-
-
-def test_a_mechanism_that_leaves_out_what_was_released_before_is_not_trained():
-    sampler = SAMPLERS["poisson"]
-    public = Population(sampler.num_examples, data_release=DataRelease(4.0, 1e-7))
-    rows = UnitData(np.ones((sampler.num_examples, 2), np.float32), public)
-    with pytest.raises(ValueError, match="was released of these rows before the run"):
-        trained(rows, sampler)
-
-
-def test_what_was_released_before_counts_rows_and_no_users():
-    with pytest.raises(ValueError, match="counts each row by itself"):
-        Mechanism(
-            UserPoisson(1000, 10, max_contributions=3), 1.0, 1.0, data_release=DataRelease(4.0)
-        )
+def test_every_release_of_every_attempt_and_run_is_counted():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        *earlier, last = runs = [random_run(rng) for _ in range(rng.integers(1, 3))]
+        found = last.guarantee(*earlier).epsilon.upper
+        precision = precision_of(runs)
+        assert found >= (GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0)

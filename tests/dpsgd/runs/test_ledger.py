@@ -296,13 +296,20 @@ def test_copies_that_are_resumed_in_one_way_get_different_keys(path, changes):
     assert len({attempt.key for attempt in (*read(path).attempts, *attempts)}) == 3
 
 
-def test_only_reproducible_noise_begins_without_a_nonce(path):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reproducible_noise": False}, "it has no nonce"),
+        ({"data_release": {"noise_multiplier": 4.0}}, "data_release was removed in 0.3.0"),
+    ],
+)
+def test_terms_that_cannot_be_priced_are_refused(path, changes, message):
     Ledger.create(path, terms(reproducible=True)).close()
     assert read(path).attempts[0].key == 0
     body = json.loads(path.read_text())
     del body["hash"]
-    path.write_bytes(line_of(body | {"reproducible_noise": False}, NO_HEAD)[0])
-    with pytest.raises(LedgerError, match="line 1: it has no nonce"):
+    path.write_bytes(line_of(body | changes, NO_HEAD)[0])
+    with pytest.raises(LedgerError, match=f"line 1: {message}"):
         read(path)
 
 

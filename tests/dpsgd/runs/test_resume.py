@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import resource
 import shutil
@@ -27,7 +26,7 @@ from tiny_task import (
     words,
 )
 
-from accounting import DataRelease, WithGaussianReleaseProfile, epsilon
+from accounting import epsilon
 from dpsgd import Independent, RootKey, Run, resume, run
 from dpsgd.engine.placement import Placement
 from dpsgd.models.model import export
@@ -36,7 +35,6 @@ from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
-from samplers import Population, UnitData
 from samplers.settings import SETTINGS
 
 # --- Stopping and going on -----------------------------------------------------------------------
@@ -182,27 +180,6 @@ def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(
     assert upper > epsilon(sampler.privacy(1.0), 1e-5).upper  # the second epoch counts twice
     assert report["attempts"] == 2
     assert any(one.startswith("changed since: ") for one in lines)
-
-
-@dataclasses.dataclass(frozen=True)
-class Counted(Line):
-    """The same, of which counts were released before, under the name of the data."""
-
-    data: str = ""
-
-    def columns(self):
-        released = DataRelease(2.0, name=self.data)
-        return UnitData(super().columns(), Population(self.rows, data_release=released))
-
-
-def test_a_run_that_resumes_on_rows_prepared_anew_counts_both_releases(tmp_path):
-    out = run_and_stop(Counted(data="monday"), config_of(), tmp_path / "out")
-    report = resume(out, Counted(data="tuesday"))
-    attempts = read(out / "ledger.jsonl").attempts
-    assert [one.terms.mechanism.data_release.name for one in attempts] == ["monday", "tuesday"]
-    steps = attempts[0].terms.mechanism.sampler.privacy_of(1.0, [one.steps for one in attempts])
-    both = WithGaussianReleaseProfile(steps, 2.0 / math.sqrt(2))
-    assert report["epsilon_upper"] > epsilon(both, 1e-5).lower > epsilon(steps, 1e-5).upper
 
 
 def test_correlated_noise_that_is_begun_anew_begins_without_history(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`dpsgd contributions` says that it is not private; private choices print nothing else."""
+"""`dpsgd contributions` says that it is not private; `dpsgd choose` is."""
 
 import re
 
@@ -30,19 +30,6 @@ def test_diagnostics_are_stamped_and_are_the_published_bounds(tmp_path, capsys):
     assert " -  " in capsys.readouterr().out  # no losses, no variance between users
 
 
-def test_a_private_choice_prints_nothing_else_of_the_data(tmp_path, capsys):
-    path = tmp_path / "rows.parquet"
-    parquet.write_table(pa.table({"who": USERS}), path)
-    config = ContributionsConfig(
-        path, "who", caps=(1, 5, 50), private_quantile=0.9, quantile_epsilon=100.0000004
-    )
-    run(config)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("cap 5: epsilon <= 100.0000004 at delta 0")
-    assert "unit: one user" in line
-    assert "accuracy of at most 1.0000" in line
-
-
 @pytest.fixture
 def u_data(tmp_path):
     rng = np.random.default_rng(0)
@@ -67,8 +54,8 @@ def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u
         (["--max-ratings", "0"], "--max-ratings need numbers >= 1, got (0,)"),
         (["--caps", "5", "-1"], "need numbers >= 1, got (5, -1)"),
         (["--target-epsilon", "0.1"], "0.1 leaves nothing for the model, after 0.1 for the choice"),
-        (["--quantile-epsilon", "-1"], "epsilon must be > 0"),
-        (["--private-quantile", "1.1"], "quantile must be in [0, 1], got 1.1"),
+        (["--cap-epsilon", "-1"], "epsilon must be > 0"),
+        (["--cap-quantile", "1.1"], "quantile must be in [0, 1], got 1.1"),
     ],
 )
 def test_what_nothing_can_be_chosen_with_is_refused_in_one_line(words, problem, u_data, command):

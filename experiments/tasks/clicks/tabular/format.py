@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from experiments.tasks.clicks.encoding import ColumnError, Format, Kind
 from experiments.tasks.clicks.raw.files import ByteRange, DataError, paths_of
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.store import Columns, Store
-from experiments.tasks.clicks.tabular.files import Batch, TableFile, open_table
-from experiments.tasks.clicks.tabular.kinds import Category, kinds_of
-from experiments.tasks.clicks.tabular.private import Counts, PrivateColumns
-from experiments.tasks.clicks.writer import refuse_existing
+from experiments.tasks.clicks.tabular.files import TableFile, open_table
+from experiments.tasks.clicks.tabular.kinds import kinds_of
 from experiments.tasks.splits import RANDOM, Split
 
 EMPTY = "has a header and no rows"
@@ -80,7 +77,8 @@ def table_schema(
         )
     if not categories and not numbers:
         raise ValueError("name the columns to learn from: --categories, --numbers or both")
-    bounds, values = bounds or {}, values or {}
+    bounds = bounds or {}
+    values = {name: tuple(texts) for name, texts in (values or {}).items()}
     if unknown := [name for name in bounds if name not in numbers]:
         raise ValueError(f"bounds are for columns of numbers, not for {', '.join(unknown)}")
     if unknown := [name for name in values if name not in categories]:
@@ -92,11 +90,11 @@ def table_schema(
             f"{' without declared values' * bool(values)}, not {len(buckets)}"
         )
     sizes = dict(zip(hashed, [*buckets] * (len(hashed) if len(buckets) == 1 else 1), strict=True))
-    schema = Schema(
+    return Schema(
         name="table",
         integers=tuple(numbers),
         categories=tuple(categories),
-        buckets=tuple(sizes.get(name, 1) for name in categories),
+        buckets=tuple(sizes.get(name) or len(values[name]) for name in categories),
         label=label,
         transform=transform,
         missing=tuple(missing),
@@ -104,8 +102,9 @@ def table_schema(
         label_bounds=tuple(label_bounds),
         weight=weight,
         weight_bound=weight_bound,
+        bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
+        values=tuple(values.get(name) for name in categories) if values else (),
     )
-    return schema.choosing(bounds, {name: tuple(texts) for name, texts in values.items()})
 
 
 @dataclass(frozen=True)
@@ -127,52 +126,20 @@ class TableFormat(Format):
         out: str | os.PathLike[str],
         *,
         progress: Callable[[int], None] | None = None,
-        private: PrivateColumns | None = None,
     ) -> Store:
         """Turn the rows of files, one file after the other, into a store; see `write_blocks`.
 
-        The files are CSV, TSV or Parquet, each with all columns of the schema, in any order. Where
-        bounds and values are chosen privately, of the training rows alone, all rows are read once
-        more, before.
+        The files are CSV, TSV or Parquet, each with all columns of the schema, in any order.
 
         Raises:
             DataError: a file cannot be read, or is not of the columns of the schema.
             StoreError: `out` exists, or cannot be written.
-            ValueError: a file is there twice, or what is to be chosen cannot be.
+            ValueError: a file is there twice.
         """
         paths = paths_of(sources)
         files = [self.open(path) for path in paths]
-        format, released = self, None
-        if private is not None:
-            refuse_existing(Path(out))
-            schema, released = self._counts(files, private).released(private)
-            format = replace(self, schema=schema)
-        blocks = format._blocks(files, labelled=True)
-        return format.write(out, blocks, self.source(paths), released=released, progress=progress)
-
-    def _counts(self, files: Sequence[TableFile], private: PrivateColumns) -> Counts:
-        """Return the counts of the training rows; every row is read as the store's will be."""
-        counts, done, last = private.counts(self.schema), 0, 0
-        category = Category(self.schema.missing)
-        if (
-            self.split.order == "chronological"
-        ):  # how many rows there are decides which of them train
-            whole = sum(len(block["label"]) for block in self._blocks(files, labelled=True))
-            last = self.split.ranges({"": whole})["train"][1]
-        for file in files:
-            begun = done
-            for batch, block in self._encoded(file):
-                rows = len(block["label"])
-                is_train = np.arange(done, done + rows) < last
-                if self.split.order == "random":
-                    is_train = np.asarray(self.split.places(done, rows)["train"])
-                try:
-                    texts = {name: category.texts(batch[name], name) for name in counts.texts}
-                    counts.add(block, texts, is_train)
-                except ColumnError as error:
-                    raise file.located(error, done - begun) from None
-                done += rows
-        return counts
+        blocks = self._blocks(files, labelled=True)
+        return self.write(out, blocks, self.source(paths), progress=progress)
 
     def source(self, paths: Sequence[Path]) -> dict[str, Any]:
         """Return where rows are from, for the manifest of their store."""
@@ -229,7 +196,7 @@ class TableFormat(Format):
         """Yield the rows of files, one after the other; some have to have rows."""
         found = False
         for file in files:
-            for _, block in self._encoded(file, labelled):
+            for block in self._encoded(file, labelled):
                 found = True
                 yield block
         if not found:
@@ -241,14 +208,14 @@ class TableFormat(Format):
 
     def read_range(self, span: ByteRange, lines: Any = None) -> Iterator[Columns]:
         """Yield the rows of a file, which may have none, up to its first fault: a DataError."""
-        return (block for _, block in self._encoded(self.open(Path(span.path))))
+        return self._encoded(self.open(Path(span.path)))
 
     def no_rows(self, path: Path, rows: int, all_rows: int) -> DataError | None:
         """Return what is wrong with a file of so many rows: nothing if any file has some."""
         return None if all_rows else DataError(path, EMPTY)
 
-    def _encoded(self, file: TableFile, labelled: bool = True) -> Iterator[tuple[Batch, Columns]]:
-        """Yield the rows of an opened file as they stand there, and as a store has them."""
+    def _encoded(self, file: TableFile, labelled: bool = True) -> Iterator[Columns]:
+        """Yield the rows of an opened file as a store has them."""
         rows = 0
         label = self.schema.label if labelled else None
         for batch in file.batches(self._wanted(labelled)):
@@ -257,7 +224,7 @@ class TableFormat(Format):
             except ColumnError as error:
                 raise file.located(error, rows) from None
             rows += len(block["categories"])
-            yield batch, block
+            yield block
 
     def open(self, path: Path) -> TableFile:
         """Open a file whose rows have labels; a DataError if it lacks a column."""

@@ -370,6 +370,10 @@ DAMAGES = {
     "a file": (replaced_by_a_file, "is a file and no store: make one of it with `dpsgd prepare`"),
     "version": (manifest(version=2), "version 2, and this program reads version 1"),
     "format": (manifest(format="parquet"), "another format"),
+    "private bounds": (
+        manifest(released={"noise_multiplier": 4.0}),
+        "private rows, removed in 0.3.0",
+    ),
     "rows": (manifest(num_rows=101), "do not add up"),
     "test from 85": (manifest(splits=SPLITS | {"test": [85, 100]}), "'test'.* share rows"),
     "train to 81": (manifest(splits=SPLITS | {"train": [0, 81]}), "'train'.* share rows"),
