@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dpsgd.engine.modules import split_module
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.platt import Platt, platt_sums
-    from dpsgd.engine.queries import Refinement, Weighted, refine
+    from dpsgd.engine.queries import Refinement, refine
     from dpsgd.engine.temperature import Temperature, temperature_sums
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
@@ -116,7 +116,6 @@ __all__ = [
     "Trained",
     "TrainedModel",
     "Trials",
-    "Weighted",
     "affine_sums",
     "averaged",
     "clipped_grad",
@@ -196,7 +195,7 @@ _MODULES = {
     "engine.modules": ("split_module",),
     "engine.placement": ("Placement",),
     "engine.platt": ("Platt", "platt_sums"),
-    "engine.queries": ("Refinement", "Weighted", "refine"),
+    "engine.queries": ("Refinement", "refine"),
     "engine.temperature": ("Temperature", "temperature_sums"),
 }
 """What is imported on demand: the names above, by their modules."""

@@ -9,7 +9,10 @@ REMOVED = frozenset(
         "private_quantile",
         "private_values",
         "quantile_epsilon",
+        "sample_weight",
         "secure_noise",
+        "weight",
+        "weight_bound",
     }
 )
 """Names in Python's spelling (`secure_noise`), and values as `name=value` (`clipping=quantile`)."""

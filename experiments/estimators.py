@@ -19,7 +19,6 @@ try:
     from sklearn.utils import check_array, check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import (
-        _check_sample_weight,
         check_is_fitted,
         column_or_1d,
         validate_data,
@@ -45,14 +44,10 @@ EXPECTED_FAILED_CHECKS = dict.fromkeys(
         "check_fit_idempotent",
         "check_regressor_data_not_an_array",
         "check_regressors_int",
-        "check_sample_weight_equivalence_on_dense_data",
         "check_supervised_y_2d",
     ),
     "compares two fits, and noise and batches of each are fresh",
-) | {
-    "check_classifiers_one_label_sample_weights": "as many rows as columns: the audit takes the "
-    "constants of the columns for rows, and refuses"
-}
+)
 """Of scikit-learn's `check_estimator`: those that cannot hold, with the reason."""
 
 _SET_BY = {
@@ -93,8 +88,6 @@ class _Estimator(BaseEstimator):
     name. They must not be read from the training rows."""
     categories: Any = ()
     """Columns whose values are hashed; those of arrays are called x0, x1, ..."""
-    weight_bound: Any = None
-    """Public bound of `sample_weight`, to which weights are clipped."""
     number_transform: Any = "both"
     """Of numbers: "none", "log1p", that is sign(x) log(1 + abs(x)), or curves of both."""
     model: Any = "linear"
@@ -106,13 +99,12 @@ class _Estimator(BaseEstimator):
     random_state: Any = None
     """Seed of the initial parameters alone. Noise and batches are always fresh."""
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    def fit(self, X: Any, y: Any) -> Any:
         """Trains on rows X, [rows, columns], with labels y, [rows]; returns this estimator.
 
         Args:
           X: Array or data frame of numbers and categories.
           y: Labels.
-          sample_weight: Weights >= 0 of rows in the loss, [rows]; by default all 1.
 
         Raises:
           ValueError: if what must be public is not declared, or the data do not fit it.
@@ -135,10 +127,6 @@ class _Estimator(BaseEstimator):
         labels, declared = self._labels(y)
         if len(labels) != count:
             raise ValueError(f"y has {len(labels)} labels and X has {count} rows")
-        rows = {"label": labels}
-        if sample_weight is not None:
-            rows["weight"] = self._weights(sample_weight, labels)
-            declared |= {"weight": "\0weight", "weight_bound": self.weight_bound}
         noise = {"non_private": True} if self.epsilon is None else {"target_epsilon": self.epsilon}
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         kind = SETTINGS[self.sampler]
@@ -147,7 +135,7 @@ class _Estimator(BaseEstimator):
         spec = RunSpec.of(sampler, **options, **noise, target_delta=self.delta, init_seed=seed)
         schema = self._schema(names, declared)
         model = DescribedClicks(PRESETS[self.model], schema, hash_seed=0)
-        rows |= model.encode(table)
+        rows = {"label": labels, **model.encode(table)}
         task = _Rows(model.sizes, schema, model.hash_seed, rows)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
@@ -189,20 +177,6 @@ class _Estimator(BaseEstimator):
     def _labels(self, y: Any) -> tuple[np.ndarray, dict[str, Any]]:
         """Returns labels as a store has them, and what `table_schema` takes of them."""
         raise NotImplementedError
-
-    def _weights(self, sample_weight: Any, labels: np.ndarray) -> np.ndarray:
-        weights = _check_sample_weight(
-            sample_weight, labels, dtype=np.float64, ensure_non_negative=True
-        )
-        if self.weight_bound is None:
-            raise ValueError(
-                "weight_bound must be given with sample_weight: the largest of the weights would "
-                "be that of a single row, which no guarantee covers"
-            )
-        bound = checked(self.weight_bound, float, "weight_bound")
-        if not 0 < bound < np.inf:
-            raise ValueError(f"weight_bound must be finite and > 0, got {bound}")
-        return np.minimum(weights / bound, 1).astype(np.float32)
 
     def _schema(self, names: list[str], declared: Mapping[str, Any]) -> Schema:
         if unknown := [name for name in self.categories if name not in names]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +50,6 @@ class Refinement(abc.ABC):
         """The calibration of `RunSpec` that it is, by which a run chooses its sums."""
         return "platt"
 
-    by_default: ClassVar[bool] = True
-    """Whether runs that leave `RunSpec.calibration` open have it."""
-
     @abc.abstractmethod
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
         """Returns what the sums read of one row, given the released parameters; once for each."""
@@ -91,52 +88,6 @@ class Refinement(abc.ABC):
         """Returns what a report says of the last state: scalars by name; nothing by default."""
         del state
         return {}
-
-
-@dataclass(frozen=True)
-class Weighted(Refinement):
-    """The same refinement of weighted rows: each vector is multiplied by its row's weight.
-
-    Attributes:
-      of: The refinement of rows without weights.
-      weight: example -> weight; below 0 it counts as 0, above 1 as 1.
-    """
-
-    of: Refinement
-    weight: Callable[[PyTree], Any]
-
-    by_default: ClassVar[bool] = False
-    """Small weights are lost in the sums' noise, and the weights are private."""
-
-    @property
-    def kind(self) -> str:
-        """That of the refinement of rows without weights."""
-        return self.of.kind
-
-    def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns what is read of a row, and its weight."""
-        weight = jnp.clip(jnp.asarray(self.weight(example), jnp.float32), 0, 1)
-        return {"row": self.of.reads(params, example), "weight": weight}
-
-    def start(self) -> PyTree:
-        """Returns the state before the first sum."""
-        return self.of.start()
-
-    def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the vector of a row, times its weight."""
-        return row["weight"] * self.of.statistic(state, row["row"])
-
-    def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns the state after a release."""
-        return self.of.fold(state, mean)
-
-    def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the refined parameters."""
-        return self.of.apply(params, state)
-
-    def summary(self, state: PyTree) -> Mapping[str, Any]:
-        """Returns what a report says of the last state."""
-        return self.of.summary(state)
 
 
 class Refined(NamedTuple):

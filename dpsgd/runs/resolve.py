@@ -427,8 +427,6 @@ def _with_calibration(
         hidden, see = " for such labels", " (see dpsgd.runs.task.Task)"
         of = hidden if hasattr(task, "calibration") else see
         why = f"the task, a {type(task).__name__}, offers none{of}"
-    elif spec.calibration is None and not offered.by_default:
-        why = f"it must be asked for here (calibration {kind})"
     elif spec.calibration not in (None, kind):
         why = f"the task, a {type(task).__name__}, offers {kind}"
     else:

@@ -86,16 +86,12 @@ class Fit:
         if not isinstance(model.task, ClickModels):
             raise ValueError(f"{model.path} is no model of clicks, of which alone this can be said")
         blocks = model.task.read(rows.data, split=rows.split)
-        target, weighted = model.task.schema.target, bool(model.task.schema.weight)
-        if weighted or not target.levels:
-            of = (
-                "is of rows with weights"
-                if weighted
-                else "predicts a label that has not two values"
-            )
+        target = model.task.schema.target
+        if not target.levels:
             raise ValueError(
-                f"{model.path} {of}: levels by group, and what privacy cost, are not shown; "
-                f"`dpsgd evaluate` has its {target.headline}, without --deciles, --by and --against"
+                f"{model.path} predicts a label that has not two values: levels by group, and what "
+                f"privacy cost, are not shown; `dpsgd evaluate` has its {target.headline}, without "
+                "--deciles, --by and --against"
             )
         scores = model.task.score(model.params, blocks, rows.by)
         return cls(name, scores, binary_metrics(scores.logits, scores.labels))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
 
 
 def class_metrics(
-    blocks: Iterable[tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, Any]],
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
 ) -> dict[str, float]:
     """Returns accuracy, log loss in nats and the number of rows.
 
@@ -20,23 +19,20 @@ def class_metrics(
     0.5
 
     Args:
-      blocks: Logits, float[rows, classes], and labels, int[rows], of some rows after others;
-        and weights, float[rows], or None, by default all 1.
+      blocks: Logits, float[rows, classes], and labels, int[rows], of some rows after others.
 
     Raises:
       ValueError: if there are no rows.
     """
-    right, loss, total, count = 0.0, 0.0, 0.0, 0
-    for logits, labels, *more in blocks:
-        weights = np.ones(labels.size) if not more or more[0] is None else more[0]
+    right, loss, count = 0, 0.0, 0
+    for logits, labels in blocks:
         found = np.array(logits, np.float64)
         found[~np.isfinite(found)] = np.nan
         of_labels = log_softmax(found, axis=1)[np.arange(labels.size), labels]
-        right += float(np.sum(weights * (found.argmax(axis=1) == labels)))
-        loss -= float(np.sum(weights * of_labels))
-        total += float(np.sum(weights, dtype=np.float64))
+        right += int(np.sum(found.argmax(axis=1) == labels))
+        loss -= float(np.sum(of_labels))
         count += labels.size
     if not count:
         raise ValueError("there are no rows to evaluate the model on")
-    accuracy = float("nan") if np.isnan(loss) else right / total
-    return {"accuracy": accuracy, "log_loss": loss / total, "num_examples": count}
+    accuracy = float("nan") if np.isnan(loss) else right / count
+    return {"accuracy": accuracy, "log_loss": loss / count, "num_examples": count}

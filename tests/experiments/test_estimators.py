@@ -62,13 +62,6 @@ def test_the_pickle_of_a_fitted_model_predicts_and_holds_neither_root_key_nor_ro
     np.testing.assert_array_equal(pickle.loads(data).predict(X), model.predict(X))
 
 
-def test_rows_of_weight_zero_do_not_train():
-    y = np.where(np.arange(60) % 2 == 0, Y, 1 - Y)
-    how = {**PUBLIC, "weight_bound": 2.0, "options": {"epochs": 100}}
-    model = DPClassifier(None, **how).fit(X, y, sample_weight=3.0 * (y == Y))
-    assert model.score(X, Y) > 0.9
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -85,9 +78,6 @@ def test_rows_of_weight_zero_do_not_train():
         ({"options": {"epoch": 2}}, "'epoch' is unknown"),
         ({"classes": (1,)}, "two classes or more are needed, got 1"),
         ({"bounds": "private"}, "bounds of 3 columns of numbers: one pair for all, "),
-        ({"weight_bound": None}, "weight_bound must be given with sample_weight"),
-        ({"weight_bound": -1.0}, "weight_bound must be finite and > 0"),
-        ({"weight_bound": "a"}, "weight_bound: str is not"),
         ({"options": {"target_delta": 1e-7}}, "options: target_delta is set by .* delta: "),
         ({"options": {"target_epsilon": 1.0}}, "options: target_epsilon is set by .* epsilon: "),
         ({"options": {"non_private": False}}, "options: non_private is set by .* epsilon: "),
@@ -114,9 +104,8 @@ def test_rows_of_weight_zero_do_not_train():
     ],
 )
 def test_what_is_not_declared_or_does_not_fit_is_refused(given, message):
-    weights = np.ones(60) if "weight_bound" in given else None
     with pytest.raises(ValueError, match=f"^{message}"):
-        clone(DPClassifier(3.0, **{**PUBLIC, **given})).fit(X, Y, sample_weight=weights)
+        clone(DPClassifier(3.0, **{**PUBLIC, **given})).fit(X, Y)
 
 
 @pytest.mark.parametrize(("kind", "second"), [(DPClassifier, 1e-5), (DPRegressor, (0, 100))])
@@ -193,7 +182,7 @@ def test_several_classes_and_numbers_are_learned_privately():
 )
 def test_scikit_learns_checks_hold_but_for_those_that_cannot(model, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where they leave folders
-    model.set_params(epsilon=8.0, bounds=(-10, 10), weight_bound=2.0)
+    model.set_params(epsilon=8.0, bounds=(-10, 10))
     found = check_estimator(model, expected_failed_checks=EXPECTED_FAILED_CHECKS, on_fail=None)
     assert [one["check_name"] for one in found if one["status"] == "failed"] == []
     expected = [one for one in found if one["expected_to_fail"]]

@@ -37,7 +37,6 @@ KINDS = {
     "binary": ("clicks", NETWORK, "--label y"),
     "classes": ("clicks", NETWORK, "--label kind --classes a,b,c"),
     "number": ("clicks", f"{NETWORK} --huber 2", "--label income --label-bounds 0:10"),
-    "weights": ("clicks", "--model linear --bins 2", "--label y --weight w --weight-bound 2"),
     "users": ("ratings", "--max-ratings 5", ""),
     "ratings": ("ratings", "--max-ratings 5 --rows ratings", ""),
     "text": ("text", TRANSFORMER, ""),

@@ -148,11 +148,6 @@ class PrepareCsv(FromFiles):
     label_bounds: str | None = None
     """Public bounds of a label that is a number, LOW:HIGH, to which it is clipped; never read from
     rows, which are private."""
-    weight: str = ""
-    """Column of the weights of rows, >= 0: by so much a row counts in the loss and in metrics."""
-    weight_bound: float = 1.0
-    """Public bound of the weights, to which they are clipped; never read from rows, which are
-    private. The guarantee is the same with weights and without."""
     categories: tuple[str, ...] = ()
     """Columns whose values are hashed: texts, integers, booleans or dates."""
     numbers: tuple[str, ...] = ()
@@ -185,7 +180,7 @@ class PrepareCsv(FromFiles):
         from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
         from experiments.tasks.splits import Split
 
-        names = "categories", "numbers", "buckets", "transform", "missing", "weight", "weight_bound"
+        names = "categories", "numbers", "buckets", "transform", "missing"
         how = {name: getattr(self, name) for name in names}
         how["bounds"] = _by_column("--bounds", self.bounds, ":", _ends, "LOW:HIGH", "[LOW, HIGH]")
         wanted = "VALUE,VALUE,...", '["VALUE", "VALUE", ...]'

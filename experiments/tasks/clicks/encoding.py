@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from experiments.tasks.clicks.schema import MISSING, Schema
-from experiments.tasks.clicks.store import LABELS, Columns, Store, empty_columns
+from experiments.tasks.clicks.store import Columns, Store, empty_columns
 from experiments.tasks.clicks.writer import write_blocks
 from experiments.tasks.splitmix import GOLDEN, mix
 from experiments.tasks.splits import Split
@@ -86,8 +86,7 @@ class Format(abc.ABC):
         """Return the columns of a store for a batch of rows: column name to values.
 
         Numbers become ``Schema.transformed`` of themselves, categories their hashed ids or the
-        places of their declared values, and what is missing becomes 0. Without a `label` there are
-        no weights.
+        places of their declared values, and what is missing becomes 0.
 
         Raises:
             ColumnError: names the first column that cannot be read, and its first such row.
@@ -95,11 +94,9 @@ class Format(abc.ABC):
         schema, kinds = self.schema, self.kinds
         columns = empty_columns(schema, len(next(iter(batch.values()))))
         if label is None:
-            columns = {name: x for name, x in columns.items() if name not in LABELS}
+            del columns["label"]
         else:
             columns["label"][:] = kinds[label].decode(batch[label], label).values
-            if column := schema.weight:
-                columns["weight"][:] = kinds[column].decode(batch[column], column).values
         for j, name in enumerate(schema.integers):
             values, missing = kinds[name].decode(batch[name], name)
             columns["integers"][:, j] = np.where(missing, 0, schema.transformed(values))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpsgd.models.predictions import predictions
-from experiments.tasks.clicks.store import LABELS, Columns
+from experiments.tasks.clicks.store import Columns
 from experiments.tasks.clicks.target import Target
 
 PyTree = Any
@@ -25,8 +25,6 @@ class Scores(NamedTuple):
     """[rows], as a store has them."""
     ids: np.ndarray
     """The values of one categorical column, hashed: int32[rows]; or none."""
-    weights: np.ndarray | None = None
-    """float32[rows], if rows have weights."""
 
 
 def score(
@@ -38,23 +36,19 @@ def score(
     """Returns what (params, example) -> logits says of labelled rows, read once, block by block.
 
     Raises:
-      ValueError: if there are no rows, or none has weight.
+      ValueError: if there are no rows.
     """
     params, compiled = jax.device_put(params), _of_rows(logit_fn)
-    logits, labels, weights, ids = [], [], [], [np.zeros(0, np.int32)]
+    logits, labels, ids = [], [], [np.zeros(0, np.int32)]
     for block in blocks:
-        features = {name: column for name, column in block.items() if name not in LABELS}
+        features = {name: column for name, column in block.items() if name != "label"}
         logits.append(predictions(compiled, params, features))
         labels.append(np.asarray(block["label"]))
-        weights += [np.asarray(block["weight"])] if "weight" in block else []
         if category is not None:
             ids.append(np.asarray(block["categories"][:, category]))
     if not labels:
         raise ValueError("there are no rows to evaluate the model on")
-    of_rows = np.concatenate(weights) if weights else None
-    if of_rows is not None and not of_rows.any():
-        raise ValueError("the rows have no weight: no metric is defined")
-    return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids), of_rows)
+    return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids))
 
 
 def evaluate(
@@ -69,7 +63,7 @@ def evaluate(
       ValueError: if there are no rows.
     """
     scores = score(logit_fn, params, blocks)
-    return target.metrics(scores.logits, scores.labels, scores.weights)
+    return target.metrics(scores.logits, scores.labels)
 
 
 @functools.lru_cache(maxsize=8)

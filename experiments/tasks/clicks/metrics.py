@@ -26,28 +26,26 @@ class BinaryMetrics:
     num_positives: int
 
 
-def auc(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     """Returns the exact area under the ROC curve by the Mann-Whitney statistic.
 
-    It is the weight of pairs of a positive and a negative in the right order over that of all
-    pairs; a tied pair counts one half, and the weight of a pair is the product of its rows'. NaN,
-    as it is undefined, where one class is absent or a logit (float[n]) is not finite.
+    It is the share of pairs of a positive and a negative in the right order; a tied pair counts one
+    half. NaN, as it is undefined, where one class is absent or a logit (float[n]) is not finite.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
     0.875
     """
     positive = np.asarray(labels) == 1
-    w = np.ones(positive.size) if weights is None else np.asarray(weights, np.float64)
-    if not (w[positive].any() and w[~positive].any() and np.isfinite(logits).all()):
+    if positive.all() or not positive.any() or not np.isfinite(logits).all():
         return float("nan")
     _, place = np.unique(logits, return_inverse=True)
-    above, below = np.bincount(place, w * positive), np.bincount(place, w * ~positive)
+    above, below = np.bincount(place, positive), np.bincount(place, ~positive)
     ordered = np.sum(above * (np.cumsum(below) - below / 2))
     return float(ordered / (above.sum() * below.sum()))
 
 
-def log_loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Returns the (weighted) mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats.
+def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats.
 
     It is undefined, NaN, where a logit is not finite: what a model that diverged says of a row is
     no probability.
@@ -55,15 +53,15 @@ def log_loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None 
     z = np.asarray(logits, np.float64)
     if not np.isfinite(z).all():
         return float("nan")
-    return float(np.average(np.logaddexp(0.0, z) - np.asarray(labels) * z, weights=weights))
+    return float(np.mean(np.logaddexp(0.0, z) - np.asarray(labels) * z))
 
 
-def base_rate_entropy(labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+def base_rate_entropy(labels: np.ndarray) -> float:
     """Returns -y log y - (1 - y) log(1 - y), y the mean of `labels` (0 or 1, [n]), in nats.
 
     It is the log loss of always predicting the base rate: 0 where one class is absent.
     """
-    rate = np.average(labels, weights=weights)
+    rate = np.mean(labels)
     return float(entr(rate) + entr(1.0 - rate))
 
 
@@ -71,9 +69,8 @@ def expected_calibration_error(
     probabilities: np.ndarray,
     labels: np.ndarray,
     bins: int = 15,
-    weights: np.ndarray | None = None,
 ) -> float:
-    """Returns sum_b |sum_{i in b} w_i (p_i - y_i)| / sum_i w_i over `bins` equal bins of p.
+    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over `bins` equal bins of p.
 
     It is undefined, NaN, where a probability is.
 
@@ -82,18 +79,14 @@ def expected_calibration_error(
     if np.isnan(probabilities).any():
         return float("nan")
     bin_of = np.minimum((probabilities * bins).astype(np.int64), bins - 1)
-    w = np.ones(probabilities.size) if weights is None else weights
-    gaps = np.bincount(bin_of, weights=w * (probabilities - labels), minlength=bins)
-    return float(np.abs(gaps).sum() / w.sum())
+    gaps = np.bincount(bin_of, weights=probabilities - labels, minlength=bins)
+    return float(np.abs(gaps).sum() / probabilities.size)
 
 
-def binary_metrics(
-    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-) -> BinaryMetrics:
+def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
     """Returns every metric of the model's `logits` (float[n]) against `labels` (0 or 1, [n]).
 
-    With `weights` (float[n]) all are weighted but counts. All are undefined, NaN, where a logit is
-    not finite.
+    All but counts are undefined, NaN, where a logit is not finite.
 
     Raises:
       ValueError: if there are no rows, or not as many logits as labels.
@@ -105,15 +98,14 @@ def binary_metrics(
             f"metrics need equally many logits and labels, got {z.shape} and {y.shape}"
         )
     probabilities = expit(np.where(np.isfinite(z), z, np.nan))
-    w = np.ones(y.size) if weights is None else np.asarray(weights, np.float64)
-    observed, loss, entropy = (w * y).sum(), log_loss(z, y, w), base_rate_entropy(y, w)
-    predicted, no_ratio = float((w * probabilities).sum()), float("nan")
+    observed, loss, entropy = y.sum(), log_loss(z, y), base_rate_entropy(y)
+    predicted, no_ratio = float(probabilities.sum()), float("nan")
     return BinaryMetrics(
-        auc=auc(z, y, w),
+        auc=auc(z, y),
         log_loss=loss,
         normalised_entropy=loss / entropy if entropy else no_ratio,
         predicted_over_observed=predicted / float(observed) if observed else no_ratio,
-        expected_calibration_error=expected_calibration_error(probabilities, y, weights=w),
+        expected_calibration_error=expected_calibration_error(probabilities, y),
         num_examples=z.size,
         num_positives=int(y.sum()),
     )

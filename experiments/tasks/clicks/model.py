@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from dpsgd.engine.modules import split_module
-from dpsgd.engine.queries import Refinement, Weighted
+from dpsgd.engine.queries import Refinement
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 
@@ -165,21 +165,13 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     target, (_, logit) = schema.target.robust(config.huber), shaped(config, schema)
 
     def loss(params: PyTree, example: PyTree) -> jax.Array:
-        found = target.loss(logit(params, example), example["label"])
-        return found * example["weight"] if schema.weight else found
+        return target.loss(logit(params, example), example["label"])
 
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
         return target.predict(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
     rescaled = functools.partial(_rescaled, config.embedding_dim)
-    calibration = target.calibration(logit, rescaled)
-    if schema.weight:
-        calibration = Weighted(calibration, _weight)
-    return PureFunctions(loss, logit, predict, calibration)
-
-
-def _weight(example: PyTree) -> jax.Array:
-    return example["weight"]
+    return PureFunctions(loss, logit, predict, target.calibration(logit, rescaled))
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:

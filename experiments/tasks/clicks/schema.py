@@ -119,10 +119,6 @@ class Schema:
     """Texts of the label that mean 0, 1, ..., as they were declared; none where it is 0 or 1."""
     label_bounds: tuple[float, ...] = ()
     """Public (low, high) of a label that is a number, to which it is clipped."""
-    weight: str = ""
-    """Column of the weights of rows in a file; empty where all weigh the same."""
-    weight_bound: float = 1.0
-    """Public bound W of the weights, to which they are clipped: a store has them divided by it."""
     bounds: tuple[tuple[float, ...] | None, ...] = ()
     """Public (low, high) of each number, None for one without; empty if none has any."""
     values: tuple[tuple[str, ...] | None, ...] = ()
@@ -141,10 +137,6 @@ class Schema:
                 said = f"{columns} {kind} columns but {what.format(given)}"
                 raise ValueError(f"schema {self.name!r} has {said}")
         _ = self.target  # refused before anything is read
-        if not 0 < self.weight_bound < math.inf:
-            raise ValueError(
-                f"the bound of weights must be finite and > 0, got {self.weight_bound}"
-            )
         for column, count in zip(self.categories, self.buckets, strict=True):
             if (values := self.declared.get(column)) is None:
                 check_power_of_two(f"bucket count of {column}", count)

@@ -1,10 +1,9 @@
 """A columnar store of labelled rows: memory-mapped ``.npy`` shards and a ``manifest.json``.
 
-Columns, all with rows first: "label" [n], of the type of the schema's target; "weight"
-float32 [n] in [0, 1], where rows have weights; "integers" float32 [n, I], already transformed, 0
-where missing; "integers_missing" bool [n, I]; "categories" int32 [n, C], hashed ids, 0 where
-missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a range of rows, one file per
-column.
+Columns, all with rows first: "label" [n], of the type of the schema's target; "integers"
+float32 [n, I], already transformed, 0 where missing; "integers_missing" bool [n, I]; "categories"
+int32 [n, C], hashed ids, 0 where missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a
+range of rows, one file per column.
 
 :mod:`experiments.tasks.clicks.writer` writes one.
 """
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from dpsgd.files import DAMAGED, parse_json
-from dpsgd.removed import NOTICE
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
 
@@ -33,11 +31,8 @@ Columns = dict[str, np.ndarray]
 Splits = Mapping[str, tuple[int, int]]
 """Split name to its range of rows, first (included) and last (excluded)."""
 
-LABELS = ("label", "weight")
-"""Columns of labelled rows that a model does not read."""
-
 FORMAT = "dpsgd-columns"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 INTEGER_TRANSFORMS = {
     "log1p": "sign(x) * log1p(abs(x)); missing = 0",
@@ -55,7 +50,6 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
     """Return the dtype and the width (None for a vector) of each column of a store of `schema`."""
     return {
         "label": (np.dtype(schema.target.dtype), None),
-        **({"weight": (np.dtype("<f4"), None)} if schema.weight else {}),
         "integers": (np.dtype("<f4"), len(schema.integers)),
         "integers_missing": (np.dtype(bool), len(schema.integers)),
         "categories": (np.dtype("<i4"), len(schema.categories)),
@@ -222,11 +216,6 @@ class Store:
                 raise StoreError(
                     f"{path} is a store of version {manifest.get('version')!a:.20}, and this "
                     f"program reads version {VERSION}; prepare the data again"
-                )
-            if manifest.get("released") is not None:
-                raise StoreError(
-                    f"{path} has bounds or values read from private rows, {NOTICE}; prepare the "
-                    "data again with public ones"
                 )
             given = {name: checked(manifest.get(name), kind, name) for name, kind in _KINDS.items()}
             store = cls(

@@ -61,10 +61,8 @@ class Target(abc.ABC):
         """Returns the predictions of rows: float32[rows], or float32[rows, outputs]."""
 
     @abc.abstractmethod
-    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
+    def metrics(self, logits: Array, labels: Array) -> Metrics:
         """Returns figures of merit of rows; NaN where one is undefined, as where training diverged.
-
-        Weights, by default all 1, are at least 0, and some of them above.
 
         Raises:
           ValueError: if there are no rows.
@@ -86,7 +84,8 @@ class Target(abc.ABC):
 
     def problem(self, labels: Iterable[Array]) -> str:
         """Returns why rows with these labels have no `metrics`; empty if they have."""
-        return "" if any(block.size for block in labels) else "have no weight"
+        del labels
+        return ""
 
     @abc.abstractmethod
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
@@ -118,11 +117,11 @@ class Binary(Target):
 
         return jax.nn.sigmoid(logits)
 
-    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
+    def metrics(self, logits: Array, labels: Array) -> Metrics:
         """Returns those of `BinaryMetrics`."""
         from experiments.tasks.clicks.metrics import binary_metrics
 
-        return vars(binary_metrics(logits, labels, weights))
+        return vars(binary_metrics(logits, labels))
 
     def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns zeros and ones."""
@@ -176,11 +175,11 @@ class Classes(Target):
 
         return jax.nn.softmax(logits)
 
-    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
+    def metrics(self, logits: Array, labels: Array) -> Metrics:
         """Returns accuracy and log loss."""
         from experiments.tasks.classes import class_metrics
 
-        return class_metrics([(logits, labels, weights)] if labels.size else [])
+        return class_metrics([(logits, labels)] if labels.size else [])
 
     def generated(self, rng: np.random.Generator, count: int) -> Array:
         """Returns uniform classes."""
@@ -263,13 +262,13 @@ class Number(Target):
         middle, half = self._middle_and_half
         return jnp.clip(middle + 0.5 * half * logits, *self.bounds)
 
-    def metrics(self, logits: Array, labels: Array, weights: Array | None = None) -> Metrics:
+    def metrics(self, logits: Array, labels: Array) -> Metrics:
         """Returns root mean squared, mean absolute and mean error, of predictions less labels."""
         off = np.asarray(self.predict(logits), np.float64) - labels
         return {
-            "rmse": float(np.sqrt(np.average(off**2, weights=weights))),
-            "mae": float(np.average(np.abs(off), weights=weights)),
-            "mean_error": float(np.average(off, weights=weights)),
+            "rmse": float(np.sqrt(np.mean(off**2))),
+            "mae": float(np.mean(np.abs(off))),
+            "mean_error": float(np.mean(off)),
             "num_examples": labels.size,
         }
 

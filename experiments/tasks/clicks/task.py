@@ -63,7 +63,7 @@ class ClickModels(Models):
           ValueError: if the data cannot be read, or are not such as the model reads.
         """
         from experiments.tasks.clicks.formats import format_of
-        from experiments.tasks.clicks.store import LABELS, Store
+        from experiments.tasks.clicks.store import Store
 
         if not path.is_dir():
             if split is not None:
@@ -76,9 +76,8 @@ class ClickModels(Models):
         for name in splits:
             store.rows(name)  # there is such a split
         store.verify()
-        left_out = () if labelled else LABELS
         return (
-            {column: x for column, x in block.items() if column not in left_out}
+            {column: x for column, x in block.items() if labelled or column != "label"}
             for name in splits
             for block in store.blocks(name)
         )
@@ -310,10 +309,7 @@ class Clicks(HeldOut, ClickModels):
             if (why := self.store.schema_mismatch(other.schema, other.hash_seed)) is not None:
                 raise ValueError(f"{self.data} {why}")
         for split in ("validation", "test") if Processes.current().first else ():
-            labels = (
-                block["label"][block["weight"] > 0] if self.schema.weight else block["label"]
-                for block in self.store.blocks(split)
-            )
+            labels = (block["label"] for block in self.store.blocks(split))
             if why := self.schema.target.problem(labels):
                 raise ValueError(f"{self.data}: the {split} rows {why}; prepare more rows")
 

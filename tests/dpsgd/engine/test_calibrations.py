@@ -1,4 +1,4 @@
-"""Every calibration, of rows with weights and without: its sensitivity, and which rows count.
+"""Every calibration: its sensitivity, and which rows count.
 
 A new one gets all of this by one entry of `KINDS`.
 """
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import Affine, Mechanism, Platt, Refinement, RootKey, Temperature, Weighted, refine
+from dpsgd import Affine, Mechanism, Platt, Refinement, RootKey, Temperature, refine
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import affine, platt, temperature
 from dpsgd.engine.queries import sums_run
@@ -26,10 +26,6 @@ def value(params, example):
 
 def label(example):
     return example["y"]
-
-
-def weight(example):
-    return example["w"]
 
 
 def vector(params, *found):
@@ -57,19 +53,16 @@ class Kind:
     spread: float = 2.0
     """Of what it says."""
 
-    def made(self, weighted):
-        return Weighted(self.of, weight) if weighted else self.of
-
     def rows(self, rng):
-        """Rows from which a fit can be told, of weight 1."""
+        """Rows from which a fit can be told."""
         z = (self.spread * rng.normal(size=(N, *self.width))).astype(np.float32)
-        return {"z": z, "y": self.labels(rng, z), "w": np.ones(N, np.float32)}
+        return {"z": z, "y": self.labels(rng, z)}
 
     def wild(self, rng):
-        """Rows of any numbers, and weights below 0 and above 1."""
+        """Rows of any numbers."""
         z = numbers(rng, N, *self.width) + rng.choice([-9, 0, 9], (N, *self.width))
         z = z.astype(np.float32)
-        return {"z": z, "y": rng.permutation(self.labels(rng, z)), "w": numbers(rng, N)}
+        return {"z": z, "y": rng.permutation(self.labels(rng, z))}
 
     @property
     def size(self):
@@ -89,12 +82,12 @@ class Kind:
         drawn = scale * rng.normal(size=(100, self.sums, self.size))
         return jax.jit(jax.vmap(ends))(drawn.astype(np.float32))
 
-    def fitted(self, data, weighted=True):
+    def fitted(self, data):
         count = len(data["y"])
         sums = FullSums(self.sums, 1e-6, self.most)
         mechanism = Mechanism(Poisson(count, 10), 1.0, 1.0, full_sums=sums)
         root = RootKey.from_insecure_seed(0)
-        return np.asarray(refine(self.made(weighted), mechanism, (), data, root=root).params)
+        return np.asarray(refine(self.of, mechanism, (), data, root=root).params)
 
 
 def one_of_two(rng, z):
@@ -123,22 +116,19 @@ KINDS = {
     ),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-each_weighting = pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 
 
 @each_kind
-@each_weighting
-def test_no_vector_of_a_row_is_longer_than_the_norm_that_it_is_clipped_to(kind, weighted):
+def test_no_vector_of_a_row_is_longer_than_the_norm_that_it_is_clipped_to(kind):
     rng = np.random.default_rng(0)
-    refinement, data = kind.made(weighted), kind.wild(rng)
-    assert weighted == (refinement is not kind.of)
+    data = kind.wild(rng)
     states = [kind.of.start()[None], *(kind.folded(rng, scale)[:40] for scale in (0.1, 10.0))]
 
     @jax.jit
     @jax.vmap
     def norms(state):
-        read = jax.vmap(refinement.reads, (None, 0))((), data)
-        found = jax.vmap(refinement.statistic, (None, 0))(state, read)
+        read = jax.vmap(kind.of.reads, (None, 0))((), data)
+        found = jax.vmap(kind.of.statistic, (None, 0))(state, read)
         return jnp.linalg.norm(found.astype(jnp.float32), axis=1)
 
     found = np.asarray(norms(jnp.concatenate(states)))
@@ -147,11 +137,10 @@ def test_no_vector_of_a_row_is_longer_than_the_norm_that_it_is_clipped_to(kind, 
 
 
 @each_kind
-@each_weighting
-def test_no_row_is_clipped(kind, weighted):
+def test_no_row_is_clipped(kind):
     sums = FullSums(1, 1.0, kind.most)
     mechanism = Mechanism(Poisson(N, 10), 1.0, 1.0, full_sums=sums).of_sums()
-    run = sums_run(kind.made(weighted), mechanism, (), kind.wild(np.random.default_rng(1)))
+    run = sums_run(kind.of, mechanism, (), kind.wild(np.random.default_rng(1)))
     _, counted = jax.jit(run.algorithm.clipped_sum)(
         run.state.params, run.rows, jnp.ones(N), mechanism.scales()
     )
@@ -159,33 +148,21 @@ def test_no_row_is_clipped(kind, weighted):
 
 
 @each_kind
-def test_a_row_counts_by_its_weight(kind):
-    rng = np.random.default_rng(2)
-    data, times = kind.rows(rng), rng.integers(1, 5, N)
-    data["y"] = np.where(times > 2, data["y"], rng.permutation(data["y"]))
-    found = kind.fitted(data | {"w": (times / 4).astype(np.float32)})
-    repeated = {name: np.repeat(column, times, axis=0) for name, column in data.items()}
-    np.testing.assert_allclose(found, kind.fitted(repeated, weighted=False), atol=0.01)
-    assert np.abs(found - kind.fitted(data, weighted=False)).max() > 0.03
-
-
-@each_kind
-def test_a_row_without_weight_class_or_number_counts_for_nothing(kind):
+def test_a_row_without_class_or_number_counts_for_nothing(kind):
     rng = np.random.default_rng(3)
     data = kind.rows(rng)
     gone = {name: column.copy() for name, column in data.items()}
-    data["w"][:50] = rng.choice([0, -3, np.nan], 50)
-    data["z"][50:90] = np.nan
-    absent = 90
+    data["z"][:40] = np.nan
+    absent = 40
     if data["y"].dtype == np.int32:
-        absent = 120
-        data["y"][90:absent] = rng.choice([-1, *kind.width, 2**31 - 1, -(2**31)], 30)
+        absent = 70
+        data["y"][40:absent] = rng.choice([-1, *kind.width, 2**31 - 1, -(2**31)], 30)
     gone["z"][:absent] = np.nan
     found = kind.fitted(data)
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found, kind.fitted(gone), atol=1e-4)
     left = {name: column[absent:] for name, column in data.items()}
-    np.testing.assert_allclose(found, kind.fitted(left, weighted=False), atol=0.05)
+    np.testing.assert_allclose(found, kind.fitted(left), atol=0.05)
 
 
 @each_kind

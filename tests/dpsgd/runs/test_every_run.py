@@ -52,7 +52,7 @@ KINDS = {
     "decay": (line, {**BANDS, "average_decay": 0.5}),
     "own sampler": (line, {"sampler": COINS}),
     "platt": (calibrated, {"clipping": "automatic", "calibration": "platt", "average_tail": 0.5}),
-    "weighted classes": (kinds, {"calibration": "temperature"}),
+    "classes": (kinds, {"calibration": "temperature"}),
     "lazy average": (words, {**LAZY, "average_tail": 0.5}),
     "table": (words, {"train": "tab"}),
 }

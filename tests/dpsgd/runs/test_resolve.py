@@ -16,7 +16,6 @@ from tiny_task import (
     calibrated,
     config_of,
     few_rows_are_calibrated,
-    kinds,
     line,
     words,
 )
@@ -470,15 +469,6 @@ def test_private_runs_are_calibrated_where_it_is_offered_and_pays(
         with pytest.raises(ValueError, match=f"^calibration .*: .*{why}") as refused:
             chosen(config_of(**options, calibration="platt"), task)
         assert "\n" not in str(refused.value)
-
-
-def test_weighted_rows_are_calibrated_where_it_is_asked_for_alone():
-    lines = []
-    with few_rows_are_calibrated():
-        found, _ = chosen(config_of(), kinds, progress=lines.append)
-        asked, _ = chosen(config_of(calibration="temperature"), kinds)
-    assert (found.calibration, asked.calibration) == ("none", "temperature")
-    assert "no calibration: it must be asked for here (calibration temperature)" in lines
 
 
 @pytest.mark.parametrize("target", [{"target_epsilon": 3.0}, {"target_advantage": 0.4}])

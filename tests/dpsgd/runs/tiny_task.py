@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import RunSpec, Temperature, Weighted, run
+from dpsgd import RunSpec, Temperature, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import affine, platt, temperature
 from dpsgd.engine.queries import Refinement
@@ -119,7 +119,7 @@ class Calibrated(Line):
 
 @dataclass(frozen=True)
 class Kinds(Line):
-    """Points of one of several classes, by their largest coordinate, with weights; calibrated."""
+    """Points of one of several classes, by their largest coordinate; calibrated."""
 
     def init(self, seed):
         return super().init(seed) | {"b": np.zeros(self.width, np.float32)}
@@ -129,10 +129,10 @@ class Kinds(Line):
 
     def loss(self, params, example):
         found = jax.nn.log_softmax(self.logits(params, example))
-        return -example["weight"] * found[example["y"]]
+        return -found[example["y"]]
 
     def calibration(self):
-        return Weighted(Temperature(self.logits, _class, _rescaled), _weight)
+        return Temperature(self.logits, _class, _rescaled)
 
     def metrics(self, params):
         public = self._points(7, 50)
@@ -143,15 +143,11 @@ class Kinds(Line):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(count, self.width)).astype(np.float32)
         kinds = (2 * x + rng.gumbel(size=x.shape)).argmax(axis=1).astype(np.int32)
-        return {"x": x, "y": kinds, "weight": rng.uniform(size=count).astype(np.float32)}
+        return {"x": x, "y": kinds}
 
 
 def _class(example):
     return example["y"]
-
-
-def _weight(example):
-    return example["weight"]
 
 
 def _rescaled(params, a):

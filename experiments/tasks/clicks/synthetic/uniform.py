@@ -13,7 +13,7 @@ def uniform_rows(schema: Schema, count: int) -> Columns:
     rng = np.random.default_rng(0)
     shape = count, len(schema.integers)
     missing = rng.random(shape) < 0.2
-    columns = {
+    return {
         "label": schema.target.generated(rng, count),
         "integers": np.where(missing, 0, rng.uniform(0, 12, shape)).astype(np.float32),
         "integers_missing": missing,
@@ -21,6 +21,3 @@ def uniform_rows(schema: Schema, count: int) -> Columns:
             0, schema.buckets, (count, len(schema.buckets)), endpoint=True
         ).astype(np.int32),
     }
-    if schema.weight:
-        columns["weight"] = rng.random(count, np.float32)
-    return columns

@@ -41,8 +41,6 @@ def table_schema(
     missing: Sequence[str] = (),
     classes: Sequence[str] = (),
     label_bounds: Sequence[float] = (),
-    weight: str = "",
-    weight_bound: float = 1.0,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     values: Mapping[str, Sequence[str]] | None = None,
 ) -> Schema:
@@ -58,8 +56,6 @@ def table_schema(
         missing: Texts that stand for a missing value, beside the empty one.
         classes: Texts of the label that mean 0, 1, ..., where it is not zeros and ones.
         label_bounds: Public (low, high) of a label that is a number.
-        weight: Column of the weights of rows, if any.
-        weight_bound: Public bound to which these are clipped.
         bounds: Public (low, high) of numbers, by column.
         values: Public values of categories, by column: they are not hashed, and all others are
             missing.
@@ -68,12 +64,12 @@ def table_schema(
         ValueError: a column is named twice, or none is a feature; or the buckets, bounds or values
             do not fit.
     """
-    names = [label, *([weight] if weight else []), *categories, *numbers]
+    names = [label, *categories, *numbers]
     if not label:
         raise ValueError("--label must name a column")
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(
-            f"{', '.join(twice)}: a column is label, weight, a category or a number, and named once"
+            f"{', '.join(twice)}: a column is the label, a category or a number, and named once"
         )
     if not categories and not numbers:
         raise ValueError("name the columns to learn from: --categories, --numbers or both")
@@ -100,8 +96,6 @@ def table_schema(
         missing=tuple(missing),
         classes=tuple(classes),
         label_bounds=tuple(label_bounds),
-        weight=weight,
-        weight_bound=weight_bound,
         bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
         values=tuple(values.get(name) for name in categories) if values else (),
     )
@@ -189,8 +183,7 @@ class TableFormat(Format):
 
     def _wanted(self, labelled: bool) -> list[str]:
         """Return the columns that are read."""
-        weight = [self.schema.weight] if self.schema.weight else []
-        return [*([self.schema.label, *weight] if labelled else []), *self.features]
+        return [*([self.schema.label] if labelled else []), *self.features]
 
     def _blocks(self, files: Sequence[TableFile], labelled: bool) -> Iterator[Columns]:
         """Yield the rows of files, one after the other; some have to have rows."""

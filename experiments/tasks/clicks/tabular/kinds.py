@@ -2,7 +2,6 @@
 
 - the label: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or two or more
   texts, integers or dates that were declared; or a number, clipped to its bounds; never missing;
-- a weight: a number that is at least 0; never missing;
 - a number: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
 - a category: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
   false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
@@ -43,9 +42,7 @@ _SPELLED_ONE_WAY = (
 
 def kinds_of(schema: Schema) -> dict[str, Kind]:
     """Return what each column of a table holds."""
-    weights = {schema.weight: Weight(schema.weight_bound)} if schema.weight else {}
     return {
-        **weights,
         schema.label: Clipped(*ends) if (ends := schema.label_bounds) else Label(schema.classes),
         **dict.fromkeys(schema.integers, Number(schema.missing, schema.transform != "none")),
         **{name: Category(schema.missing, schema.declared.get(name)) for name in schema.categories},
@@ -121,19 +118,6 @@ class Clipped(Kind):
         values, missing = Number((), True, wanted := "a finite number").decode(array, column)
         _refuse(missing, _plain(array), column, wanted)
         return Decoded(np.clip(values, self.low, self.high), missing)
-
-
-@dataclass(frozen=True)
-class Weight(Kind):
-    """Finite numbers >= 0, none missing, over a public bound; at most 1."""
-
-    bound: float
-
-    def decode(self, array: pa.Array, column: str) -> Decoded:
-        """Return the weights in [0, 1]."""
-        values, missing = Number((), True, wanted := "a weight >= 0").decode(array, column)
-        _refuse(missing | (values < 0), _plain(array), column, wanted)
-        return Decoded(np.minimum(values / self.bound, 1), missing)
 
 
 @dataclass(frozen=True)

@@ -402,17 +402,14 @@ A, C = {"numbers": ("a",)}, {"categories": ("a",)}
 ENDS = ((1, 0), (0,), (0, math.inf), (0, math.nan), (-3e38, 3.5e38), (1e8, 1e8 + 1))
 REFUSED = {
     "name the columns to learn from": [{}],
-    "y: a column is label, weight, a category": [{"categories": ("y",)}],
-    "a: a column is label": [A | C, {"numbers": ("a", "a")}, A | {"weight": "a"}],
+    "y: a column is the label, a category": [{"categories": ("y",)}],
+    "a: a column is the label": [A | C, {"numbers": ("a", "a")}],
     "one for each of the 3 categories": [{"categories": ("a", "b", "c"), "buckets": (8, 8)}],
     "bucket count of a must be a power of two": [C | {"buckets": (12,)}],
     "different texts of the label are declared": [
         C | {"classes": classes} for classes in (("b",), ("b", "b"), ("b", ""), ("b", "c", "b"))
     ],
     "bounds of the label .* must be finite": [C | {"label_bounds": ends} for ends in ENDS],
-    "bound of weights": [
-        A | {"weight": "w", "weight_bound": bound} for bound in (0.0, -1.0, math.inf, math.nan)
-    ],
     "values or bounds": [A | {"label_bounds": (0, 1), "classes": ("a", "b")}],
     "columns of numbers, not for b": [A | {"bounds": {"b": (0, 1)}}],
     "bounds of a must be finite, low:high, n": [A | {"bounds": {"a": (1, 0)}}],

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import sklearn.metrics as reference
 
-from dpsgd import FullSums, RunSpec, Weighted, load_exported
+from dpsgd import FullSums, RunSpec, load_exported
 from dpsgd.audit.conformance import check_task
 from dpsgd.engine import affine, platt, temperature
 from dpsgd.runs.run import Run
@@ -23,7 +23,7 @@ from experiments import cli
 from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.sizes import ModelConfig
-from experiments.tasks.clicks.store import LABELS, Store
+from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.clicks.target import Binary, Classes, Number
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
@@ -47,7 +47,6 @@ class Kind:
     """A metric, and the range in which it lies after training without noise."""
     most_gradient: float
     """Of the loss, by the logits."""
-    weights: np.ndarray | None = None
     learned: tuple = ()
     """Options of `train`."""
 
@@ -83,30 +82,17 @@ KINDS = {
         columns=("prediction",),
         good=("rmse", (0, 9)),
         most_gradient=2.0,
+        learned=("--huber", "20"),
     ),
 }
-KINDS["weighted"] = dataclasses.replace(
-    KINDS["number"],
-    options=(*KINDS["number"].options, "--weight", "w", "--weight-bound", "4"),
-    settings={**KINDS["number"].settings, "weight": "w", "weight_bound": 4.0},
-    weights=np.arange(N) % 7,
-    learned=("--huber", "20"),
-)
-KINDS["weighted classes"] = dataclasses.replace(
-    KINDS["classes"],
-    options=(*KINDS["classes"].options, "--weight", "w", "--weight-bound", "6"),
-    settings={**KINDS["classes"].settings, "weight": "w", "weight_bound": 6.0},
-    weights=np.arange(N) % 7,
-)
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-def write(path, kind, label=None, weights=None):
+def write(path, kind, label=None):
     label = kind.label if label is None else label
-    weights = np.arange(N) % 7 if weights is None else weights
     with open(path, "w", newline="") as file:
-        rows = zip(range(N), X, np.arange(N) % 3, label, weights, strict=True)
-        csv.writer(file).writerows([("id", "x", "c", "y", "w"), *rows])
+        rows = zip(range(N), X, np.arange(N) % 3, label, strict=True)
+        csv.writer(file).writerows([("id", "x", "c", "y"), *rows])
     return path
 
 
@@ -144,9 +130,8 @@ def test_a_label_is_prepared_trained_evaluated_scored_and_exported(kind, extra, 
     np.testing.assert_allclose(np.array(scores, float)[:, 1:], said.reshape(N, -1), rtol=1e-5)
     run("report", out, "--out", tmp_path / "page.html")
     code = cli.main(["evaluate", str(out), str(store), "--deciles"])
-    shown = kind.target.levels and kind.weights is None
-    assert code == (0 if shown else 2)
-    assert shown or "are not shown" in capsys.readouterr().err
+    assert code == (0 if kind.target.levels else 2)
+    assert kind.target.levels or "are not shown" in capsys.readouterr().err
     audit = ["audit", "sampler:poisson", "--batch-size", 60, "--epochs", 1, "--data", store]
     run(*audit, "--num-examples", 1000, "--noise-multiplier", 1)
 
@@ -159,7 +144,6 @@ def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind,
     offered = DescribedClicks(SIZES, kind.schema(), 0).calibration()
     by_label = {Binary: "platt", Classes: "temperature", Number: "affine"}
     assert offered.kind == by_label[type(kind.target)]
-    assert isinstance(offered, Weighted) == (kind.weights is not None)
     for asked in by_label.values():
         words = ["train", store, "sampler:poisson", "--target-epsilon", 8, "--calibration", asked]
         capsys.readouterr()
@@ -245,21 +229,6 @@ def test_a_model_has_one_logit_or_one_a_class_and_is_described_by_its_record(kin
 
 
 @each_kind
-def test_a_weight_multiplies_the_loss_and_is_not_predicted_from(kind, task):
-    of_rows, params, rows = task
-    schema = dataclasses.replace(of_rows.schema, weight="")
-    plain = dataclasses.replace(of_rows, schema=schema)
-    found, expected = (jax.vmap(x.loss, (None, 0))(params, rows) for x in (of_rows, plain))
-    if kind.weights is None:
-        assert of_rows.loss is plain.loss
-    else:
-        assert 0 <= rows["weight"].min() < 0.5 < rows["weight"].max() <= 1
-        np.testing.assert_allclose(found, expected * rows["weight"], rtol=1e-5)
-    features = {name: x for name, x in rows.items() if name not in LABELS}
-    np.testing.assert_array_equal(of_rows.predict(params, features), plain.predict(params, rows))
-
-
-@each_kind
 def test_losses_have_gradients_of_bounded_length(kind, task):
     of_rows, _, rows = task
     target = of_rows.schema.target
@@ -298,9 +267,9 @@ def cases_of_metrics():
         Classes(("a", "b", "c")),
         z,
         y,
-        lambda w: {
-            "accuracy": reference.accuracy_score(y, p.argmax(axis=1), sample_weight=w),
-            "log_loss": reference.log_loss(y, p, sample_weight=w),
+        {
+            "accuracy": reference.accuracy_score(y, p.argmax(axis=1)),
+            "log_loss": reference.log_loss(y, p),
         },
     )
     labels = RNG.uniform(0, 500, 300).astype(np.float32)
@@ -309,10 +278,10 @@ def cases_of_metrics():
         Number((0, 500)),
         z[:, 0],
         labels,
-        lambda w: {
-            "rmse": reference.root_mean_squared_error(labels, number, sample_weight=w),
-            "mae": reference.mean_absolute_error(labels, number, sample_weight=w),
-            "mean_error": np.average(number - labels, weights=w),
+        {
+            "rmse": reference.root_mean_squared_error(labels, number),
+            "mae": reference.mean_absolute_error(labels, number),
+            "mean_error": np.average(number - labels),
         },
     )
     one, both = np.round(z[:, 0], 1), (y > 1).astype(np.uint8)
@@ -321,9 +290,9 @@ def cases_of_metrics():
         Binary(),
         one,
         both,
-        lambda w: {
-            "auc": reference.roc_auc_score(both, one, sample_weight=w),
-            "log_loss": reference.log_loss(both, q, sample_weight=w),
+        {
+            "auc": reference.roc_auc_score(both, one),
+            "log_loss": reference.log_loss(both, q),
         },
     )
 
@@ -331,18 +300,11 @@ def cases_of_metrics():
 @pytest.mark.parametrize(("target", "logits", "labels", "expected"), [*cases_of_metrics()])
 def test_metrics_are_scikit_learns(target, logits, labels, expected):
     found = target.metrics(logits, labels)
-    for name, value in expected(None).items():
+    for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     assert found["num_examples"] == len(labels)
-    weights = RNG.integers(0, 3, len(labels)) / 2
-    weighted = target.metrics(logits, labels, weights)
-    for name, value in expected(weights).items():
-        assert weighted[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
-    twice = target.metrics(*(np.repeat(x, (2 * weights).astype(int), 0) for x in (logits, labels)))
-    for name, value in weighted.items():
-        assert name.startswith("num_") or value == pytest.approx(twice[name], rel=1e-6), name
     broken = target.metrics(np.where(np.arange(len(labels)) == 7, np.nan, logits.T).T, labels)
-    assert all(math.isnan(broken[name]) for name in expected(None))
+    assert all(math.isnan(broken[name]) for name in expected)
 
 
 BAD = [
@@ -381,31 +343,3 @@ def test_labels_are_stored_as_they_are_learned(kind, tmp_path):
     expected = [texts.index(x) for x in kind.label] if texts else np.clip(kind.label, 10, 100)
     np.testing.assert_allclose(np.sort(labels), np.sort(expected), rtol=1e-6)
     assert kind.target.problem([labels]) == ""
-    if kind.weights is not None:
-        expected = np.minimum(kind.weights / kind.schema().weight_bound, 1).astype(np.float32)
-        found = np.concatenate([np.asarray(store.load(x)["weight"]) for x in store.splits])
-        np.testing.assert_array_equal(np.sort(found), np.sort(expected))
-
-
-@pytest.mark.parametrize("weight", ["", "-1", "nan", "inf", "heavy"])
-def test_a_weight_that_is_none_has_its_line_and_no_score_needs_it(weight, tmp_path):
-    kind = KINDS["weighted"]
-    path = write(tmp_path / "t.csv", kind, weights=[*kind.weights[:5], weight, *kind.weights[6:]])
-    format, shown = TableFormat(kind.schema()), ascii(weight) if weight else "nothing"
-    said = f"t.csv, line 7, column w: found {shown}, expected a weight >= 0"
-    with pytest.raises(DataError, match=re.escape(said)):
-        format.prepare([path], tmp_path / "store")
-    blocks = [*format.read(path, labelled=False)]
-    assert sum(len(block["integers"]) for block in blocks) == N
-    assert not {*LABELS} & {*blocks[0]}
-
-
-def test_rows_without_weight_have_no_metrics(tmp_path):
-    format = TableFormat(KINDS["weighted"].schema())
-    path = write(tmp_path / "t.csv", KINDS["weighted"], weights=np.zeros(N))
-    format.prepare([path], tmp_path / "store")
-    task = Clicks(tmp_path / "store")
-    with pytest.raises(ValueError, match="the validation rows have no weight; prepare more rows"):
-        task.check()
-    with pytest.raises(ValueError, match="the rows have no weight: no metric is defined"):
-        task.metrics(task.init(0))
