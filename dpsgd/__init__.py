@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dpsgd.engine.affine import Affine, affine_sums
     from dpsgd.engine.algorithm import dpsgd
     from dpsgd.engine.averages import averaged
+    from dpsgd.engine.closures import public
     from dpsgd.engine.lazy.group import LazyTables
     from dpsgd.engine.loop import Block, train_blocks
     from dpsgd.engine.modules import split_module
@@ -128,6 +129,7 @@ __all__ = [
     "private_logistic_regression",
     "private_mean",
     "private_sum",
+    "public",
     "refine",
     "resume",
     "run",
@@ -142,6 +144,7 @@ _MODULES = {
     "core.state": ("TrainState",),
     "core.algorithm": ("Algorithm",),
     "engine.affine": ("Affine", "affine_sums"),
+    "engine.closures": ("public",),
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),

@@ -11,14 +11,12 @@ part alone, at any scale: laws of draws under many seeds, noise of every kind of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend import core
 
 from accounting.profile import EPSILON_TOLERANCE, Bound, wanted_width
 from dpsgd.audit.audit import audit_program, audit_queries
@@ -35,6 +33,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.algorithm import dpsgd
+from dpsgd.engine.closures import held_arrays
 from dpsgd.engine.feed import Layout
 from dpsgd.gradients.losses import LossFn
 from dpsgd.noise.base import Noise
@@ -188,7 +187,7 @@ def check_optimizer(
         jax.make_jaxpr(optimizer.update)(gradient, state.opt_state, params),
     )
     own = {(), *map(jnp.shape, leaves)}
-    held = sorted({shape for trace in traces for shape in _held(trace)} - own)
+    held = sorted({x.shape for trace in traces for x, _ in held_arrays(trace)} - own)
     name = "every array in a closure of it is of a parameter's shape"
     checks.append(CheckResult(name, not held, f"others: {held}" if held else ""))
     alike = _alike(optimizer.init(params), optimizer.init(params))
@@ -279,16 +278,6 @@ def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
 
 def _above(cost: Bound) -> float:
     return cost.upper + wanted_width(EPSILON_TOLERANCE, cost.upper)
-
-
-def _held(trace: Any) -> Iterator[tuple[int, ...]]:
-    """Yields the shapes of the arrays that a trace holds, those of calls in it among them."""
-    if isinstance(trace, core.ClosedJaxpr):
-        yield from map(jnp.shape, trace.consts)
-    for equation in trace.eqns:
-        for part in jax.tree.leaves(equation.params):
-            if isinstance(part, core.ClosedJaxpr | core.Jaxpr):
-                yield from _held(part)
 
 
 def _alike(first: PyTree, again: PyTree) -> bool:

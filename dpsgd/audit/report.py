@@ -20,9 +20,9 @@ FINE = 0.02
 """Part of the noise that may be missing unseen in an audit that does not say so."""
 
 UNSEEN = (
-    "Not seen: what a loss or an optimizer does with data that it holds in a closure; and what "
-    "happens only at steps, for values in rows, at coordinates of releases of more than 2^18 "
-    "numbers, or in rows of large tables, that were not looked at"
+    "Not seen: what a loss or an optimizer does with data that it holds in a closure in another "
+    "shape than rows; and what happens only at steps, for values in rows, at coordinates of "
+    "releases of more than 2^18 numbers, or in rows of large tables, that were not looked at"
 )
 """What releases do not show: such a loss or optimizer brings the data along by itself. Of a long
 run some steps are looked at, on synthetic rows; of a large release 2^18 or 2^19 coordinates, both

@@ -17,6 +17,7 @@ from dpsgd.core.algorithm import Algorithm, Context, View
 from dpsgd.core.marks import marked
 from dpsgd.core.mechanism import Scales
 from dpsgd.core.state import TrainState, parted
+from dpsgd.engine.closures import require_closed
 from dpsgd.engine.placement import AXIS, Exchange, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows
 from dpsgd.gradients.clipping import Diagnostics
@@ -75,6 +76,9 @@ def block_program(
     """Returns the program of `block_function`.
 
     The first argument's buffers are given away. Without a `layout`, one device computes.
+
+    Raises:
+      ValueError: as for `require_closed`.
     """
     parts, shardings = (_Step.of(algorithm, sampler, layout),), None
     if layout is not None and (placement := layout.placement) is not None:
@@ -82,7 +86,9 @@ def block_program(
         rows = placement.by_rows if layout.streamed else whole
         places = state, rows, placement.plan(arguments[2]), whole, whole, whole, whole, whole
         shardings = places, (state, whole, whole)
-    return program(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    made = program(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    require_closed(algorithm, sampler, made.traced.jaxpr, arguments[0])
+    return made
 
 
 def compiled_block(*of: Any) -> jax.stages.Compiled:

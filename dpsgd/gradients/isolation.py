@@ -225,6 +225,16 @@ def _fault(eqn: core.JaxprEqn, foreign_calls: bool) -> tuple[str, str] | None:
     return None
 
 
+def host_fault(eqn: core.JaxprEqn) -> str | None:
+    """Returns why an equation may hand values to the host or foreign code, or take them from it."""
+    name = eqn.primitive.name
+    if not _stands_in_jax(eqn.primitive):
+        return "is no primitive of JAX, so that nothing is known of what it calls"
+    if name in _BY_CALL or _KINDS.get(name) is _CALLBACK or eqn.effects:
+        return "calls the host or foreign code, which may bring private rows in or keep releases"
+    return None
+
+
 def _threefry() -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+from dataclasses import replace
 from statistics import fmean
 
+import jax
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -15,8 +17,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
+from dpsgd.engine.closures import held_arrays, reachable_arrays
 from dpsgd.noise.keys import RootKey
 from experiments.estimators import EXPECTED_FAILED_CHECKS, DPClassifier, DPRegressor
+from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.sizes import PRESETS
+from experiments.tasks.clicks.task import DescribedClicks
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (60, 3))
@@ -202,3 +208,26 @@ def test_few_rows_with_public_bounds_are_learned_from():
         p = model.predict_proba(rows.data[test])[:, 1]
         found.append(roc_auc_score(rows.target[test], p))
     assert fmean(found) >= 0.97
+
+
+@pytest.mark.parametrize("size", [10, 40])
+def test_square_data_are_trained(size):
+    x = np.random.default_rng(size).uniform(-1, 1, (size, size))
+    found = DPClassifier(3.0, **PUBLIC).fit(x, (x[:, 0] > 0).astype(int))
+    assert found.guarantee_["epsilon_upper"] <= 3
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("transform", ["none", "log1p", "both"])
+@pytest.mark.parametrize("bounded", [0, 9, 12])
+def test_models_hold_public_arrays_alone(preset, transform, bounded):
+    """A model is refused for no number of rows: each array that it holds is declared."""
+    names = tuple(f"x{k}" for k in range(12))
+    ends = tuple((-1.0 - k, 2.0 + k) for k in range(bounded)) + (None,) * (12 - bounded)
+    categories = tuple(f"c{k}" for k in range(9))
+    schema = Schema("own", names, categories, (16,) * 9, transform=transform, bounds=ends)
+    model = DescribedClicks(replace(PRESETS[preset], max_buckets=16), schema, hash_seed=0)
+    params, rows = jax.eval_shape(lambda: model.init(0)), model.generated(1)
+    example = jax.tree.map(lambda x: x[0], rows)
+    trace = jax.make_jaxpr(jax.grad(model.loss))(params, example)
+    assert not [array.shape for array, _ in (*held_arrays(trace), *reachable_arrays(model.loss))]

@@ -33,12 +33,11 @@ GIVEN = "key, step, sigma C, b and C reach releases, one of each sum, as they ar
 
 ROWS, READ, PENDING = "private rows", "which rows of tables were read", "rows with pending noise"
 KEY, NOISE, KEPT = "the noise key", "fresh noise", "noise of earlier steps"
-HELD = "an array in a closure, of as many rows as the data"
 STEP, RING, STDDEV, RELEASE = "the step", "the step's place in a ring", "sigma C", "releases"
 
-_SECRET = frozenset({ROWS, READ, PENDING, KEY, NOISE, KEPT, HELD})
-_DATA = frozenset({ROWS, READ, PENDING, HELD, RELEASE})
-_OF_TABLES = frozenset({ROWS, KEY, HELD})
+_SECRET = frozenset({ROWS, READ, PENDING, KEY, NOISE, KEPT})
+_DATA = frozenset({ROWS, READ, PENDING, RELEASE})
+_OF_TABLES = frozenset({ROWS, KEY})
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Flow:
 Found = Counter[str | Sum]
 """What is wrong, in words; and how often each sum is released, its rows apart."""
 
-_PUBLIC, _HELD = Flow(), Flow(frozenset({HELD}))
+_PUBLIC = Flow()
 _NEXT, _LAST = "the step after", "the step with which a loop ends"
 _ARGUMENTS = {
     "key": KEY,
@@ -123,11 +122,9 @@ class _Reader:
     """Follows labels through a trace.
 
     Attributes:
-      num_rows: Of the data.
       foreign: What noise may not depend on beside data.
     """
 
-    num_rows: int
     foreign: frozenset[str]
     _known: dict[Any, Any] = field(default_factory=dict)
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
@@ -141,10 +138,8 @@ class _Reader:
 
     def _equations(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], Found]:
         closed = isinstance(of, core.ClosedJaxpr)
-        jaxpr, constants = (of.jaxpr, of.consts) if closed else (of, ())
-        rows = (self.num_rows,)
-        consts = [_HELD if np.shape(x)[:1] == rows else _PUBLIC for x in constants]
-        flows: dict[Any, Flow] = dict(zip(jaxpr.constvars, consts, strict=True))
+        jaxpr = of.jaxpr if closed else of
+        flows: dict[Any, Flow] = dict.fromkeys(jaxpr.constvars, _PUBLIC)
         flows |= dict(zip(jaxpr.invars, given, strict=True))
         faults: Found = Counter()
 
@@ -227,10 +222,9 @@ class _Reader:
         rows = parts.get("rows", _PUBLIC)
         read = {READ} if rows.labels & {ROWS, READ} else frozenset()
         if kind == "sum":
-            held = {f"a sum depends on {HELD}"} if HELD in value.labels else ()
             self._summed |= value.labels
             known = value.name if isinstance(value.name, Sum) else Sum(number)
-            return Flow(value.labels | {ROWS}, known), held
+            return Flow(value.labels | {ROWS}, known), ()
         if kind == "ring":
             return Flow(value.labels - {STEP} | {RING}), ()
         noise = kind == "release" and ROWS not in parts["total"].labels  # of a sum without rows
@@ -354,9 +348,9 @@ def flow_checks(
 
 
 def _reader(mechanism: Mechanism) -> _Reader:
-    noise, num_rows = mechanism.noise, mechanism.sampler.num_examples
+    noise = mechanism.noise
     alike = noise.bands == 1 or noise.column(2) is not None
-    return _Reader(num_rows, frozenset({KEY, STEP} if alike else {KEY}))
+    return _Reader(frozenset({KEY, STEP} if alike else {KEY}))
 
 
 def _flush(

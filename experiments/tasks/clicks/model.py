@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dpsgd.engine.closures import public
 from dpsgd.engine.modules import split_module
 from dpsgd.engine.queries import Refinement
-from experiments.tasks.clicks.schema import Schema
+from experiments.tasks.clicks.schema import Schema, folded
 from experiments.tasks.clicks.sizes import ModelConfig
 
 PyTree = Any
@@ -66,8 +67,9 @@ class ClickModel(nnx.Module):
     def __call__(self, example: dict[str, jax.Array]) -> jax.Array:
         """Returns the logits of one example, a row of the store's columns; see `Target`."""
         config, schema = self.config, self.schema
-        ids = schema.fold(example["categories"], config.max_buckets)
-        found = self.embedding(ids + schema.table_offsets(config.max_buckets))
+        buckets = config.max_buckets
+        masks, offsets = public((schema.fold_masks(buckets), schema.table_offsets(buckets)))
+        found = self.embedding(folded(example["categories"], masks) + offsets)
         numbers = encoded_numbers(schema, config.bins, example)
         x = found[:, : config.embedding_dim].ravel()
         if not config.linear:
@@ -121,15 +123,16 @@ def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) ->
     binned = [j for j, name in enumerate(schema.integers) if bins and name in schema.bounded]
     if not binned:
         return jnp.concatenate([INTEGER_SCALE * x, missing])
-    others = np.setdiff1d(np.arange(x.size), binned)
+    others = public(np.setdiff1d(np.arange(x.size), binned))
     scales, pieces = _curves(schema, bins)
-    read = x[np.array(binned)]
+    places = public(np.array(binned))
+    read = x[places]
     plain = jnp.copysign(jnp.expm1(jnp.abs(read)), read)
     ends = schema.scales(np.array(list(schema.bounded.values())))  # [scales, numbers, 2]
-    low, high = ends[..., 0], ends[..., 1]
-    u = jnp.clip((jnp.stack([read, plain][:scales]) - low) / (high - low) * pieces, 0, pieces)
+    low, width = public((ends[..., 0], ends[..., 1] - ends[..., 0]))
+    u = jnp.clip((jnp.stack([read, plain][:scales]) - low) / width * pieces, 0, pieces)
     hats = jnp.maximum(0.0, 1.0 - jnp.abs(u[..., None] - jnp.arange(pieces + 1)))
-    hats *= (1 - missing[np.array(binned)])[:, None]
+    hats *= (1 - missing[places])[:, None]
     return jnp.concatenate([INTEGER_SCALE * x[others], missing, hats.ravel()])
 
 

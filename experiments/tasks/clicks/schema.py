@@ -94,6 +94,11 @@ def log_transform(values: np.ndarray) -> np.ndarray:
     return np.copysign(np.log1p(np.abs(x)), x).astype(np.float32)
 
 
+def folded(ids: Any, masks: Any) -> Any:
+    """Returns `ids` [..., features] folded by the masks of `Schema.fold_masks`."""
+    return (ids > MISSING) * (1 + ((ids - 1) & masks))
+
+
 @dataclass(frozen=True)
 class Schema:
     """Names of the feature columns and the bucket count of each categorical one.
@@ -213,10 +218,14 @@ class Schema:
         >>> DISPLAY_ADS.fold(np.arange(26, dtype=np.int32) * 5_000, 1024)[:4]
         array([  0, 904, 784, 664], dtype=int32)
         """
+        return folded(ids, self.fold_masks(max_buckets))
+
+    def fold_masks(self, max_buckets: int) -> np.ndarray:
+        """Returns what `folded` takes to fold to at most `max_buckets`: int32[features]."""
         check_power_of_two("max_buckets", max_buckets)
         masks = np.minimum(np.asarray(self.buckets), max_buckets).astype(np.int32) - 1
         masks[[name in self.declared for name in self.categories]] = -1  # they stay as they are
-        return (ids > MISSING) * (1 + ((ids - 1) & masks))
+        return masks
 
     def table_sizes(self, max_buckets: int = 1 << 30) -> tuple[int, ...]:
         """Return the number of rows of each feature's table, the row of *missing* included."""

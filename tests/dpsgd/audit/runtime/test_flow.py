@@ -337,26 +337,6 @@ def clip_of_rows(algorithm):
     return {"clipped_sum": clipped_sum}
 
 
-def holding(where):
-    """An optimizer that holds the data: in what it keeps, or in what it moves by."""
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, D)).astype(np.float32))
-
-    def update(updates, state, params=None):
-        mean = x.mean(axis=0)
-        if where == "kept":
-            return updates, jax.tree.map(lambda s: s + mean, state)
-        return updates | {"w": updates["w"] + mean}, state
-
-    return {"optimizer": optax.GradientTransformation(lambda params: jnp.zeros(D), update)}
-
-
-HELD = np.random.default_rng(1).normal(size=(N, D)).astype(np.float32)
-
-
-def summed(params, example):
-    return loss_fn(params, example) + jnp.dot(jnp.asarray(HELD), params["w"]).sum()
-
-
 def lazily(change):
     def replaced(algorithm):
         def update(state, total, *rest, **how):
@@ -449,9 +429,6 @@ PLANTED = {
         }.items()
     },
     "C of rows": ({"change": clip_of_rows}, "a clip is given C that is computed, from .*private"),
-    "data kept": (holding("kept"), "optimizer state depends on an array in a closure"),
-    "data moved by": (holding("moved"), "parameters['w'] depends on an array in a closure"),
-    "data in a loss": ({"loss": summed}, "a sum depends on an array in a closure"),
     "rows of a table leaked": (lazily(row_leaked), "tables.*values depends on private rows"),
     "times of a table leaked": (lazily(times_leaked), "parameters['w'] .*rows of tables were read"),
 }  # fmt: skip

@@ -1,0 +1,218 @@
+"""Closures: a loss or an optimizer holds no array that may be private rows, and calls no host.
+
+Such data go around clipping and noise. An array of the shape of rows is refused, unless it is
+declared public: docs/explanation/non-interference-of-the-program.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core, source_info_util
+
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.core.state import TrainState
+from dpsgd.engine.programs import in_32_bits
+from dpsgd.gradients.isolation import host_fault
+from samplers import BatchSampler
+
+PyTree = Any
+
+_HANDFUL = 8
+"""Entries that an array of as many rows may have: biases of tiny models are no finding."""
+
+_LIBRARIES = {"flax", "jax", "jaxlib", "numpy", "optax", "scipy"}
+
+_declared: set[bytes] = set()
+
+
+def public(arrays: PyTree) -> PyTree:
+    """Declares arrays as public, so that a loss or an optimizer may hold them.
+
+    Their values must depend on no private row: no epsilon covers what they tell.
+
+    Args:
+      arrays: Array or tree of arrays; what is computed of them is declared by itself.
+
+    Returns:
+      The same arrays.
+
+    >>> scale = public(np.linspace(1.0, 2.0, 1_000, dtype=np.float32))
+    """
+    _declared.update(map(_digest, jax.tree.leaves(arrays)))
+    return arrays
+
+
+def _digest(array: Any) -> bytes:
+    """Returns a hash of an array as a program has it: in 32 bits."""
+    array = np.asarray(array)
+    with in_32_bits():
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    found = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=32)
+    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.digest()
+
+
+def held_arrays(trace: Any) -> Iterator[tuple[Any, str]]:
+    """Yields the arrays that a trace holds, and where each is first used.
+
+    Those of calls in it are among them; declared arrays and those of a handful of entries are not,
+    nor booleans that are all alike: JAX makes such of indices that are known beforehand.
+    """
+    for jaxpr, consts in _traces(trace, set()):
+        for variable, const in zip(jaxpr.constvars, consts, strict=True):
+            if _may_be_rows(const):
+                yield const, _first_use(jaxpr, variable)
+
+
+def _may_be_rows(array: Any) -> bool:
+    if np.size(array) <= _HANDFUL or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return False
+    alike = array.dtype == bool and bool(np.all(array)) == bool(np.any(array))
+    return not (alike or _digest(array) in _declared)
+
+
+def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
+    """Yields arrays that a function can reach without being given them, with their names.
+
+    Followed are the variables of closures, the globals that are named, default values, partials,
+    containers and the attributes of callable objects; not those of the object of a method, as a
+    task may hold its data: of these a trace shows what is used. Nothing is read in globals of JAX,
+    Flax and Optax.
+    """
+    found, seen = [(part, "")], set[int]()
+    while found:
+        x, name = found.pop()
+        if id(x) in seen or isinstance(x, jax.core.Tracer):
+            continue
+        seen.add(id(x))
+        if isinstance(x, np.ndarray | jax.Array):
+            if x.dtype != object and _may_be_rows(x):
+                yield x, name
+        elif isinstance(x, Mapping):
+            found += [(v, f"{name}[{k!r}]") for k, v in x.items()]
+        elif isinstance(x, list | tuple | set | frozenset):
+            found += [(v, name) for v in x]
+        elif isinstance(x, functools.partial):
+            found += [(x.func, name), (x.args, "an argument"), (x.keywords, "an argument")]
+        elif isinstance(x, types.MethodType):
+            found.append((x.__func__, name))
+        elif isinstance(x, types.FunctionType):
+            cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
+            found += [(_content(cell), variable) for variable, cell in cells]
+            found += [(x.__defaults__, "a default"), (x.__kwdefaults__, "a default")]
+            if x.__module__ and x.__module__.partition(".")[0] not in _LIBRARIES:
+                names = x.__code__.co_names
+                found += [(x.__globals__[k], k) for k in names if k in x.__globals__]
+        elif callable(x) and not isinstance(x, type):
+            found += [(getattr(x, "__wrapped__", None), name)]
+            found += [(v, f"{name}.{k}") for k, v in getattr(x, "__dict__", {}).items()]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet bound
+        return None
+
+
+def _first_use(jaxpr: core.Jaxpr, variable: Any) -> str:
+    """Returns file and line of the first use of a value, also within calls; "" for none."""
+    for equation in jaxpr.eqns:
+        for back, operand in enumerate(reversed(equation.invars), 1):
+            if operand is not variable:
+                continue
+            for inner in _inner(equation):  # its last operands are the call's last
+                known = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
+                inside = known.invars[-back] if back <= len(known.invars) else None
+                if inside is not None and (where := _first_use(known, inside)):
+                    return where
+            return source_info_util.summarize(equation.source_info)
+    return ""
+
+
+def _traces(part: Any, seen: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
+    """Yields all jaxprs within a trace, each once, with their constants."""
+    jaxpr, consts = (part.jaxpr, part.consts) if isinstance(part, core.ClosedJaxpr) else (part, ())
+    if id(jaxpr) in seen:
+        return
+    seen.add(id(jaxpr))
+    yield jaxpr, consts or [np.zeros(0)] * len(jaxpr.constvars)
+    for equation in jaxpr.eqns:
+        for inner in _inner(equation):
+            yield from _traces(inner, seen)
+
+
+def _inner(equation: Any) -> Iterator[Any]:
+    """Yields the jaxprs that an equation calls."""
+    yield from filter(_is_jaxpr, jax.tree.leaves(equation.params, is_leaf=_is_jaxpr))
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+
+
+def require_closed(
+    algorithm: Algorithm, sampler: BatchSampler, trace: core.ClosedJaxpr, state: TrainState
+) -> None:
+    """Refuses closures that may hold rows, and an optimizer that calls the host.
+
+    Args:
+      algorithm: Whose loss and optimizer they are.
+      sampler: Of the run; any array with an axis of its rows or units, or of one less or more, may
+        be rows.
+      trace: Of the program that trains, with the loss, its derivatives and the update.
+      state: First state of the run, or its shapes.
+
+    Raises:
+      ValueError: if an array may be rows and is not declared `public`, or the optimizer calls the
+        host or foreign code.
+    """
+    own: tuple[core.ClosedJaxpr, ...] = ()
+    optimizer = getattr(algorithm.groups[-1], "optimizer", None) if algorithm.groups else None
+    if optimizer is not None:
+        leaves, tree = jax.tree.flatten((state.dense_params, state.opt_state))
+        shapes = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype) for x in leaves)
+        own = _traced(optimizer, tree, shapes)
+    for part in own:
+        for jaxpr, _ in _traces(part, set()):
+            for equation in jaxpr.eqns:
+                if fault := host_fault(equation):
+                    where = source_info_util.summarize(equation.source_info)
+                    raise ValueError(
+                        f"the optimizer uses {equation.primitive.name} at {where}, which {fault}: "
+                        "build it of jax.numpy, jax.lax and optax alone"
+                    )
+    counts = {sampler.num_examples, sampler.num_units}
+    near = {count + more for count in counts for more in (-1, 0, 1)}
+    loss = getattr(algorithm.clipped_sum, "loss_fn", None)
+    held = [("the optimizer", held_arrays(part)) for part in own]
+    held += [("the optimizer", reachable_arrays(optimizer)), ("the loss", reachable_arrays(loss))]
+    held += [("the loss or the optimizer", held_arrays(trace))]
+    for whose, arrays in held:
+        for array, where in arrays:
+            for size in near & set(array.shape):
+                raise ValueError(
+                    f"{whose} holds {array.dtype}{list(array.shape)} in a closure"
+                    f"{f' ({where})' if where else ''}: an axis of {size} may be the data's "
+                    f"{sampler.num_examples} rows, which no epsilon would cover; if the array "
+                    "depends on no private row, hold dpsgd.public(array), else make it a column of "
+                    "the data"
+                )
+
+
+@functools.lru_cache(maxsize=8)
+def _traced(optimizer: Any, tree: Any, shapes: Any) -> tuple[core.ClosedJaxpr, ...]:
+    """Returns the traces of an optimizer's `init` and `update`."""
+    params, state = jax.tree.unflatten(tree, shapes)
+    with in_32_bits():
+        return (
+            jax.make_jaxpr(optimizer.init)(params),
+            jax.make_jaxpr(optimizer.update)(params, state, params),
+        )

@@ -1,0 +1,200 @@
+"""A loss or an optimizer that holds rows, or calls the host, is refused before every run."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from dpsgd import Mechanism, dpsgd, public, train, train_blocks
+from dpsgd.noise.keys import RootKey
+from samplers import Deterministic
+
+N, D = 90, 3
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(N, D)).astype(np.float32)
+PARAMS = {"w": jnp.zeros(D), "b": jnp.zeros(())}
+MECHANISM = Mechanism(Deterministic(N, 9), 1.0, 1.0)
+
+
+def trained(loss=None, optimizer=None, mechanism=MECHANISM):
+    """Trains on rows of the sampler's number, without an audit."""
+    rows = RNG.normal(size=(mechanism.sampler.num_examples, D)).astype(np.float32)
+    algorithm = dpsgd(loss or sound_loss, optimizer or optax.sgd(0.1))
+    return train(algorithm, mechanism, PARAMS, rows, audit=False)
+
+
+def sound_loss(params, example):
+    return jnp.tanh(jnp.dot(params["w"], example) + params["b"])
+
+
+def in_derivative(array):
+    """Returns a function whose derivative alone holds an array."""
+
+    @jax.custom_vjp
+    def identity(x):
+        return x
+
+    identity.defvjp(lambda x: (x, None), lambda _, g: (g + jnp.asarray(array).sum(),))
+    return identity
+
+
+class Held:
+    """A callable that holds an array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __call__(self, x):
+        return x + float(np.sum(self.array))
+
+
+def uses_a_global(x):
+    return x + float(ROWS.sum())
+
+
+HOLDERS = {
+    "closure": lambda array: lambda x: x + jnp.asarray(array).sum(),
+    "partial": lambda array: functools.partial(lambda a, x: x + a["k"][0].sum(), {"k": [array]}),
+    "jit": lambda array: jax.jit(lambda x: x + jnp.asarray(array).sum()),
+    "nested": lambda array: jax.jit(lambda x: jax.jit(lambda y: y + jnp.asarray(array).mean())(x)),
+    "scan": lambda array: (
+        lambda x: lax.scan(lambda c, _: (c + jnp.asarray(array).sum(), None), x, None, 2)[0]
+    ),
+    "branch": lambda array: (
+        lambda x: lax.cond(jnp.sum(x) > 0, lambda y: y + jnp.asarray(array).sum(), lambda y: y, x)
+    ),
+    "numpy": lambda array: lambda x: x + np.asarray(array).mean(),
+    "default": lambda array: lambda x, held=array: x + np.sum(held),
+    "object": lambda array: Held(array),
+    "global": lambda array: uses_a_global,
+    "gather": lambda array: lambda x: x + jnp.asarray(array).ravel()[(x > 0).astype(int).sum()],
+    "derivative": in_derivative,
+}
+ARRAYS = {
+    "rows": ROWS,
+    "labels": ROWS[:, 0],
+    "integers": (100 * ROWS[:, 0]).astype(np.int32),
+    "float64": ROWS.astype(np.float64),
+    "one less": ROWS[1:],
+    "one more": np.concatenate([ROWS, ROWS[:1]]),
+    "transposed": ROWS.T,
+    "middle axis": ROWS.T[:, :, None],
+    "gram": ROWS @ ROWS.T,
+}
+
+
+def optimizer_of(hold):
+    return optax.stateless(lambda updates, params: jax.tree.map(hold, updates))
+
+
+CASES = [(h, "rows") for h in HOLDERS] + [("closure", a) for a in ARRAYS if a != "rows"]
+
+
+@pytest.mark.parametrize(("holder", "array"), CASES, ids=map("-".join, CASES))
+def test_rows_that_a_loss_or_an_optimizer_holds_are_refused(holder, array):
+    hold = HOLDERS[holder](ARRAYS[array])
+    with pytest.raises(ValueError, match=r"holds .* in a closure.*dpsgd\.public") as of_loss:
+        trained(loss=lambda params, example: hold(sound_loss(params, example)))
+    shape = str(list(ARRAYS[array].shape))
+    assert shape in str(of_loss.value)
+    assert re.search(rf"\((a?array|ROWS|held|an argument.*|.*{__name__}.*)\)", str(of_loss.value))
+    if holder == "derivative":
+        return  # an optimizer takes none
+    with pytest.raises(ValueError, match=r"the optimizer holds .* in a closure"):
+        trained(optimizer=optimizer_of(hold))
+
+
+def test_rows_in_the_first_state_of_an_optimizer_are_refused():
+    kept = optax.GradientTransformation(
+        lambda params: jnp.asarray(ROWS), lambda g, s, p=None: (jax.tree.map(jnp.ones_like, g), s)
+    )
+    with pytest.raises(ValueError, match="the optimizer holds"):
+        trained(optimizer=kept)
+
+
+def test_a_loop_of_blocks_refuses_held_rows_too():
+    algorithm = dpsgd(sound_loss, optimizer_of(HOLDERS["closure"](ROWS)))
+    state = algorithm.init(PARAMS, MECHANISM, ROWS)
+    with pytest.raises(ValueError, match="the optimizer holds"):
+        next(train_blocks(algorithm, MECHANISM, state, ROWS, root=RootKey.from_entropy()))
+
+
+def like(x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def ordered(x):
+    io_callback(lambda x: None, None, x, ordered=True)
+    return x
+
+
+def printed(x):
+    jax.debug.print("{}", x)
+    return x
+
+
+def shown(x):
+    jax.debug.callback(lambda x: None, x)
+    return x
+
+
+HOST = {
+    "pure_callback": lambda x: jax.pure_callback(lambda x: np.asarray(x), like(x), x),
+    "io_callback": lambda x: io_callback(lambda x: np.asarray(x), like(x), x),
+    "ordered io_callback": ordered,
+    "debug_callback": shown,
+    "debug_print": printed,
+    "ffi_call": lambda x: jax.ffi.ffi_call("nowhere", like(x))(x),
+    "pure_callback in jit": lambda x: jax.jit(HOST["pure_callback"])(x),
+    "pure_callback in a loop": lambda x: lax.fori_loop(0, 2, lambda _, y: HOST["ffi_call"](y), x),
+    "callback in a branch": lambda x: lax.cond(jnp.sum(x) > 0, HOST["io_callback"], jnp.abs, x),
+}
+
+
+@pytest.mark.parametrize("where", ["init", "update"])
+@pytest.mark.parametrize("kind", HOST)
+def test_an_optimizer_that_calls_the_host_is_refused(kind, where):
+    call = functools.partial(jax.tree.map, HOST[kind])
+    calling = {
+        "init": optax.GradientTransformation(call, lambda g, s, p=None: (g, s)),
+        "update": optax.stateless(lambda updates, params: call(updates)),
+    }[where]
+    with pytest.raises(ValueError, match=r"the optimizer uses \w+ at .*the host or foreign code"):
+        trained(optimizer=calling)
+
+
+PUBLIC = public(RNG.normal(size=(N, D)))
+SOUND = {
+    "frozen weights of another width": np.ones((2 * N, D)) + RNG.normal(size=(2 * N, D)),
+    "booleans alike": np.ones(N, bool),
+    "a handful": np.arange(8.0),
+    "declared": PUBLIC,
+    "two more": RNG.normal(size=(N + 2, D)),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_arrays_are_held(name):
+    hold = HOLDERS["closure"](SOUND[name])
+    trained(lambda params, example: hold(sound_loss(params, example)), optimizer_of(hold))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.adam(0.1), optax.adamw(0.1), optax.lion(0.1), optax.adafactor(0.1), optax.lamb(0.1)],
+)
+@pytest.mark.parametrize("n", [D, D + 1, 12])
+def test_optimizers_of_optax_train_on_any_number_of_rows(optimizer, n):
+    trained(optimizer=optimizer, mechanism=Mechanism(Deterministic(n, 1), 1.0, 1.0))
+
+
+def test_an_array_computed_from_a_declared_one_is_not_declared():
+    hold = HOLDERS["closure"](2 * PUBLIC)
+    with pytest.raises(ValueError, match="in a closure"):
+        trained(lambda params, example: hold(sound_loss(params, example)))
