@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     )
     from dpsgd.models.model import TrainedModel, load_exported
     from dpsgd.noise.base import Independent, Noise
-    from dpsgd.noise.buffered import BufferedToeplitz
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
         Adam,
         Auto,
         Banded,
-        Buffered,
         Dense,
         LastStep,
         Lazy,
@@ -81,8 +79,6 @@ __all__ = [
     "Banded",
     "BandedToeplitz",
     "Block",
-    "Buffered",
-    "BufferedToeplitz",
     "Dense",
     "Diagnostics",
     "FlatClipping",
@@ -160,7 +156,6 @@ _MODULES = {
         "Adam",
         "Auto",
         "Banded",
-        "Buffered",
         "Dense",
         "LastStep",
         "Lazy",
@@ -181,7 +176,6 @@ _MODULES = {
     "core.segments": ("Segment", "Trials"),
     "core.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise"),
-    "noise.buffered": ("BufferedToeplitz",),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
     "statistics": (

@@ -2,6 +2,9 @@
 
 REMOVED = frozenset(
     {
+        "buffers",
+        "decays",
+        "noise=buffered toeplitz",
         "noise=secure",
         "private_bounds",
         "private_delta",
@@ -13,6 +16,7 @@ REMOVED = frozenset(
         "secure_noise",
         "weight",
         "weight_bound",
+        "weights",
     }
 )
 """Names in Python's spelling (`secure_noise`), and values as `name=value` (`clipping=quantile`)."""

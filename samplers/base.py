@@ -134,11 +134,6 @@ class BatchSampler(abc.ABC):
         """
         return 1
 
-    @property
-    def period(self) -> int | None:
-        """Steps T of a known order after which a step's examples come back; None without."""
-        return None
-
     if TYPE_CHECKING:  # fields of the one sampler, properties of the other
 
         @property

@@ -74,8 +74,3 @@ class Deterministic(InOrder, EpochSampler):
     def separation(self) -> int:
         """An epoch: each example takes part in the same step of each."""
         return self.steps_per_epoch
-
-    @property
-    def period(self) -> int:
-        """An epoch."""
-        return self.steps_per_epoch

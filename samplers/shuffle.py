@@ -61,11 +61,6 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         """An epoch where the order is fixed: the cost holds for any known order."""
         return self.steps_per_epoch if not self.redrawn else 1
 
-    @property
-    def period(self) -> int | None:
-        """An epoch where the order is fixed: the cost holds given the order."""
-        return self.steps_per_epoch if not self.redrawn else None
-
     def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the upper end of `privacy`: the lower end permutes sums of independent noise."""
         profile = self.privacy(noise_multiplier)

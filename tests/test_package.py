@@ -41,8 +41,8 @@ PUBLIC = {
         cap_contributions
     """,
     "dpsgd": """
-        Adam Affine Algorithm Auto AutomaticClipping BandedToeplitz Banded Block Buffered
-        BufferedToeplitz Dense Diagnostics FlatClipping FullSums Guarantee Independent LastStep
+        Adam Affine Algorithm Auto AutomaticClipping BandedToeplitz Banded Block
+        Dense Diagnostics FlatClipping FullSums Guarantee Independent LastStep
         Lazy LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate
         PerLayerClipping Placement Platt RecommendationRequest Refinement Released
         RootKey Run RunSpec SGD Segment Settings TailAverage TargetAdvantage TargetEpsilon

@@ -57,17 +57,18 @@ def check_sampler(
       noise_multiplier: At which it is priced.
 
     Raises:
-      AssertionError: if a draw is not of the law or nearer than `separation` and `period` say, it
-        states no law, or its costs contradict.
+      AssertionError: if a draw is not of the law or nearer than `separation` says, it states no
+        law, or its costs contradict.
       ValueError: if `seeds` is below 1.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}: without draws no law is checked")
     checks = _cost_checks(sampler, noise_multiplier)
-    bands = sampler.separation + (sampler.period is not None)  # or a period is not looked at
     for number in range(seeds):
         seed = RootKey.from_entropy().sampling_seed(0)
-        found = sampler_checks(sampler, sampler, seed=seed, bands=bands, entries=THOROUGH)
+        found = sampler_checks(
+            sampler, sampler, seed=seed, bands=sampler.separation, entries=THOROUGH
+        )
         checks += [check._replace(name=f"seed {number}: {check.name}") for check in found]
         if any(check.name == LAW and not check.made for check in found):
             checks.append(CheckResult("the sampler states the law of its rows", False, "row_law"))
@@ -85,7 +86,7 @@ def check_noise(
       noise: As a mechanism has it.
       steps: Of the run that is looked at.
       sampler: Whose separation its bands need; by default a known order of two epochs or
-        more, of so many steps in all, in which columns of non-negative entries reach further.
+        more, of so many steps in all.
 
     Raises:
       AssertionError: if the noise is another, lacks somewhere or costs more than is priced: an own
@@ -93,9 +94,7 @@ def check_noise(
       ValueError: if the sampler's guarantee does not hold for noise of so many bands.
     """
     if sampler is None:
-        length, overlap = max(1, steps // 2), noise.column(steps) is not None
-        if noise.bands > 1:  # columns reach over epochs where it is priced that they do
-            length = min(length, noise.bands - 1) if overlap else max(length, noise.bands)
+        length = max(1, steps // 2, noise.bands)
         sampler = Deterministic(8 * length, 8, max(2, -(-steps // length)))
     params = {
         "half": jnp.zeros(300, jnp.bfloat16),

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from accounting import GaussianProfile, PrivacyProfile
+from accounting import PrivacyProfile
 from accounting.profile import UpperEnd
-from dpsgd.noise.sensitivity import relative_error, squared_sensitivity
 from samplers import BatchSampler
-from samplers.base import stated_law
 
 PyTree = Any
 
@@ -48,8 +45,7 @@ class Noise(abc.ABC):
 
     Let any two steps that one example may take part in be `bands` apart or more, and these steps be
     public (`BatchSampler.separation`). Then it costs as much as the same sampler does under
-    independent noise: docs/explanation/correlated-noise.md. In a known order columns may reach over
-    several steps of an example: docs/explanation/sensitivity-in-a-known-order.md.
+    independent noise: docs/explanation/correlated-noise.md.
 
     Source: C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu,
     (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush, A.
@@ -88,29 +84,13 @@ class Noise(abc.ABC):
           scales: C, sigma C and b.
         """
 
-    @property
-    def kept(self) -> int:
-        """Vectors of the size of the parameters, in float32, that `init` returns."""
-        return self.bands - 1
-
-    def column(self, num_steps: int) -> np.ndarray | None:
-        """Returns the first entries of every column of M from its diagonal down: float64[steps].
-
-        None, by default, where columns differ or an entry is negative.
-        """
-        del num_steps
-        return None
-
     def privacy(self, sampler: BatchSampler, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the cost of a whole run: that under independent noise, or in a known order.
+        """Returns the cost of a whole run: that under independent noise.
 
         Raises:
           ValueError: if the sampler's guarantee does not hold for noise of so many bands.
         """
-        if self.bands > sampler.separation:
-            found = self._in_known_order(sampler, noise_multiplier, [range(sampler.num_steps)])
-            law = stated_law(sampler)
-            return found if law is not None and law.certain else UpperEnd(found)
+        self._check_separation(sampler)
         if self.bands == 1:
             return sampler.privacy(noise_multiplier)
         norm, whole = self.least_norm(), sampler.correlated_privacy(noise_multiplier)
@@ -132,29 +112,19 @@ class Noise(abc.ABC):
         """
         if list(segments) == [range(sampler.num_steps)]:
             return self.privacy(sampler, noise_multiplier)
-        if self.bands > sampler.separation:
-            return UpperEnd(self._in_known_order(sampler, noise_multiplier, segments))
+        self._check_separation(sampler)
         found = sampler.privacy_of(noise_multiplier, segments)
         return found if self.bands == 1 else UpperEnd(found)
 
-    def _in_known_order(
-        self, sampler: BatchSampler, noise_multiplier: float, segments: Sequence[range]
-    ) -> GaussianProfile:
-        period = sampler.period
-        columns = [self.column(len(steps)) for steps in segments]
-        if period is None or any(column is None for column in columns):
-            reach = f"{self.bands:,}" if self.bands < sampler.num_steps else "all"
-            positive = "" if period is None else ", or without negative coefficients"
+    def _check_separation(self, sampler: BatchSampler) -> None:
+        if self.bands > sampler.separation:
             raise ValueError(
-                f"{self} is correlated over {reach} steps, and the guarantee of "
+                f"{self} is correlated over {self.bands:,} steps, and the guarantee of "
                 f"{type(sampler).__name__} holds for noise with up to {sampler.separation}, the "
-                f"minimum separation of an example's steps{positive}: take "
-                "Independent() noise, BandedToeplitz noise of no more bands than a cycle_length of "
-                "BallsAndBins or Poisson, or a fixed order"
+                "minimum separation of an example's steps: take Independent() noise, "
+                "BandedToeplitz noise of no more bands than a cycle_length of BallsAndBins or "
+                "Poisson, or a fixed order"
             )
-        square = sum(squared_sensitivity(c, period) for c in columns if c is not None)
-        error = max(relative_error(len(steps), period) for steps in segments)
-        return GaussianProfile(noise_multiplier / math.sqrt(square), relative_error=error)
 
     def least_norm(self) -> float:
         """Returns a lower bound on the norm of every column that the end of a run does not cut off.

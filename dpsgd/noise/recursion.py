@@ -6,8 +6,6 @@ docs/explanation/correlated-noise.md.
 
 from __future__ import annotations
 
-import functools
-import operator
 from typing import Any
 
 import jax
@@ -16,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from dpsgd.core.marks import marked
+from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import normal_line
 from dpsgd.noise.philox import COUNTED
-from dpsgd.noise.toeplitz import rounded
 from dpsgd.packing import packs, split
 
 
@@ -73,53 +71,6 @@ def next_noise(
         for before, row in zip(history, rows, strict=True)
     )
     return line.unpacked(rows), history
-
-
-def empty_buffers(like: Any, count: int) -> tuple[tuple[jax.Array, ...], ...]:
-    """Returns the buffers before the first step: so many float32[coordinates] for each pack.
-
-    Args:
-      like: Arrays, or their shapes, of the sums.
-      count: m.
-
-    Raises:
-      ValueError: if an array has 2^32 coordinates or more.
-    """
-    sizes = _sizes(like)
-    lengths = [sum(sizes[leaf] for leaf in pack) for pack in packs(sizes)]
-    return tuple(tuple(jnp.zeros(size, jnp.float32) for _ in range(count)) for size in lengths)
-
-
-def next_buffered_noise(
-    like: Any,
-    buffers: tuple[tuple[jax.Array, ...], ...],
-    noise_key: Any,
-    step: Any,
-    gain: float,
-    exponentials: tuple[tuple[float, float], ...],
-) -> tuple[Any, tuple[tuple[jax.Array, ...], ...]]:
-    """Returns the noise of a step in standard deviations, a tree like `like`, and new buffers.
-
-    Args:
-      like: Tree of the sums.
-      buffers: From `empty_buffers`, or the step before.
-      noise_key: uint32[4].
-      step: int32 scalar, >= 0.
-      gain: gamma; a float32 number, as are all that follow.
-      exponentials: (omega, lambda) of each buffer.
-    """
-    weights, decays = np.array(exponentials, np.float32).T
-    line = _Line(like, noise_key, step, np.float32(gain))
-    past = [
-        functools.reduce(operator.add, (w * x for w, x in zip(weights, before, strict=True)))
-        for before in buffers
-    ]
-    rows = line.less(past)
-    after = tuple(
-        tuple(decay * x + row for decay, x in zip(decays, before, strict=True))
-        for before, row in zip(buffers, rows, strict=True)
-    )
-    return line.unpacked(rows), after
 
 
 class _Line:

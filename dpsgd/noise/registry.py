@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpsgd.noise.base import Independent, Noise
-from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.removed import removal_notice
 
 _BUILT_IN: dict[str, type[Noise]] = {
     "independent": Independent,
     "banded toeplitz": BandedToeplitz,
-    "buffered toeplitz": BufferedToeplitz,
 }
 
 

@@ -249,12 +249,9 @@ def sentence(chosen: Mapping[str, Any]) -> str:
     if tables := chosen.get("tables"):
         found.append(f"tables {tables['tables']}, as {tables['why']}")
     if noise := chosen.get("noise"):
-        bands, sigma = noise.get("bands", 1), noise["noise_multiplier"]
+        bands, sigma = noise["bands"], noise["noise_multiplier"]
         of = f"of {bands:,} bands" if bands > 1 else "independent"
-        if "buffers" in noise:
-            of = f"of {noise['buffers']} buffers"
-        why = f", as {noise['why']}" if "why" in noise else ""
-        found.append(f"noise {of}, sigma {sigma:.4g}{why}")
+        found.append(f"noise {of}, sigma {sigma:.4g}, as {noise['why']}")
     line = f"chosen: {', '.join(found)}"
     if "budget_minutes" in chosen:
         minutes, seconds = chosen["budget_minutes"], chosen["epoch_seconds"]

@@ -24,9 +24,8 @@ from accounting import (
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
-from dpsgd.noise import planning
 from dpsgd.noise.base import Independent, Noise
-from dpsgd.noise.strategies import banded_square_root
+from dpsgd.noise.correlated import error_of_sums
 from dpsgd.runs.recommendation import (
     CHOICES,
     RecommendationRequest,
@@ -42,7 +41,6 @@ from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import (
     Auto,
     Banded,
-    Buffered,
     Dense,
     LastStep,
     Lazy,
@@ -55,7 +53,7 @@ from dpsgd.runs.spec import (
 from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
 from dpsgd.runs.task import calibration_of
 from dpsgd.sizes import bytes_of
-from samplers import BatchSampler, Population
+from samplers import BallsAndBins, BatchSampler, Poisson, Population, UserPoisson
 from samplers.settings import DEFAULTS, SamplerSettings, name_of
 
 PyTree = Any
@@ -80,8 +78,7 @@ _ABOUT = 0.05
 _LEAST = 1e-6
 """Epsilon at which no number of rows is enough to calibrate."""
 
-_NEAR = 1.02
-"""Up to so many times the least error a smaller number of bands is taken: it needs less memory."""
+_MOST_BANDS = 1024
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def _bands(spec: RunSpec) -> int | None:
 
 def noise_of(spec: RunSpec) -> Noise:
     """Returns the law of the noise of a spec that leaves nothing open."""
-    law = spec.noise.law if isinstance(spec.noise, Banded | Buffered) else spec.noise
+    law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
     assert law is not None, "`resolve` leaves nothing open"
     return law
 
@@ -466,82 +463,74 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
 def with_noise(
     spec: RunSpec, task: Any, population: Population, progress: Progress = lambda line: None
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec with the numbers of its noise, and the record of those that were chosen."""
+    """Returns a spec with the bands of its noise, and the record of them if they were chosen."""
     noise, record = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
         bands, why = _best_bands(spec, noise, task, population, progress)
         noise, record = Banded(bands, noise.memory), {"bands": bands, "why": why}
         spec = dataclasses.replace(spec, noise=noise)
-    sampler = build_sampler(spec, population)  # refuses one that does not go with it
-    if isinstance(noise, Banded) and noise.bands == 1:
+    build_sampler(spec, population)  # refuses one that does not go with it
+    if not isinstance(noise, Banded):
+        return spec, record
+    if noise.bands == 1:
         return dataclasses.replace(spec, noise=Independent()), record
-    if not isinstance(noise, Banded | Buffered):
-        return spec, record
-    momentum = getattr(spec.optimizer, "momentum", None)
-    if momentum is None:
+    if getattr(spec.optimizer, "momentum", None) is None:
         progress(f"note: {ADAM}")
-    spec = dataclasses.replace(spec, sampler=with_separation(spec.sampler, _bands(spec)))
-    if noise.law is not None:
-        return spec, record
-    progress("finding the noise that disturbs the iterates least")
-    count = {"buffers": noise.buffers} if isinstance(noise, Buffered) else {"bands": noise.bands}
-    schedule = spec.optimizer.step_sizes
-    law = planning.best_noise(sampler, **count, momentum=momentum or 0.0, schedule=schedule)
-    numbers: Any = {k: tuple(v) for k, v in law.describe().items()}
-    spec = dataclasses.replace(spec, noise=dataclasses.replace(noise, **numbers))
-    return spec, {**count, **record}
+    return dataclasses.replace(spec, sampler=with_separation(spec.sampler, _bands(spec))), record
 
 
 def _best_bands(
     spec: RunSpec, noise: Banded, task: Any, population: Population, progress: Progress
 ) -> tuple[int, str]:
-    """Returns the number of bands that leaves least error at the wanted guarantee, and why."""
-    momentum, goal = getattr(spec.optimizer, "momentum", None), spec.privacy
-    if momentum is None:
+    """Returns the power of two of bands that leaves least error in sums of gradients, and why.
+
+    The error is sigma E(b, N) / (B N), of `error_of_sums`, with the sigma of the wanted guarantee.
+    """
+    if getattr(spec.optimizer, "momentum", None) is None:
         return 1, ADAM
-    sampler = build_sampler(spec, population)
-    if getattr(sampler, "cycle_length", 1) > 1:
+    sampler: Any = build_sampler(dataclasses.replace(spec, noise=Independent()), population)
+    cyclic = isinstance(sampler, BallsAndBins | Poisson) and not isinstance(sampler, UserPoisson)
+    if cyclic and sampler.cycle_length > 1:
         raise ValueError(
             "cycle_length is as long as bands, which auto chooses: leave it out, or give bands"
         )
-    of_sampler = planning.most_bands(sampler)
-    if of_sampler == 1:
+    # Each group needs a batch.
+    most = sampler.num_examples // sampler.batch_size if cyclic else sampler.separation
+    if most == 1:
         return 1, f"{name_of(type(sampler))} has no minimum separation"
+    if cyclic and isinstance(spec.privacy, NoiseMultiplier):
+        raise ValueError(
+            "bands auto compares at one guarantee, and under this sampler that of a "
+            "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
+        )
+    most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, noise.memory, task))
+    if most == 1:
+        return 1, f"{noise.memory} hold no noise vector of the model"
+    errors = {}
+    for bands in (2**k for k in range(most.bit_length())):
+        progress(f"comparing correlated noise: b = {bands}")
+        mechanism = resolved(
+            dataclasses.replace(spec, noise=Banded(bands), l2_clip_norm=1.0), population
+        ).mechanism
+        steps = mechanism.sampler.num_steps
+        distance = steps * mechanism.sampler.expected_batch_size
+        errors[bands] = mechanism.noise_multiplier * error_of_sums(bands, steps) / distance
+    best = min(errors, key=errors.__getitem__)
+    if best == 1:
+        return 1, "at this guarantee a larger b asks for more noise than correlation saves"
+    return best, f"it leaves about {errors[best] / errors[1]:.2g} of the error of independent noise"
+
+
+def _most_vectors(spec: RunSpec, memory: str, task: Any) -> int:
+    """Returns how many noise vectors of the trained parameters the memory holds."""
     import jax
 
     from dpsgd.gradients.frozen import matching_leaves
 
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     trained = matching_leaves(params, spec.train or "")
-    num_params = sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
-    memory = bytes_of(noise.memory, "bands_memory")
-    most = planning.most_bands(sampler, memory=memory, num_params=num_params)
-    if most == 1:
-        return 1, f"{noise.memory} hold no noise vector of the model"
-    delta = spec.delta_of(population)
-    assert not isinstance(goal, NonPrivate), "`check` refuses bands without noise"
-    target = getattr(goal, "epsilon", None)
-    if isinstance(goal, NoiseMultiplier):
-        if sampler.separation < of_sampler:
-            raise ValueError(
-                "bands auto compares at one guarantee, and under this sampler that of a "
-                "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
-            )
-        target = sampler.privacy(goal.noise_multiplier).epsilon(delta).upper
-    sums = full_sums(spec, sampler, delta)
-    advantage, schedule = getattr(goal, "advantage", None), spec.optimizer.step_sizes
-    release = None if sums is None else sums.release(sums.count).noise_multiplier
-    candidates = planning.plan(
-        sampler,
-        planning.Goal(target, delta, advantage, momentum, schedule, release),
-        planning.tried_bands(most),
-        progress=lambda line: progress(f"comparing correlated noise: {line}"),
-    )
-    least = min(candidate.error for candidate in candidates)
-    best = next(candidate for candidate in candidates if candidate.error <= _NEAR * least)
-    if best.bands == 1:
-        return 1, "at this guarantee a larger b asks for more noise than correlation saves"
-    return best.bands, f"it leaves {best.error:.2g} of the error of independent noise"
+    count = sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
+    return int(bytes_of(memory, "bands_memory") // (4 * count))
 
 
 # --- Specs that need no choice, or were given one -----------------------------------------------
@@ -552,12 +541,6 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
     noise = spec.noise
     if isinstance(noise, Banded) and noise.bands == "auto":
         noise = Independent()
-    elif isinstance(noise, Banded) and noise.law is None:
-        law = banded_square_root(int(noise.bands))
-        noise = dataclasses.replace(noise, coefficients=tuple(law.coefficients))
-    elif isinstance(noise, Buffered) and noise.law is None:
-        some = (0.5 / noise.buffers,) * noise.buffers
-        noise = dataclasses.replace(noise, weights=some, decays=some)
     privacy = NoiseMultiplier(1.0) if spec.private else spec.privacy
     how: dict[str, Any] = {"noise": noise, "privacy": privacy, "calibration": "none"}
     return resolved(dataclasses.replace(spec, **how), population)
@@ -587,7 +570,7 @@ def differing(asked: RunSpec, found: RunSpec) -> list[str]:
             asked = dataclasses.replace(
                 asked, init_map=found.init_map, init_sha256=found.init_sha256
             )
-    left = {*asked.open, "target_delta", "decays", "schedule"}
+    left = {*asked.open, "target_delta", "schedule"}
     left |= {"average_tail"} if averages_by_rule(asked) else set()
     ours, theirs = asked.options(), found.options()
     names = (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))

@@ -28,8 +28,7 @@ from dpsgd.gradients.rules import (
     PerLayerClipping,
 )
 from dpsgd.noise.base import Independent, Noise
-from dpsgd.noise.buffered import BufferedToeplitz
-from dpsgd.noise.correlated import BandedToeplitz
+from dpsgd.noise.correlated import BandedToeplitz, banded_square_root
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, field_types, near, to_json
 from dpsgd.sizes import bytes_of
@@ -133,13 +132,14 @@ class Banded(_Checked):
 
     bands: int | Literal["auto"] = _setting(must=_BANDS)
     """Steps b over which noise is correlated, so that it adds up to less in what SGD sums; as it
-    asks for, the sampler's cycle_length becomes b. auto: what disturbs the iterates least at the
-    guarantee that is wanted, which may be 1, and for Adam is. By default noise is independent."""
+    asks for, the sampler's cycle_length becomes b. auto: the power of two that leaves the least
+    error in sums at the guarantee that is wanted, which may be 1, and for Adam is. By default
+    noise is independent."""
     memory: str = _setting("2GiB", name="bands_memory")
     """Most memory for the last b - 1 noise vectors that auto may choose, such as 8GB."""
     coefficients: tuple[float, ...] | None = None
-    """Of banded noise, b numbers, see `dpsgd.BandedToeplitz`; by default those that disturb the
-    iterates of SGD least."""
+    """Of banded noise, b numbers, see `dpsgd.BandedToeplitz`; by default the first of
+    (1 - x)^(-1/2)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,40 +152,12 @@ class Banded(_Checked):
 
     @property
     def law(self) -> Noise | None:
-        """The noise; None while its numbers are open."""
-        if self.coefficients is None:
-            return Independent() if self.bands == 1 else None
-        return BandedToeplitz(self.coefficients)
-
-
-@dataclass(frozen=True)
-class Buffered(_Checked):
-    """Noise that is correlated over all steps of a fixed order (BLT)."""
-
-    buffers: int = _setting(must=_COUNT)
-    """In place of bands, in an order that is fixed: the vectors that noise keeps which is
-    correlated over all steps (BLT); 2 to 4 do."""
-    weights: tuple[float, ...] | None = None
-    """Of buffers, see `dpsgd.BufferedToeplitz`; by default, as decays, those that disturb the
-    iterates of SGD least."""
-    decays: tuple[float, ...] | None = None
-    """Of buffers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = [len(numbers) for numbers in (self.weights, self.decays) if numbers is not None]
-        if given not in ([], [self.buffers] * 2):
-            raise ValueError(
-                f"weights and decays must be as many as buffers, {self.buffers}: give both"
-            )
-        _ = self.law  # refuses numbers that no noise has
-
-    @property
-    def law(self) -> Noise | None:
-        """The noise; None while its numbers are open."""
-        if self.weights is None or self.decays is None:
+        """The noise; None while the number of bands is open."""
+        if self.coefficients is not None:
+            return BandedToeplitz(self.coefficients)
+        if self.bands == "auto":
             return None
-        return BufferedToeplitz(self.weights, self.decays)
+        return Independent() if self.bands == 1 else banded_square_root(self.bands)
 
 
 @dataclass(frozen=True)
@@ -298,7 +270,7 @@ class RunSpec(_Checked):
     """How batches are drawn; this decides what the run costs in privacy."""
     privacy: NoiseMultiplier | TargetEpsilon | TargetAdvantage | NonPrivate
     """How much noise: given, or the smallest that certifies a target."""
-    noise: Independent | Banded | Buffered = _INDEPENDENT
+    noise: Independent | Banded = _INDEPENDENT
     """The law of the noise over the steps."""
     tables: Dense | Lazy | Auto = Dense()
     """How parameters are trained of which the model only looks rows up. dense: by the optimizer,
@@ -407,9 +379,8 @@ class RunSpec(_Checked):
             fields = dataclasses.fields(part)
             left = (f for f in fields if f.metadata.get("open") and getattr(part, f.name) is None)
             names += map(_name, left)
-        if isinstance(noise, Banded | Buffered) and noise.law is None:
-            missing = "weights" if isinstance(noise, Buffered) else "coefficients"
-            names.append("bands" if getattr(noise, "bands", None) == "auto" else missing)
+        if isinstance(noise, Banded) and noise.law is None:
+            names.append("bands")
         return names
 
     @classmethod
@@ -542,7 +513,7 @@ PARTS: dict[str, dict[str, type]] = {
         "target_advantage": TargetAdvantage,
         "non_private": NonPrivate,
     },
-    "noise": {"": Independent, "bands": Banded, "buffers": Buffered},
+    "noise": {"": Independent, "bands": Banded},
     "tables": {"dense": Dense, "lazy": Lazy, "auto": Auto},
     "optimizer": {"adam": Adam, "sgd": SGD},
     "average": {"": LastStep, "average_tail": TailAverage, "average_decay": MovingAverage},

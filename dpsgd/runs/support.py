@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from accounting import epsilon
 from dpsgd.gradients.rules import FlatClipping
-from dpsgd.runs.spec import Banded, Buffered, Lazy, RunSpec
+from dpsgd.runs.spec import Banded, Lazy, RunSpec
 from samplers import BatchSampler, Population, UnitTree
 from samplers.settings import SETTINGS, SamplerSettings
 
@@ -18,14 +18,12 @@ Trait = Literal[
     "non_private",
     "bands",
     "bands auto",
-    "buffers",
     "tables lazy",
     "calibration",
     "budget_minutes",
     "overflow accumulate",
     "clipping",
     "no minimum separation",
-    "random order",
     "protected units of several rows",
 ]
 """What a run may be refused by: in the words of options, and of what samplers have."""
@@ -43,7 +41,7 @@ class Unsupported(NamedTuple):
 UNSUPPORTED = (
     Unsupported(
         ("tables lazy",),
-        ("bands", "buffers"),
+        ("bands",),
         "deferred noise is the sum of independent noise of many steps, and correlated noise has "
         "another law",
     ),
@@ -55,7 +53,7 @@ UNSUPPORTED = (
     ),
     Unsupported(
         ("non_private",),
-        ("bands", "buffers"),
+        ("bands",),
         "without privacy there is no noise, which could be correlated",
     ),
     Unsupported(
@@ -68,12 +66,6 @@ UNSUPPORTED = (
         ("no minimum separation",),
         "correlated noise needs a minimum separation of the steps that an example takes part in",
         "take balls-and-bins, poisson, deterministic, or shuffle with a fixed order",
-    ),
-    Unsupported(
-        ("buffers",),
-        ("random order",),
-        "noise that is correlated over all steps needs an order that is known",
-        "take deterministic, or shuffle with a fixed order",
     ),
     Unsupported(
         ("calibration",),
@@ -105,7 +97,6 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
         "non_private": not spec.private,
         "bands": isinstance(noise, Banded) and bands != 1,
         "bands auto": bands == "auto",
-        "buffers": isinstance(noise, Buffered),
         "tables lazy": isinstance(spec.tables, Lazy),
         "clipping": not isinstance(spec.clipping, FlatClipping),
         "calibration": spec.calibration not in (None, "none"),
@@ -114,7 +105,6 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
     }
     if sampler is not None:
         has["no minimum separation"] = sampler.separation == 1 and bands != "auto"
-        has["random order"] = sampler.period is None
         has["protected units of several rows"] = sampler.unit != "example"
     return {name for name, holds in has.items() if holds}
 
@@ -178,8 +168,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "independent noise": {},
-    "banded noise": {"bands": 2, "coefficients": (1.0, 0.5)},
-    "buffered noise": {"buffers": 1, "weights": (0.5,), "decays": (0.5,)},
+    "banded noise": {"bands": 2},
     "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
     "calibration": {"calibration": "platt"},
 }

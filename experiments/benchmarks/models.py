@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -59,59 +59,6 @@ class FewerRows(Clicks):
         kept = {name: x[len(x) - self.kept_aside :] for name, x in super().columns().items()}
         of_kept = self.evaluate(params, [kept]) if self.kept_aside else {}
         return super().metrics(params) | {f"kept_{name}": x for name, x in of_kept.items()}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a model is trained by; SGD unless `momentum` is None, which is Adam.
-
-    Attributes:
-      epsilon: To be certified of a run at delta = 1 / n.
-      batch_size: Expected number of rows in a batch.
-      epochs: Passes over the rows.
-      learning_rate: Peak of the cosine schedule.
-      bands: Steps over which noise is correlated, by the best coefficients for the run's steps.
-      order: By which rows are drawn: in cycles of `bands`, or in theirs, without amplification.
-      momentum: Of SGD; None for Adam.
-      l2_clip_norm: C.
-      buffers: In place of bands, of a known order: decaying sums of earlier noise (BLT).
-    """
-
-    epsilon: float
-    batch_size: int
-    epochs: int
-    learning_rate: float
-    bands: int = 1
-    order: Literal["balls-and-bins", "deterministic"] = "balls-and-bins"
-    momentum: float | None = 0.9
-    l2_clip_norm: float = 4.0
-    buffers: int = 0
-
-    def __str__(self) -> str:
-        by = "Adam" if self.momentum is None else f"SGD, momentum {self.momentum:g}"
-        over = f"{self.buffers} buffers" if self.buffers else f"b = {self.bands}"
-        return (
-            f"epsilon {self.epsilon:g}, {by}, {self.order}, {over}, batch {self.batch_size}, "
-            f"{self.epochs} epochs, C {self.l2_clip_norm:g}, rate {self.learning_rate:g}"
-        )
-
-    @property
-    def spec(self) -> RunSpec:
-        """The run that is asked for."""
-        sgd = {"optimizer": "sgd", "momentum": self.momentum}
-        return run_of(
-            self.order,
-            self.batch_size,
-            self.epochs,
-            target_epsilon=self.epsilon,
-            target_delta="1/n",
-            learning_rate=self.learning_rate,
-            l2_clip_norm=self.l2_clip_norm,
-            calibration="none",
-            audit=False,
-            **({"optimizer": "adam"} if self.momentum is None else sgd),
-            **({"buffers": self.buffers} if self.buffers else {"bands": self.bands}),
-        )
 
 
 @dataclass(frozen=True)
@@ -209,22 +156,6 @@ def mean(runs: Sequence[Figures], key: str) -> Estimate:
 def difference(runs: Sequence[Figures], others: Sequence[Figures], key: str) -> Estimate:
     """Returns the mean of the difference, seed by seed."""
     return Estimate.mean([a[key] - b[key] for a, b in zip(runs, others, strict=True)])
-
-
-def auc(models: Models, setting: Setting, name: str = "") -> Iterator[Row]:
-    """Yields the mean AUC of a setting on test rows and on the validation rows."""
-    found = models.trained(str(setting), setting.spec)
-    for split in ("test", "validation"):
-        row = at(f"{split} rows, {f'{name}: ' if name else ''}{setting}")
-        yield row("AUC", mean(found, f"{split}_auc"))
-
-
-def gain(
-    models: Models, setting: Setting, other: Setting, name: str, bar: float | None = None
-) -> Row:
-    """Returns the mean AUC on test rows of one setting less that of another, seed by seed."""
-    ours, theirs = (models.trained(str(one), one.spec) for one in (setting, other))
-    return figure(name, difference(ours, theirs, "test_auc"), at_least=bar)
 
 
 # ----------------------------------------------------------------- at the defaults of `dpsgd train`
@@ -397,42 +328,3 @@ def lazy_and_dense(models: Models, batch_size: int | None, epochs: int | None) -
                 bar = SURELY if models.seeds >= SEEDS else None
                 surely = off - 2 * off.error
                 yield figure(f"{name}, less 2 standard errors", surely, at_least=bar)
-
-
-# ------------------------------------------------------------------------------ of correlated noise
-
-# Rates were chosen by the AUC on validation rows of two models each, among 0.05, 0.1, 0.2 and 0.4
-# for SGD and 0.001, 0.002, 0.003, 0.005 and 0.008 for Adam.
-SGD_RATES = {8.0: 0.2, 3.0: 0.2, 1.0: 0.1}
-ADAM_RATES = {8.0: 0.005, 3.0: 0.005, 1.0: 0.005}
-
-
-def few_steps(epsilon: float) -> dict[str, Setting]:
-    """Returns what is compared at 88 steps an epoch, in batches of 1,000, and 10 epochs."""
-    one = Setting(epsilon, 1000, 10, SGD_RATES[epsilon])
-    return {
-        "SGD with independent noise": one,
-        "SGD with 8 bands": replace(one, bands=8),
-        "SGD with 22 bands": replace(one, bands=22),
-        "SGD in a known order, 88 bands": replace(one, bands=88, order="deterministic"),
-        "SGD in a known order, 4 buffers": replace(one, buffers=4, order="deterministic"),
-        "Adam with independent noise": replace(
-            one, learning_rate=ADAM_RATES[epsilon], momentum=None
-        ),
-    }
-
-
-def adam_default(epsilon: float) -> Setting:
-    """Returns what `dpsgd train` does by default on 88,000 rows."""
-    rate = {8.0: 0.0038, 3.0: 0.005, 1.0: 0.0062}[epsilon]
-    return Setting(epsilon, 4096, 30, rate, momentum=None)
-
-
-def best_independent(epsilon: float) -> Setting:
-    """Returns the setting of SGD under independent noise that was best on validation rows.
-
-    At epsilon 8 more passes with larger batches help it, as they help Adam; with bands they do not.
-    """
-    if epsilon == 8.0:
-        return Setting(epsilon, 4096, 30, 0.2)
-    return few_steps(epsilon)["SGD with independent noise"]

@@ -34,7 +34,7 @@ class PlanDevices(tasks.OfTask, OfSizes):
     """
 
     what: tyro.conf.Positional[Literal["devices"]] = tyro.MISSING
-    """What is planned: noise, or devices."""
+    """What is planned."""
     num_devices: int
     """Devices, of all hosts together."""
     num_hosts: int = 1

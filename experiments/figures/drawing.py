@@ -32,9 +32,6 @@ COLORS = {
 }
 """Of each sampler, in all figures."""
 
-BUFFERED = "#D55E00"
-"""Of noise that keeps buffers, beside bands."""
-
 MARKERS = "osD^vP*X"
 
 LONGEST = 48

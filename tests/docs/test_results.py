@@ -163,42 +163,6 @@ def test_the_table_of_models_with_lazy_tables_is_what_was_recorded():
         assert measured[apart].holds is True
 
 
-def test_the_tables_of_correlated_noise_are_what_was_recorded():
-    from experiments.benchmarks.models import adam_default, few_steps
-
-    measured = recorded("correlated")
-    value = {name: row.value for name, row in measured.items()}
-    sums = table_rows("bands | sigma, epsilon 1 |")
-    assert [label for label, _ in sums] == ["1", "16", "64", "256", "1,024"]
-    for label, cells in sums:
-        bands = int(label.replace(",", ""))
-        for column, cell in cells.items():
-            figure, epsilon = column.split(", epsilon ")
-            name = "noise multiplier" if figure == "sigma" else "error / that of b 1, optimised"
-            [found] = [
-                x
-                for row, x in value.items()
-                if row.startswith(f"{name}, T ") and row.endswith(f"b {bands}, epsilon {epsilon}")
-            ]
-            assert cell == f"{found:.3f}", (label, column)
-    models = table_rows("88 steps an epoch, 10 epochs |")
-    assert len(models) == 7
-    for label, cells in models:
-        for epsilon in (8.0, 3.0, 1.0):
-            setting = few_steps(epsilon).get(label)
-            what = f"88 steps an epoch, {label}: {setting}"
-            if setting is None:
-                assert label.startswith("Adam's default")
-                what = f"Adam's default: {adam_default(epsilon)}"
-            name = f"AUC, test rows, {what}"
-            assert cells[f"epsilon {epsilon:g}"] == shown(measured[name]), (label, epsilon)
-            best = f"AUC, test rows, the best of SGD with independent noise: epsilon {epsilon:g},"
-            [independent] = [x for row, x in value.items() if row.startswith(best)]
-            named = {"SGD with 22 bands": value[name], "SGD with independent noise": independent}
-            if label in named or setting is None:
-                assert f"{named.get(label, value[name]):.4f}" in PROSE, (label, epsilon)
-
-
 def test_the_tables_of_logistic_models_and_few_shot_episodes_are_what_was_recorded():
     found, useful = recorded("logistic"), recorded("useful", model="linear")
     rows = table_rows("| Adult: AUC | Adult: log loss |")

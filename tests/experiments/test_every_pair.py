@@ -49,7 +49,6 @@ TRAINED = {"clicks": "logit", "ratings": "factor", "text": "head|qkv.*lora", "im
 TABLES = {"clicks": "embedding", "ratings": "bias", "text": "tokens|head", "images": "conv"}
 CALIBRATED = {"binary": "platt", "classes": "temperature", "number": "affine", "weights": "platt"}
 SIZES = "--batch-size 16 --epochs 2"
-BUFFERS = "--buffers 1"
 OPTIONS = {
     "task": tuple(KINDS),
     "sampler": (
@@ -70,7 +69,7 @@ OPTIONS = {
         "--target-advantage 0.2",
         "--non-private",
     ),
-    "noise": ("", "--bands 2", "--bands auto", BUFFERS),
+    "noise": ("", "--bands 2", "--bands auto"),
     "tables": ("", "--tables lazy", "--tables auto"),
     "optimizer": ("", "--optimizer sgd", "--optimizer sgd --momentum 0.9"),
     "average": ("", "--average-tail 0.5", "--average-decay 0.9"),
@@ -93,7 +92,7 @@ def starting(*names):
 OF_TREES = starting("multistage", "units-then", "user-poisson")
 FIXED = starting("deterministic") | {f"shuffle {SIZES} --order fixed"}
 SEPARATED = FIXED | starting("balls-and-bins", "poisson")
-CORRELATED = {"--bands 2", "--bands auto", BUFFERS}
+CORRELATED = {"--bands 2", "--bands auto"}
 SAMPLERS = set(OPTIONS["sampler"])
 LAZY = {"--tables lazy"}
 REFUSED = [
@@ -103,7 +102,6 @@ REFUSED = [
     ({"--non-private"}, {"--calibration KIND"}, "calibration and non-private"),
     ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
     ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),
-    ({BUFFERS}, SAMPLERS - FIXED, "buffers"),
     ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),
     (LAZY, {"images", "adapters", "part"}, "tables lazy: the loss has no tables"),
     ({"--calibration KIND"}, {"part", "table"}, "calibration platt cannot be had: it would"),

@@ -14,7 +14,6 @@ import pytest
 
 from dpsgd import (
     BandedToeplitz,
-    BufferedToeplitz,
     Independent,
     Mechanism,
     Noise,
@@ -267,8 +266,7 @@ def test_a_planted_bug_of_the_noise_is_caught(bug, monkeypatch):
 # Faults of a matrix M, of what is kept of earlier steps, and of what a noise states.
 
 THREE = BandedToeplitz((1.0, 0.6, 0.3))
-TWO = BufferedToeplitz(weights=(0.4, 0.2), decays=(0.5, 0.96))
-OTHERS = {THREE: BandedToeplitz((1.0, 0.6, 0.5)), TWO: BufferedToeplitz((0.4, 0.2), (0.5, 0.6))}
+OTHERS = {THREE: BandedToeplitz((1.0, 0.6, 0.5))}
 CYCLE = BallsAndBins(48, 4, 2, cycle_length=3, overflow="accumulate")
 ORDER = Deterministic(48, 6, 3)
 
@@ -306,11 +304,6 @@ def of_the_first_step(noise, total, state, key, step, scales):
     return noised, jax.tree.map(lambda old, new: jnp.where(step == 0, new, old), state, after)
 
 
-def decayed(state):
-    """Buffers that decay once more than there were steps: the hardest to see of what errs once."""
-    return tuple(tuple(d * b for d, b in zip(TWO.decays, pack, strict=True)) for pack in state)
-
-
 def less(share):
     def add(noise, total, state, key, step, scales):
         scales = dataclasses.replace(scales, noise_stddev=share * scales.noise_stddev)
@@ -325,14 +318,6 @@ def another_key(noise, total, state, key, step, scales):
 
 def steps_share(noise, total, state, key, step, scales):
     return noise.add(total, state, key, jnp.where(step == 3, 2, step), scales)
-
-
-@dataclass(frozen=True)
-class Cheaper(BufferedToeplitz):
-    """Noise whose columns, it says, overlap less than they do."""
-
-    def column(self, num_steps):
-        return super().column(num_steps) * 0.99 ** np.arange(num_steps)
 
 
 @dataclass(frozen=True)
@@ -387,7 +372,6 @@ LOST = at_step_9(lambda state: jax.tree.map(jnp.zeros_like, state))
 BOTH = {NOISE, IN_BLOCKS}
 LAWS = {
     "bands": (THREE, set()),
-    "buffers": (TWO, set()),
     "bands of another matrix": (faulty(THREE, another_matrix), BOTH),
     "bands, one percent less": (faulty(THREE, less(0.99)), BOTH),
     "bands of another key": (faulty(THREE, another_key), BOTH),
@@ -399,15 +383,6 @@ LAWS = {
         {IN_BLOCKS},
     ),
     "bands of the first step": (faulty(THREE, of_the_first_step), {IN_BLOCKS}),
-    "buffers decayed twice": (faulty(TWO, at_step_9(decayed)), {IN_BLOCKS}),
-    "buffers of another matrix": (faulty(TWO, another_matrix), BOTH),
-    "buffers lost": (faulty(TWO, LOST), {IN_BLOCKS}),
-    "buffers swapped": (
-        faulty(TWO, at_step_9(lambda state: tuple(pack[::-1] for pack in state))),
-        {IN_BLOCKS},
-    ),
-    "no buffers": (faulty(TWO, independent), BOTH),
-    "shorter columns": (Cheaper(TWO.weights, TWO.decays), {MATRIX}),
     "claimed as independent": (ClaimedIndependent((1.0, 0.5)), BOTH),
     "claimed as of one band": (FewBands((1.0, 0.5)), {MATRIX}),
     "half, and stated as a matrix": (Half(), {MATRIX}),
@@ -420,8 +395,6 @@ LAWS = {
     "a generator*",
     "bands of another matrix",
     "bands, one*",
-    "buffers decayed*",
-    "shorter*",
     "claimed*",
 )
 @pytest.mark.parametrize(("noise", "wrong"), LAWS.values(), ids=LAWS)

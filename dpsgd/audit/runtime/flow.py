@@ -25,6 +25,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import block_program, flush_program
 from dpsgd.noise.base import Scales
+from dpsgd.noise.correlated import BandedToeplitz
 
 PyTree = Any
 
@@ -349,7 +350,7 @@ def flow_checks(
 
 def _reader(mechanism: Mechanism) -> _Reader:
     noise = mechanism.noise
-    alike = noise.bands == 1 or noise.column(2) is not None
+    alike = noise.bands == 1 or isinstance(noise, BandedToeplitz)
     return _Reader(frozenset({KEY, STEP} if alike else {KEY}))
 
 

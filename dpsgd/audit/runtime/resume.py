@@ -1,8 +1,8 @@
 """What a run that resumes reads of its noise, recomputed from key and steps and compared.
 
-Correlated noise resumes with what it kept of the steps before: n of the last steps, or buffers of
-them (`dpsgd.noise.correlated`, `dpsgd.noise.buffered`). Both are recursions in z, which
-`dpsgd.audit.reference` gives. Rows of lazy tables that no step has read hold their first numbers.
+Correlated noise resumes with n of the last steps (`dpsgd.noise.correlated`), a recursion in z,
+which `dpsgd.audit.reference` gives. Rows of lazy tables that no step has read hold their first
+numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from dpsgd.audit import reference
 from dpsgd.core.state import TrainState
 from dpsgd.noise.base import Noise
-from dpsgd.noise.buffered import BufferedToeplitz
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.packing import packs
 
@@ -46,7 +45,7 @@ def wrong_noise(
     """
     if state.pending:
         return _wrong_rows(state, params)
-    if not isinstance(noise, BandedToeplitz | BufferedToeplitz) or not jax.tree.leaves(state.noise):
+    if not isinstance(noise, BandedToeplitz) or not jax.tree.leaves(state.noise):
         return ""
     sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(state.dense_params)]
     steps = range(first_step, int(state.step))
@@ -54,7 +53,7 @@ def wrong_noise(
     places = [
         np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64)) for size in sizes
     ]
-    kept, stddev = _kept(noise, key, steps, places)
+    kept, allowed = _kept(noise, key, steps, places), _ERROR * max(1.0, noise.spread)
     expected = np.split(kept, np.cumsum([len(at) for at in places])[:-1], axis=1)
     for pack, rows in zip(packs(dict(enumerate(sizes))), state.noise, strict=True):
         offsets = [0, *itertools.accumulate(sizes[k] for k in pack)]
@@ -63,7 +62,7 @@ def wrong_noise(
                 if isinstance(row, jax.Array) and not row.is_fully_addressable:
                     continue
                 found = np.asarray(row[offset + places[k]], np.float64)
-                if not np.all(np.abs(found - wanted) <= _ERROR * stddev[number]):
+                if not np.all(np.abs(found - wanted) <= allowed):
                     return (
                         f"vector {number} of {len(rows)} that the noise keeps is, in array {k} of "
                         f"the parameters, not that of steps {steps.start:,} to {steps.stop - 1:,}"
@@ -72,32 +71,17 @@ def wrong_noise(
 
 
 def _kept(
-    noise: BandedToeplitz | BufferedToeplitz,
-    key: np.ndarray,
-    steps: range,
-    places: list[np.ndarray],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what a noise keeps after some steps, and the standard deviation of each vector."""
-    if isinstance(noise, BandedToeplitz):  # n of the last steps, each in row step mod (b - 1)
-        c = np.array(noise.coefficients)
-        kept = np.zeros((len(c) - 1, sum(map(len, places))))
-        stddev = np.full(len(kept), max(1.0, noise.spread))
-    else:  # sums of n with weights that decay
-        weights, decays = np.array(noise.weights), np.array(noise.decays)
-        inner = 1 - np.outer(decays, decays)
-        gain = math.sqrt(1 + float(np.sum(np.outer(weights, weights) / inner)))
-        kept = np.zeros((len(weights), sum(map(len, places))))
-        slow = (1 - decays) ** -0.5  # a buffer forgets its roundings as slowly as it decays
-        stddev = noise.spread * np.maximum(1.0, slow) * (1 + slow / 64)
+    noise: BandedToeplitz, key: np.ndarray, steps: range, places: list[np.ndarray]
+) -> np.ndarray:
+    """Returns n of the last steps, each in row step mod (b - 1): float64[b - 1, places]."""
+    c = np.array(noise.coefficients)
+    kept = np.zeros((len(c) - 1, sum(map(len, places))))
     for some in np.array_split(np.array(steps), len(steps) // _CHUNK + 1):
         drawn = [reference.normals(key, some[:, None], k, at) for k, at in enumerate(places)]
         for step, z in zip(some.tolist(), np.concatenate(drawn, axis=1), strict=True):
-            if isinstance(noise, BufferedToeplitz):
-                kept = decays[:, None] * kept + (gain * z - weights @ kept)
-            elif len(kept):
-                lag = (step - 1 - np.arange(len(kept))) % len(kept)
-                kept[step % len(kept)] = (z - c[1 + lag] @ kept) / c[0]
-    return kept, stddev
+            lag = (step - 1 - np.arange(len(kept))) % len(kept)
+            kept[step % len(kept)] = (z - c[1 + lag] @ kept) / c[0]
+    return kept
 
 
 def _wrong_rows(state: TrainState, params: PyTree) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from accounting import Bound
 from accounting.profile import UpperEnd
-from dpsgd import BandedToeplitz, BufferedToeplitz, Independent, LazyTables, averaged, dpsgd
+from dpsgd import BandedToeplitz, Independent, LazyTables, averaged, dpsgd
 from dpsgd.audit.conformance import (
     check_clipping,
     check_noise,
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.audit
 NOISES = [
     Independent(),
     BandedToeplitz((4.0, 2.0, 1.0)),
-    BufferedToeplitz((0.3, 0.1), (0.9, 0.5)),
 ]
 
 
@@ -148,7 +147,6 @@ class Lawless(Poisson):
 
 class SaidToBeApart(Poisson):
     separation = 7
-    period = 4
 
 
 class DearerWithNoise(Poisson):
@@ -233,13 +231,13 @@ class CheapTwice(Independent):
 
 @dataclasses.dataclass(frozen=True)
 class CheapBands(BandedToeplitz):
-    """Noise whose columns reach over epochs, and which is priced as independent noise."""
+    """Noise that is priced as independent noise, however near the steps of an example are."""
 
     def privacy(self, sampler, noise_multiplier):
         return sampler.privacy(noise_multiplier)
 
 
-CHEAP = Cheap(), CheapPart(), CheapTwice(), CheapBands((4.0, 2.0, 1.0))
+CHEAP = Cheap(), CheapPart(), CheapTwice()
 FAULTY = {Faint(): "noise is what key, step and place give", **dict.fromkeys(CHEAP, "cost")}
 
 
@@ -247,6 +245,11 @@ FAULTY = {Faint(): "noise is what key, step and place give", **dict.fromkeys(CHE
 def test_a_faulty_noise_or_one_that_is_priced_too_low_is_refused(noise, wrong):
     with pytest.raises(AssertionError, match=wrong):
         check_noise(noise, steps=24)
+
+
+def test_noise_of_more_bands_than_the_separation_is_refused_whatever_it_is_priced_as():
+    with pytest.raises(ValueError, match="up to 2, the minimum separation"):
+        check_noise(CheapBands((4.0, 2.0, 1.0)), sampler=Deterministic(16, 8, 12))
 
 
 def test_a_faulty_clipping_is_refused():

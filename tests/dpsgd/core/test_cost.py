@@ -37,7 +37,6 @@ from dpsgd import (
 )
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.core.queries import FullSums
-from dpsgd.noise.planning import Goal, plan
 from dpsgd.runs.history import Attempt, History
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Selection, Terms
@@ -81,7 +80,6 @@ DELTAS = {
     "by hand": lambda delta: Guarantee(Bound(0.0, 0.0), delta, MECHANISM, "example"),
     "train": lambda delta: trained(delta=delta),
     "until": lambda delta: MECHANISM.until(epsilon=1.0, delta=delta),
-    "plan": lambda delta: plan(MECHANISM.sampler, Goal(1.0, delta), [1]),
     "a mean": lambda delta: private_mean(ROWS[:, None], l2_clip_norm=1.0, epsilon=1.0, delta=delta),
     "a histogram": lambda delta: private_histogram([0, 1], 2, epsilon=1.0, delta=delta),
     "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),

@@ -20,7 +20,6 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.planning import Collective, StepPlan, collectives
 from dpsgd.engine.programs import program
-from dpsgd.noise.buffered import BufferedToeplitz
 from samplers import Deterministic, Poisson
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -98,7 +97,6 @@ BANDED = BandedToeplitz((0.8, 0.5, 0.3))
 LAWS = {
     "independent": Independent(),
     "bands": BANDED,
-    "buffered": BufferedToeplitz((0.5, 0.25), (0.75, 0.5)),
 }
 TRAINED = {
     "1": (on(1), dropped, POISSON, Independent(), "device"),

@@ -15,9 +15,8 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.rules import PerLayerClipping
-from dpsgd.noise.buffered import BufferedToeplitz
+from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.noise.keys import RootKey
-from dpsgd.noise.strategies import BandedToeplitz
 from samplers import Deterministic
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
@@ -48,7 +47,6 @@ ADAMW = optax.adamw(0.1, weight_decay=0.1)
 KINDS = {
     "dense": (Independent(), None),
     "banded": (BandedToeplitz((4, 3)), None),
-    "buffered": (BufferedToeplitz((0.5, 0.3), (0.9, 0.5)), None),
     "lazy tables": (Independent(), LazyTables(0.1, momentum=0.5)),
 }
 

@@ -13,7 +13,6 @@ from dpsgd import (
     Adam,
     Auto,
     Banded,
-    Buffered,
     Dense,
     Independent,
     Lazy,
@@ -33,7 +32,6 @@ NOISE = (
     Independent(),
     Banded(1),
     Banded(2, coefficients=(1.0, 0.5)),
-    Buffered(1, (0.5,), (0.5,)),
 )
 TABLES = Dense(), Lazy(0.5, 0.0, 0.1, 8)
 OPTIMIZERS = Adam(0.1), SGD(0.1, 0.9)
@@ -62,8 +60,6 @@ OPEN = {
     "tables_momentum": spec_of(tables=Lazy(0.5, flush_every=8)),
     "flush_every": spec_of(tables=Lazy(0.5, 0.0)),
     "bands": spec_of(noise=Banded("auto", memory="8GB")),
-    "coefficients": spec_of(noise=Banded(2)),
-    "weights": spec_of(noise=Buffered(2)),
     "batch_size": spec_of(sampler=SETTINGS["shuffle"](epochs=3)),
     "epochs": spec_of(sampler=SETTINGS["shuffle"](batch_size=16)),
 }
@@ -93,7 +89,6 @@ def test_options_may_state_defaults_of_choices_that_are_not_made():
 
 
 LAZY = {"tables": "lazy"}
-FEW = "weights and decays must be as many as buffers"
 REFUSED = [
     ({"sigma": 1.0}, "'sigma' is unknown"),
     ({"tabels": "lazy"}, "'tabels' is unknown: did you mean tables"),
@@ -125,12 +120,6 @@ REFUSED = [
     ({"bands": 4, "coefficients": (1.0, 0.5)}, "coefficients must be as many as bands, 4, got 2"),
     ({"bands": 2, "coefficients": (1.0, 2.0)}, "noise of the coefficients"),
     ({"coefficients": (1.0,)}, "coefficients goes with bands"),
-    ({"buffers": 0}, "buffers must be at least 1, got 0"),
-    ({"buffers": 2, "weights": (0.5,), "decays": (0.5,)}, f"{FEW}, 2: give both"),
-    ({"buffers": 2, "weights": (0.5, 0.1)}, FEW),
-    ({"buffers": 2, "weights": (9.0, 0.5), "decays": (0.5, 0.5)}, "noise of .*grows from step to"),
-    ({"weights": (0.5,)}, "weights goes with buffers"),
-    ({"bands": 2, "buffers": 2}, "give at most one of bands and buffers"),
     ({"sampler": SETTINGS["poisson"](batch_size=0)}, "batch_size must"),
     ({"init_seed": -1}, r"init_seed must lie in \[0, 2\^32\)"),
     ({"train": "("}, r"train: '\(' is no pattern"),

@@ -1,28 +1,24 @@
 """Models on real rows are trained as their setting says, once, and held against their bars."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dpsgd import BandedToeplitz, Dense, Independent, Lazy
+from dpsgd import Dense, Lazy
 from dpsgd.runs.job import rows_of
-from dpsgd.runs.resolve import choose, resolve
+from dpsgd.runs.resolve import choose
 from experiments.benchmarks import models
 from experiments.benchmarks.models import (
     FewerRows,
     Models,
-    Setting,
     asked_for,
     beside_bars,
     defaults,
     lazy_and_dense,
 )
 from experiments.tasks.clicks.task import Clicks
-from samplers import BallsAndBins, Deterministic, Population
-
-SETTING = Setting(8.0, 100, 2, 0.1)
+from samplers import Population
 
 
 @pytest.mark.long
@@ -79,24 +75,6 @@ def test_what_a_run_gave_is_written_down_and_it_is_not_made_again(store, tmp_pat
     assert [x["seconds"] for x in more[:2]] == [x["seconds"] for x in first]
     assert more[0]["epsilon"] == math.inf
     assert math.isnan(more[0]["test_log_loss"])
-
-
-def test_a_setting_is_a_mechanism_of_the_guarantee_that_it_names(store):
-    task = FewerRows(store)
-    rows = rows_of(task)
-    n = rows[1].num_examples
-    small = replace(SETTING, batch_size=10)
-    banded = replace(small, bands=5)
-    for setting, sampler in (
-        (small, BallsAndBins(n, 10, 2, target_delta=1 / n)),
-        (banded, BallsAndBins(n, 10, 2, cycle_length=5, target_delta=1 / n)),
-        (replace(banded, order="deterministic"), Deterministic(n, 10, 2)),
-    ):
-        mechanism = resolve(setting.spec, task, rows).mechanism
-        assert mechanism.sampler == sampler
-        assert isinstance(mechanism.noise, Independent if setting is small else BandedToeplitz)
-        assert mechanism.noise.bands == setting.bands
-        assert mechanism.privacy().epsilon(1 / n).upper <= 8.0
 
 
 @pytest.mark.parametrize(("batch_size", "epochs"), [(1024, 10), (None, None)])

@@ -29,7 +29,6 @@ CALLS |= {
 }
 CALLS |= {
     "calibrate": ["calibrate", "sampler:deterministic", *SIZES, "--target-epsilon", "1"],
-    "plan noise": ["plan", "noise", "sampler:poisson", *SIZES, "--optimizer", "sgd"],
     "plan devices": ["plan", "devices", "sampler:poisson", *SIZES, "--num-devices", "2"],
     "audit": ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
     "compare": ["compare", *SIZES],
@@ -141,7 +140,7 @@ REFUSED = {
         "": "name a command; there are prepare, train",
         "trian": "there is no command 'trian': did you mean train?",
         "frobnicate": "there is no command 'frobnicate'; there are prepare",
-        "plan device": "plan: name what is planned first, noise or devices",
+        "plan device": "plan: name what is planned first: devices",
         "ledger a b": "dpsgd ledger takes no b; `dpsgd ledger --help` lists",
         "prepare": "dpsgd prepare needs one of criteo-display, criteo-search, csv,",
         "prepare cvs": "dpsgd prepare takes no cvs; there are criteo-display, criteo-search,",
@@ -197,36 +196,6 @@ REFUSED = {
         "--draws 1 --sizes 10 10": "--draws needs 2 entries, one per level",
         "--draws 1 5 --sizes 10 10 --units a b": "--units needs 1",
         "--draws 1 5 --sizes 10 10 --unit user": "--unit user: the rows of --sizes are examples",
-    },
-    "compare --num-examples 1000 --batch-size 50 {}": {
-        "--bands 2": "--bands is about noise at one guarantee: give --target-epsilon",
-        "--momentum 0.9": "--momentum is about noise at one guarantee: give",
-        "--schedule constant": "--schedule is about noise at one guarantee: give",
-        "--target-epsilon 0": "--target-epsilon must be finite and > 0, got 0",
-        "--target-epsilon 1 --momentum 1": "--momentum must be in [0, 1), got 1.0",
-        "--target-epsilon 1 --bands 21": "--bands must be in [1, 20] here, got 21",
-        "--target-epsilon 1 --bands 0": "--bands must be in [1, 20] here, got 0",
-        "--target-epsilon 1 --noise-multiplier 1":
-            "--noise-multiplier and --target-epsilon: leave one of them out",
-        "--target-epsilon 1 --batch-size 1000": "an epoch has one step, and there is",
-    },
-    "plan noise sampler:balls-and-bins --num-examples 3000 --batch-size 100 --epochs 1 "
-    "--target-epsilon 8 --optimizer {}": {
-        "sgd --momentum 1": "--momentum must be in [0, 1), got 1.0",
-        "sgd --bands-memory 8GB": "--bands-memory needs --num-params",
-        "sgd --bands-memory much --num-params 9": "--bands-memory must be a size such as 8GB",
-        "sgd --num-params 0": "--num-params must be at least 1, got 0",
-        "sgd --bands 31": "--bands must be at most 30 here, got 31: so",
-        "sgd --bands 9 --num-params 1000 --bands-memory 16KB":
-            "--bands must be at most 5 here, got 9: 16KB holds no more",
-        "sgd --bands 0": "--bands must be at least 1, got 0",
-        "sgd --buffers 2": "--buffers needs a fixed order, in which an",
-        "adam --buffers 2": "--buffers is of no use with --optimizer adam",
-        "adam --bands 2": "--bands is of no use with --optimizer adam",
-        "adam --plot x.png": "--plot draws several b, and here is b = 1",
-        "sgd --plot x.txt": "--plot must end in .png, .pdf or .svg",
-        "sgd --cycle-length 2": "--cycle-length is what is planned",
-        "sgd --target-epsilon 0": "--target-epsilon must be finite and",
     },
     "plan devices sampler:deterministic --num-examples 3000 --batch-size 100 "
     + TINY + " --num-devices {}": {

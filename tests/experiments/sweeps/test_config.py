@@ -108,7 +108,6 @@ def test_bands_are_an_axis_of_the_runs_that_have_noise(tmp_path):
 
 WITH_NOISE = {
     'clipping = "automatic"\nclip_gamma = 0.1': {"clipping": "automatic", "clip_gamma": 0.1},
-    "buffers = 1\nweights = [0.5]\ndecays = [0.5]": {"buffers": 1},
     'calibration = "platt"': {"calibration": "platt"},
 }
 

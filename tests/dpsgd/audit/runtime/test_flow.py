@@ -13,7 +13,6 @@ import pytest
 
 from dpsgd import (
     BandedToeplitz,
-    BufferedToeplitz,
     Independent,
     LazyTables,
     Mechanism,
@@ -25,7 +24,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.gaussian import add_gaussian_noise, standard_normal
-from samplers import BallsAndBins, Deterministic, FullBatch, Poisson
+from samplers import BallsAndBins, FullBatch, Poisson
 
 pytestmark = pytest.mark.audit
 
@@ -102,13 +101,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "several passes, placed": {"sampler": SEVERAL, "placement": Placement.default()},
 }
 BANDED = {"sampler": BallsAndBins(N, 8, 3, cycle_length=3), "noise": BandedToeplitz((1, 0.5, 0.2))}
-BUFFERED = {"sampler": Deterministic(N, 8, 3), "noise": BufferedToeplitz((0.5,), (0.75,))}
 SOUND = {
     **SAMPLERS,
     "bands": BANDED,
     "bands, placed": {**BANDED, "placement": Placement.default()},
-    "buffers": BUFFERED,
-    "buffers, placed": {**BUFFERED, "placement": Placement.default()},
     "noise of one's own": {"sampler": BANDED["sampler"], "noise": Own()},
     "lazy tables": {"tables": LazyTables(0.1)},
     "lazy tables with momentum": {"tables": TABLES},
