@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, parted
-from dpsgd.engine.programs import compiled, shapes_of_rows
+from dpsgd.engine.programs import compiled, contents, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
@@ -89,6 +92,8 @@ def dpsgd(
         loss_fn = functools.partial(loss_fn)
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
+    if not isinstance(loss_fn, types.MethodType) and type(loss_fn).__eq__ is not object.__eq__:
+        loss_fn = _Whole(loss_fn, contents(loss_fn))
     if not hasattr(optimizer, "update"):
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
@@ -108,6 +113,24 @@ def dpsgd(
         frozen,
         foreign_calls,
     )
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A loss with an equality of its own, equal where all that it holds is equal, too.
+
+    JAX keeps traces by the equality of functions.
+    """
+
+    loss_fn: LossFn
+    held: str
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.loss_fn)
+
+    def __call__(self, *arguments: Any) -> Array:
+        return self.loss_fn(*arguments)
 
 
 # The functions of an algorithm are equal where they are made of equal parts. Closures never are.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Hashable
+import types
+from collections.abc import Callable, Hashable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,8 @@ def compiled(
 
     Args:
       function: Pure.
-      parts: Static values, of which the program is made.
+      parts: Static values, of which the program is made; programs are shared by parts that are
+        equal and have equal `contents`.
       arguments: Those that it will be called with, or others of their shapes and types.
       donate_argnums: Which of them give their buffers away.
     """
@@ -110,7 +113,7 @@ def compiled(
         # Part of another program, which is compiled by its own options: there, others are refused.
         return functools.partial(function, *parts)
     shapes = tuple(map(jax.typeof, leaves))
-    return _compiled(function, parts, donate_argnums, structure, shapes)
+    return _compiled(function, parts, donate_argnums, contents(parts), structure, shapes)
 
 
 class Program:
@@ -145,6 +148,7 @@ def program(
     settings = json.dumps(compilation())  # another program under others
     places, tree = jax.tree.flatten(shardings)
     where = tuple(places), tree
+    settings += contents(parts)
     return _executable(function, parts, donate_argnums, where, settings, structure, shapes)
 
 
@@ -179,6 +183,43 @@ def arrays_digest(tree: PyTree) -> str:
         terms = jax.tree_util.keystr(path), str(array.dtype), array.shape
         found.update(json.dumps(terms).encode())
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def contents(part: Any) -> str:
+    """Returns a digest of the fields of nested values, also of those that equality leaves out.
+
+    Values that are equal and have equal contents are made of the same arrays, numbers and
+    functions. What compares by identity alone stands for itself.
+    """
+    found = hashlib.blake2b(digest_size=16)
+
+    def visit(x: Any) -> None:
+        found.update(f"{type(x).__qualname__} ".encode())
+        if isinstance(x, np.ndarray | np.generic | jax.Array):
+            found.update(arrays_digest(x).encode())
+        elif x is None or isinstance(x, bool | int | float | complex | str | bytes):
+            found.update(repr(x).encode())
+        elif isinstance(x, tuple | list):
+            found.update(f"{len(x)} ".encode())
+            for inner in x:
+                visit(inner)
+        elif isinstance(x, Mapping):
+            visit(list(x.items()))
+        elif isinstance(x, types.MethodType):
+            found.update(f"{id(x.__self__)} {id(x.__func__)} ".encode())
+        elif type(x).__eq__ is object.__eq__:
+            found.update(f"{id(x)} ".encode())
+        elif dataclasses.is_dataclass(x):
+            visit([getattr(x, field.name) for field in dataclasses.fields(x)])
+        elif hasattr(x, "__dict__"):
+            visit(vars(x))
+        elif isinstance(x, Hashable):
+            found.update(f"{hash(x)} ".encode())
+        else:
+            found.update(f"{id(x)} ".encode())
+
+    visit(part)
     return found.hexdigest()
 
 

@@ -16,7 +16,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.programs import compilation
+from dpsgd.engine.programs import compilation, contents
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.task import arrays_digest
 from samplers import BatchSampler
@@ -104,7 +104,12 @@ def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
     if key[0] is None or not small:
         return make()
-    key = (*key, arrays_digest(state), json.dumps(compilation()))  # another program under others
+    key = (
+        *key,
+        contents(key),
+        arrays_digest(state),
+        json.dumps(compilation()),
+    )  # another program under others
     try:
         if (known := _passed.get(key)) is not None:
             return known

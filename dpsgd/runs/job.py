@@ -49,7 +49,6 @@ from dpsgd.runs.task import (
     identity,
     refinement_of,
     rows_of,
-    shared_loss,
 )
 from dpsgd.runs.terms import Terms
 from samplers import Population
@@ -310,7 +309,7 @@ class Job(Training):
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
         sampler = mechanism.sampler
-        algorithm = algorithm_of(shared_loss(task), spec, sampler.num_steps)
+        algorithm = algorithm_of(task.loss, spec, sampler.num_steps)
         params, taken = initial_params(
             task.init(spec.init_seed),
             spec.init_from,

@@ -9,8 +9,7 @@ import importlib
 import json
 import re
 import secrets
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
 
@@ -338,25 +337,6 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
             f"have {', '.join(map(str, sorted(rows))) or 'none'}"
         )
     return columns, data.population if isinstance(data, UnitData) else Population(rows.pop())
-
-
-def shared_loss(task: Task) -> Callable[..., Any]:
-    """Returns the loss of a task: that of the first of equal tasks, which share programs so."""
-    loss = task.loss
-    if not isinstance(loss, types.MethodType):
-        return loss
-    try:
-        hash(task)
-    except TypeError:
-        return loss
-    same: Any = task
-    return _first(same, json.dumps(task_record(task), sort_keys=True)).loss
-
-
-@functools.lru_cache(maxsize=16)
-def _first(task: Task, record: str) -> Task:
-    del record  # what is described otherwise, or has other settings, is not equal
-    return task
 
 
 def data_digest(task: Task, columns: PyTree, population: Population | None = None) -> str:

@@ -295,3 +295,44 @@ def test_a_refinement_that_could_see_other_rows_is_refused_before_its_run_begins
     with pytest.raises(ValueError, match="custom_vmap"):
         trained(mechanism=SUMS, refinement=Mixing(), root=root, audit=audit)
     root.begin_run()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A loss, and a rule of what equality sees of it."""
+
+    scale: object = dataclasses.field(compare=False)
+
+    def __call__(self, w, example):
+        return jnp.mean(self.scale["of"]) * loss_fn(w, example)
+
+
+class Same:
+    """The same as a class with an equality of its own."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __eq__(self, other):
+        return type(other) is Same
+
+    def __hash__(self):
+        return 0
+
+    __call__ = Scaled.__call__
+
+
+@pytest.mark.parametrize("kind", [Scaled, Same])
+@pytest.mark.parametrize("made", [float, np.float32, np.array, jnp.array])
+def test_equal_losses_train_with_their_own_fields(kind, made):
+    mechanism = Mechanism(SHUFFLED.sampler, 1e-3, 1e6)
+
+    def reached(loss):
+        algorithm, root = dpsgd(loss, optax.sgd(1e-3)), RootKey.from_insecure_seed(0)
+        with pytest.warns(UserWarning, match="seed"):
+            return trained(algorithm, mechanism, root=root, audit=False).params
+
+    for scale in (1.0, 3.0):
+        wanted = reached(lambda w, example, of=scale: of * loss_fn(w, example))
+        found = reached(kind({"of": made(scale)}))
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
