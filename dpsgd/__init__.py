@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     from dpsgd.core.queries import FullSums
     from dpsgd.core.segments import Segment, Trials
     from dpsgd.core.state import TrainState
-    from dpsgd.engine.affine import Affine, affine_sums
     from dpsgd.engine.algorithm import dpsgd
     from dpsgd.engine.averages import averaged
+    from dpsgd.engine.calibration import Affine, Platt, Temperature, calibration_sums
     from dpsgd.engine.closures import public
     from dpsgd.engine.lazy.group import LazyTables
     from dpsgd.engine.loop import Block, train_blocks
     from dpsgd.engine.modules import split_module
     from dpsgd.engine.placement import Placement
-    from dpsgd.engine.platt import Platt, platt_sums
     from dpsgd.engine.queries import Refinement, refine
-    from dpsgd.engine.temperature import Temperature, temperature_sums
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.gradients.rules import (
@@ -113,14 +111,13 @@ __all__ = [
     "Trained",
     "TrainedModel",
     "Trials",
-    "affine_sums",
     "averaged",
+    "calibration_sums",
     "clipped_grad",
     "cost",
     "dpsgd",
     "explain",
     "load_exported",
-    "platt_sums",
     "private_histogram",
     "private_logistic_regression",
     "private_mean",
@@ -131,7 +128,6 @@ __all__ = [
     "run",
     "select",
     "split_module",
-    "temperature_sums",
     "train",
     "train_blocks",
 ]
@@ -139,7 +135,7 @@ __all__ = [
 _MODULES = {
     "core.state": ("TrainState",),
     "core.algorithm": ("Algorithm",),
-    "engine.affine": ("Affine", "affine_sums"),
+    "engine.calibration": ("Affine", "Platt", "Temperature", "calibration_sums"),
     "engine.closures": ("public",),
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
@@ -191,9 +187,7 @@ _MODULES = {
     "gradients.memory": ("explain",),
     "engine.modules": ("split_module",),
     "engine.placement": ("Placement",),
-    "engine.platt": ("Platt", "platt_sums"),
     "engine.queries": ("Refinement", "refine"),
-    "engine.temperature": ("Temperature", "temperature_sums"),
 }
 """What is imported on demand: the names above, by their modules."""
 

@@ -195,7 +195,7 @@ def private_logistic_regression(
       root: As there.
       audit: As there.
 
-    Source: docs/explanation/private-platt-scaling.md.
+    Source: docs/explanation/private-calibration.md.
     """
     x, y = _vectors(features), np.asarray(labels)
     if x.ndim != 2 or not (np.issubdtype(x.dtype, np.number) and np.isrealobj(x)):

@@ -46,10 +46,10 @@ PUBLIC = {
         Lazy LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate
         PerLayerClipping Placement Platt RecommendationRequest Refinement Released
         RootKey Run RunSpec SGD Segment Settings TailAverage TargetAdvantage TargetEpsilon
-        Task Temperature TrainState Trained TrainedModel Trials affine_sums averaged
-        clipped_grad cost dpsgd explain load_exported platt_sums private_histogram
+        Task Temperature TrainState Trained TrainedModel Trials averaged
+        clipped_grad cost dpsgd explain load_exported calibration_sums private_histogram
         private_logistic_regression private_mean private_sum refine resume run select split_module
-        temperature_sums train train_blocks
+        train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from accounting import GaussianProfile, calibrate, default_delta
+from accounting import GaussianProfile
 from accounting.checks import check_noise_multiplier
 
 
@@ -45,37 +45,3 @@ class FullSums:
     def release(self, count: int) -> GaussianProfile:
         """Returns what `count` >= 1 of the releases cost together."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(count))
-
-
-def balanced_sums(
-    num_examples: int,
-    count: int,
-    l2_clip_norm: float,
-    losses: tuple[float, float, float],
-    *,
-    epsilon: float,
-    delta: float | None = None,
-) -> FullSums | None:
-    """Returns sums at the noise at which they, and the run that pays for them, lose least.
-
-    Of public numbers alone; source: docs/explanation/private-platt-scaling.md.
-
-    Args:
-      num_examples: n.
-      count: k.
-      l2_clip_norm: C.
-      losses: A, B and the most of their loss that pays.
-      epsilon: About what the whole run costs.
-      delta: At which; by default `accounting.default_delta`.
-
-    Returns:
-      The sums, or None if they lose more than is allowed.
-    """
-    of_noise, of_sigma, most = losses
-    delta = default_delta(num_examples) if delta is None else delta
-    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
-    if math.sqrt(2 * of_noise * of_sigma * count) / (mu * num_examples) > most:
-        return None
-    square = num_examples * math.sqrt(of_sigma * count / (2 * of_noise)) / mu
-    sigma = float(f"{math.sqrt(square):.2g}")  # equal for about equal runs
-    return FullSums(count, sigma, l2_clip_norm)

@@ -1,6 +1,6 @@
 """Noised Newton steps of logistic models: gradient and Hessian of a row in one bounded vector.
 
-Claim and proof: docs/explanation/private-platt-scaling.md.
+Claim and proof: docs/explanation/private-calibration.md.
 """
 
 from __future__ import annotations

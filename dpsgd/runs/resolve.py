@@ -150,13 +150,8 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
         raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
     goal = spec.privacy
     assert not isinstance(goal, NonPrivate), "refused by the table"
-    from dpsgd.engine import affine, platt, temperature
+    from dpsgd.engine.calibration import calibration_sums
 
-    choose_sums = {
-        "platt": platt.platt_sums,
-        "temperature": temperature.temperature_sums,
-        "affine": affine.affine_sums,
-    }[spec.calibration]
     if isinstance(goal, TargetEpsilon):
         budget = goal.epsilon
     elif isinstance(goal, TargetAdvantage):  # that of the Gaussian release of this advantage
@@ -166,7 +161,8 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
         budget = sampler.privacy(goal.noise_multiplier).epsilon(delta, _ABOUT).upper
     if math.isinf(budget):
         raise ValueError("no finite epsilon is certified for the run")
-    sums = choose_sums(sampler.num_examples, epsilon=max(budget, _LEAST), delta=delta)
+    kind, budget = spec.calibration, max(budget, _LEAST)
+    sums = calibration_sums(kind, sampler.num_examples, epsilon=budget, delta=delta)
     if sums is None:
         raise ValueError(
             f"on {sampler.num_examples:,} training rows, at epsilon {budget:.3g}, its noise would "

@@ -134,7 +134,7 @@ class Binary(Target):
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
         """Returns Platt scaling."""
-        from dpsgd.engine.platt import Platt
+        from dpsgd.engine.calibration import Platt
 
         return Platt(logit, _label, rescaled)
 
@@ -187,7 +187,7 @@ class Classes(Target):
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
         """Returns temperature scaling."""
-        from dpsgd.engine.temperature import Temperature
+        from dpsgd.engine.calibration import Temperature
 
         return Temperature(logit, _label, lambda params, a: rescaled(params, a, 0.0))
 
@@ -245,7 +245,7 @@ class Number(Target):
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
         """Returns affine calibration, by Huber's loss where the model learns by it."""
-        from dpsgd.engine.affine import Affine
+        from dpsgd.engine.calibration import Affine
 
         middle, half = self._middle_and_half
         return Affine(

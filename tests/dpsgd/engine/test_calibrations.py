@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd import Affine, Mechanism, Platt, Refinement, RootKey, Temperature, refine
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import affine, platt, temperature
+from dpsgd.engine.calibration import RULES
 from dpsgd.engine.queries import sums_run
 from samplers import Poisson
 
@@ -39,11 +39,9 @@ def numbers(rng, *shape):
 
 @dataclass(frozen=True)
 class Kind:
-    """A calibration, C and the number of its sums, and what its rows are."""
+    """A calibration, and what its rows are."""
 
     of: Refinement
-    most: float
-    sums: int
     width: tuple[int, ...]
     """Of what a model says of a row."""
     labels: Callable
@@ -65,6 +63,10 @@ class Kind:
         return {"z": z, "y": rng.permutation(self.labels(rng, z))}
 
     @property
+    def most(self):
+        return RULES[self.of.kind].l2_clip_norm
+
+    @property
     def size(self):
         """Of the vector of a row."""
         row = self.of.reads((), {"z": jnp.zeros(self.width), "y": 0})
@@ -79,12 +81,12 @@ class Kind:
                 state = self.of.fold(state, mean)
             return state
 
-        drawn = scale * rng.normal(size=(100, self.sums, self.size))
+        drawn = scale * rng.normal(size=(100, RULES[self.of.kind].steps, self.size))
         return jax.jit(jax.vmap(ends))(drawn.astype(np.float32))
 
     def fitted(self, data):
         count = len(data["y"])
-        sums = FullSums(self.sums, 1e-6, self.most)
+        sums = FullSums(RULES[self.of.kind].steps, 1e-6, self.most)
         mechanism = Mechanism(Poisson(count, 10), 1.0, 1.0, full_sums=sums)
         root = RootKey.from_insecure_seed(0)
         return np.asarray(refine(self.of, mechanism, (), data, root=root).params)
@@ -103,17 +105,14 @@ def a_number(rng, z):
 
 
 def of_classes(count):
-    kind = Temperature(value, label, vector)
-    return Kind(kind, temperature.L2_CLIP_NORM, 4, (count,), one_of_several, 0.0)
+    return Kind(Temperature(value, label, vector), (count,), one_of_several, 0.0)
 
 
 KINDS = {
-    "platt": Kind(Platt(value, label, vector), platt.L2_CLIP_NORM, 4, (), one_of_two, 8.0),
+    "platt": Kind(Platt(value, label, vector), (), one_of_two, 8.0),
     "temperature, 2 classes": of_classes(2),
     "temperature, 9 classes": of_classes(9),
-    "affine": Kind(
-        Affine(value, label, vector), affine.L2_CLIP_NORM, 1, (), a_number, 1.0, (1 / 4, 4.0), 0.4
-    ),
+    "affine": Kind(Affine(value, label, vector), (), a_number, 1.0, (1 / 4, 4.0), 0.4),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 

@@ -26,7 +26,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import platt
+from dpsgd.engine import calibration as calibrations
 from dpsgd.runs import job, run
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
 from dpsgd.runs.fingerprint import code_digest
@@ -172,7 +172,7 @@ if __name__ == "__main__":  # whoever collects tests imports this too, and is to
     task, folder, (sampler, *points) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     job.BLOCK_STEPS = 2 if sampler.endswith("lazy") else 4
     # A task that offers a calibration has one, on however few rows.
-    platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
+    calibrations.calibration_sums = lambda kind, num_examples, **about: FullSums(3, 4.0)
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
     at_points(task, folder, sampler, points)

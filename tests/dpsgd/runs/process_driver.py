@@ -22,7 +22,8 @@ from jax.experimental import multihost_utils
 
 from dpsgd.core import mechanism
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import algorithm, platt
+from dpsgd.engine import algorithm
+from dpsgd.engine import calibration as calibrations
 from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
@@ -350,7 +351,7 @@ def test_between_line_and_sum(folder):
 
 def test_calibrated(folder):
     """Sums over all rows after the last step, and a root secret that others can read."""
-    platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
+    calibrations.calibration_sums = lambda kind, num_examples, **about: FullSums(3, 4.0)
     how = {"task": tiny_task.calibrated, "calibration": "platt"}
     run = Run(folder / "run", 2, all=how)
     assert run.end() == [0, 0]

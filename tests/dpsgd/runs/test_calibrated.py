@@ -231,7 +231,7 @@ def test_a_run_goes_on_only_with_its_calibration_and_steps(
 
 def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
     out = killed(tmp_path / "run", "before the sums", monkeypatch)
-    monkeypatch.setattr("dpsgd.engine.platt.platt_sums", dies)
+    monkeypatch.setattr("dpsgd.engine.calibration.calibration_sums", dies)
     assert resume(out, calibrated)["full_sums"] == dataclasses.asdict(SUMS)
 
 

@@ -454,7 +454,7 @@ CALIBRATED = {
 def test_private_runs_are_calibrated_where_it_is_offered_and_pays(
     task, options, sums, expected, why, monkeypatch
 ):
-    monkeypatch.setattr("dpsgd.engine.platt.platt_sums", lambda count, **about: sums)
+    monkeypatch.setattr("dpsgd.engine.calibration.calibration_sums", lambda *which, **about: sums)
     lines = []
     found, _ = chosen(config_of(**options), task, progress=lines.append)
     assert found.calibration == expected

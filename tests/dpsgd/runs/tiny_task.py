@@ -13,7 +13,7 @@ import pytest
 
 from dpsgd import RunSpec, Temperature, run
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import affine, platt, temperature
+from dpsgd.engine import calibration
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS
@@ -191,9 +191,7 @@ SUMS = FullSums(3, 4.0)
 def few_rows_are_calibrated():
     """Has runs of so few rows be calibrated by `SUMS`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(platt, "platt_sums", lambda num_examples, **about: SUMS)
-        patch.setattr(temperature, "temperature_sums", lambda num_examples, **about: SUMS)
-        patch.setattr(affine, "affine_sums", lambda num_examples, **about: SUMS)
+        patch.setattr(calibration, "calibration_sums", lambda kind, num_examples, **about: SUMS)
         yield
 
 

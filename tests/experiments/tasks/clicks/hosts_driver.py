@@ -15,7 +15,7 @@ import process_driver
 from process_driver import Run, check_ended, go_on, outcome, slowly
 
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import platt
+from dpsgd.engine import calibration as calibrations
 from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import Clicks
@@ -65,7 +65,7 @@ def main(whole, folder):
     assert "trains on rows 80 to 159" in lacking
     assert not run.out.exists()
 
-    platt.platt_sums = lambda num_examples, **about: FullSums(3, 4.0)
+    calibrations.calibration_sums = lambda kind, num_examples, **about: FullSums(3, 4.0)
     run = Run(folder / "calibrated", 2, of=own, all={"sampler": SAMPLER})
     assert run.end(60) == [2, 2]  # sums over all rows are refused where hosts lack some
     assert "--calibration none" in run.outputs()[0]

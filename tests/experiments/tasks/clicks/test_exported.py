@@ -17,7 +17,7 @@ import pytest
 
 from dpsgd import Run, RunSpec, load_exported
 from dpsgd.core.queries import FullSums
-from dpsgd.engine import platt
+from dpsgd.engine import calibration as calibrations
 from dpsgd.models import predictions
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import Bundle
@@ -108,7 +108,7 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
 @pytest.mark.long
 def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypatch):
     sums = FullSums(4, 8.0)
-    monkeypatch.setattr(platt, "platt_sums", lambda num_examples, **about: sums)
+    monkeypatch.setattr(calibrations, "calibration_sums", lambda *which, **about: sums)
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     logits = {}
     for calibration in ("none", "platt"):

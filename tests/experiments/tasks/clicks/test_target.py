@@ -17,7 +17,7 @@ import sklearn.metrics as reference
 
 from dpsgd import FullSums, RunSpec, load_exported
 from dpsgd.audit.conformance import check_task
-from dpsgd.engine import affine, platt, temperature
+from dpsgd.engine import calibration as calibrations
 from dpsgd.runs.run import Run
 from experiments import cli
 from experiments.tasks.clicks.model import pure_functions
@@ -159,9 +159,11 @@ def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind,
 def test_a_calibration_is_part_of_the_model_of_its_report_and_of_its_export(
     kind, tmp_path, monkeypatch
 ):
-    for module, name in ((platt, "platt"), (temperature, "temperature"), (affine, "affine")):
-        sums = FullSums(1 if module is affine else 4, 2.0, module.L2_CLIP_NORM)
-        monkeypatch.setattr(module, f"{name}_sums", lambda count, sums=sums, **about: sums)
+    sums = {
+        kind: FullSums(rule.steps, 2.0, rule.l2_clip_norm)
+        for kind, rule in calibrations.RULES.items()
+    }
+    monkeypatch.setattr(calibrations, "calibration_sums", lambda kind, count, **about: sums[kind])
     table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
     run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
     task, said = Clicks(store, embedding_dim=2, max_buckets=8, hidden=(4,)), {}
