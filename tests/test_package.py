@@ -48,8 +48,8 @@ PUBLIC = {
         RootKey Run RunSpec SGD Segment Settings TailAverage TargetAdvantage TargetEpsilon
         Task Temperature TrainState Trained TrainedModel Trials averaged
         clipped_grad cost dpsgd explain load_exported calibration_sums private_histogram
-        private_logistic_regression private_mean private_sum refine resume run select split_module
-        train train_blocks
+        private_logistic_regression private_mean private_sum public refine resume run select
+        split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

@@ -74,30 +74,30 @@ def table_schema(
     if not categories and not numbers:
         raise ValueError("name the columns to learn from: --categories, --numbers or both")
     bounds = bounds or {}
-    values = {name: tuple(texts) for name, texts in (values or {}).items()}
+    known = {name: tuple(texts) for name, texts in (values or {}).items()}
     if unknown := [name for name in bounds if name not in numbers]:
         raise ValueError(f"bounds are for columns of numbers, not for {', '.join(unknown)}")
-    if unknown := [name for name in values if name not in categories]:
+    if unknown := [name for name in known if name not in categories]:
         raise ValueError(f"values are for columns of categories, not for {', '.join(unknown)}")
-    hashed = [name for name in categories if name not in values]
+    hashed = [name for name in categories if name not in known]
     if len(buckets) not in (1, len(hashed)):
         raise ValueError(
             f"--buckets takes one number, or one for each of the {len(hashed)} categories"
-            f"{' without declared values' * bool(values)}, not {len(buckets)}"
+            f"{' without declared values' * bool(known)}, not {len(buckets)}"
         )
     sizes = dict(zip(hashed, [*buckets] * (len(hashed) if len(buckets) == 1 else 1), strict=True))
     return Schema(
         name="table",
         integers=tuple(numbers),
         categories=tuple(categories),
-        buckets=tuple(sizes.get(name) or len(values[name]) for name in categories),
+        buckets=tuple(len(known[x]) if x in known else sizes[x] for x in categories),
         label=label,
         transform=transform,
         missing=tuple(missing),
         classes=tuple(classes),
         label_bounds=tuple(label_bounds),
         bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
-        values=tuple(values.get(name) for name in categories) if values else (),
+        values=tuple(known.get(name) for name in categories) if known else (),
     )
 
 

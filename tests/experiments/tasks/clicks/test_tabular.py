@@ -405,7 +405,7 @@ REFUSED = {
     "y: a column is the label, a category": [{"categories": ("y",)}],
     "a: a column is the label": [A | C, {"numbers": ("a", "a")}],
     "one for each of the 3 categories": [{"categories": ("a", "b", "c"), "buckets": (8, 8)}],
-    "bucket count of a must be a power of two": [C | {"buckets": (12,)}],
+    "bucket count of a must be a power of two": [C | {"buckets": (size,)} for size in (0, 12)],
     "different texts of the label are declared": [
         C | {"classes": classes} for classes in (("b",), ("b", "b"), ("b", ""), ("b", "c", "b"))
     ],
