@@ -9,42 +9,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dpsgd.core.algorithm import Algorithm
     from dpsgd.core.cost import cost
-    from dpsgd.core.guarantee import Guarantee
     from dpsgd.core.mechanism import Mechanism
-    from dpsgd.core.queries import FullSums
     from dpsgd.core.segments import Segment, Trials
-    from dpsgd.core.state import TrainState
     from dpsgd.engine.algorithm import dpsgd
     from dpsgd.engine.averages import averaged
-    from dpsgd.engine.calibration import Affine, Platt, Temperature, calibration_sums
+    from dpsgd.engine.calibration import Platt, calibration_sums
     from dpsgd.engine.closures import public
     from dpsgd.engine.lazy.group import LazyTables
-    from dpsgd.engine.loop import Block, train_blocks
+    from dpsgd.engine.loop import train_blocks
     from dpsgd.engine.modules import split_module
     from dpsgd.engine.placement import Placement
-    from dpsgd.engine.queries import Refinement, refine
+    from dpsgd.engine.queries import Refinement
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
-    from dpsgd.gradients.rules import (
-        AutomaticClipping,
-        FlatClipping,
-        PerLayerClipping,
-    )
-    from dpsgd.models.model import TrainedModel, load_exported
+    from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
+    from dpsgd.models.model import load_exported
     from dpsgd.noise.base import Independent, Noise
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
-    from dpsgd.runs.recommendation import RecommendationRequest, Settings
+    from dpsgd.runs.recommendation import Settings
     from dpsgd.runs.run import Run, resume, run
     from dpsgd.runs.spec import (
         SGD,
         Adam,
         Auto,
         Banded,
-        Dense,
-        LastStep,
         Lazy,
         MovingAverage,
         NoiseMultiplier,
@@ -57,33 +47,24 @@ if TYPE_CHECKING:
     from dpsgd.runs.task import Task
     from dpsgd.selection.engine import select
     from dpsgd.statistics import (
-        Released,
         private_histogram,
         private_logistic_regression,
         private_mean,
         private_sum,
     )
-    from dpsgd.trainer import Trained, train
+    from dpsgd.trainer import train
 
 __version__ = "0.3.0"
 
 __all__ = [
     "SGD",
     "Adam",
-    "Affine",
-    "Algorithm",
     "Auto",
     "AutomaticClipping",
     "Banded",
     "BandedToeplitz",
-    "Block",
-    "Dense",
     "Diagnostics",
-    "FlatClipping",
-    "FullSums",
-    "Guarantee",
     "Independent",
-    "LastStep",
     "Lazy",
     "LazyTables",
     "Mechanism",
@@ -94,9 +75,7 @@ __all__ = [
     "PerLayerClipping",
     "Placement",
     "Platt",
-    "RecommendationRequest",
     "Refinement",
-    "Released",
     "RootKey",
     "Run",
     "RunSpec",
@@ -106,10 +85,6 @@ __all__ = [
     "TargetAdvantage",
     "TargetEpsilon",
     "Task",
-    "Temperature",
-    "TrainState",
-    "Trained",
-    "TrainedModel",
     "Trials",
     "averaged",
     "calibration_sums",
@@ -123,7 +98,6 @@ __all__ = [
     "private_mean",
     "private_sum",
     "public",
-    "refine",
     "resume",
     "run",
     "select",
@@ -133,27 +107,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "core.state": ("TrainState",),
-    "core.algorithm": ("Algorithm",),
-    "engine.calibration": ("Affine", "Platt", "Temperature", "calibration_sums"),
+    "engine.calibration": ("Platt", "calibration_sums"),
     "engine.closures": ("public",),
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
     "gradients.rules": (
         "AutomaticClipping",
-        "FlatClipping",
         "PerLayerClipping",
     ),
-    "models.model": ("TrainedModel", "load_exported"),
+    "models.model": ("load_exported"),
     "runs.run": ("Run", "resume", "run"),
-    "runs.recommendation": ("RecommendationRequest", "Settings"),
+    "runs.recommendation": ("Settings"),
     "runs.spec": (
         "Adam",
         "Auto",
         "Banded",
-        "Dense",
-        "LastStep",
         "Lazy",
         "MovingAverage",
         "NoiseMultiplier",
@@ -166,28 +135,25 @@ _MODULES = {
     ),
     "runs.task": ("Task",),
     "selection.engine": ("select",),
-    "core.queries": ("FullSums",),
     "engine.lazy.group": ("LazyTables",),
     "core.cost": ("cost",),
     "core.segments": ("Segment", "Trials"),
-    "core.guarantee": ("Guarantee",),
     "noise.base": ("Independent", "Noise"),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
     "statistics": (
-        "Released",
         "private_histogram",
         "private_logistic_regression",
         "private_mean",
         "private_sum",
     ),
-    "trainer": ("Trained", "train"),
-    "engine.loop": ("Block", "train_blocks"),
+    "trainer": ("train"),
+    "engine.loop": ("train_blocks"),
     "core.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
     "engine.modules": ("split_module",),
     "engine.placement": ("Placement",),
-    "engine.queries": ("Refinement", "refine"),
+    "engine.queries": ("Refinement",),
 }
 """What is imported on demand: the names above, by their modules."""
 

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting import Bound, attack_accuracy, implied_advantage
+from accounting import Bound, attack_accuracy
+from accounting.attack import implied_advantage
 from accounting.releases.contribution import bias_bounds, sum_error, sum_sweet_spot
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.tasks.clicks.encoding import ColumnError

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accounting import PrivacyProfile, WorstLeafProfile
+from accounting import PrivacyProfile
+from accounting.profiles.worst_leaf import WorstLeafProfile
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.row_law import TreeDraws
 

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accounting import PrivacyProfile, TruncatedProfile, check_guarantee_delta, default_delta
-from accounting.profiles.truncation import log_overflow_probability, smallest_max_batch_size
+from accounting import PrivacyProfile, default_delta
+from accounting.checks import check_guarantee_delta
+from accounting.profiles.truncation import (
+    TruncatedProfile,
+    log_overflow_probability,
+    smallest_max_batch_size,
+)
 from samplers.base import MAX_EXAMPLES, BatchSampler, positive_integer
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation

@@ -25,31 +25,23 @@ FLOORS = ["accounting", "samplers", "dpsgd", "experiments"]
 
 PUBLIC = {
     "accounting": """
-        BallsAndBinsProfile Bound ContradictoryBounds EnvelopeProfile GaussianProfile
-        MultistageProfile PoissonProfile PrivacyProfile SelectionProfile ShuffleProfile TrialCount
-        TruncatedProfile UnitsThenPoissonProfile UserPoissonProfile
-        WithGaussianReleaseProfile WithPureReleaseProfile WorstLeafProfile
-        attack_accuracy attack_advantage calibrate calibrate_advantage check_guarantee_delta
-        default_delta epsilon format_delta
-        implied_advantage largest_count log_overflow_probability smallest_count
-        smallest_max_batch_size
+        BallsAndBinsProfile Bound GaussianProfile MultistageProfile PoissonProfile PrivacyProfile
+        SelectionProfile ShuffleProfile TrialCount UnitsThenPoissonProfile UserPoissonProfile
+        attack_accuracy attack_advantage calibrate calibrate_advantage default_delta epsilon
+        largest_count
     """,
     "samplers": """
-        BallsAndBins BatchSampler BatchSource CHUNK Contributions Deterministic Episode EpochPlan
-        EpochSampler FullBatch IndexBatch IndexBlock Multistage Participations Poisson Population
-        RowLaw Shuffle TreeShape UnitData UnitTree UnitsThenPoisson UserPoisson batch
-        cap_contributions
+        BallsAndBins BatchSampler BatchSource Deterministic EpochSampler FullBatch Multistage
+        Participations Poisson Population Shuffle UnitData UnitTree UnitsThenPoisson UserPoisson
+        batch cap_contributions
     """,
     "dpsgd": """
-        Adam Affine Algorithm Auto AutomaticClipping BandedToeplitz Banded Block
-        Dense Diagnostics FlatClipping FullSums Guarantee Independent LastStep
-        Lazy LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate
-        PerLayerClipping Placement Platt RecommendationRequest Refinement Released
-        RootKey Run RunSpec SGD Segment Settings TailAverage TargetAdvantage TargetEpsilon
-        Task Temperature TrainState Trained TrainedModel Trials averaged
-        clipped_grad cost dpsgd explain load_exported calibration_sums private_histogram
-        private_logistic_regression private_mean private_sum public refine resume run select
-        split_module train train_blocks
+        Adam Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
+        LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate PerLayerClipping
+        Placement Platt Refinement RootKey Run RunSpec SGD Segment Settings TailAverage
+        TargetAdvantage TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
+        dpsgd explain load_exported private_histogram private_logistic_regression private_mean
+        private_sum public resume run select split_module train train_blocks
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

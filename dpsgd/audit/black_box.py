@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from accounting import Bound, check_guarantee_delta, format_delta
+from accounting import Bound
+from accounting.checks import check_guarantee_delta
+from accounting.profile import format_delta
 from dpsgd.audit.trials import Runs, Scores
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism

@@ -22,8 +22,7 @@ from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.step import Watch, flushed
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
-from samplers import IndexBlock
-from samplers.batches import zeros
+from samplers.batches import IndexBlock, zeros
 
 PyTree = Any
 

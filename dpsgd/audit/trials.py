@@ -21,7 +21,8 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import Watch, block_function
 from dpsgd.noise.keys import RootKey
-from samplers import BatchSampler, BatchSource, IndexBlock
+from samplers import BatchSampler, BatchSource
+from samplers.batches import IndexBlock
 
 _MOST_INDICES = 4_000_000  # of one dispatch
 

@@ -12,13 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accounting import (
-    Bound,
-    attack_accuracy,
-    check_guarantee_delta,
-    format_delta,
-    implied_advantage,
-)
+from accounting import Bound, attack_accuracy
+from accounting.attack import implied_advantage
+from accounting.checks import check_guarantee_delta
+from accounting.profile import format_delta
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.noise.registry import noise_from_record, noise_record
 

@@ -12,14 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from accounting import (
-    Bound,
-    GaussianProfile,
-    PrivacyProfile,
-    WithGaussianReleaseProfile,
-    format_delta,
-    largest_count,
-)
+from accounting import Bound, GaussianProfile, PrivacyProfile, largest_count
+from accounting.profile import format_delta
+from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
 from samplers import BatchSampler, FullBatch

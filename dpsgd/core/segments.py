@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from accounting import EnvelopeProfile, SelectionProfile, TrialCount
+from accounting import SelectionProfile, TrialCount
+from accounting.releases.envelope import EnvelopeProfile
 from dpsgd.core.mechanism import Mechanism
 
 

@@ -23,7 +23,8 @@ import numpy as np
 
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.files import SECRET, destroy, fsync_folder, open_own, parse_json
-from samplers import BatchSampler, BatchSource, IndexBlock
+from samplers import BatchSampler, BatchSource
+from samplers.batches import IndexBlock
 
 PyTree = Any
 

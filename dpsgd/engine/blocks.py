@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from samplers import BatchSampler, BatchSource, IndexBlock
+from samplers import BatchSampler, BatchSource
+from samplers.batches import IndexBlock
 
 PyTree = Any
 _T = TypeVar("_T")

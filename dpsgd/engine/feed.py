@@ -20,8 +20,9 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import program, put, shapes_of_rows
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.noise.keys import RootKey
-from samplers import BatchSampler, BatchSource, IndexBlock
+from samplers import BatchSampler, BatchSource
 from samplers.base import MAX_EXAMPLES
+from samplers.batches import IndexBlock
 
 PyTree = Any
 Inputs = tuple[range, PyTree, IndexBlock]

@@ -22,7 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.programs import put
 from dpsgd.packing import SMALL
-from samplers import BatchSampler, IndexBlock
+from samplers import BatchSampler
+from samplers.batches import IndexBlock
 
 PyTree = Any
 

@@ -22,7 +22,8 @@ from dpsgd.engine.placement import AXIS, Exchange, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
-from samplers import BatchSampler, IndexBlock
+from samplers import BatchSampler
+from samplers.batches import IndexBlock
 
 PyTree = Any
 

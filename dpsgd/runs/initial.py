@@ -19,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accounting import Bound, check_guarantee_delta, format_delta
+from accounting import Bound
+from accounting.checks import check_guarantee_delta
+from accounting.profile import format_delta
 from dpsgd.core.guarantee import NO_GUARANTEE
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.runs.arrays import Source, is_orbax, sha256, source

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from accounting import Bound, format_delta
+from accounting import Bound
+from accounting.profile import format_delta
 from dpsgd.core.guarantee import INDEPENDENT, words_on
 from dpsgd.runs.log import WORDS
 from dpsgd.runs.recommendation import sentence

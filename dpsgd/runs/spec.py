@@ -19,7 +19,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from accounting import check_guarantee_delta, default_delta
+from accounting import default_delta
+from accounting.checks import check_guarantee_delta
 from dpsgd.engine.lazy.gaps import LARGEST
 from dpsgd.gradients.rules import (
     FLAT,

@@ -76,10 +76,10 @@ class Task(Trainable, Protocol):
     * `encode(rows)`, rows as `predict` takes them of rows as people have them, such as a table of
       texts: what a program gives an exported model. By default they are the same;
     * `recommend(request)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
-      `dpsgd.RecommendationRequest`: the number of rows and the guarantee that is wanted. It must
+      `RecommendationRequest`: the number of rows and the guarantee that is wanted. It must
       look at no row. By default `dpsgd.runs.recommendation.generic`;
     * `settle(request)`, the task with what its user left open chosen for a run, such as the kind of
-      model, for a `dpsgd.RecommendationRequest` of the rows and the guarantee alone; and why, as
+      model, for a `RecommendationRequest` of the rows and the guarantee alone; and why, as
       {setting: reason}. It must look at no row;
     * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
       make of noisy sums over all rows after their last step, to be part of the model; equal tasks

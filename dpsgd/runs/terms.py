@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accounting import TrialCount, check_guarantee_delta
+from accounting import TrialCount
+from accounting.checks import check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from accounting import (
-    EnvelopeProfile,
     PrivacyProfile,
     SelectionProfile,
     TrialCount,
@@ -15,6 +14,7 @@ from accounting import (
     calibrate_advantage,
 )
 from accounting.calibration import least_noise
+from accounting.releases.envelope import EnvelopeProfile
 
 Privacy = Callable[[float], PrivacyProfile]
 """Maps a noise multiplier to the profile of a mechanism that uses it."""

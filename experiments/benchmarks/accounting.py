@@ -29,7 +29,6 @@ from accounting import (
     PoissonProfile,
     ShuffleProfile,
     TrialCount,
-    TruncatedProfile,
     UnitsThenPoissonProfile,
     UserPoissonProfile,
     attack_advantage,
@@ -38,6 +37,7 @@ from accounting import (
 )
 from accounting.profile import EPSILON_TOLERANCE, wanted_width
 from accounting.profiles import balls_and_bins, shuffle
+from accounting.profiles.truncation import TruncatedProfile
 from experiments.benchmarks.case import Estimate, Row, at, cases, figure
 from experiments.benchmarks.timing import Alone, Peer, Spent, alone
 

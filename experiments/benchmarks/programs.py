@@ -14,9 +14,15 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpsgd import Algorithm, Diagnostics, LazyTables, Mechanism, RootKey, TrainState, dpsgd
-from dpsgd.core.algorithm import Schedules
-from dpsgd.core.state import joined, opened, parted
+from dpsgd import (
+    Diagnostics,
+    LazyTables,
+    Mechanism,
+    RootKey,
+    dpsgd,
+)
+from dpsgd.core.algorithm import Algorithm, Schedules
+from dpsgd.core.state import TrainState, joined, opened, parted
 from dpsgd.engine.lazy.look_ups import Row as RowOfTables
 from dpsgd.engine.lazy.look_ups import TableLoss
 from dpsgd.engine.programs import compiler_options
@@ -25,7 +31,8 @@ from experiments.benchmarks.timing import Spent, in_turns
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from samplers import Deterministic, IndexBlock
+from samplers import Deterministic
+from samplers.batches import IndexBlock
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree], jax.Array]

@@ -26,7 +26,8 @@ import numpy as np
 import optax
 
 import samplers
-from dpsgd import Mechanism, RootKey, TrainState, dpsgd, train_blocks
+from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.planning import Collective, collectives

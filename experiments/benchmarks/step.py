@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpsgd import TrainState, clipped_grad
+from dpsgd import clipped_grad
 from dpsgd.core.algorithm import privatize
+from dpsgd.core.state import TrainState
 from dpsgd.engine.programs import compiler_options
 from experiments.benchmarks.case import Row, at, cases, figure
 from experiments.benchmarks.programs import (

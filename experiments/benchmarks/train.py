@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 
 import dpsgd
-from dpsgd import RootKey, RunSpec, TrainState
+from dpsgd import RootKey, RunSpec
+from dpsgd.core.state import TrainState
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from accounting import epsilon, format_delta
+from accounting import epsilon
+from accounting.profile import format_delta
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport

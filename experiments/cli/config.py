@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.spec import RunSpec
 from experiments.cli.options import naming, spec_of
-from samplers import Population, TreeShape, UnitTree
+from samplers import Population, UnitTree
 from samplers.base import positive_integer
 from samplers.settings import SamplerSettings
+from samplers.tree import TreeShape
 
 if TYPE_CHECKING:
     from dpsgd.runs.resolve import ResolvedRun

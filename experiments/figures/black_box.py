@@ -7,7 +7,7 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from accounting import format_delta
+from accounting.profile import format_delta
 from dpsgd.audit.black_box import BlackBoxReport
 from experiments.figures.drawing import blank, panels
 

@@ -17,8 +17,9 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from accounting import MultistageProfile, epsilon, format_delta
+from accounting import MultistageProfile, epsilon
 from accounting.estimates.episodic import PublishedTheorem3
+from accounting.profile import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.cli.console import Console
 from experiments.figures.drawing import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from accounting import format_delta
+from accounting.profile import format_delta
 from experiments.cli.console import Console
 from experiments.figures import comparison
 from experiments.figures.drawing import Picture, blank, panels

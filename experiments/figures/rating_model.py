@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting import format_delta
+from accounting.profile import format_delta
 from accounting.releases.contribution import excess_bounds, privacy_excess
 from experiments.cli.console import Console
 from experiments.figures.contributions import TERMS

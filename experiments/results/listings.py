@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from accounting import format_delta
+from accounting.profile import format_delta
 from dpsgd.runs import report
 from experiments.results.metrics import Headline
 from experiments.results.table import AXES, PRIVACY, Table

@@ -20,7 +20,7 @@ from dpsgd.runs import report
 from experiments.results import listings, views
 
 VOID = "NO GUARANTEE"
-"""How the sentence of a run begins that has none (`dpsgd.Guarantee.sentence`)."""
+"""How the sentence of a run begins that has none (`Guarantee.sentence`)."""
 
 NARROW = 3
 """Most columns of a table that stays one on a phone; a row of a wider one becomes a block there."""

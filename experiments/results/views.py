@@ -11,7 +11,8 @@ from typing import Any
 
 import scipy.stats
 
-from accounting import Bound, format_delta
+from accounting import Bound
+from accounting.profile import format_delta
 from dpsgd.runs import report
 from experiments.results.metrics import Headline
 from experiments.results.table import AXES, PRIVACY, Axis, Table, digits

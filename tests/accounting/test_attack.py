@@ -16,8 +16,8 @@ from accounting import (
     PoissonProfile,
     attack_accuracy,
     attack_advantage,
-    implied_advantage,
 )
+from accounting.attack import implied_advantage
 
 LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any)
 

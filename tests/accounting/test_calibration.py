@@ -14,13 +14,13 @@ from accounting import (
     GaussianProfile,
     PoissonProfile,
     ShuffleProfile,
-    TruncatedProfile,
     attack_advantage,
     calibrate,
     calibrate_advantage,
     largest_count,
-    smallest_count,
 )
+from accounting.calibration import smallest_count
+from accounting.profiles.truncation import TruncatedProfile
 
 MAKERS = {
     "gaussian": GaussianProfile,

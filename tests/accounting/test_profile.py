@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from accounting import (
     Bound,
-    ContradictoryBounds,
     GaussianProfile,
     calibrate,
     default_delta,
     epsilon,
     largest_count,
-    smallest_count,
 )
-from accounting.profile import epsilon_from_delta
+from accounting.calibration import smallest_count
+from accounting.profile import ContradictoryBounds, epsilon_from_delta
 
 
 @given(

@@ -17,11 +17,9 @@ from accounting import (
     PoissonProfile,
     ShuffleProfile,
     TrialCount,
-    TruncatedProfile,
     UserPoissonProfile,
     calibrate,
     calibrate_advantage,
-    log_overflow_probability,
 )
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.conversions import PrivacyCurve, ratio_to_privacy_loss_distribution
@@ -41,6 +39,7 @@ from accounting.estimates.monte_carlo.confidence import kl_upper_bound
 from accounting.estimates.monte_carlo.losses import log_order_statistics, sample_losses
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.multistage import add_remove_profile
+from accounting.profiles.truncation import TruncatedProfile, log_overflow_probability
 from accounting.releases.contribution import (
     excess_bounds,
     num_heavy_users,

@@ -12,7 +12,6 @@ import optax
 import pytest
 
 from dpsgd import (
-    FullSums,
     Mechanism,
     Refinement,
     RootKey,
@@ -25,6 +24,7 @@ from dpsgd import (
 from dpsgd.audit.report import AuditReport
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.mechanism import SCALES
+from dpsgd.core.queries import FullSums
 from dpsgd.engine import programs, queries
 from samplers import Multistage, Shuffle, UnitTree
 from samplers.population import UnitData

@@ -6,7 +6,14 @@ import threading
 import numpy as np
 from planting import after, before
 
-from samplers import EpochPlan, Multistage, Participations, Poisson, Shuffle, UnitTree
+from samplers import (
+    Multistage,
+    Participations,
+    Poisson,
+    Shuffle,
+    UnitTree,
+)
+from samplers.base import EpochPlan
 
 
 def faulty(name, sampler):

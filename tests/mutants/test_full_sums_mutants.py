@@ -16,10 +16,17 @@ import pytest
 from planting import Fault, after, before, plant
 from scipy import optimize, special
 
-from dpsgd import FullSums, Mechanism, Platt, Refinement, RootKey, dpsgd
+from dpsgd import (
+    Mechanism,
+    Platt,
+    Refinement,
+    RootKey,
+    dpsgd,
+)
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.runtime.flow import LEAVES
 from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import add_gaussian_noise

@@ -13,13 +13,12 @@ from accounting import (
     GaussianProfile,
     PoissonProfile,
     ShuffleProfile,
-    TruncatedProfile,
     UnitsThenPoissonProfile,
     UserPoissonProfile,
-    WorstLeafProfile,
     epsilon,
 )
-from accounting.profiles.truncation import log_overflow_probability
+from accounting.profiles.truncation import TruncatedProfile, log_overflow_probability
+from accounting.profiles.worst_leaf import WorstLeafProfile
 from samplers import (
     BallsAndBins,
     Deterministic,

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from samplers import CHUNK, BatchSource, Poisson, UserPoisson, batch
+from samplers import BatchSource, Poisson, UserPoisson, batch
+from samplers.base import CHUNK
 
 small_runs = st.tuples(
     st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.integers(0, 2**200)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samplers import TreeShape, UnitTree
+from samplers import UnitTree
+from samplers.tree import TreeShape
 
 
 def units_of(tree, level):

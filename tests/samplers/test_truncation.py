@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import TruncatedProfile, default_delta, epsilon
+from accounting import default_delta, epsilon
+from accounting.profiles.truncation import TruncatedProfile
 from samplers import BallsAndBins, BatchSource, Poisson
 
 FALSE_ALARM = 1e-6

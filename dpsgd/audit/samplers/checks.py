@@ -16,9 +16,9 @@ from dpsgd.audit.samplers.independence import coincidence_checks
 from dpsgd.audit.samplers.participation import share_checks
 from dpsgd.audit.samplers.shards import shard_checks
 from dpsgd.audit.samplers.truncation import cut_checks
-from samplers import BatchSampler, RowLaw
+from samplers import BatchSampler
 from samplers.base import stated_law
-from samplers.row_law import IndependentRows, RandomOrders
+from samplers.row_law import IndependentRows, RandomOrders, RowLaw
 from samplers.shards import Shards
 
 READ = "the batches are the rows that were claimed"

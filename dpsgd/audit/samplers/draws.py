@@ -18,7 +18,9 @@ import numpy as np
 
 from dpsgd.audit.samplers.units import UnitChoice
 from dpsgd.engine.blocks import plan_blocks
-from samplers import BatchSampler, BatchSource, IndexBlock, RowLaw
+from samplers import BatchSampler, BatchSource
+from samplers.batches import IndexBlock
+from samplers.row_law import RowLaw
 from samplers.shards import Shards
 
 ENTRIES = 500_000

@@ -15,7 +15,7 @@ from scipy import special
 from dpsgd.audit.report import CheckResult, count_pvalue, entropy_pvalue, order_pvalue
 from dpsgd.audit.samplers.draws import Draw, Draws
 from dpsgd.audit.samplers.participation import step_rates
-from samplers import RowLaw
+from samplers.row_law import RowLaw
 
 _Choice = Callable[[], tuple[np.ndarray, np.ndarray]]
 _Counted = tuple[float, float, float]

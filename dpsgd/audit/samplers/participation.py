@@ -13,7 +13,7 @@ import scipy
 
 from dpsgd.audit.report import FALSE_ALARM, CheckResult, count_pvalue, entropy_pvalue, smallest
 from dpsgd.audit.samplers.draws import Draws
-from samplers import RowLaw
+from samplers.row_law import RowLaw
 
 SHARES = "all steps take their share of the examples"
 

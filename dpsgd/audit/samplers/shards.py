@@ -15,7 +15,8 @@ from dpsgd.audit.report import CheckResult, order_pvalue
 from dpsgd.audit.samplers.draws import Draws
 from dpsgd.audit.samplers.independence import coincidence_checks
 from dpsgd.audit.samplers.participation import share_checks
-from samplers import BatchSampler, EpochPlan, Participations
+from samplers import BatchSampler, Participations
+from samplers.base import EpochPlan
 from samplers.row_law import RandomOrders
 
 APART = "shards are drawn each by itself"

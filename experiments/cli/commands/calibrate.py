@@ -24,7 +24,8 @@ def command(words: Sequence[str]) -> type:
 
 def run(asked: Calibrate) -> None:
     """Runs `dpsgd calibrate`."""
-    from accounting import Bound, format_delta
+    from accounting import Bound
+    from accounting.profile import format_delta
     from dpsgd import Segment, TargetAdvantage, TargetEpsilon, cost
     from dpsgd.core.guarantee import ADJACENCY
 

@@ -50,7 +50,7 @@ def run(config: Compare) -> None:
             )
         delta = spec.delta_of(population := Population(config.num_examples))
         sampler.build(population, delta)
-    from accounting import format_delta
+    from accounting.profile import format_delta
     from experiments.figures import comparison
     from experiments.figures.drawing import blank, panels, save
 

@@ -30,8 +30,9 @@ def command(words: Sequence[str]) -> type:
 
 def run(asked: Epsilon) -> None:
     """Runs `dpsgd epsilon`."""
-    from accounting import Bound, TrialCount, format_delta
+    from accounting import Bound, TrialCount
     from accounting.estimates import episodic
+    from accounting.profile import format_delta
     from dpsgd import Segment, Trials, cost
     from dpsgd.core.guarantee import ADJACENCY
     from samplers import Multistage

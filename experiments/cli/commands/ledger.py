@@ -66,7 +66,8 @@ def run(config: LedgerConfig) -> None:
 
 def _largest(guarantees: list[Guarantee]) -> str:
     """Returns what holds of each of several runs."""
-    from accounting import Bound, format_delta
+    from accounting import Bound
+    from accounting.profile import format_delta
 
     if void := [one for one in guarantees if one.epsilon is None or isinf(one.epsilon.upper)]:
         return f"{void[0].sentence()} (of one of the runs)"

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import optax
 
-from accounting import Bound, WithPureReleaseProfile, calibrate, epsilon
+from accounting import Bound, calibrate, epsilon
 from accounting.releases.contribution import private_quantile
+from accounting.releases.pure_release import WithPureReleaseProfile
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.tasks.ratings import factorization
 from experiments.tasks.ratings.linear import LinearRatings

@@ -15,7 +15,8 @@ from experiments.tasks.models import HeldOut, Models
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.ratings.ratings import Ratings as Table
-    from samplers import Contributions, UnitData
+    from samplers import UnitData
+    from samplers.contribution import Contributions
 
 PyTree = Any
 

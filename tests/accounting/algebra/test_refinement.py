@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from accounting import Bound, ContradictoryBounds
+from accounting import Bound
 from accounting.algebra.refinement import GridBounds, GridError, refine
-from accounting.profile import Question
+from accounting.profile import ContradictoryBounds, Question
 
 NOTHING = Bound(0.0, math.inf)
 TRUE_EPSILON = -math.log(1e-3)  # of the curve e^-epsilon at delta = 1e-3

@@ -14,10 +14,10 @@ from accounting import (
     MultistageProfile,
     PrivacyProfile,
     UnitsThenPoissonProfile,
-    WorstLeafProfile,
 )
 from accounting.estimates.episodic import Estimate, PublishedTheorem3, compare
 from accounting.profiles.multistage import add_remove_profile
+from accounting.profiles.worst_leaf import WorstLeafProfile
 
 DELTA = 1e-5
 

@@ -9,7 +9,6 @@ import pytest
 import accounting
 from accounting import (
     BallsAndBinsProfile,
-    EnvelopeProfile,
     GaussianProfile,
     MultistageProfile,
     PoissonProfile,
@@ -17,16 +16,17 @@ from accounting import (
     SelectionProfile,
     ShuffleProfile,
     TrialCount,
-    TruncatedProfile,
     UnitsThenPoissonProfile,
     UserPoissonProfile,
-    WithGaussianReleaseProfile,
-    WithPureReleaseProfile,
-    WorstLeafProfile,
     attack_advantage,
     epsilon,
-    implied_advantage,
 )
+from accounting.attack import implied_advantage
+from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.releases.envelope import EnvelopeProfile
+from accounting.releases.gaussian_release import WithGaussianReleaseProfile
+from accounting.releases.pure_release import WithPureReleaseProfile
 
 DELTA = 1e-5
 LOOSE = "whose two ends need not meet"

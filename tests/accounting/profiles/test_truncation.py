@@ -6,10 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from accounting import (
-    Bound,
-    GaussianProfile,
-    PoissonProfile,
+from accounting import Bound, GaussianProfile, PoissonProfile
+from accounting.profiles.truncation import (
     TruncatedProfile,
     log_overflow_probability,
     smallest_max_batch_size,

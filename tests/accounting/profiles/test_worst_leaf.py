@@ -1,7 +1,7 @@
 """The cost of an uneven tree is that of its worst leaf, or of a worse one."""
 
-from accounting import MultistageProfile, WorstLeafProfile
-from accounting.profiles.worst_leaf import lowest_paths
+from accounting import MultistageProfile
+from accounting.profiles.worst_leaf import WorstLeafProfile, lowest_paths
 
 DELTA = 1e-5
 

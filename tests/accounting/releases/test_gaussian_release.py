@@ -16,10 +16,10 @@ from accounting import (
     GaussianProfile,
     PoissonProfile,
     PrivacyProfile,
-    TruncatedProfile,
-    WithGaussianReleaseProfile,
 )
 from accounting.profile import UpperEnd
+from accounting.profiles.truncation import TruncatedProfile
+from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 
 DELTA = 1e-5
 

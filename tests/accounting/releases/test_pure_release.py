@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting import GaussianProfile, PrivacyProfile, WithPureReleaseProfile
+from accounting import GaussianProfile, PrivacyProfile
+from accounting.releases.pure_release import WithPureReleaseProfile
 
 DELTA = 1e-5
 

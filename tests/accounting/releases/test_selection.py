@@ -8,13 +8,13 @@ from scipy import integrate, optimize, special, stats
 
 from accounting import (
     Bound,
-    EnvelopeProfile,
     GaussianProfile,
     SelectionProfile,
     TrialCount,
     epsilon,
 )
 from accounting.estimates.monte_carlo import MonteCarloProfile
+from accounting.releases.envelope import EnvelopeProfile
 
 COUNTS = [TrialCount(m, shape) for m in (1.5, 10.0, 50.0) for shape in (-0.5, 0.0, 1.0, 3.0)]
 

@@ -13,17 +13,16 @@ import pytest
 import accounting
 from accounting import (
     Bound,
-    ContradictoryBounds,
-    EnvelopeProfile,
     GaussianProfile,
     SelectionProfile,
     TrialCount,
     attack_accuracy,
     attack_advantage,
-    implied_advantage,
 )
+from accounting.attack import implied_advantage
+from accounting.profile import ContradictoryBounds
+from accounting.releases.envelope import EnvelopeProfile
 from dpsgd import (
-    Guarantee,
     Mechanism,
     RootKey,
     RunSpec,
@@ -36,6 +35,7 @@ from dpsgd import (
     train,
 )
 from dpsgd.audit.black_box import black_box_audit
+from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.queries import FullSums
 from dpsgd.runs.history import Attempt, History
 from dpsgd.runs.ledger import Ledger

@@ -7,8 +7,15 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import BandedToeplitz, FullSums, Independent, Mechanism, dpsgd, train
+from dpsgd import (
+    BandedToeplitz,
+    Independent,
+    Mechanism,
+    dpsgd,
+    train,
+)
 from dpsgd.core.mechanism import SCALES
+from dpsgd.core.queries import FullSums
 from samplers import BallsAndBins, Deterministic
 
 

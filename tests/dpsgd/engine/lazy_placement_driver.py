@@ -12,9 +12,16 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import LazyTables, Mechanism, RootKey, TrainState, averaged, dpsgd, train_blocks
+from dpsgd import (
+    LazyTables,
+    Mechanism,
+    RootKey,
+    averaged,
+    dpsgd,
+    train_blocks,
+)
 from dpsgd.core.algorithm import Schedules
-from dpsgd.core.state import opened
+from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy

@@ -10,10 +10,11 @@ import pytest
 from scipy import optimize, special
 
 from accounting import GaussianProfile, calibrate
-from dpsgd import Affine, Mechanism, Platt, RootKey, Temperature, calibration_sums, refine
+from dpsgd import Mechanism, Platt, RootKey, calibration_sums
 from dpsgd.core.queries import FullSums
-from dpsgd.engine.calibration import RULES
+from dpsgd.engine.calibration import RULES, Affine, Temperature
 from dpsgd.engine.newton import hessian_weight
+from dpsgd.engine.queries import refine
 from samplers import Poisson
 
 

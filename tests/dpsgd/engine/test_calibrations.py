@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import Affine, Mechanism, Platt, Refinement, RootKey, Temperature, refine
+from dpsgd import Mechanism, Platt, Refinement, RootKey
 from dpsgd.core.queries import FullSums
-from dpsgd.engine.calibration import RULES
-from dpsgd.engine.queries import sums_run
+from dpsgd.engine.calibration import RULES, Affine, Temperature
+from dpsgd.engine.queries import refine, sums_run
 from samplers import Poisson
 
 N = 600

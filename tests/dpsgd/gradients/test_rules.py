@@ -13,7 +13,6 @@ import pytest
 
 from dpsgd import (
     AutomaticClipping,
-    FlatClipping,
     LazyTables,
     PerLayerClipping,
     RunSpec,
@@ -22,7 +21,7 @@ from dpsgd import (
 from dpsgd.audit.conformance import check_clipping
 from dpsgd.gradients import norms
 from dpsgd.gradients.clipping import clipped_grad
-from dpsgd.gradients.rules import GAMMA
+from dpsgd.gradients.rules import GAMMA, FlatClipping
 from dpsgd.runs.support import check
 from samplers.settings import SETTINGS
 

@@ -33,7 +33,7 @@ from dpsgd.runs.fingerprint import code_digest, task_code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
 from dpsgd.runs.stop import STOPPED, Stopped
-from samplers import IndexBlock
+from samplers.batches import IndexBlock
 from samplers.settings import SETTINGS
 
 

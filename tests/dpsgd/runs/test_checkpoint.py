@@ -12,8 +12,7 @@ import optax
 import pytest
 from several import together
 
-from dpsgd import TrainState
-from dpsgd.core.state import Table
+from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.placement import Placement
 from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpsgd import Mechanism, TrainState
-from dpsgd.core.state import Table
+from dpsgd import Mechanism
+from dpsgd.core.state import Table, TrainState
 from dpsgd.runs import plan
 from dpsgd.runs.checkpoint import KEPT, Checkpoint
 from dpsgd.runs.directory import RunDirectory

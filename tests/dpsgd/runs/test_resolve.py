@@ -26,7 +26,6 @@ from dpsgd import (
     Independent,
     Lazy,
     Mechanism,
-    RecommendationRequest,
     RunSpec,
     Segment,
     Settings,
@@ -35,7 +34,7 @@ from dpsgd import (
 )
 from dpsgd.noise.correlated import banded_square_root
 from dpsgd.runs.job import rows_of
-from dpsgd.runs.recommendation import generic, sentence, table_step_size
+from dpsgd.runs.recommendation import RecommendationRequest, generic, sentence, table_step_size
 from dpsgd.runs.resolve import ADAM, choose, differing, resolve, resolved, with_any_noise
 from dpsgd.runs.support import COLUMNS, SAMPLERS, check, example_data, support_matrix
 from samplers import BallsAndBins, Deterministic, Population

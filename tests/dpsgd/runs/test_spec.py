@@ -13,7 +13,6 @@ from dpsgd import (
     Adam,
     Auto,
     Banded,
-    Dense,
     Independent,
     Lazy,
     NoiseMultiplier,
@@ -22,6 +21,7 @@ from dpsgd import (
     TargetAdvantage,
     TargetEpsilon,
 )
+from dpsgd.runs.spec import Dense
 from samplers import Deterministic, Population
 from samplers.settings import SETTINGS
 

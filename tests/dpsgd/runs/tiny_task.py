@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import RunSpec, Temperature, run
+from dpsgd import RunSpec, run
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration
+from dpsgd.engine.calibration import Temperature
 from dpsgd.engine.queries import Refinement
 from dpsgd.runs import job
 from dpsgd.runs.directory import DIAGNOSTICS

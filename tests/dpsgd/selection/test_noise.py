@@ -3,7 +3,6 @@
 import pytest
 
 from accounting import (
-    EnvelopeProfile,
     GaussianProfile,
     PoissonProfile,
     SelectionProfile,
@@ -12,6 +11,7 @@ from accounting import (
     calibrate,
     epsilon,
 )
+from accounting.releases.envelope import EnvelopeProfile
 from dpsgd.selection import noise
 from samplers import BallsAndBins, Deterministic
 

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from dpsgd import Dense, Lazy
+from dpsgd import Lazy
 from dpsgd.runs.job import rows_of
 from dpsgd.runs.resolve import choose
+from dpsgd.runs.spec import Dense
 from experiments.benchmarks import models
 from experiments.benchmarks.models import (
     FewerRows,

@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from accounting import MultistageProfile, epsilon, implied_advantage
+from accounting import MultistageProfile, epsilon
+from accounting.attack import implied_advantage
 from dpsgd import Mechanism, Segment, cost
 from samplers import Multistage, Poisson, UnitsThenPoisson, UnitTree, UserPoisson
 

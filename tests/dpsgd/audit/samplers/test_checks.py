@@ -17,12 +17,12 @@ from samplers import (
     FullBatch,
     Multistage,
     Poisson,
-    RowLaw,
     Shuffle,
     UnitsThenPoisson,
     UnitTree,
     UserPoisson,
 )
+from samplers.row_law import RowLaw
 
 SEED = 2**130 + 7
 SIZES = (640, 32, 4)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import sklearn.metrics as reference
 
-from dpsgd import FullSums, RunSpec, load_exported
+from dpsgd import RunSpec, load_exported
 from dpsgd.audit.conformance import check_task
+from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration as calibrations
 from dpsgd.runs.run import Run
 from experiments import cli
