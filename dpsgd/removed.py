@@ -3,6 +3,10 @@
 REMOVED = frozenset(
     {
         "buffers",
+        "clip_count_share",
+        "clip_quantile",
+        "clip_rate",
+        "clipping=quantile",
         "decays",
         "noise=buffered toeplitz",
         "noise=secure",
@@ -14,6 +18,7 @@ REMOVED = frozenset(
         "quantile_epsilon",
         "sample_weight",
         "secure_noise",
+        "tables_weight_decay",
         "weight",
         "weight_bound",
         "weights",

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-STEP, MOMENTUM, VALUE, AVERAGE = 1, 2, 3, 4
+STEP, MOMENTUM, VALUE = 1, 2, 3
 """Purposes of the noise of a table's rows; arrays without deferred noise have 0."""
 
 _LOW, _WORD = np.uint64(2**32 - 1), np.uint64(32)

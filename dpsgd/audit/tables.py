@@ -78,7 +78,7 @@ class TableSnapshot:
         """Compares the copy with the snapshot; the next call borrows another copy."""
         now, self._now = self._now, None
         for k, table in (now or {}).items():
-            pairs: Any = zip(table[:3], self.tables[k][:3], strict=True)
+            pairs: Any = zip(table[:2], self.tables[k][:2], strict=True)
             for found, kept in pairs:
                 for start in range(0, 0 if kept is None else len(kept), _CHUNK):
                     part = hosted(found[start : start + _CHUNK])

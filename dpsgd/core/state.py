@@ -19,8 +19,6 @@ class Table(NamedTuple):
     """theta: float [R, ...]; None in `TrainState.tables`, where the parameters have it."""
     momentum: Any
     """m, of the same shape; None without momentum."""
-    average: Any = None
-    """That of theta over the steps, of the same shape; None where there is none."""
     steps: Any = None
     """Steps that are in each row: int32 [R]; None where all noise is in all rows."""
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 PyTree = Any
@@ -79,19 +78,6 @@ def averaged(
         return updates, AverageState(inner, average, step)
 
     return optax.GradientTransformation(init, update)
-
-
-def average_weights(
-    num_steps: int, *, tail: float | None = None, decay: float | None = None
-) -> list[float]:
-    """Returns w_1, ..., w_N of `averaged`, as that computes them; or raises what that does.
-
-    >>> average_weights(4, tail=0.5)
-    [1.0, 1.0, 1.0, 0.5]
-    """
-    _check(tail, decay)
-    found = jax.jit(_weight)(1 + jnp.arange(num_steps), num_steps, tail, decay)
-    return np.asarray(found, float).tolist()
 
 
 def _check(tail: Any, decay: Any) -> None:

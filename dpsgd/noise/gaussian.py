@@ -249,7 +249,7 @@ def add_row_noise(
     return marked(noised, "release", total=total, **made_of)
 
 
-STEP, MOMENTUM, VALUE, AVERAGE = 1, 2, 3, 4
+STEP, MOMENTUM, VALUE = 1, 2, 3
 """Purposes of the noise of a table's rows: of a step, and of a gap. Dense leaves have 0."""
 
 

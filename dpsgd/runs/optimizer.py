@@ -108,7 +108,7 @@ def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
     assert None not in (rate, momentum), "`resolve` leaves nothing open"
     constant = spec.optimizer.schedule == "constant"
     sizes = Constant(rate) if constant else Cosine(rate, num_steps)
-    return LazyTables(sizes, momentum, tables.weight_decay, **vars(spec.average))
+    return LazyTables(sizes, momentum)
 
 
 def _made(

@@ -61,7 +61,6 @@ _CALIBRATION: Must = (
 _SCHEDULE: Must = (lambda x: x in ("cosine", "constant"), "be cosine or constant")
 _DATA_ON: Must = (lambda x: x in ("device", "host"), "be device or host")
 _COMPUTE: Must = (lambda x: x in ("float32", "bfloat16"), "be float32 or bfloat16")
-_NOT_NEGATIVE: Must = (lambda x: 0 <= x < math.inf, "be finite and >= 0")
 _DELTA: Must = (lambda x: isinstance(x, Real) or x == "1/n", "be a number or 1/n")
 
 
@@ -174,20 +173,10 @@ class _TableSettings(_Checked):
     """Of lazy tables: peak step size; by default the task's rule chooses it."""
     momentum: float | None = _setting(None, name="tables_momentum", open=True, must=_DECAYING)
     """Of lazy tables, in [0, 1); by default the task's rule chooses it, 0 if it has none."""
-    weight_decay: float = _setting(0.0, name="tables_weight_decay", must=_NOT_NEGATIVE)
-    """Of lazy tables: this times the parameters is added to their gradient."""
     flush_every: int | None = _setting(None, open=True, must=_COUNT)
     """Of lazy tables: steps after which all deferred noise is drawn, and a checkpoint written
     from which a run resumes also where steps cannot be repeated bit for bit. By default so many
     that it takes a twentieth of the time or less."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weight_decay * (self.learning_rate or 0.0) > 1:
-            raise ValueError(
-                "tables_weight_decay times tables_learning_rate must be at most 1, or rows grow "
-                f"that are not read: got {self.weight_decay} times {self.learning_rate}"
-            )
 
 
 @dataclass(frozen=True)

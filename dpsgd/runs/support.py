@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from accounting import epsilon
 from dpsgd.gradients.rules import FlatClipping
-from dpsgd.runs.spec import Banded, Lazy, RunSpec
+from dpsgd.runs.spec import Banded, Lazy, MovingAverage, RunSpec, TailAverage
 from samplers import BatchSampler, Population, UnitTree
 from samplers.settings import SETTINGS, SamplerSettings
 
@@ -19,6 +19,8 @@ Trait = Literal[
     "bands",
     "bands auto",
     "tables lazy",
+    "average_tail",
+    "average_decay",
     "calibration",
     "budget_minutes",
     "overflow accumulate",
@@ -50,6 +52,12 @@ UNSUPPORTED = (
         ("overflow accumulate",),
         "the rows of a step are read once, and overflow accumulate takes several passes",
         "take overflow truncate",
+    ),
+    Unsupported(
+        ("tables lazy",),
+        ("average_tail", "average_decay"),
+        "deferred noise has the law of the parameters after a step, and not of their average",
+        "leave out the average, or take tables dense",
     ),
     Unsupported(
         ("non_private",),
@@ -98,6 +106,8 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
         "bands": isinstance(noise, Banded) and bands != 1,
         "bands auto": bands == "auto",
         "tables lazy": isinstance(spec.tables, Lazy),
+        "average_tail": isinstance(spec.average, TailAverage),
+        "average_decay": isinstance(spec.average, MovingAverage),
         "clipping": not isinstance(spec.clipping, FlatClipping),
         "calibration": spec.calibration not in (None, "none"),
         "budget_minutes": spec.budget_minutes is not None,

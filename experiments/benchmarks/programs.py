@@ -53,9 +53,9 @@ ADAM = optax.adam(1e-3)
 SGD = optax.sgd(optax.cosine_decay_schedule(1.0, NUM_STEPS))
 
 
-def lazy(momentum: float = 0.0, tail: float | None = None) -> LazyTables:
+def lazy(momentum: float = 0.0) -> LazyTables:
     """Returns how tables are trained."""
-    return LazyTables(optax.cosine_decay_schedule(1.0, NUM_STEPS), momentum, tail=tail)
+    return LazyTables(optax.cosine_decay_schedule(1.0, NUM_STEPS), momentum)
 
 
 def num_params(params: PyTree) -> int:

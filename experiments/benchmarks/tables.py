@@ -19,16 +19,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dpsgd.runs.resolve import choose
-from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Row, at, cases, figure
 from experiments.benchmarks.models import (
     SEEDS,
     Models,
-    asked_for,
     generated,
     lazy_and_dense,
-    mean,
     run_of,
 )
 from experiments.benchmarks.programs import (
@@ -72,8 +68,7 @@ def _kinds(
     kinds: dict[str, Callable[[], Program]] = {
         f"all by {name}": partial(made, optimizer) for name, optimizer in by.items()
     }
-    kinds |= {f"tables lazy by {k}": partial(made, ADAM, lazy(x)) for k, x in LAZIES.items()}
-    return kinds | {"tables lazy by SGD, averaged": partial(made, ADAM, lazy(tail=0.2))}
+    return kinds | {f"tables lazy by {k}": partial(made, ADAM, lazy(x)) for k, x in LAZIES.items()}
 
 
 def steps(
@@ -288,36 +283,6 @@ def models(
     return lazy_and_dense(Models.of(store, seeds, written, model="small"), batch_size, epochs)
 
 
-def averages(
-    tail: float = 0.5,
-    epsilons: tuple[float, ...] = (1.0, 3.0),
-    *,
-    store: str | None = None,
-    seeds: int = SEEDS,
-    written: str | None = None,
-) -> Iterator[Row]:
-    """Measures averages of all parameters at a constant rate beside the last ones as it falls.
-
-    Rates, of tables and of the others, are shares of those by default.
-    """
-    models = Models.of(store, seeds, written, model="small")
-    ends: dict[str, dict[str, Any]] = {
-        "last step": {},
-        f"tail {tail:g}, constant": {"average_tail": tail, "schedule": "constant"},
-        f"tail {tail:g}": {"average_tail": tail},
-    }
-    for epsilon, share in itertools.product(epsilons, (1.0, 0.7)):
-        spec, _ = choose(asked_for(epsilon, "lazy", None, None), models.task, rows_of(models.task))
-        given: Any = spec.options()
-        rates = {k: share * given[k] for k in ("learning_rate", "tables_learning_rate")}
-        for end, more in ends.items():
-            place = f"epsilon {epsilon:g}, {share:g} of the rates, {end}"
-            runs = models.trained(f"lazy tables, {place}", spec.but(**rates, **more))
-            for split in ("validation", "test"):
-                yield figure(f"AUC, {split} rows, {place}", mean(runs, f"{split}_auc"))
-                yield figure(f"log loss, {split} rows, {place}", mean(runs, f"{split}_log_loss"))
-
-
 SMALL = {"hidden": (8,), "batch_size": 64, "rounds": 1}
 SMALL_SIZES = {"sizes": (2**4, 2**6, 2**8), **SMALL}
 FEW_BUCKETS = {"buckets": 2**4, "batch_size": 64, "rounds": 1}
@@ -336,5 +301,4 @@ CASES = [
     *cases(epoch, quick=SMALL_EPOCH, seconds=600),
     *cases(models, **OF_STORE),
     *cases(models, "defaults", over={"batch_size, epochs": ((None, None),)}, **OF_STORE),
-    *cases(averages, **OF_STORE),
 ]

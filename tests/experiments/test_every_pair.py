@@ -97,6 +97,7 @@ SAMPLERS = set(OPTIONS["sampler"])
 LAZY = {"--tables lazy"}
 REFUSED = [
     (LAZY, CORRELATED, "tables lazy and b"),
+    (LAZY, starting("--average"), "tables lazy and average"),
     (LAZY, {f"poisson {SIZES} --overflow accumulate"}, "tables lazy and overflow"),
     ({"--non-private"}, CORRELATED, "non-private and "),
     ({"--non-private"}, {"--calibration KIND"}, "calibration and non-private"),

@@ -1,10 +1,9 @@
 r"""What a row of a table with deferred noise must hold: simulated in float64, step by step.
 
-The optimizer moves a row by m = mu m + g + w theta, theta = theta - a_t m, with g = r z and
-r = sigma C / b, and its average by v_t (theta - average). Over a gap from step s to t, x = (m,
-theta, average) becomes A x + r L (x, y, u), with L lower triangular and L L^T = V; x, y and u are
-the normals of step t for `MOMENTUM`, `VALUE` and `AVERAGE` (`dpsgd.audit.reference`). See
-docs/explanation/audit-of-deferred-noise.md.
+The optimizer moves a row by m = mu m + g, theta = theta - a_t m, with g = r z and r = sigma C / b.
+Over a gap from step s to t, (m, theta) becomes A (m, theta) + r L (x, y), with L lower triangular
+and L L^T = V; x and y are the normals of step t for `MOMENTUM` and `VALUE`
+(`dpsgd.audit.reference`). See docs/explanation/audit-of-deferred-noise.md.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from dpsgd.audit import reference
 from dpsgd.audit.runtime.expected import ALLOWED, Comparison
 from dpsgd.core.state import Table
 
-PARTS = ("m", "theta", "average")
+PARTS = ("m", "theta")
 """Of the state of a coordinate, in order."""
-_PURPOSES = reference.MOMENTUM, reference.VALUE, reference.AVERAGE
+_PURPOSES = reference.MOMENTUM, reference.VALUE
 _GRID_BITS = 10  # of a flush: cells of 2^-10 to 2^-11 of the noise since the run's first step
 _MOST_CELLS = 13  # binary digits of a number beyond which its own size gives the cell
 _EPS = 2.0**-21  # of float32, what a few operations round
 
 
-def parts(table: Table) -> tuple[Any, Any, Any]:
-    """Returns the arrays of m, theta and its average; None where rows have none."""
-    return table.momentum, table.values, table.average
+def parts(table: Table) -> tuple[Any, Any]:
+    """Returns the arrays of m and theta; None where rows have no momentum."""
+    return table.momentum, table.values
 
 
 class Numbers(NamedTuple):
-    """What coordinates must hold, of m, theta and its average, and how far they may be off."""
+    """What coordinates must hold, of m and theta, and how far they may be off."""
 
     x: np.ndarray
-    """float64[3, coordinates]; 0 where rows have none."""
+    """float64[2, coordinates]; 0 where rows have none."""
     off: np.ndarray
 
     @classmethod
@@ -46,13 +45,13 @@ class Numbers(NamedTuple):
         """Returns what some rows hold."""
         none = np.zeros(table.values.size)
         found = [none if x is None else x.astype(np.float64).ravel() for x in parts(table)]
-        return cls(np.stack(found), np.zeros((3, none.size)))
+        return cls(np.stack(found), np.zeros((2, none.size)))
 
     def like(self, table: Table) -> Table:
         """Returns rows that hold these, with what `table` has."""
         found = zip(parts(table), self.x, strict=True)
-        m, theta, average = (None if x is None else y.reshape(x.shape) for x, y in found)
-        return Table(theta, m, average)
+        m, theta = (None if x is None else y.reshape(x.shape) for x, y in found)
+        return Table(theta, m)
 
     def of_parts(self, keep: Callable[[np.ndarray], np.ndarray]) -> Numbers:
         """Returns some of the coordinates."""
@@ -64,42 +63,34 @@ class DeferredLaw:
 
     Attributes:
       sizes: Step sizes of the run: float64[steps].
-      rule: Momentum mu and decay w.
+      momentum: mu.
       r: Standard deviation of the noise of a private mean gradient.
       key: Attempt -> key of its noise: uint32[4].
-      weights: v_t of the average: float64[steps]; None where there is none.
       has: Which of `PARTS` rows have.
     """
 
     def __init__(
-        self,
-        sizes: np.ndarray,
-        momentum: float,
-        decay: float,
-        r: float,
-        key: Callable[[int], np.ndarray],
-        weights: np.ndarray | None = None,
+        self, sizes: np.ndarray, momentum: float, r: float, key: Callable[[int], np.ndarray]
     ):
-        self.r, self.sizes, self.rule, self.key = r, sizes, (momentum, decay), key
-        self.weights, self.has = weights, [momentum > 0, True, weights is not None]
+        self.r, self.sizes, self.momentum, self.key = r, sizes, momentum, key
+        self.has = [momentum > 0, True]
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how m, theta and its average move in the steps from start to stop - 1, at r = 1.
+        """Returns how m and theta move in the steps from start to stop - 1, at r = 1.
 
-        That is A and V, float64[3, 3].
+        That is A and V, float64[2, 2].
         """
         if start not in self._paths:
             self._paths[start] = self._simulated(start)
-        a, b, c, d, e, f, g, mm, mt, tt, ma, ta, aa = self._paths[start][stop - start]
-        transition = np.array([[a, b, 0], [c, d, 0], [e, f, g]])
-        return transition, np.array([[mm, mt, ma], [mt, tt, ta], [ma, ta, aa]])
+        m, theta, mm, mt, tt = self._paths[start][stop - start]
+        return np.array([[m, 0], [theta, 1]]), np.array([[mm, mt], [mt, tt]])
 
     def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns A and L of what rows have; 0 for the rest."""
         transition, v = (x * np.outer(self.has, self.has) for x in self.gap(start, stop))
-        low = np.zeros((3, 3))
-        for i in range(3):
+        low = np.zeros((2, 2))
+        for i in range(2):
             for j in range(i + 1):
                 rest = v[i, j] - low[i] @ low[j]
                 if i == j:
@@ -109,30 +100,20 @@ class DeferredLaw:
         return transition, low
 
     def _simulated(self, start: int) -> list[tuple[float, ...]]:
-        mu, w = self.rule
-        # (m, theta) from (1, 0) and from (0, 1), and their covariance from none.
-        m1, t1, m2, t2 = 1.0, 0.0, 0.0, 1.0
+        mu = self.momentum
+        # (m, theta) from (1, 0), and their covariance from none. From (0, 1) they stay.
+        m, theta = 1.0, 0.0
         mm = mt = tt = 0.0
-        # The average from these two and from 1, and its covariances.
-        a1, a2, a3 = 0.0, 0.0, 1.0
-        ma = ta = aa = 0.0
-        path: list[tuple[float, ...]] = [(m1, m2, t1, t2, a1, a2, a3, mm, mt, tt, ma, ta, aa)]
-        weights = np.zeros_like(self.sizes) if self.weights is None else self.weights
-        for a, v in zip(self.sizes[start:].tolist(), weights[start:].tolist(), strict=True):
-            m1, m2 = mu * m1 + w * t1, mu * m2 + w * t2
-            t1, t2 = t1 - a * m1, t2 - a * m2
-            # m' = mu m + w theta + z, and theta' = theta - a m'.
-            with_theta = mu * mt + w * tt
-            mm = mu * mu * mm + 2 * mu * w * mt + w * w * tt + 1.0
+        path: list[tuple[float, ...]] = [(m, theta, mm, mt, tt)]
+        for a in self.sizes[start:].tolist():
+            m = mu * m
+            theta = theta - a * m
+            # m' = mu m + z, and theta' = theta - a m'.
+            with_theta = mu * mt
+            mm = mu * mu * mm + 1.0
             mt = with_theta - a * mm
             tt = tt - 2 * a * with_theta + a * a * mm
-            # average' = (1 - v) average + v theta'.
-            a1, a2, a3 = (1 - v) * a1 + v * t1, (1 - v) * a2 + v * t2, (1 - v) * a3
-            ma = mu * ma + w * ta
-            ta = ta - a * ma
-            aa = (1 - v) * ((1 - v) * aa + 2 * v * ta) + v * v * tt
-            ma, ta = (1 - v) * ma + v * mt, (1 - v) * ta + v * tt
-            path.append((m1, m2, t1, t2, a1, a2, a3, mm, mt, tt, ma, ta, aa))
+            path.append((m, theta, mm, mt, tt))
         return path
 
 
@@ -171,14 +152,9 @@ class RowsLaw(NamedTuple):
         z = np.stack([self._normals(stop, of) if has else 0.0 * self.at for of, has in has])
         which, at = np.unique(np.append(stop, starts), return_inverse=True)
         laws = zip(*(self.law.factors(start, stop) for start in which.tolist()), strict=True)
-        # A and L of each coordinate: float64[3, 3, coordinates].
+        # A and L of each coordinate: float64[2, 2, coordinates].
         a, low = (np.moveaxis(np.stack(of)[at[1:]], 0, -1) for of in laws)
-        own = np.sqrt(np.sum(low**2, axis=1))
-        # Of a theta that m almost tells, float32 has few digits of the rest, and so of how the
-        # average's own noise is split among the last two normals.
-        few = np.minimum(2.0, 2.0**-18 * own[1] / np.maximum(low[1, 1], 2.0**-64))
-        noise = ALLOWED * own
-        noise[2] += few * np.hypot(low[2, 1], low[2, 2]) * np.abs(z[1:]).sum(axis=0)
+        noise = ALLOWED * np.sqrt(np.sum(low**2, axis=1))
         off = _times(np.abs(a), old.off)
         off += (starts < stop) * (r * noise + _EPS * _times(np.abs(a), np.abs(old.x)))
         return Numbers(_times(a, old.x) + r * _times(low, z), off)
@@ -189,20 +165,15 @@ class RowsLaw(NamedTuple):
 
     def stepped(self, old: Numbers, step: int) -> tuple[np.ndarray, Numbers]:
         """Returns the noise of a step, over r, and what coordinates hold after it."""
-        (mu, w), a, r = self.law.rule, self.law.sizes[step], self.law.r
-        (old_m, old_theta, average), (off_m, off_theta, off_average) = old
+        mu, a, r = self.law.momentum, self.law.sizes[step], self.law.r
+        (old_m, old_theta), (off_m, off_theta) = old
         z = self.of_step(step)
         g = r * z
-        m = mu * old_m + g + w * old_theta
-        size = np.abs(mu * old_m) + np.abs(g) + np.abs(w * old_theta)
-        off_m = mu * off_m + w * off_theta + r * ALLOWED + _EPS * size
+        m = mu * old_m + g
+        off_m = mu * off_m + r * ALLOWED + _EPS * (np.abs(mu * old_m) + np.abs(g))
         theta = old_theta - a * m
         off_theta = off_theta + a * off_m + _EPS * (np.abs(old_theta) + np.abs(a * m))
-        v = 0.0 if self.law.weights is None else self.law.weights[step]
-        off_average = (1 - v) * off_average + v * off_theta
-        off_average += _EPS * (np.abs(average) + v * np.abs(theta))
-        average = (1 - v) * average + v * theta
-        return z, Numbers(np.stack([m, theta, average]), np.stack([off_m, off_theta, off_average]))
+        return z, Numbers(np.stack([m, theta]), np.stack([off_m, off_theta]))
 
     def compare(self, tests: Comparison, found: Table, new: Numbers, name: str) -> None:
         """Compares rows with what they must hold."""
@@ -215,20 +186,16 @@ class RowsLaw(NamedTuple):
     def compare_flushed(
         self, tests: Comparison, found: Table, new: Numbers, stop: int, name: str
     ) -> None:
-        """Compares flushed numbers with those that they were rounded from, x to ceil(x - U).
-
-        After the last step the average takes the place of theta.
-        """
+        """Compares flushed numbers with those that they were rounded from, x to ceil(x - U)."""
         r, key = self.law.r, self.law.key(self.attempt)
         spread = r * np.sqrt(np.diagonal(self.law.gap(0, stop)[1]))
-        ends = stop == len(self.law.sizes) and found.average is not None
-        for x, values, k in zip(PARTS, parts(found), (0, 2 if ends else 1, 2), strict=True):
+        of_parts = zip(PARTS, _PURPOSES, parts(found), *new, spread, strict=True)
+        for x, purpose, values, exact, off, stddev in of_parts:
             if values is None:
                 continue
-            exact, off, stddev = new.x[k], new.off[k], spread[k]
             cell, sure = _cell(stddev)
             flat = values.astype(np.float64).ravel()
-            u = reference.uniforms(key, stop, self.leaf, self.at, _PURPOSES[k])
+            u = reference.uniforms(key, stop, self.leaf, self.at, purpose)
             low, high = (_own_cell(exact + sign * off) for sign in (-1, 1))
             size = np.maximum(cell, np.maximum(low, high))
             known = sure & (stddev > 0) & ((low == high) | (np.maximum(low, high) <= cell))
@@ -282,7 +249,7 @@ class WatchedRows:
         """Compares what a flush leaves of the rows that are looked at."""
         known, name = self._known, f"{self._name} at step {stop:,} of training"
         new = self._law.caught_up(self._now, self._starts, stop).of_parts(lambda x: x[known])
-        seen = (None if x is None else x.ravel()[self._places][known] for x in found[:3])
+        seen = (None if x is None else x.ravel()[self._places][known] for x in found[:2])
         law = self._law._replace(at=self._law.at[known])
         law.compare_flushed(tests, Table(*seen), new, stop, name)
         self._begin(found)
@@ -305,18 +272,6 @@ def step_sizes(rate: Any, num_steps: int) -> np.ndarray:
         return np.asarray(jax.vmap(rate)(jnp.arange(num_steps)), np.float64).reshape(num_steps)
     except Exception:  # or one of any other kind
         return np.array([float(rate(k)) for k in range(num_steps)])
-
-
-def weights_of(tables: Any, num_steps: int) -> np.ndarray | None:
-    """Returns the weights of the average that a configuration asks for: float64[num_steps]."""
-    step = np.arange(1, num_steps + 1)
-    if tables.decay is not None:
-        decay = float(np.float32(tables.decay))
-        return (1 - decay) / (1 - decay**step)
-    if tables.tail is not None:
-        before = np.round((1 - np.float32(tables.tail)) * np.float32(num_steps))
-        return 1 / np.maximum(step - float(before), 1.0)
-    return None
 
 
 def _times(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:

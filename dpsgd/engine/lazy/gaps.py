@@ -60,9 +60,6 @@ class LinearSgd:
     Attributes:
       step_sizes: a_k of all N steps of the run, from 0 to `LARGEST`.
       momentum: mu in [0, 1).
-      weight_decay: w >= 0, with w a_k <= 1, so that no row grows by itself.
-      average: v_k in [0, 1] of all steps, where there is an average: it moves by v_k times its
-        distance to the theta that step k makes. Empty where there is none.
 
     Raises:
       ValueError: If one of them is out of range.
@@ -70,8 +67,6 @@ class LinearSgd:
 
     step_sizes: tuple[float, ...]
     momentum: float = 0.0
-    weight_decay: float = 0.0
-    average: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = np.array(self.step_sizes, float)
@@ -86,15 +81,6 @@ class LinearSgd:
         object.__setattr__(self, "step_sizes", tuple(sizes.tolist()))
         if not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and >= 0, got {self.weight_decay}")
-        if self.weight_decay * sizes.max() > 1:
-            raise ValueError(
-                "weight_decay times learning_rate must be at most 1, or rows that no batch reads "
-                f"grow: got {self.weight_decay} times {sizes.max()}"
-            )
-        if len(self.average) not in (0, sizes.size) or not all(0 <= v <= 1 for v in self.average):
-            raise ValueError("average must be weights in [0, 1], one of each step, or empty")
 
     @property
     def num_steps(self) -> int:
@@ -103,23 +89,16 @@ class LinearSgd:
 
     @property
     def order(self) -> int:
-        """Numbers d of the state of a coordinate: 1 of theta alone."""
-        return len(self.state)
-
-    @property
-    def state(self) -> list[int]:
-        """Which of m, theta and its average, 0 to 2, are the state of a coordinate, in order."""
-        return [k for k, has in enumerate((self.momentum, True, self.average)) if has]
+        """Numbers d of the state of a coordinate: 1 of theta alone, 2 of m and theta."""
+        return 2 if self.momentum else 1
 
     @cached_property
     def steps(self) -> GapLaw:
         """The laws of single steps: arrays [N, d, d]."""
-        a, w, mu = np.array(self.step_sizes), self.weight_decay, self.momentum
-        v, one, none = np.array(self.average or (0.0,)), np.ones_like(a), np.zeros_like(a)
-        m, theta = np.array([[mu * one, w * one, none], [-a * mu, 1 - a * w, none]])
-        average = v * theta + (1 - v) * np.eye(3)[2, :, None]
-        transition = np.stack([m, theta, average])[np.ix_(self.state, self.state)]
-        noise = np.stack([one, -a, -a * v])[self.state]
+        a, mu = np.array(self.step_sizes), self.momentum
+        one, none = np.ones_like(a), np.zeros_like(a)
+        transition = np.array([[mu * one, none], [-a * mu, one]])[-self.order :, -self.order :]
+        noise = np.stack([one, -a])[-self.order :]
         covariance = noise[:, None] * noise
         return GapLaw(np.moveaxis(transition, 2, 0), np.moveaxis(covariance, 2, 0))
 

@@ -18,7 +18,6 @@ import numpy as np
 from dpsgd.core.algorithm import Context, View, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, joined, parted
-from dpsgd.engine.averages import average_weights
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
 from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
@@ -38,48 +37,32 @@ PyTree = Any
 class LazyTables:
     """How tables are trained: by SGD, which is linear in the noise, so that noise may be deferred.
 
-    It is `optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(learning_rate,
-    momentum))`, on the leaves of which the loss looks up rows and does nothing else with them; and
-    `averaged` of it, with the number of steps of the run, where `tail` or `decay` is given.
+    It is `optax.sgd(learning_rate, momentum)` on the leaves of which the loss looks up rows and
+    does nothing else with them.
 
     Attributes:
       learning_rate: A number >= 0, or an `optax.Schedule`: (step) -> number.
       momentum: In [0, 1).
-      weight_decay: >= 0.
-      tail: As for `averaged`, of the tables' rows; beside it, `decay`.
-      decay: Likewise.
 
     Raises:
       TypeError: if one of them is no number.
-      ValueError: if one is out of range, or both averages are given; of a schedule `of_run` says
-        so.
+      ValueError: if one is out of range; of a schedule `of_run` says so.
     """
 
     learning_rate: float | Callable[[int], Any]
     momentum: float = 0.0
-    weight_decay: float = 0.0
-    tail: float | None = None
-    decay: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "momentum", "weight_decay", "tail", "decay"):
+        for name in ("learning_rate", "momentum"):
             value = getattr(self, name)
-            if (name == "learning_rate" and callable(value)) or (
-                name in _AVERAGES and value is None
-            ):
+            if name == "learning_rate" and callable(value):
                 continue
             try:
                 object.__setattr__(self, name, float(value))
             except (TypeError, ValueError):
                 raise TypeError(f"{name} of lazy tables must be a number, got {value!r}") from None
         rate = 0.0 if callable(self.learning_rate) else self.learning_rate
-        LinearSgd((rate,), self.momentum, self.weight_decay)  # refuses what is out of range
-        if self._averages:
-            average_weights(1, **self._averages)
-
-    @property
-    def _averages(self) -> dict[str, float]:
-        return {name: x for name in _AVERAGES if (x := getattr(self, name)) is not None}
+        LinearSgd((rate,), self.momentum)  # refuses what is out of range
 
     def group(self, loss_fn: LossFn) -> LazyRows:
         """Returns the parameter group of the tables of a loss."""
@@ -91,8 +74,7 @@ class LazyTables:
         """Returns the optimizer of a run of so many steps."""
         rate = self.learning_rate
         sizes = _step_sizes(rate, num_steps) if callable(rate) else [rate] * num_steps
-        weights = average_weights(num_steps, **self._averages) if self._averages else []
-        return LinearSgd(tuple(sizes), self.momentum, self.weight_decay, tuple(weights))
+        return LinearSgd(tuple(sizes), self.momentum)
 
 
 def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
@@ -105,7 +87,6 @@ def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
     return sizes.astype(float).tolist()
 
 
-_AVERAGES = "tail", "decay"
 _CHUNK = 2**16
 """Rows that are flushed together."""
 
@@ -304,9 +285,8 @@ class LazyRows:
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         _, values = parted(state.raw_params, leaves)
-        kept = bool(self.tables.momentum), bool(self.tables._averages)
         tables = {
-            k: Table(None, *(jnp.zeros_like(x) if has else None for has in kept))
+            k: Table(None, jnp.zeros_like(x) if self.tables.momentum else None)
             for k, x in values.items()
         }
         return state._replace(tables=tables)
@@ -372,12 +352,7 @@ def _pending(laws: LawTables, step: Any, context: Context) -> dict[str, Any]:
 
 def _updated_rows(rows: Rows, gradient: jax.Array, laws: StepLaws, return_gradient: Any) -> Rows:
     """Returns rows of a table after a step of SGD, see `dpsgd.engine.lazy.gaps`."""
-    m = gradient + laws.weight_decay * rows.values
-    if rows.momentum is not None:
-        m = laws.momentum * rows.momentum + m
-    theta, average = rows.values - laws.step_size * m, rows.average
-    if average is not None:
-        average = average + laws.average * (theta - average)
-    momentum = None if rows.momentum is None else m
+    momentum = None if rows.momentum is None else laws.momentum * rows.momentum + gradient
+    theta = rows.values - laws.step_size * (gradient if momentum is None else momentum)
     values = jnp.where(return_gradient, gradient, theta)
-    return Rows(rows.numbers, values, momentum, average, rows.steps + 1)
+    return Rows(rows.numbers, values, momentum, rows.steps + 1)

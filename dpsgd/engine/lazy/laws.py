@@ -30,11 +30,6 @@ class LawTables(NamedTuple):
     from_recent: Any
     """[K, 2 d^2]."""
 
-    @property
-    def num_steps(self) -> int:
-        """Steps N of the run."""
-        return self.to_multiple.shape[0] - 1
-
 
 def packed(law: GapLaw) -> np.ndarray:
     """Returns A and S side by side: float32 [..., 2 d^2].
@@ -94,39 +89,29 @@ def _lower(rows: Matrix) -> Matrix:
     not by the root of it, which a flush would show (docs/explanation/
     deferred-noise-for-embedding-tables.md).
     """
-    found = [[jnp.zeros_like(rows[0][0])] * len(rows) for _ in rows]
-    for j in range(len(rows)):
-        found[j][j] = length = norm(rows[j])
-        unit = [x / jnp.where(length > 0, length, 1) for x in rows[j]]
-        for i in range(j + 1, len(rows)):
-            dot = functools.reduce(
-                operator.add, (x * y for x, y in zip(rows[i], unit, strict=True))
-            )
-            found[i][j] = dot
-            rows[i] = [x - dot * y for x, y in zip(rows[i], unit, strict=True)]
-    return found
+    first, second = rows
+    length = norm(first)
+    unit = [x / jnp.where(length > 0, length, 1) for x in first]
+    dot = functools.reduce(operator.add, (x * y for x, y in zip(second, unit, strict=True)))
+    rest = [x - dot * y for x, y in zip(second, unit, strict=True)]
+    return [[length, jnp.zeros_like(length)], [dot, norm(rest)]]
 
 
 class StepLaws(NamedTuple):
     """The optimizer of tables in one step, float32, and the gaps that end there.
 
-    Of a block, step sizes, weights, `from_multiples` and `from_recent` have a leading axis of
-    steps.
+    Of a block, step sizes, `from_multiples` and `from_recent` have a leading axis of steps.
     """
 
     step_size: Any
     momentum: Any
-    weight_decay: Any
     gaps: LawTables
-    average: Any = None
-    """v, if there is an average."""
 
     def at(self, j: Any) -> StepLaws:
         """Returns those of step `j` of a block."""
         whole, *ending = self.gaps
         gaps = LawTables(whole, *(of_steps[j] for of_steps in ending))
-        weight = None if self.average is None else self.average[j]
-        return self._replace(step_size=self.step_size[j], gaps=gaps, average=weight)
+        return self._replace(step_size=self.step_size[j], gaps=gaps)
 
 
 class RunLaws:
@@ -138,22 +123,15 @@ class RunLaws:
         self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
 
     def of(self, steps: range, room: int) -> StepLaws:
-        found = [self._gaps.at(step) for step in steps]
-        gaps = []
-
-        def of_steps(numbers: tuple[float, ...]) -> np.ndarray:
-            here = np.zeros(room, np.float32)
-            here[: len(steps)] = numbers[steps.start : steps.stop]
-            return here
-
+        gaps_by_step = [self._gaps.at(step) for step in steps]
+        step_sizes = np.zeros(room, np.float32)
+        step_sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
+        ends = []
         for name in ("from_multiples", "from_recent"):
-            rows = np.stack([packed(getattr(at, name)) for at in found])
-            gaps.append(np.pad(rows, [(0, room - len(steps)), (0, 0), (0, 0)]))
-        run = self._optimizer
-        numbers = np.float32(run.momentum), np.float32(run.weight_decay)
-        average = of_steps(run.average) if run.average else None
-        at_ends = LawTables(self._to_multiple, *gaps)
-        return StepLaws(of_steps(run.step_sizes), *numbers, at_ends, average)
+            rows = np.stack([packed(getattr(gaps, name)) for gaps in gaps_by_step])
+            ends.append(np.pad(rows, [(0, room - len(steps)), (0, 0), (0, 0)]))
+        momentum = np.float32(self._optimizer.momentum)
+        return StepLaws(step_sizes, momentum, LawTables(self._to_multiple, *ends))
 
     def after(self, steps: int) -> LawTables:
         at = self._gaps.at(steps)

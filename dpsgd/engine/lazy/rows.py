@@ -17,7 +17,6 @@ from jax import Array, lax
 from dpsgd.core.state import Table
 from dpsgd.engine.lazy.laws import LawTables, law_of, norm
 from dpsgd.noise.gaussian import (
-    AVERAGE,
     GRID_BITS,
     MOMENTUM,
     VALUE,
@@ -36,8 +35,6 @@ class Rows(NamedTuple):
     """theta: float [U, ...]."""
     momentum: Array | None
     """m."""
-    average: Array | None
-    """That of theta."""
     steps: Array
     """That are in them: int32 [U], as many in each."""
 
@@ -55,7 +52,7 @@ def caught_up(
     """Returns rows, brought from the steps that are in them up to `step`, by one draw.
 
     Args:
-      old: Numbers of theta, m and its average, float32 [U, ...], and steps, int32 [U].
+      old: Numbers of theta and m, float32 [U, ...], and steps, int32 [U].
       numbers: Of the rows in the table: int32 [U].
       laws: Of gaps that end at `step`.
       step: t.
@@ -82,12 +79,12 @@ def caught_up(
     for i, (_, purpose) in enumerate(state):
         terms = [*map(times, a[i], before), *map(times, low[i][: i + 1], normals)]
         found[purpose] = functools.reduce(operator.add, terms)
-    return Table(found[VALUE], found.get(MOMENTUM), found.get(AVERAGE), old.steps)
+    return Table(found[VALUE], found.get(MOMENTUM), old.steps)
 
 
 def _in_order(table: Table) -> list[tuple[Any, int]]:
-    """Returns m, theta and its average, in the order of `LinearSgd.state`, and their purposes."""
-    return [(table.momentum, MOMENTUM), (table.values, VALUE), (table.average, AVERAGE)]
+    """Returns m and theta, in the order of a `GapLaw`, and their purposes."""
+    return [(table.momentum, MOMENTUM), (table.values, VALUE)]
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
@@ -139,8 +136,7 @@ def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
 def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
     """Returns a table, or its part from `first` on, with all rows up to date and on a grid.
 
-    After the last step of a run that leads to an average, this takes the place of theta. It goes
-    over `chunk` rows at a time: the last ones may be up to date already, and stay.
+    It goes over `chunk` rows at a time: the last ones may be up to date already, and stay.
     """
     count = len(table.steps)
     chunk = min(chunk, count)
@@ -168,13 +164,9 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
 
         def up_to_date(rows: Table) -> Table:
             new = caught_up(rows, numbers, step=step, **how)
-            values, momentum, average = (
-                rounded(x, purpose, numbers)
-                for x, purpose in zip(new[:3], (VALUE, MOMENTUM, AVERAGE), strict=True)
-            )
-            if average is not None:
-                values = jnp.where(step == how["laws"].num_steps, average, values)
-            return Table(values, momentum, average, jnp.full_like(rows.steps, step))
+            values = rounded(new.values, VALUE, numbers)
+            momentum = rounded(new.momentum, MOMENTUM, numbers)
+            return Table(values, momentum, jnp.full_like(rows.steps, step))
 
         # All of a chunk is read before any is written: else XLA copies whole tables for CPUs.
         return Table(*map(put, table, _once(up_to_date, Table(*map(of, table)))))

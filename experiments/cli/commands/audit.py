@@ -63,7 +63,7 @@ class Audit(tasks.OfTask, OfSizes):
 def command(words: Sequence[str]) -> type:
     """Returns what can be asked of the task and the sampler that words name."""
     options = run_options(
-        *("bands", "tables", "tables_momentum", "tables_weight_decay"),
+        *("bands", "tables", "tables_momentum"),
         *("clipping", "clip_groups", "clip_shares", "clip_gamma"),
         *("train", "compute", "microbatch_size", "target_delta"),
         **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},

@@ -12,14 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import (
-    LazyTables,
-    Mechanism,
-    RootKey,
-    averaged,
-    dpsgd,
-    train_blocks,
-)
+from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
@@ -57,7 +50,7 @@ POISSON = Poisson(N, batch_size=20, epochs=2)
 USERS = UnitTree.from_columns({"user": np.repeat(np.arange(20), N // 20)})
 UNITS = Multistage(USERS, (5, 4), steps=STEPS, clipped_level=1)
 ROOT = RootKey.from_insecure_seed(0)
-TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9, 0.01, tail=0.4)
+TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9)
 OPTIMIZER = optax.sgd(0.1)
 
 
@@ -179,9 +172,7 @@ def test_a_step_exchanges_what_a_batch_reads_and_its_gradients_and_a_flush_nothi
 def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
     """Without noise; there each look-up is in the table."""
     lazily, _ = trained(on(8), sigma=0.0)
-    decay = optax.add_decayed_weights(TABLES.weight_decay)
-    of_tables = optax.chain(decay, optax.sgd(TABLES.learning_rate, TABLES.momentum))
-    of_tables = averaged(of_tables, STEPS, tail=TABLES.tail)
+    of_tables = optax.sgd(TABLES.learning_rate, TABLES.momentum)
     labels = {"odd": "tables", "table": "tables", "w": "others"}
     parts = optax.multi_transform({"tables": of_tables, "others": OPTIMIZER}, labels)
     algorithm = dpsgd(loss, parts, microbatch_size=5)
@@ -191,8 +182,7 @@ def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
     for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, root=ROOT):
         end = block.state
     kept = [x for x in jax.tree.leaves(end.opt_state) if x.ndim == 2]
-    tables = lazily[-1].tables.values()
-    found = [*(table.momentum for table in tables), *(table.average for table in tables)]
+    found = [table.momentum for table in lazily[-1].tables.values()]
     assert off(lazily[-1].params, end.params) <= 1e-6
     assert off(found, kept) <= 2e-6  # in which more cancels, in the sums of any
 
@@ -244,7 +234,7 @@ def test_of_85_million_parameters_a_device_holds_an_eighth_and_no_temporary_grow
     rows = 6_071_296
     found, state = large_programs(rows)
     twice, _ = large_programs(2 * rows)
-    shard = 4 * rows // 8 * (3 * 14 + 1)  # values, momentum, average and steps
+    shard = 4 * rows // 8 * (2 * 14 + 1)  # values, momentum and steps
     for one, other in zip(found, twice, strict=True):
         memory, of_twice = one.memory_analysis(), other.memory_analysis()
         assert shard <= memory.alias_size_in_bytes <= shard + 8_192

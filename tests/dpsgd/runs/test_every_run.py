@@ -50,7 +50,7 @@ KINDS = {
     "own sampler": (line, {"sampler": COINS}),
     "platt": (calibrated, {"clipping": "automatic", "calibration": "platt", "average_tail": 0.5}),
     "classes": (kinds, {"calibration": "temperature"}),
-    "lazy average": (words, {**LAZY, "average_tail": 0.5}),
+    "lazy": (words, LAZY),
     "table": (words, {"train": "tab"}),
 }
 

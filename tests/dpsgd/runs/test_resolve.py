@@ -306,6 +306,7 @@ AUTO = {
         "dense",
         "accumulate takes several passes",
     ),
+    "an average": (MANY, {"average_tail": 0.5}, "dense", "not of their average"),
 }
 
 
@@ -326,7 +327,7 @@ def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
     asked = config_of(tables="auto")
     found, record = chosen(asked, MANY, progress=lines.append)
     rate = table_step_size(RecommendationRequest(160, 1e-5, noise_multiplier=1.0), Settings(16, 3))
-    assert found.tables == Lazy(rate, 0.0, 0.0, 256)
+    assert found.tables == Lazy(rate, 0.0, 256)
     expected = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 256}
     assert record["settings"] == expected
     assert any("tables lazy, as they have 37 times" in one for one in lines)

@@ -33,7 +33,7 @@ NOISE = (
     Banded(1),
     Banded(2, coefficients=(1.0, 0.5)),
 )
-TABLES = Dense(), Lazy(0.5, 0.0, 0.1, 8)
+TABLES = Dense(), Lazy(0.5, 0.0, 8)
 OPTIMIZERS = Adam(0.1), SGD(0.1, 0.9)
 SAMPLERS = (
     ORDERED,
@@ -84,7 +84,7 @@ def test_a_record_that_leaves_a_choice_open_is_refused(name):
 
 def test_options_may_state_defaults_of_choices_that_are_not_made():
     """As the records of version 0.1.0 do, and the command line."""
-    stated = {"bands_memory": "2GiB", "tables_weight_decay": 0.0, "momentum": 0.0, "bands": None}
+    stated = {"bands_memory": "2GiB", "momentum": 0.0, "bands": None}
     assert config_of(**stated, non_private=False) == config_of()
 
 
@@ -108,12 +108,7 @@ REFUSED = [
     ({"flush_every": 8}, "flush_every goes with tables lazy or auto"),
     ({**LAZY, "tables_learning_rate": 0.0}, "tables_learning_rate must be > 0"),
     ({**LAZY, "tables_learning_rate": 1e20}, "tables_learning_rate must be > 0 and at most"),
-    (
-        {**LAZY, "tables_learning_rate": 0.5, "tables_weight_decay": 3.0},
-        "tables_weight_decay times tables_learning_rate must be at most 1",
-    ),
     ({**LAZY, "tables_momentum": 1.0}, "tables_momentum must be"),
-    ({"tables": "auto", "tables_weight_decay": -1.0}, "tables_weight_decay must"),
     ({**LAZY, "flush_every": 0}, "flush_every must be at least 1"),
     ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
     ({"bands": 2, "bands_memory": "much"}, "bands_memory must be a size such as 8GB"),

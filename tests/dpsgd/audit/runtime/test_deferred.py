@@ -40,7 +40,7 @@ def cosine(step):
     return 0.1 * (1 + np.cos(np.pi * step / STEPS))
 
 
-ALGORITHM = dpsgd(loss_fn, optax.adam(0.01), tables=LazyTables(cosine, 0.9, 0.02, decay=0.8))
+ALGORITHM = dpsgd(loss_fn, optax.adam(0.01), tables=LazyTables(cosine, 0.9))
 MECHANISM = Mechanism(BallsAndBins(N, 20, epochs=4), 1.0, 0.5)
 ROOT = RootKey.from_insecure_seed(0)
 

@@ -1,6 +1,5 @@
 """Lazy tables have the law of the dense algorithm, and nothing leaves with noise that is due."""
 
-import dataclasses
 import functools
 import re
 import warnings
@@ -12,7 +11,7 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, averaged, dpsgd, train
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, dpsgd, train
 from dpsgd.core.state import Table
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
@@ -21,7 +20,6 @@ from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import FLUSHED_BITS, flushed_table, on_grid, read, written
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import (
-    AVERAGE,
     MOMENTUM,
     STEP,
     VALUE,
@@ -61,15 +59,11 @@ def loss_fn(params, example):
 
 
 SCHEDULE = optax.cosine_decay_schedule(0.2, STEPS)
-TABLES = [LazyTables(SCHEDULE), LazyTables(SCHEDULE, 0.9), LazyTables(SCHEDULE, 0.9, 0.02)]
-AVERAGED = [LazyTables(0.1, tail=0.4), LazyTables(SCHEDULE, 0.9, 0.02, decay=0.8)]
-EACH_KIND = pytest.mark.parametrize(  # with decay there is momentum, too
+TABLES = [LazyTables(SCHEDULE), LazyTables(SCHEDULE, 0.9)]
+EACH_KIND = pytest.mark.parametrize(
     "tables",
-    [
-        *(pytest.param(tables, marks=pytest.mark.long) for tables in (*TABLES, AVERAGED[0])),
-        AVERAGED[1],
-    ],
-    ids=["sgd", "momentum", "decay", "tail", "all"],
+    [pytest.param(TABLES[0], marks=pytest.mark.long), TABLES[1]],
+    ids=["sgd", "momentum"],
 )
 SAMPLERS = [
     BallsAndBins(N, B, epochs=2),
@@ -94,10 +88,7 @@ def lazy(tables):
 @functools.cache
 def dense(tables):
     """The dense algorithm of the same law."""
-    decay = optax.add_decayed_weights(tables.weight_decay)
-    sgd = optax.chain(decay, optax.sgd(tables.learning_rate, tables.momentum or None))
-    average = {name: x for name in ("tail", "decay") if (x := getattr(tables, name)) is not None}
-    sgd = averaged(sgd, STEPS, **average) if average else sgd
+    sgd = optax.sgd(tables.learning_rate, tables.momentum or None)
     parts = optax.multi_transform({"t": sgd, "w": optax.adam(0.01)}, {"table": "t", "w": "w"})
     return dpsgd(loss_fn, parts)
 
@@ -133,10 +124,9 @@ def nothing(params, example):
 
 def standardised(found, tables, sigma):
     """What training has added to every coordinate of the table, in standard deviations."""
-    run = tables.of_run(STEPS)
-    law, theta = run.law(0, STEPS), run.state.index(1)  # what is released is the last number
+    law = tables.of_run(STEPS).law(0, STEPS)
     stddev = sigma * 1.0 / B * np.sqrt(law.covariance[-1, -1])
-    moved = np.asarray(found["table"], np.float64) - law.transition[-1, theta] * start()["table"]
+    moved = np.asarray(found["table"], np.float64) - law.transition[-1, -1] * start()["table"]
     return moved / stddev
 
 
@@ -163,24 +153,20 @@ def test_a_step_noises_every_coordinate_of_the_rows_that_it_reads():
     assert jnp.abs(noised - total - noise).max() <= 2 * grid(stddev)
 
 
-@pytest.mark.short("tail-0.9")
+@pytest.mark.short("0.9")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(
-    "average", [{}, {"tail": 0.4}, {"decay": 0.9}], ids=["last", "tail", "decay"]
-)
-def test_draws_for_a_gap_have_its_covariance(momentum, average):
+def test_draws_for_a_gap_have_its_covariance(momentum):
     """Of a million rows, within 5.5 standard errors: false alarms below 4e-8 each."""
-    run, count = LazyTables(SCHEDULE, momentum, **average).of_run(STEPS), 10**6
+    run, count = LazyTables(SCHEDULE, momentum).of_run(STEPS), 10**6
     none = jnp.zeros((count, 1))
     table = Table(
         none,
         none if momentum else None,
-        none if average else None,
         jnp.full(count, 7, jnp.int32),
     )
     how = {"laws": RunLaws(run).after(23), "noise_key": KEY, "leaf": 0, "stddev": jnp.float32(2.0)}
     after = jax.jit(lambda table: flushed_table(table, 2**18, step=jnp.int32(23), **how))(table)
-    parts = [part for part in (after.momentum, after.values, after.average) if part is not None]
+    parts = [part for part in (after.momentum, after.values) if part is not None]
     x = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1) / 2.0
     expected = run.law(7, 23).covariance
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
@@ -190,9 +176,9 @@ def test_draws_for_a_gap_have_its_covariance(momentum, average):
 
 
 def test_noise_of_steps_gaps_leaves_and_dense_parameters_is_independent():
-    """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 21 together."""
+    """Correlations of 1e5 pairs each: false alarms below 1e-7 for all 15 together."""
     numbers = jnp.arange(10**5, dtype=jnp.int32)
-    names = [(5, 1, of) for of in (STEP, MOMENTUM, VALUE, AVERAGE)] + [(6, 1, VALUE)]
+    names = [(5, 1, of) for of in (STEP, MOMENTUM, VALUE)] + [(6, 1, VALUE)]
     draws = [at(KEY, step, leaf, purpose, numbers, 1).ravel() for step, leaf, purpose in names]
     draws += [at(KEY, 5, 2, VALUE, numbers, 1).ravel()]
     draws += [jax.jit(standard_normal, static_argnums=3)(KEY, 5, 1, (10**5,))]
@@ -318,31 +304,17 @@ def test_what_a_flush_draws_is_another_noise_in_each_attempt():
     assert np.mean(first == other) < 0.01  # one key would make all of them equal
 
 
-@pytest.mark.parametrize("tables", [TABLES[1], AVERAGED[1]], ids=["momentum", "average"])
-def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on(tables):
-    whole = blocks(tables, flush_every=6)
+def test_a_run_is_flushed_at_multiples_of_its_steps_wherever_it_goes_on():
+    whole = blocks(flush_every=6)
     kinds = [(int(state.step), state.pending) for state in whole]
     assert [step for step, _ in kinds] == [4, 6, 10, 12, 16, 18, 22, 24, 28, 30]
     assert {step for step, kind in kinds if not kind} == {6, 12, 18, 24, 30}
     for first in (2, 3):  # rows with pending noise, and none
-        resumed = blocks(tables, state=whole[first], flush_every=6)
+        resumed = blocks(state=whole[first], flush_every=6)
         assert int(resumed[0].step) in {step for step, _ in kinds}
         assert jax.tree.all(jax.tree.map(np.array_equal, whole[-1], resumed[-1]))
     with pytest.raises(ValueError, match="flush_every must be at least 1"):
         blocks(flush_every=0)
-
-
-@pytest.mark.parametrize("tables", AVERAGED, ids=["tail", "all"])
-def test_a_flush_leads_to_the_average_at_the_last_step_alone(tables):
-    """And an average changes no step: it is drawn beside what a run without it has."""
-    found = blocks(tables, flush_every=6)
-    plain = blocks(dataclasses.replace(tables, tail=None, decay=None), flush_every=6)
-    for one, other in zip(found[:-1], plain[:-1], strict=True):
-        np.testing.assert_allclose(*(state.raw_params["table"] for state in (one, other)), 1e-5)
-    flushed = [state for state in found if not state.pending]
-    (last,) = flushed[-1].lazy_tables.values()
-    assert np.array_equal(last.values, last.average)
-    assert np.mean(last.values != plain[-1].raw_params["table"]) > 0.9
 
 
 def test_callbacks_and_stopped_runs_see_flushed_parameters():
@@ -380,10 +352,7 @@ def test_what_has_no_law_is_refused(mechanism, named):
     [
         ({"learning_rate": "fast"}, "learning_rate"),
         ({"momentum": None}, "momentum"),
-        ({"weight_decay": -1}, "weight_decay must be finite"),  # as all that no run has
-        ({"tail": "half"}, "tail"),
-        ({"tail": 1.5}, "tail must be"),
-        ({"tail": 0.5, "decay": 0.5}, "one of tail and decay"),
+        ({"momentum": 1}, "momentum must lie in"),  # as all that no run has
     ],
 )
 def test_settings_that_lazy_tables_cannot_have_are_refused_by_name(wrong, named):
