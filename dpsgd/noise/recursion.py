@@ -54,57 +54,38 @@ def next_noise(
       coefficients: c_0, ..., c_{b-1}.
     """
     ratios, gain = rounded(coefficients)
-    line = _Line(like, noise_key, step, gain)
-    if not ratios.size:
-        return line.unpacked([gain * line.normals(part) for part in line.parts]), ()
-    kept = ratios.size
-    slot = marked(jnp.asarray(step, jnp.int32) % kept, "ring", step=step)
-    lag = (slot - 1 - np.arange(kept, dtype=np.int32)) % kept  # of row k: n of step t - 1 - lag
-    weights = jnp.asarray(ratios)[lag]
-    past = [
-        jnp.matmul(weights, before, precision=lax.Precision.HIGHEST)  # no TF32
-        for before in history
-    ]
-    rows = line.less(past)
-    history = tuple(
-        lax.dynamic_update_index_in_dim(before, row, slot, 0)
-        for before, row in zip(history, rows, strict=True)
-    )
-    return line.unpacked(rows), history
+    leaves, structure = jax.tree.flatten(like)
+    parts = packs(_sizes(like))
 
+    def less(row: Any, past: list[Any]) -> list[jax.Array]:
+        return [
+            gain * normal_line(noise_key, step, part, [leaves[k].size for k in part], row) - before
+            for part, before in zip(parts, past, strict=True)
+        ]
 
-class _Line:
-    """The noise of a step, in one line for each pack of leaves."""
+    def in_place(past: list[jax.Array]) -> list[jax.Array]:  # CPUs compute it once: a loop of a row
+        rows = lax.optimization_barrier(jnp.uint32(1))
+        return lax.fori_loop(jnp.uint32(0), rows, less, past)
 
-    def __init__(self, like: Any, noise_key: Any, step: Any, gain: np.float32) -> None:
-        self._leaves, self._structure = jax.tree.flatten(like)
-        self.parts, self._gain = packs(_sizes(like)), gain
-        self._named = noise_key, step
-
-    def normals(self, part: list[int], row: Any = 0) -> jax.Array:
-        return normal_line(*self._named, part, [self._leaves[k].size for k in part], row)
-
-    def less(self, past: list[jax.Array]) -> list[jax.Array]:
-        """Returns gain z less `past`, which CPUs compute once: in a loop of one row."""
-
-        def noises(row: Any, past: list[jax.Array]) -> list[jax.Array]:
-            pairs = zip(self.parts, past, strict=True)
-            return [self._gain * self.normals(part, row) - before for part, before in pairs]
-
-        def in_place(past: list[jax.Array]) -> list[jax.Array]:
-            rows = lax.optimization_barrier(jnp.uint32(1))
-            return lax.fori_loop(jnp.uint32(0), rows, noises, past)
-
-        return lax.platform_dependent(past, cpu=in_place, default=lambda past: noises(0, past))
-
-    def unpacked(self, rows: list[jax.Array]) -> Any:
-        """Returns the tree of which these are the lines."""
-        found = list(self._leaves)
-        for row, part in zip(rows, self.parts, strict=True):
-            leaves = split(row, [found[k].shape for k in part])
-            for k, leaf in zip(part, leaves, strict=True):
-                found[k] = leaf
-        return jax.tree.unflatten(self._structure, found)
+    if kept := ratios.size:
+        slot = marked(jnp.asarray(step, jnp.int32) % kept, "ring", step=step)
+        lag = (slot - 1 - np.arange(kept, dtype=np.int32)) % kept  # of row k: n of step t - 1 - lag
+        weights = jnp.asarray(ratios)[lag]
+        past = [
+            jnp.matmul(weights, before, precision=lax.Precision.HIGHEST)  # no TF32
+            for before in history
+        ]
+        rows = lax.platform_dependent(past, cpu=in_place, default=lambda past: less(0, past))
+        history = tuple(
+            lax.dynamic_update_index_in_dim(before, row, slot, 0)
+            for before, row in zip(history, rows, strict=True)
+        )
+    else:
+        rows = less(0, [0.0] * len(parts))
+    for row, part in zip(rows, parts, strict=True):
+        for k, leaf in zip(part, split(row, [leaves[k].shape for k in part]), strict=True):
+            leaves[k] = leaf
+    return jax.tree.unflatten(structure, leaves), history
 
 
 def _sizes(like: Any) -> dict[int, int]:
