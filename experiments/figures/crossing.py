@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar
 
 import matplotlib as mpl
@@ -22,7 +21,7 @@ from accounting.order import compare, crossing
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Picture, blank, label_ones_twos_fives, legend, panels
-from experiments.figures.records import RECORDS, computed
+from experiments.figures.records import computed
 
 FLOOR = 1e-10
 """Beyond the crossing signs are looked at while delta is not below this."""
@@ -32,16 +31,12 @@ FLOOR = 1e-10
 class Config(Picture):
     """Where the curves of balls-and-bins and of Poisson sampling cross."""
 
-    record: Path | None = RECORDS / "crossing.json"
-    """Points that were computed before; new ones are added."""
-
     steps: tuple[int, ...] = (2, 3, 5, 10, 30, 100, 300, 1_000, 3_000, 10_000, 36_000)
     noise_multipliers: tuple[float, ...] = (
         0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0,
     )  # fmt: skip
 
     SMALL: ClassVar = {
-        "record": None,
         "steps": (2, 100),
         "noise_multipliers": (0.25, 0.5, 1.0, 2.0, 5.0),
     }
@@ -88,7 +83,7 @@ def point(job: tuple[float, int]) -> dict[str, Any]:
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints the intervals."""
     jobs = product(config.noise_multipliers, config.steps)
-    found = computed(point, jobs, console.progress, config.record)
+    found = computed(point, jobs, console.progress, config.out)
     console.line(f"epsilon at which balls-and-bins becomes better than Poisson sampling ({TERMS})")
     console.table(
         ["sigma", *(f"T = {steps:,}" for steps in config.steps)],

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product, starmap
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from accounting.order import compare
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Picture, blank, panels
-from experiments.figures.records import RECORDS, computed
+from experiments.figures.records import computed
 
 NUM_EXAMPLES = {"Criteo Display Ads": 36_800_512, "Criteo Sponsored Search": 12_800_000}
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -35,9 +34,6 @@ FLOOR = 1e-12
 class Config(Picture):
     """Where balls-and-bins is certified better than Poisson sampling, and where worse."""
 
-    record: Path | None = RECORDS / "never_worse.json"
-    """Cells that were computed before; new ones are added."""
-
     batch_sizes: tuple[int, ...] = tuple(2**k for k in range(10, 17))
     noise_multipliers: tuple[float, ...] = (
         0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0,
@@ -45,7 +41,6 @@ class Config(Picture):
     epochs: tuple[int, ...] = (1, 5)
 
     SMALL: ClassVar = {
-        "record": None,
         "batch_sizes": (2**14, 2**16),
         "noise_multipliers": (0.3, 0.5),
     }
@@ -86,7 +81,7 @@ def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints how many cells are decided in which way, and the exceptions."""
     shown, grid = (NUM_EXAMPLES, config.epochs), (config.batch_sizes, config.noise_multipliers)
     jobs = starmap(_job, product(*shown, *grid))
-    found = computed(cells, jobs, console.progress, config.record)
+    found = computed(cells, jobs, console.progress, config.out)
     figure = blank(11, 7, f"largest ε where balls-and-bins costs more; colour: δ there ({TERMS})")
     table, axes = [], panels(figure, len(NUM_EXAMPLES), len(config.epochs))
     for (data_set, epochs), axis in zip(product(*shown), axes, strict=True):

@@ -1,7 +1,14 @@
-"""What figures computed, in files: of each job, so that long ones resume, and what was printed."""
+"""Records beside a picture: the points computed for it, and the tables printed with it.
+
+A record names the code that computed it and seals its own content, so that a record of other code,
+or an edited one, is computed again.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.metadata
 import json
 import resource
 from collections.abc import Callable, Iterable
@@ -15,34 +22,55 @@ from experiments.cli.console import Console
 from experiments.figures.drawing import Picture, save
 from experiments.processes import each
 
-RECORDS = Path(__file__).parents[1] / "records"
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "experiments" / "records"
+"""Measurements that ship with the package; figures read them and never write there."""
+PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
+"""Folders under `ROOT` whose sources decide every number of a figure."""
+LIBRARIES = ("numpy", "scipy", "jax", "matplotlib")
+"""Distributions whose versions decide them too."""
+
+
+@functools.cache
+def code_digest() -> str:
+    """Returns the SHA-256 of all sources and library versions that decide a figure."""
+    found = hashlib.sha256()
+    for path in sorted(file for name in PACKAGES for file in (ROOT / name).rglob("*.py")):
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+    for name in LIBRARIES:
+        found.update(f"{name} {importlib.metadata.version(name)}\n".encode())
+    return found.hexdigest()
 
 
 def computed(
     compute: Callable[[Any], Any],
     jobs: Iterable[Any],
     progress: Callable[[str], None],
-    record: Path | None = None,
+    picture: Path | None = None,
 ) -> dict[Any, Any]:
-    """Returns compute(job) by job: from a record where it has it, else on all processors.
+    """Returns compute(job) by job, on all processors.
 
     Args:
-      compute: Pickled; results that are recorded go into JSON.
-      jobs: Hashable; those that are recorded are tuples of numbers and words.
+      compute: Function of a module, pickled; its recorded results go into JSON.
+      jobs: Hashable arguments; recorded ones are tuples of numbers and words.
       progress: Called with one line of text after each new result.
-      record: A line a job, which grows by each new result at once; None for none.
+      picture: Picture drawn from the results. `PICTURE.points.json` keeps each new result at once,
+        and serves a later call of the same code. None records nothing.
     """
-    known = json.loads(record.read_text()) if record is not None and record.exists() else {}
-    keys = {job: " ".join(map(str, job)) if record is not None else job for job in jobs}
+    record = picture and picture.with_name(f"{picture.name}.points.json")
+    what = f"{compute.__module__}.{compute.__qualname__}" if record else ""
+    sealed = _read(record) if record else {}
+    known = sealed["points"] if sealed.get("computed_by") == what else {}
+    keys = {job: " ".join(map(str, job)) if record else job for job in jobs}
     missing = [job for job, key in keys.items() if key not in known]
     if missing:
         progress(f"0 of {len(missing)}")
     for done, (job, found) in enumerate(zip(missing, each(compute, missing), strict=True), 1):
         known[keys[job]] = found
         progress(f"{done} of {len(missing)}")
-        if record is not None:
-            rows = (f"{json.dumps(key)}: {json.dumps(row)}" for key, row in known.items())
-            _write(record, "{\n" + ",\n".join(rows) + "\n}\n")
+        if record:
+            _write(record, {"computed_by": what, "points": known})
     return {job: known[key] for job, key in keys.items()}
 
 
@@ -63,7 +91,7 @@ class _Notes(Console):
 
 
 def draw_recorded(draw: Callable[..., Figure], config: Picture, command: str) -> dict[str, Any]:
-    """Draws a figure, and writes its record beside it, which is returned."""
+    """Draws a figure and returns its record, which is written beside it."""
     path, before = _path(config.out), _cpu_seconds()
     path.unlink(missing_ok=True)  # while it is there, the picture is what it says
     console = _Notes()
@@ -71,22 +99,38 @@ def draw_recorded(draw: Callable[..., Figure], config: Picture, command: str) ->
         save(draw(config, console), config.out)
     seconds = round(_cpu_seconds() - before)
     record = {"command": command, "cpu_seconds": seconds, "shown": console.shown}
-    _write(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    _write(path, record)
     return record
 
 
 def record_of(picture: Path) -> dict[str, Any]:
-    """Returns the record of a picture, an empty one where there is none."""
-    path = _path(picture)
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Returns the record of a picture, empty without one of this code."""
+    return _read(_path(picture))
 
 
 def _path(picture: Path) -> Path:
     return picture.with_name(f"{picture.name}.json")
 
 
-def _write(path: Path, text: str) -> None:
+def _seal(record: dict[str, Any]) -> str:
+    text = json.dumps([code_digest(), record], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    sealed = {**record, "seal": _seal(record)}
+    text = json.dumps(sealed, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Returns a record, empty if it is absent, damaged, edited or of other code."""
+    try:
+        record = json.loads(path.read_bytes())
+        seal = record.pop("seal")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return {}
+    return record if seal == _seal(record) else {}
 
 
 def _cpu_seconds() -> float:

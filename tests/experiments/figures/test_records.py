@@ -2,12 +2,22 @@
 
 import json
 import re
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from experiments.figures import crossing, never_worse
+from experiments.figures import FIGURES, crossing, figure_of, never_worse, records
 from experiments.figures.__main__ import main
-from experiments.figures.records import RECORDS, computed
+from experiments.figures.drawing import Picture, blank
+from experiments.figures.records import (
+    RECORDS,
+    ROOT,
+    code_digest,
+    computed,
+    draw_recorded,
+    record_of,
+)
 
 LINES: list[str] = []
 
@@ -17,21 +27,95 @@ def squared(job):
     return {"square": number**2, "word": word}
 
 
-def never(job):
-    raise AssertionError(f"{job} is in the record")
+def cubed(job):
+    number, word = job
+    return {"square": number**3, "word": word}
 
 
-@pytest.mark.long
-def test_only_what_is_not_in_the_record_is_computed(tmp_path):
-    path, jobs = tmp_path / "record.json", [(1.5, "a"), (2, "b"), (3, "c")]
-    computed(squared, jobs[:1], LINES.append, path)
-    known = path.read_text()
-    found = computed(squared, jobs, LINES.append, path)
-    assert found == {job: squared(job) for job in jobs}
-    assert found == computed(never, jobs, LINES.append, path)
-    assert path.read_text().startswith(known.rstrip("}\n"))
-    assert LINES == ["0 of 1", "1 of 1", "0 of 2", "1 of 2", "2 of 2"]
-    assert computed(squared, jobs[:1], LINES.append) == {jobs[0]: squared(jobs[0])}
+def spoil_code(path, monkeypatch):
+    monkeypatch.setattr(records, "code_digest", lambda: "other sources")
+
+
+def edit_point(path, monkeypatch):
+    path.write_text(path.read_text().replace("81", "9801"))
+
+
+def edit_function(path, monkeypatch):
+    path.write_text(path.read_text().replace(".squared", ".cubed"))
+
+
+def tear(path, monkeypatch):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def drop_seal(path, monkeypatch):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seal": None}))
+
+
+FAULTS = [spoil_code, edit_point, edit_function, tear, drop_seal]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    monkeypatch.setattr(records, "each", lambda compute, jobs: map(compute, jobs))
+
+
+def test_recorded_points_of_the_same_code_are_used(tmp_path, in_process):
+    picture, jobs, lines = tmp_path / "a.svg", [(1.5, "a"), (2, "b"), (3, "c")], []
+    computed(squared, jobs[:1], lines.append, picture)
+    assert computed(squared, jobs, lines.append, picture) == {job: squared(job) for job in jobs}
+    assert computed(squared, jobs, lines.append, picture) == {job: squared(job) for job in jobs}
+    assert lines == ["0 of 1", "1 of 1", "0 of 2", "1 of 2", "2 of 2"]
+    assert computed(squared, jobs[:1], lines.append) == {jobs[0]: squared(jobs[0])}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_points_of_other_code_or_edited_are_computed_again(
+    fault, tmp_path, in_process, monkeypatch
+):
+    picture, job, lines = tmp_path / "a.svg", (9, "a"), []
+    computed(squared, [job], LINES.append, picture)
+    fault(tmp_path / "a.svg.points.json", monkeypatch)
+    assert computed(squared, [job], lines.append, picture) == {job: squared(job)}
+    assert lines == ["0 of 1", "1 of 1"]
+    computed(cubed, [job], LINES.append, picture)
+    assert computed(squared, [job], LINES.append, picture) == {job: squared(job)}
+
+
+@pytest.mark.parametrize("fault", [spoil_code, tear, drop_seal])
+def test_a_kept_picture_is_of_the_same_code_and_its_record_whole(fault, tmp_path, monkeypatch):
+    def draw(config, console):
+        console.line("81")
+        return blank(1, 1)
+
+    picture = tmp_path / "a.svg"
+    draw_recorded(draw, Picture(picture), "scripts/figures squares")
+    assert record_of(picture)["shown"] == ["81"]
+    fault(tmp_path / "a.svg.json", monkeypatch)
+    assert record_of(picture) == {}
+
+
+def test_every_source_of_the_packages_decides_the_digest_of_code():
+    tried = [*(ROOT / "accounting").rglob("*.py"), *(ROOT / "experiments/figures").glob("*.py")]
+    assert code_digest() == code_digest.__wrapped__()
+    for path in tried[::10]:
+        content = path.read_bytes()
+        with mock.patch.object(Path, "read_bytes", edited(path, content + b"#")):
+            assert code_digest.__wrapped__() != code_digest()
+
+
+def edited(path, content):
+    read = Path.read_bytes
+    return lambda self: content if self == path else read(self)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_figure_writes_into_the_package(name, tmp_path):
+    kind, _ = figure_of(name)
+    fields = vars(kind(tmp_path / "a.svg"))
+    written = {key for key, value in fields.items() if isinstance(value, Path)} - {"out"}
+    assert written <= {"record"}
+    assert "record" not in written or name == "evidence"  # reads measurements alone
 
 
 def test_the_recorded_crossings_are_certified_and_their_signs_change_once():
