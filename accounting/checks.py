@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,12 +55,32 @@ def check_noise_multiplier(noise_multiplier: float, name: str = "noise_multiplie
         )
 
 
-def check_count(name: str, value: int) -> None:
-    """Raises a ValueError unless `value` is an integer from 1 to 2^63 - 1."""
-    if isinstance(value, bool) or value != int(value) or value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value}")
-    if value >= 2**63:
-        raise ValueError(f"{name} must be at most 2^63 - 1, got {value!s:.40}")
+def check_count(name: str, value: Any, *, at_least: int = 1, at_most: int = 2**63 - 1) -> int:
+    """Returns a count as a Python integer, or raises a ValueError.
+
+    >>> check_count("steps", 10)
+    10
+
+    Args:
+      name: Name of the argument, for the message.
+      value: Integer of any type with `__index__`; no bool, and no float.
+      at_least: Smallest allowed count.
+      at_most: Largest allowed count.
+
+    Raises:
+      ValueError: If `value` is no integer or out of range.
+    """
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if count < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {count}")
+    if count > at_most:
+        raise ValueError(f"{name} must be at most {at_most}, got {value!s:.40}")
+    return count
 
 
 def check_probability(name: str, value: float) -> None:
@@ -75,7 +96,9 @@ def check_settings(
     probabilities: Sequence[str] = (),
     mode: str | None = None,
 ) -> None:
-    """Raises a ValueError unless the noise of `settings` and the fields named are in range.
+    """Raises a ValueError unless noise and named fields are in range.
+
+    Counts become Python integers in place.
 
     Args:
       settings: Has a `noise_multiplier`, and maybe a `release`: that of a further Gaussian release
@@ -86,7 +109,7 @@ def check_settings(
     """
     check_noise_multiplier(settings.noise_multiplier)
     for name in counts:
-        check_count(name, getattr(settings, name))
+        object.__setattr__(settings, name, check_count(name, getattr(settings, name)))
     for name in probabilities:
         check_probability(name, getattr(settings, name))
     if mode and getattr(settings, mode) not in ("redrawn", "fixed"):

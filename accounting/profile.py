@@ -64,6 +64,8 @@ class Bound:
     note: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("lower", "upper", "confidence"):
+            object.__setattr__(self, name, float(getattr(self, name)))
         if not self.lower <= self.upper:
             raise ContradictoryBounds(
                 f"a lower bound of {self.lower!r} contradicts an upper bound of {self.upper!r}: "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,19 +95,6 @@ def example_dtype(num_examples: int) -> type[np.signedinteger]:
 def chunk_ranges(size: int) -> list[range]:
     """Returns `size` examples as chunks of `CHUNK`, the last of which may be smaller."""
     return [range(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
-
-
-def positive_integer(name: str, value: Any, at_most: int = 2**63 - 1) -> int:
-    """Returns `value` as an integer from 1 to `at_most`, or raises a ValueError with its `name`."""
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    if value > at_most:
-        raise ValueError(f"{name} must be at most {at_most}, got {value!s:.40}")
-    return value
 
 
 class BatchSampler(abc.ABC):

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from accounting.checks import check_count
 from samplers.base import (
     MAX_EXAMPLES,
     BatchSampler,
     EpochPlan,
     Participations,
     check_steps,
-    positive_integer,
 )
 from samplers.population import Population
 from samplers.randomness import Key, Stream
@@ -39,7 +39,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     """Steps of the run, each with an episode of its own."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", positive_integer("steps", self.steps))
+        object.__setattr__(self, "steps", check_count("steps", self.steps))
         check_steps(self.steps)
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"a tree has at most 2^31 - 1 leaves, got {self.num_examples}")
@@ -118,7 +118,7 @@ def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -
         )
     checked = []
     for level, count in enumerate(draws):
-        count = positive_integer(f"draws[{level}]", count)
+        count = check_count(f"draws[{level}]", count)
         size, label = tree.smallest(level)
         if size < count:
             raise ValueError(

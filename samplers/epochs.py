@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from accounting import PrivacyProfile
+from accounting.checks import check_count
 from samplers.base import (
     MAX_EXAMPLES,
     MAX_SHARDS,
     BatchSampler,
     as_dataclass,
     check_steps,
-    positive_integer,
 )
 
 
@@ -36,7 +36,7 @@ class EpochSampler(BatchSampler):
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "epochs", "num_shards"):
-            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
         if self.num_shards > min(self.num_examples, MAX_SHARDS):
             most = min(self.num_examples, MAX_SHARDS)
             raise ValueError(f"num_shards must be at most {most}, got {self.num_shards}")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samplers.base import MAX_EXAMPLES, EpochPlan, check_steps, positive_integer
+from accounting.checks import check_count
+from samplers.base import MAX_EXAMPLES, EpochPlan, check_steps
 from samplers.deterministic import InOrder
 
 
@@ -31,7 +32,7 @@ class FullBatch(InOrder):
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "epochs", "max_batch_size"):
-            object.__setattr__(self, name, positive_integer(name, getattr(self, name)))
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
         check_steps(self.epochs)

@@ -19,8 +19,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from accounting.checks import check_count
 from samplers.balls_and_bins import BallsAndBins
-from samplers.base import BatchSampler, positive_integer
+from samplers.base import BatchSampler
 from samplers.deterministic import Deterministic
 from samplers.multistage import Multistage
 from samplers.poisson import Poisson
@@ -170,7 +171,7 @@ class SamplerSettings:
         """Raises ValueError for sizes that no sampler can have, or none of so many examples."""
         for name in DEFAULTS:
             if (size := getattr(self, name, None)) is not None:
-                positive_integer(name, size)
+                check_count(name, size)
         size = getattr(self, "batch_size", None)
         if num_examples is not None and size is not None and size > num_examples:
             raise ValueError(

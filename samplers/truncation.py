@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from accounting import PrivacyProfile, default_delta
-from accounting.checks import check_guarantee_delta
+from accounting.checks import check_count, check_guarantee_delta
 from accounting.profiles.truncation import (
     TruncatedProfile,
     log_overflow_probability,
     smallest_max_batch_size,
 )
-from samplers.base import MAX_EXAMPLES, BatchSampler, positive_integer
+from samplers.base import MAX_EXAMPLES, BatchSampler
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
@@ -72,7 +72,7 @@ class CappedBatchSampler(BatchSampler):
         if self.target_delta is not None:
             check_guarantee_delta(self.target_delta, "target_delta")
         if self.max_batch_size is not None:
-            cap = positive_integer("max_batch_size", self.max_batch_size, MAX_EXAMPLES)
+            cap = check_count("max_batch_size", self.max_batch_size, at_most=MAX_EXAMPLES)
             object.__setattr__(self, "max_batch_size", cap)
 
     @cached_property
@@ -155,7 +155,7 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     i + cycle_length, and so on. Noise may be correlated over so many steps."""
 
     def __post_init__(self) -> None:
-        cycle = positive_integer("cycle_length", self.cycle_length)
+        cycle = check_count("cycle_length", self.cycle_length)
         object.__setattr__(self, "cycle_length", cycle)
         super().__post_init__()
         if cycle > super().steps_per_epoch:

@@ -25,13 +25,12 @@ class UserPoisson(Poisson):
     """Users among the rows, whose number a delta is compared with; if unknown, that of the rows."""
 
     def __post_init__(self) -> None:
-        check_count("max_contributions", self.max_contributions)
-        if self.num_users is not None and not 1 <= self.num_users <= self.num_examples:
-            raise ValueError(
-                f"num_users must lie in [1, {self.num_examples}], the number of rows, got "
-                f"{self.num_users}"
-            )
+        most = check_count("max_contributions", self.max_contributions)
+        object.__setattr__(self, "max_contributions", most)
         super().__post_init__()
+        if self.num_users is not None:
+            users = check_count("num_users", self.num_users, at_most=self.num_examples)
+            object.__setattr__(self, "num_users", users)
         if self.cycle_length > 1:
             raise ValueError(
                 "cycle_length separates the steps of an example, and not those of a user, whose "

@@ -60,19 +60,22 @@ def outcomes(draws: Sequence[int], sizes: Sequence[int]) -> Outcomes:
     return Outcomes(tuple(fails), reached)
 
 
-def check_stages(draws: Sequence[int], sizes: Sequence[int], clipped_level: int | None) -> None:
-    """Raises a ValueError unless the stages describe a draw without replacement."""
+def check_stages(
+    draws: Sequence[int], sizes: Sequence[int], clipped_level: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns draws and sizes as integers; raises a ValueError unless they describe a draw."""
     if not draws or len(draws) != len(sizes):
         raise ValueError(
             f"draws and sizes need one entry per level, at least one, got {draws} and {sizes}"
         )
+    draws = tuple(check_count(f"draws of level {k}", n) for k, n in enumerate(draws, 1))
+    sizes = tuple(check_count(f"sizes of level {k}", n) for k, n in enumerate(sizes, 1))
     for level, (drawn, size) in enumerate(zip(draws, sizes, strict=True), 1):
-        check_count(f"draws of level {level}", drawn)
-        check_count(f"sizes of level {level}", size)
         if drawn > size:
             raise ValueError(f"level {level} draws {drawn} of only {size} without replacement")
-    if clipped_level is not None and not 0 <= clipped_level <= len(draws):
-        raise ValueError(f"clipped_level must be in [0, {len(draws)}], got {clipped_level}")
+    if clipped_level is not None:
+        check_count("clipped_level", clipped_level, at_least=0, at_most=len(draws))
+    return draws, sizes
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,9 @@ class MultistageProfile(RepeatedProfile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "draws", tuple(self.draws))
-        object.__setattr__(self, "sizes", tuple(self.sizes))
-        check_stages(self.draws, self.sizes, self.clipped_level)
+        draws, sizes = check_stages(self.draws, self.sizes, self.clipped_level)
+        object.__setattr__(self, "draws", draws)
+        object.__setattr__(self, "sizes", sizes)
 
     @property
     def clips_leaves(self) -> bool:

@@ -41,7 +41,7 @@ class TruncatedProfile:
     log_overflow_probability: float
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps)
+        object.__setattr__(self, "steps", check_count("steps", self.steps))
         if not self.log_overflow_probability <= 0.0:
             raise ValueError(
                 f"log_overflow_probability must be <= 0, got {self.log_overflow_probability}"

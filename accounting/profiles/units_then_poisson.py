@@ -11,7 +11,7 @@ import scipy
 
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
 from accounting.algebra.mixtures import check_grid
-from accounting.checks import check_settings
+from accounting.checks import check_count, check_settings
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile, known_order
 from accounting.profiles.poisson import PoissonProfile
@@ -51,8 +51,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, probabilities=("unit_prob", "sampling_prob"))
-        if self.siblings != int(self.siblings) or self.siblings < 0:
-            raise ValueError(f"siblings must be an integer >= 0, got {self.siblings}")
+        object.__setattr__(self, "siblings", check_count("siblings", self.siblings, at_least=0))
 
     def simpler(self) -> ComposesWithGaussian | None:
         """Returns Poisson's profile where every unit is drawn."""

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from accounting.algebra.cells import Array, log_mean_above, spread
 from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
@@ -17,11 +16,17 @@ from accounting.algebra.mixtures import (
     ratio_deviation,
     solve_increasing,
 )
+from accounting.algebra.refinement import GridError
 from accounting.checks import check_settings
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
+
+_MOST_WORK = 400_000
+"""Components times cells of a grid: about half a second."""
+_MOST_COUNTS = 40_000.0
+"""Largest deviation of a user's number of examples, at a probability of e^-750."""
 
 
 @dataclass(frozen=True)
@@ -75,41 +80,51 @@ class UserPoissonProfile(RepeatedProfile):
 
     def deviation(self) -> float:
         """Returns about the deviation of one release's X, cut off at 1."""
-        mixture, _ = self._mixture(1e-12)
+        try:
+            mixture, _ = self._mixture(1e-12, "upper")
+        except GridError:  # which `ratios` raises again, and says why
+            return 1.0
         nothing = Mixture(np.zeros(1), np.ones(1), self.noise_multiplier)
         return ratio_deviation(mixture, nothing)
 
     def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
         """Returns the pair's likelihood ratio on a grid, from the given side.
 
-        Where more than k examples take part with probability below `tail`, they are taken to show
-        the user for certain (upper), or to be 0 (lower).
+        More examples than all but `tail` of the draws have are taken to show the user for certain
+        (upper), or to be 0 (lower). Fewer than all but `tail` have count as the fewest that are
+        kept (upper: log-normals of one normal grow in convex order), or as 0 (lower).
         """
-        mixture, rest = self._mixture(tail)
+        mixture, rest = self._mixture(tail, side)
         sigma = self.noise_multiplier
         nothing = Mixture(np.zeros(1), np.ones(1), sigma)
-        log_weights = np.log(mixture.weights)
+        log_weights, means = np.log(mixture.weights), mixture.means[:, None]
 
         def log_ratio(z: Array) -> Array:
-            terms = [
-                log_weight + mean * (z - 0.5 * mean) / sigma**2
-                for log_weight, mean in zip(log_weights, mixture.means, strict=True)
-            ]
-            return np.logaddexp.reduce(terms, axis=0)
+            terms = log_weights[:, None] + means * (z - 0.5 * means) / sigma**2
+            largest = terms.max(axis=0)
+            return largest + np.log(np.exp(terms - largest).sum(axis=0))
 
         low, high = nothing.reach(tail)[0], mixture.reach(tail)[1]
         bottom, top = (float(x) for x in log_ratio(np.array([low, high])))
-        check_grid(max(top, -bottom), step, (top - bottom) / step)
+        cells = (top - bottom) / step
+        check_grid(max(top, -bottom), step, cells)
+        if cells * mixture.means.size > _MOST_WORK:
+            raise GridError(
+                f"no finer grid is computed: {mixture.means.size} counts of one user's examples "
+                f"in a batch on {cells:.0f} cells would take too long"
+            )
         # The smallest X, at z = -infinity, is the weight of 0.
         first = math.floor(bottom / step)
-        bounded = float(log_weights[0]) >= first * step
+        bounded = float(mixture.means[0]) == 0.0 and float(log_weights[0]) >= first * step
         inner = np.arange(first + 1, math.ceil(top / step) + 1)
         edges = solve_increasing(log_ratio, step * inner.astype(float), low, high)
         edges = np.concatenate([[-math.inf], edges, [math.inf]])
         p, q = mixture.masses(edges), nothing.masses(edges)
-        # Weights carry the roundings of logarithms as large as that of tau!.
-        logs = scipy.special.gammaln(self.max_contributions + 1.0) + np.abs(log_weights).max()
-        drift = max(mixture.drift(edges), nothing.drift(edges)) + 32.0 * ROUNDING * logs
+        # Logarithms of ratios are summed from the mode on, each with a few roundings of its parts.
+        logs = 2.0 * math.log(self.max_contributions) - math.log(self.sampling_prob)
+        logs += abs(math.log1p(-self.sampling_prob)) + float(np.abs(log_weights).max()) + 1.0
+        roundings = 4.0 * (mixture.means[-1] - mixture.means[0] + 16.0) * logs
+        drift = max(mixture.drift(edges), nothing.drift(edges)) + ROUNDING * roundings
         if side == "lower":
             p += rest * q
             return [LikelihoodRatio.from_masses(p, q, step, "lower", drift)]
@@ -117,14 +132,39 @@ class UserPoissonProfile(RepeatedProfile):
         cells = cells._replace(infinity=cells.infinity + rest)
         return [LikelihoodRatio.of_cells(step, first, cells, drift, EDGE_DRIFT + 2.0 * drift)]
 
-    def _mixture(self, tail: float) -> tuple[Mixture, float]:
-        """Returns P with at most so many examples that the rest has probability <= `tail`."""
-        tau, rate = self.max_contributions, self.sampling_prob
-        k = np.arange(tau + 1)
-        log_weights = scipy.special.xlogy(k, rate) + scipy.special.xlog1py(tau - k, -rate)
-        log_weights += scipy.special.gammaln(tau + 1) - scipy.special.gammaln(k + 1)
-        weights = np.exp(log_weights - scipy.special.gammaln(tau - k + 1))
+    def _mixture(self, tail: float, side: Side) -> tuple[Mixture, float]:
+        """Returns P without rare counts, and the probability of the larger ones, <= `tail`."""
+        k, weights = self._counts()
         above = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0)
-        kept = int(np.argmax(above <= tail)) + 1
-        mixture = Mixture(k[:kept].astype(float), weights[:kept], self.noise_multiplier)
-        return mixture, float(above[kept - 1])
+        last = int(np.argmax(above <= tail))
+        below = np.cumsum(weights)
+        first = min(int(np.searchsorted(below, tail, "right")), last)
+        means, kept = k[first : last + 1], weights[first : last + 1].copy()
+        if first and side == "upper":
+            kept[0] += below[first - 1]
+        elif first:
+            means, kept = np.append(0.0, means), np.append(below[first - 1], kept)
+        positive = kept > 0.0
+        mixture = Mixture(means[positive], kept[positive], self.noise_multiplier)
+        return mixture, float(above[last])
+
+    def _counts(self) -> tuple[Array, Array]:
+        """Returns counts of a user's examples in a batch, all but e^-750 of them, and their masses.
+
+        By the ratios of neighbours, from the mode on.
+        """
+        tau, rate = self.max_contributions, self.sampling_prob
+        mean = tau * rate
+        # Bernstein's inequality
+        reach = math.sqrt(2.0 * mean * (1.0 - rate) * 750.0) + 500.0
+        if reach > _MOST_COUNTS:
+            raise GridError(
+                f"no grid is computed: a batch has about {mean:.3g} of one user's examples, and "
+                f"their number varies by more than {_MOST_COUNTS:.0f}"
+            )
+        k = np.arange(max(0, math.floor(mean - reach)), min(tau, math.ceil(mean + reach)) + 1)
+        steps = np.log(tau - k[:-1]) - np.log(k[1:]) + (math.log(rate) - math.log1p(-rate))
+        mode = int(np.count_nonzero(steps > 0.0))
+        below = np.append(-np.cumsum(steps[:mode][::-1])[::-1], 0.0)
+        weights = np.exp(np.append(below, np.cumsum(steps[mode:])))
+        return k.astype(float), weights / weights.sum()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from accounting.checks import check_settings
 from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
 from accounting.profiles.gaussian import WithRelease
 from accounting.profiles.multistage import MultistageProfile
@@ -61,6 +62,7 @@ class WorstLeafProfile(WithRelease):
     release: float = math.inf
 
     def __post_init__(self) -> None:
+        check_settings(self, counts=("steps",))
         if not self.paths:
             raise ValueError("paths must name the sizes along the path of at least one leaf")
         for path in self.paths:

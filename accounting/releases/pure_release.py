@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from accounting.checks import check_epsilon
 from accounting.profile import Bound, PrivacyProfile, Profile, Question
 
+_NOTE = "the lower end is that of the mechanism alone"
+
 
 @dataclass(frozen=True)
 class WithPureReleaseProfile(Profile):
@@ -38,12 +40,13 @@ class WithPureReleaseProfile(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by the mechanism's profile at two other epsilons, or by the sum of both."""
         inner = question.of(self.profile)
+        note = (inner.note or _NOTE) if self.pure_epsilon else inner.note
         if question.wanted == "epsilon":
-            return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon)
+            return Bound.resting_on(inner, inner.lower, inner.upper + self.pure_epsilon, note)
         less, more = question.at - self.pure_epsilon, question.at + self.pure_epsilon
         above = self.profile.delta(abs(less), question.tolerance).upper
         if less < 0.0:
             above = 1.0 - math.exp(less) * (1.0 - above)
         right = 1.0 / (1.0 + math.exp(-self.pure_epsilon))
         upper = right * above + (1.0 - right) * self.profile.delta(more, question.tolerance).upper
-        return Bound.resting_on(inner, inner.lower, min(1.0, upper * (1.0 + 1e-12)))
+        return Bound.resting_on(inner, inner.lower, min(1.0, upper * (1.0 + 1e-12)), note)

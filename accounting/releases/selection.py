@@ -25,6 +25,7 @@ _LONG_TAIL = 1e-3
 """Below this gamma K may be too large to be counted up to."""
 _LARGEST_RATE = 1e18
 
+_NOTE = "the lower end is that of one trial"
 _UP = 1.0 + 1e-9
 """Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
 
@@ -208,14 +209,14 @@ class SelectionProfile:
         rest = epsilon - self._surcharge(tolerance)
         if rest >= 0.0:
             upper = min(upper, self.count.mean * self._delta(rest, tolerance).upper * _UP)
-        return Bound(one.lower, upper, note=one.note)
+        return Bound(one.lower, upper, note=_NOTE)
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
         one = proved(self.trial.epsilon(check_delta(delta), tolerance))
         shared = proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
         upper = (shared.upper + self._surcharge(tolerance)) * _UP
-        return Bound(one.lower, upper, note="the lower end is that of one trial")
+        return Bound(one.lower, upper, note=_NOTE)
 
     def _delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         return proved(self.trial.delta(epsilon, tolerance))

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from accounting.checks import check_count
 from dpsgd.runs.spec import RunSpec
 from experiments.cli.options import naming, spec_of
 from samplers import Population, UnitTree
-from samplers.base import positive_integer
 from samplers.settings import SamplerSettings
 from samplers.tree import TreeShape
 
@@ -79,7 +79,7 @@ class OfSizes:
         if self.largest_unit is not None and self.largest_unit < (*self.sizes, 1)[levels]:
             raise ValueError(f"--largest-unit is less than the smallest unit: {self.largest_unit}")
         with naming(self):
-            positive_integer("num_examples", self.num_examples)
+            check_count("num_examples", self.num_examples)
         tree: UnitTree | TreeShape | None = None
         names = self.units or ("unit",) * levels
         if self.sizes and drawn:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from accounting.checks import check_count
 from dpsgd.sizes import bytes_of
 from experiments.cli import tasks
 from experiments.cli.config import OfSizes
 from experiments.cli.console import Console, counted, sized
 from experiments.cli.devices import rows_from
 from experiments.cli.options import naming, run_options
-from samplers.base import positive_integer
 
 if TYPE_CHECKING:
     from dpsgd.engine.planning import Rates, StepPlan
@@ -64,7 +64,7 @@ class PlanDevices(tasks.OfTask, OfSizes):
     def __post_init__(self) -> None:
         for name in ("num_devices", "num_hosts", "bands"):
             with naming(self):
-                positive_integer(name, getattr(self, name))
+                check_count(name, getattr(self, name))
         if self.num_devices % self.num_hosts:
             raise ValueError(
                 f"--num-devices must be a multiple of --num-hosts, got {self.num_devices} and "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import time
 
+import numpy as np
 import pytest
 
 import accounting
@@ -22,6 +25,7 @@ from accounting import (
     epsilon,
 )
 from accounting.attack import implied_advantage
+from accounting.profile import Question
 from accounting.profiles.truncation import TruncatedProfile
 from accounting.profiles.worst_leaf import WorstLeafProfile
 from accounting.releases.envelope import EnvelopeProfile
@@ -161,6 +165,58 @@ def test_a_point_that_is_no_epsilon_or_no_delta_is_refused(name):
     for at in (-0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon must be"):
             profile.delta(at)
+
+
+def unchecked(profile, field, value):
+    """Makes a profile as a user does, without the tests' check of annotations."""
+    made = object.__new__(type(profile))
+    for name in (f.name for f in dataclasses.fields(profile)):
+        object.__setattr__(made, name, value if name == field else getattr(profile, name))
+    made.__post_init__()
+    return made
+
+
+@EVERY
+def test_counts_are_integers_of_any_type(name):
+    profile = PROFILES[name][0](1.0)
+    counts = [f.name for f in dataclasses.fields(profile) if type(getattr(profile, f.name)) is int]
+    for field in counts:
+        count = getattr(profile, field)
+        assert type(getattr(unchecked(profile, field, np.int32(count)), field)) is int
+        for bad in (float(count), count + 0.5, float("nan"), float("inf"), True, str(count), 2**64):
+            with pytest.raises(ValueError, match=field):
+                unchecked(profile, field, bad)
+        if field != "siblings":
+            with pytest.raises(ValueError, match=field):
+                unchecked(profile, field, 0)
+
+
+@EVERY
+def test_wide_bounds_have_a_note_and_ends_are_floats(name):
+    profile = PROFILES[name][0](1.0)
+    for question in (Question("epsilon", DELTA), Question("delta", 0.0), Question("delta", 1.0)):
+        bound = question.of(profile)
+        assert bound.note or bound.width <= question.width(bound)
+        assert {type(bound.lower), type(bound.upper), type(bound.confidence)} == {float}
+
+
+SLOW_ONCE = [
+    (UserPoissonProfile(1000.0, 100, 1e-7, 10**7), 0.0273),
+    (UserPoissonProfile(3000.0, 100, 1e-4, 10**7), 19.14),
+    (UserPoissonProfile(10.0, 10, 0.5, 10**7), float("inf")),
+    (SelectionProfile(UserPoissonProfile(1000.0, 100, 1e-7, 10**7), TrialCount(10.0)), 1.0),
+    (MultistageProfile(1885.5, 68, (1, 1, 1), (6, 1, 109)), 1.0),
+]
+
+
+@pytest.mark.parametrize(("profile", "most"), SLOW_ONCE, ids=str)
+def test_extreme_settings_are_answered_in_ten_cpu_seconds(profile, most):
+    began = time.process_time()
+    bound = profile.epsilon(DELTA)
+    assert 0.0 <= profile.delta(0.0).upper <= 1.0
+    assert time.process_time() - began < 10.0
+    assert bound.upper <= most
+    assert bound.note or bound.width <= 1e-3 * bound.upper
 
 
 @EVERY

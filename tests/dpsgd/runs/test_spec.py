@@ -110,7 +110,7 @@ REFUSED = [
     ({**LAZY, "tables_learning_rate": 1e20}, "tables_learning_rate must be > 0 and at most"),
     ({**LAZY, "tables_momentum": 1.0}, "tables_momentum must be"),
     ({**LAZY, "flush_every": 0}, "flush_every must be at least 1"),
-    ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
+    ({"bands": 0}, 'bands must be at least 1 or "auto", got 0'),
     ({"bands": 2, "bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
     ({"bands": 4, "coefficients": (1.0, 0.5)}, "coefficients must be as many as bands, 4, got 2"),
     ({"bands": 2, "coefficients": (1.0, 2.0)}, "noise of the coefficients"),
