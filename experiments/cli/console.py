@@ -6,7 +6,9 @@ Rich is imported where something is shown: most questions are answered before it
 from __future__ import annotations
 
 import math
+import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -92,33 +94,47 @@ class Console:
         self._console.print(text, soft_wrap=True)
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
-        """Prints a table, of which nothing is ever cut off.
+        """Prints a table without cutting a cell; in a pipe each row is one line.
 
-        Where the terminal is too narrow, the first column is broken at its blanks, and where that
-        is not enough, each row becomes a block with a line for each cell.
+        A narrow terminal breaks the first column at its blanks, or shows each row as a block with
+        one line a cell.
         """
         from rich.cells import cell_len
-        from rich.table import Table
 
-        columns = [list(column) for column in zip(header, *rows, strict=True)]
-        words = [word for cell in columns[0] for word in cell.split()]
-        widest = [max(map(cell_len, cells)) for cells in (words, *columns[1:])]
-        if sum(widest) + len(widest) - 1 <= self._console.width:
-            table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-            for name, width in zip(header, widest, strict=True):
-                table.add_column(name, min_width=width, overflow="fold")
-            for row in rows:
-                table.add_row(*row)
-            self._console.print(table)
-            return
+        table = [header, *rows]
+        widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+        limited = self._console.is_terminal or "COLUMNS" in os.environ
+        surplus = sum(widths) + len(widths) - 1 - self._console.width if limited else 0
+        if surplus > 0:
+            widths[0] -= surplus
+            if widths[0] < max(cell_len(word) for row in table for word in row[0].split()):
+                self._blocks(header, rows)
+                return
+        for number, (first, *rest) in enumerate(table):
+            broken = _wrapped(first, widths[0])
+            for cells in ([broken[0], *rest], *([part] for part in broken[1:])):
+                padded = (
+                    cell + " " * (width - cell_len(cell))
+                    for cell, width in zip(cells, widths, strict=False)
+                )
+                self._console.print(
+                    " ".join(padded).rstrip(), style="" if number else "bold", soft_wrap=True
+                )
+
+    def _blocks(self, header: list[str], rows: list[list[str]]) -> None:
+        from rich.cells import cell_len
+
+        names = max(map(cell_len, header)) + 1
         for row in rows:
-            block = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
-            block.add_column(no_wrap=True)
-            block.add_column(overflow="fold")
-            for cells in zip(header, row, strict=True):
-                block.add_row(*cells)
-            self._console.print(block)
-            self._console.print()
+            for name, cell in zip(header, row, strict=True):
+                for number, part in enumerate(_wrapped(cell, max(1, self._console.width - names))):
+                    label = "" if number else name
+                    self.line(f"{label}{' ' * (names - cell_len(label))}{part}")
+            self.line("")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""]
 
 
 class _Now:

@@ -222,7 +222,9 @@ class Clicks(HeldOut, ClickModels):
 
         rows, epsilon = request.num_examples, epsilon_of(request)
         model, about = preset_for(rows, epsilon, network=self._network), f"{rows:,} rows train"
-        if math.isfinite(epsilon):
+        if request.noise_multiplier is not None:
+            about += "; with --noise-multiplier the rule assumes epsilon 1, at any noise"
+        elif math.isfinite(epsilon):
             about += f" at an epsilon of about {epsilon:.3g}"
         why = "sizes of a network are given" if self._network else about
         return dataclasses.replace(self, model=model), {"model": why}

@@ -42,6 +42,23 @@ def test_a_table_that_fits_has_a_line_for_each_row(columns, monkeypatch, capsys)
     ]
 
 
+NAMES = ["city", "rows", "positives predicted", "positives observed", "pred/obs", "calib error"]
+
+
+@pytest.mark.parametrize("columns", [None, *range(30, 90)])
+def test_every_cell_is_whole_on_a_line_in_a_pipe_and_in_any_terminal(columns, monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    rows = [[f"city {i} of many words", "1,234", "0.98765", "98,765", "0.9876", "x"] for i in "ab"]
+    Console().table(NAMES, rows)
+    lines = capsys.readouterr().out.splitlines()
+    for cell in ("98,765", "0.9876", "pred/obs"):
+        assert sum(cell in line.split() for line in lines) >= 1
+    if columns is None:
+        assert len(lines) == 3
+
+
 class Terminal(io.StringIO):
     """A file that says that it is a terminal."""
 
