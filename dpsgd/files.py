@@ -35,6 +35,10 @@ DAMAGED = (
 """What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing that carry no name of a file."""
+
+
 def check_writable(path: Path) -> None:
     """Raises OSError, which names `path`, if nothing can be made there: tried in the folder above.
 
@@ -71,8 +75,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int
             file.flush()
             os.fsync(file.fileno())
             os.replace(unfinished, path)
-        except BaseException:
+        except BaseException as error:
             unfinished.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+                raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
             raise
     fsync_folder(path.parent)
 

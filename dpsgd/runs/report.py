@@ -100,7 +100,7 @@ def interval(record: dict[str, Any]) -> str:
     """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
     if record["epsilon_upper"] is None:
         return "none"
-    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.4g}"
+    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.3g}"
 
 
 def guaranteed(record: dict[str, Any]) -> str:

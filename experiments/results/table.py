@@ -8,6 +8,7 @@ file can be read again, and then holds what was true when it was written.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -166,8 +167,10 @@ class Table:
         """Raises ValueError if there is a name of no column."""
         for name in names:
             if name not in self.frame.columns:
-                known = ", ".join(sorted(self.frame.columns))
-                raise ValueError(f"the runs have no {name!r}; there are {known}")
+                columns = sorted(self.frame.columns)
+                close = difflib.get_close_matches(name, columns, 3, 0.5)
+                hint = f"did you mean {' or '.join(close)}?" if close else "--out FILE.csv has all"
+                raise ValueError(f"the runs have no column {name!r}: {hint}")
 
     @property
     def settings(self) -> list[str]:

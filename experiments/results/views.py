@@ -367,9 +367,9 @@ def written(value: Any, name: str = "") -> str:
     if value is None:
         return ""
     if name.endswith("_upper"):
-        return Bound(value, value).format_upper(".4g")
+        return Bound(value, value).format_upper(".3g")
     if name.endswith("_lower"):
-        return Bound(value, value).format_lower(".4g")
+        return Bound(value, value).format_lower(".3g")
     return f"{value:g}" if isinstance(value, float) else digits(value)
 
 

@@ -19,7 +19,7 @@ def test_a_write_that_fails_half_way_leaves_what_was_there(tmp_path, before):
     path = tmp_path / "file"
     if before is not None:
         path.write_bytes(before)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
         write_atomically(path, half)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == (
         [] if before is None else [before]

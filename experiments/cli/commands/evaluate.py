@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -50,6 +49,8 @@ def run(config: EvaluateConfig) -> None:
         else:
             metrics, tables = model.evaluate(config.data, split=config.split), []
         own = config.split in (None, "train") and trained_on(model, config.data, kinds=TASKS)
+    if own:
+        print("note: among these rows are some that trained the model")
     for name, value in metrics.items():
         print(f"{name}: {'undefined' if math.isnan(value) else f'{value:.6g}'}")
     if tables:
@@ -59,8 +60,6 @@ def run(config: EvaluateConfig) -> None:
         for title, header, rows in tables:
             console.line(f"\n{title}")
             console.table(header, rows)
-    if own:
-        print("note: among these rows are some that trained the model", file=sys.stderr)
 
 
 def _fit(

@@ -16,7 +16,7 @@ MARKDOWN = "report.md"
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """Write one self-contained HTML page, and its Markdown, about finished runs and sweeps.
+    """Write one self-contained HTML page about finished runs and sweeps.
 
     Figures, guarantees with their intervals, what they do not cover, the commands that do it again,
     versions and hardware.
@@ -25,7 +25,9 @@ class ReportConfig:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories, and folders of sweeps."""
     out: Path = Path("report.html")
-    """Page to write; its Markdown and figures go into a folder of the same name without .html."""
+    """Page to write."""
+    markdown: Path | None = None
+    """Folder for the page as Markdown with its figures; by default none is written."""
     overwrite: bool = False
     """Replace what is there under that name."""
     title: str = ""
@@ -48,13 +50,13 @@ class ReportConfig:
 def run(config: ReportConfig) -> None:
     """Runs `dpsgd report`."""
     outputs.check(config.out, (".html",), "--out", overwrite=config.overwrite)
-    folder = config.out.with_suffix("")
-    for file in folder.iterdir() if folder.is_dir() else ():
+    folder = config.markdown
+    for file in folder.iterdir() if folder and folder.is_dir() else ():
         ours = file.name == MARKDOWN or file.suffix == ".svg"
         if not (ours and config.overwrite):
             raise FileExistsError(
-                f"{folder}, where the Markdown and the figures of {config.out} belong, holds "
-                f"{file.name}: name another --out{', or give --overwrite' if ours else ''}"
+                f"{folder} holds {file.name}: name another --markdown"
+                f"{', or give --overwrite' if ours else ''}"
             )
     for option, value in (("--by", config.by), ("--against", config.against)):
         if value is not None and config.data is None:
@@ -80,12 +82,13 @@ def run(config: ReportConfig) -> None:
             rows=rows,
             against=config.against,
         )
-        folder.mkdir(parents=True, exist_ok=True)
-        files = {
-            config.out: document(found).encode(),
-            folder / MARKDOWN: found.markdown.encode(),
-            **{folder / name: content for name, content in found.figures.items()},
-        }
+        files = {config.out: document(found).encode()}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            files[folder / MARKDOWN] = found.markdown.encode()
+            files |= {folder / name: content for name, content in found.figures.items()}
         for path, content in files.items():
             write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
-        console.line(f"report: {config.out}; Markdown: {folder / MARKDOWN}")
+        console.line(
+            f"report: {config.out}" + (f"; Markdown: {folder / MARKDOWN}" if folder else "")
+        )

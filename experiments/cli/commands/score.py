@@ -11,6 +11,9 @@ import tyro
 
 from experiments.tasks import TASKS
 
+OTHER_FORMATS = (".parquet", ".feather", ".arrow", ".json", ".jsonl", ".tsv", ".xlsx", ".zip")
+"""Endings that promise another format than CSV."""
+
 
 @dataclass(frozen=True)
 class ScoreConfig:
@@ -43,6 +46,11 @@ def run(config: ScoreConfig) -> None:
         from dpsgd.runs.directory import RunDirectory
         from experiments.cli.tasks import model_task
 
+        if config.out.suffix in OTHER_FORMATS:
+            raise ValueError(
+                f"--out {config.out}: predictions are written as CSV; end the name in .csv or "
+                ".csv.gz"
+            )
         RunDirectory.refuse_existing(config.out)
         model = read_model(config.model, task=model_task(config.task), kinds=TASKS)
         name = model.description.get("prediction", "prediction")

@@ -4,6 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.cli import outputs
+from experiments.cli.commands.score import OTHER_FORMATS
 from experiments.figures import comparison, drawing
 from experiments.results import page
 from experiments.results.render import Page
@@ -81,12 +82,20 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
 def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, command, monkeypatch):
     found = Page("t", "# t\n", {"a.svg": b"<svg/>"})
     monkeypatch.setattr(page, "page", lambda *settings, **more: found)
-    words = "report", "run", "--out", tmp_path / "page.html"
+    words = "report", "run", "--out", tmp_path / "page.html", "--markdown", tmp_path / "page"
     command(*words)
     (tmp_path / "page.html").unlink()
     assert "or give --overwrite" in command.refuses(*words)
     command(*words, "--overwrite")
     (tmp_path / "page" / "notes.txt").write_text("mine")
     said = command.refuses(*words, "--overwrite")
-    assert said.endswith("holds notes.txt: name another --out")
+    assert said.endswith("holds notes.txt: name another --markdown")
     assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("ending", OTHER_FORMATS)
+def test_predictions_are_refused_under_the_ending_of_another_format(ending, tmp_path, command):
+    said = command.refuses("score", "run", "data", "--out", tmp_path / f"x{ending}")
+    assert said.endswith(
+        f"x{ending}: predictions are written as CSV; end the name in .csv or .csv.gz"
+    )

@@ -186,7 +186,8 @@ def test_the_page_never_reads_the_diagnostics(runs, page):
 
 def test_the_command_writes_the_page_its_markdown_and_its_figures(runs, tmp_path):
     out = tmp_path / "page.html"
-    assert cli.main(["report", *map(str, runs), "--out", str(out), "--title", "A & B"]) == 0
+    words = ["--out", str(out), "--title", "A & B", "--markdown", str(tmp_path / "page")]
+    assert cli.main(["report", *map(str, runs), *words]) == 0
     assert "<title>A &amp; B</title>" in out.read_text()
     assert {path.name for path in (tmp_path / "page").iterdir()} == {
         "report.md",
@@ -309,13 +310,14 @@ def test_a_finished_run_that_was_cut_edited_or_damaged_is_refused_in_one_line(
     assert not out.exists()
 
 
-def test_a_page_is_not_written_into_the_folder_of_a_run(runs, tmp_path, command, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = shutil.copytree(runs[2], tmp_path / "report")
+def test_a_page_is_written_beside_its_run_and_nothing_into_it(runs, tmp_path, command):
+    run = shutil.copytree(runs[2], tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    assert "name another --out" in command.refuses("report", "report")
+    words = "report", run, "--out", tmp_path / "run.html"
+    assert "name another --markdown" in command.refuses(*words, "--markdown", run)
+    command(*words)
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    assert not (tmp_path / "report.html").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.html"}
 
 
 def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_path):
@@ -329,7 +331,8 @@ def test_figures_of_runs_on_different_stores_are_said_not_to_compare(runs, tmp_p
 def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsys):
     store = clicked.parent / "store"
     assert cli.main(["evaluate", str(clicked), str(store)]) == 0
-    assert "among these rows are some that trained the model" in capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert said.startswith("note: among these rows are some that trained the model\n")
     synthetic.write_store(tmp_path / "new", 200, 5)
     assert cli.main(["evaluate", str(clicked), str(tmp_path / "new")]) == 0
     assert capsys.readouterr().err == ""

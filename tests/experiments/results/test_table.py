@@ -64,9 +64,9 @@ def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, command)
     ("words", "problem"),
     [
         (["--plot", "a.png"], "--plot needs --x, its axis"),
-        (["--x", "sigma"], "the runs have no 'sigma'; there are "),
+        (["--x", "noise_multipler"], "no column 'noise_multipler': did you mean noise_multiplier"),
         (["--y", "auc"], "there is no metric 'auc'; there are test_error"),
-        (["--columns", "loss"], "the runs have no 'loss'; there are "),
+        (["--columns", "xyzzy"], "no column 'xyzzy': --out FILE.csv has all"),
         (["--out", "a.txt"], "--out must end in .csv or .parquet, got a.txt"),
         (["nowhere"], "nowhere is not the directory of a run, nor does it hold any"),
     ],

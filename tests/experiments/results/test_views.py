@@ -358,6 +358,6 @@ def test_no_bound_is_shown_tighter_than_it_is(summary_of, epsilon):
         column = next(row for row in table.rows if row["epsilon_upper"] == epsilon)
         found = [float(listings.measured(column, name))]
         found += shown if sign == 1 else []
-        assert all(0 <= sign * (one - column[name]) < 1e-3 * column[name] for one in found)
+        assert all(0 <= sign * (one - column[name]) < 1e-2 * column[name] for one in found)
     several = View(table, "sampler", Headline("epsilon_upper"), by=("target_epsilon",))
     assert float(several.tables()["epsilon upper"][1][0][1]) >= epsilon

@@ -194,5 +194,5 @@ def test_a_run_asked_for_on_the_command_line_is_audited_and_names_its_unit(case,
         capsys, "audit", "--task", case.name, *case.audit_words, *sampler,
         *("--num-examples", 1000, "--noise-multiplier", 1),
     )  # fmt: skip
-    command(capsys, "report", out, "--out", tmp_path / "page.html")
+    command(capsys, "report", out, "--out", tmp_path / "page.html", "--markdown", tmp_path / "page")
     assert unit in (tmp_path / "page" / "report.md").read_text()
