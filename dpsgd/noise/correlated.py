@@ -102,7 +102,7 @@ class BandedToeplitz(Noise):
         from dpsgd.noise.gaussian import add_gaussian_noise
         from dpsgd.noise.recursion import next_noise
 
-        noise, state = next_noise(total, state, key, step, tuple(self.coefficients))
+        noise, state = next_noise(total, state, key, step, *rounded(tuple(self.coefficients)))
         divisor, stddev = scales.expected_batch_size, scales.noise_stddev
         noised = add_gaussian_noise(
             total, key, step, stddev, divisor=divisor, noise=noise, spread=self.spread

@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from dpsgd.core.marks import marked
-from dpsgd.noise.correlated import rounded
 from dpsgd.noise.gaussian import normal_line
 from dpsgd.noise.philox import COUNTED
 from dpsgd.packing import packs, split
@@ -42,7 +41,8 @@ def next_noise(
     history: tuple[jax.Array, ...],
     noise_key: Any,
     step: Any,
-    coefficients: tuple[float, ...],
+    ratios: np.ndarray,
+    gain: np.float32,
 ) -> tuple[Any, tuple[jax.Array, ...]]:
     """Returns the noise of a step in standard deviations, a tree like `like`, and the new history.
 
@@ -51,9 +51,9 @@ def next_noise(
       history: From `no_history`, or the step before.
       noise_key: uint32[4].
       step: int32 scalar, >= 0.
-      coefficients: c_0, ..., c_{b-1}.
+      ratios: float32[b - 1], c_1 / c_0, ..., c_{b-1} / c_0.
+      gain: float32, 1 / c_0 where the squares of the coefficients add up to 1.
     """
-    ratios, gain = rounded(coefficients)
     leaves, structure = jax.tree.flatten(like)
     parts = packs(_sizes(like))
 

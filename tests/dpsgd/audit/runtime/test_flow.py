@@ -186,10 +186,11 @@ class Given(BandedToeplitz):
     how: str = ""
 
     def add(self, total, state, key, step, scales):
+        from dpsgd.noise.correlated import rounded
         from dpsgd.noise.recursion import next_noise
 
         before = state[0][0, -D:]
-        noise, state = next_noise(total, state, key, step, tuple(self.coefficients))
+        noise, state = next_noise(total, state, key, step, *rounded(tuple(self.coefficients)))
         noise |= {
             "w": {
                 "off": jnp.where((step >= 100) & (step < 120), 0.0, noise["w"]),
