@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.audit.synthetic import probe_columns
+from dpsgd.audit.synthetic import probe_columns, varied_rows
 from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, joined
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.lazy.look_ups import index_ranges
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.step import Watch, flushed
@@ -94,7 +95,8 @@ class Probe:
           mechanism: Of the run.
           state: The run's first, or that with which it resumes; it is not written to. Never of
             tables with deferred noise that is pending: what an audit says is shown.
-          rows: Generated examples, [rows, ...] each leaf; some of the first are used.
+          rows: Generated examples, [rows, ...] each leaf; some of the first are used. Where there
+            are lazy tables, every other one looks up other rows of these (`varied_rows`).
           layout: Of the run; by default what `train_blocks` chooses by itself.
           root: By default fresh entropy. Never the run's own: two releases under one noise, as an
             audit makes them, have a noise-free difference.
@@ -109,6 +111,9 @@ class Probe:
         self.root = root or RootKey.from_entropy()
         self.state = held(state)
         self.block = math.prod(sampler.clipped_shape)
+        if algorithm.tables is not None:
+            ranges = index_ranges(algorithm, state.params, rows, *sampler.clipped_shape)
+            rows = varied_rows(rows, ranges, block=self.block)
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
         self.units, self.nan, self.copies = synthetic.units, synthetic.nan, synthetic.copies
         self.huge, self.marked, self._starts = synthetic.huge, synthetic.marked, synthetic.starts

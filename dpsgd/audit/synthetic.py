@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +89,31 @@ def generated_rows(
     if len(sizes := {len(leaf) for leaf in jax.tree.leaves(rows)}) > 1:
         raise ValueError(f"generated columns have different numbers of rows: {sorted(sizes)}")
     return rows
+
+
+def varied_rows(rows: PyTree, ranges: Mapping[int, int], *, block: int = 1) -> PyTree:
+    """Returns rows of which every other one looks up any rows of tables: few numbers are alike.
+
+    Their logarithms are uniform, so that some are small and some large; in one of eight rows they
+    are one beyond the table.
+
+    Args:
+      rows: Generated rows, [rows, ...] each leaf.
+      ranges: Number of a column that looks up rows -> rows of the table.
+      block: Rows that are clipped as one.
+    """
+    leaves, tree = jax.tree.flatten(rows)
+    rng, numbers = np.random.default_rng(0), np.arange(len(leaves[0])) // block
+    for leaf, table_rows in ranges.items():
+        column = np.array(leaves[leaf])
+        if jnp.issubdtype(column.dtype, jnp.integer):
+            most = int(np.iinfo(column.dtype).max)
+            drawn = np.exp(rng.uniform(0, math.log(table_rows), column.shape)) - 1
+            drawn[numbers % 8 == 7] = table_rows
+            odd = numbers % 2 == 1
+            column[odd] = np.minimum(drawn, most).astype(column.dtype)[odd]
+            leaves[leaf] = column
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _drawn(

@@ -27,6 +27,8 @@ BOUNDARY = "an example just above C is clipped"
 LOWER = "a lower C clips to it"
 PLACES = "an example is clipped wherever it lies"
 ONE_BY_ONE = "examples are clipped one by one: sums add up"
+ADDS_UP = "sums over different rows add up"
+UNCLIPPED = f"{ADDS_UP}, unclipped"
 NEIGHBOURS = "neighbours of a full batch differ by at most C"
 PADDING = "padding is inert"
 NAN = "a NaN example moves the sum by at most C"
@@ -42,6 +44,8 @@ _MOST_PARTS = 8  # into which the places of a batch are divided
 _REACH = 8.5  # how far the norm of noise exceeds the root of its size
 _NEGLIGIBLE = 2.0**-20  # of C: noise of this norm need not cancel
 _RAISED = range(0, 36, 5)  # C times 2 to the power of these is tried for one that clips nothing
+_MEDIUM = 2**17  # coordinates of a model that is looked at unclipped
+_ABOVE_ALL = 8.0  # times the norm of an example, a C that leaves about all examples as they are
 _ABOVE = 2.0**-9, 2.0**-7, 2.0**-4, 0.5  # by how much norms exceed C that are looked at
 _PASS = 2**15  # coordinates that are looked at together, in a core's cache
 _TINY = 2.0**-80  # norms below it are computed in float64
@@ -61,13 +65,18 @@ def sum_checks(probe: Probe) -> list[CheckResult]:
     allowed = sums.clip * (1 + _RELATIVE) + sums.slack(1, 0)
     rows_check = _rows_check(sums, first)
     del first  # of large models one release is held while another one is made
+    size, boundary = _boundary_check(probe, a)
     checks = [
         given,
         _at_most(SINGLE, max(norms), allowed),
         _huge_check(sums),
         rows_check,
-        _boundary_check(probe, a),
+        boundary,
+        _additivity_check(sums, ADDS_UP),
     ]
+    if size and sum(probe.sizes) <= _MEDIUM:
+        raised = quiet(mechanism, _ABOVE_ALL * size)
+        checks.append(_additivity_check(_Sums(probe, raised), UNCLIPPED))
     least, why = norms[b], "the generated rows have gradients that are zero"
     quieter = mechanism
     if 0 < least < math.inf:
@@ -130,10 +139,13 @@ def _singles(sums: _Sums) -> tuple[list[float], Release]:
     return norms, first
 
 
-def _boundary_check(probe: Probe, unit: int) -> CheckResult:
+def _boundary_check(probe: Probe, unit: int) -> tuple[float, CheckResult]:
     """Checks that an example is clipped whose gradient's norm is above C by little, or by half.
 
     C is raised until it leaves the gradient as it is, whose norm is then known.
+
+    Returns:
+      That norm, or 0 where it is not found, and the check.
     """
 
     def single(clip: float) -> tuple[float, float]:
@@ -148,7 +160,8 @@ def _boundary_check(probe: Probe, unit: int) -> CheckResult:
     sizes = ((single(clip)[0], clip) for clip in raised)
     size = next((size for size, clip in sizes if 0 <= size <= clip / 2), 0.0)
     if not size:
-        return CheckResult.skipped(BOUNDARY, "no C was found that leaves a gradient as it is")
+        why = "no C was found that leaves a gradient as it is"
+        return 0.0, CheckResult.skipped(BOUNDARY, why)
     above = _ABOVE[::2] + _ABOVE[-1:] if sum(probe.sizes) > LARGE else _ABOVE
     excess, seen = -math.inf, 0
     for part in above:
@@ -158,8 +171,26 @@ def _boundary_check(probe: Probe, unit: int) -> CheckResult:
             excess, seen = max(excess, (found - slack) / clip - 1), seen + 1
     detail = f"{seen} of {len(above)} norms from {min(above):.2g} above C, {excess:+.2g} C at most"
     if not seen:
-        return CheckResult.skipped(BOUNDARY, "rounding hides whether they are")
-    return CheckResult(BOUNDARY, excess <= _RELATIVE, detail)
+        return size, CheckResult.skipped(BOUNDARY, "rounding hides whether they are")
+    return size, CheckResult(BOUNDARY, excess <= _RELATIVE, detail)
+
+
+def _additivity_check(sums: _Sums, name: str) -> CheckResult:
+    """Checks that what some rows add depends on no other rows: S(A) + S(B) = S(A and B).
+
+    All rows differ, and so do the rows of tables that they look up. Each lies in one place of the
+    batch in all releases.
+    """
+    probe = sums.probe
+    count = min(probe.units, probe.places)
+    if count < 2:
+        return CheckResult.skipped(name, "a batch has one row")
+    at = np.random.default_rng(1).permutation(probe.places)[:count]
+    halves = np.array_split(np.arange(count), 2)
+    one, other = (sums.release(half, at=at[half]) for half in halves)
+    added = _sum_of_leaves(one, other)
+    off = sums.norm((1, sums.release(np.arange(count), at=at)), (-1, added), (1, sums.empty))
+    return _at_most(name, off, sums.slack(count, *map(len, halves), 0))
 
 
 def _huge_check(sums: _Sums) -> CheckResult:

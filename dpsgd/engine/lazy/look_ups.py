@@ -18,8 +18,11 @@ from jax import Array, lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from dpsgd.core.algorithm import Algorithm
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.ghost.uses import row_axes
+from dpsgd.gradients.losses import of_row, row_of
 from dpsgd.gradients.taps import Path, Taps, Use, find_taps
 
 PyTree = Any
@@ -72,6 +75,17 @@ class TableLoss:
         """Returns the look-ups of a table."""
         return self._taps.uses[table]
 
+    def index_ranges(self) -> dict[int, int]:
+        """Returns leaf of an example that says which rows are looked up -> rows of the table."""
+        owners = [k for k in self.tables for _ in self.uses(k)]
+        leaves = [leaf for leaf, used in enumerate(self._used) if used]
+        found: dict[int, int] = {}
+        for k in self.tables:
+            _, used = partial_eval.dce_jaxpr(self._indices.jaxpr, [k == owner for owner in owners])
+            for leaf in (leaf for leaf, one in zip(leaves, used, strict=True) if one):
+                found[leaf] = max(found.get(leaf, 0), self._num_rows[k])
+        return found
+
     def _traced_indices(self, leaves: Sequence[Any], example: PyTree) -> core.ClosedJaxpr:
         """Returns the indices of all look-ups as a function of the example alone."""
 
@@ -112,6 +126,22 @@ class TableLoss:
             whole = len(u.operand.shape) - 1 if u.op == "dynamic_slice" else 0  # axes from 0 on
             others[u.path] = [place, *[jnp.int32(0)] * whole]
         return self._taps.loss(jax.tree.leaves(params), row.example, {}, others)[0]
+
+
+def index_ranges(algorithm: Algorithm, params: PyTree, rows: PyTree, *lead: int) -> dict[int, int]:
+    """Returns columns that look up rows of tables, by number, and the rows of the largest table.
+
+    Args:
+      algorithm: Whose loss looks them up; of one without a loss nothing is known.
+      params: Parameters, or their shapes.
+      rows: Columns [rows, ...], or their shapes.
+      *lead: Shape of what is clipped as one.
+    """
+    loss = getattr(algorithm.clipped_sum, "loss_fn", None)
+    if loss is None or not any(jnp.issubdtype(x.dtype, jnp.integer) for x in jax.tree.leaves(rows)):
+        return {}
+    example = row_of(loss, shapes_of_rows(rows, *lead))
+    return TableLoss(of_row(loss), params, example).index_ranges()
 
 
 def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], Array]]:
