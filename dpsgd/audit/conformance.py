@@ -78,7 +78,7 @@ def check_sampler(
 def check_noise(
     noise: Noise, *, steps: int = 200, sampler: BatchSampler | None = None
 ) -> AuditReport:
-    """Checks that a noise adds what key, step and place give, or, of its own generator, its law.
+    """Checks that a noise adds what key, step and place give, and its price.
 
     Leaves are scalars, vectors, tables, empty and of half precision.
 
