@@ -101,7 +101,7 @@ def train(
         `on_block` is passed on, with a note of what the run has cost.
 
     Raises:
-      TypeError: if the algorithm or the mechanism is something else.
+      TypeError: if the algorithm, the mechanism or the root is something else.
       ValueError: if a run was begun under `root` before, the data have not the units that the
         sampler draws, the cost is not proved, the audit fails, the loss could see other examples
         than its own, there is a refinement without sums or the other way round, and as for
@@ -120,6 +120,7 @@ def train(
             else "the mechanism releases sums over all rows: give what is made of them, refinement="
         )
     root = RootKey.from_entropy() if root is None else root
+    RootKey.require(root)
     columns, sampler = columns_of(mechanism.sampler, data), mechanism.sampler
     check_parameters(params)
     private = mechanism.noise_multiplier > 0

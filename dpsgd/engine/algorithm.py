@@ -160,13 +160,32 @@ class FrozenGroup(ParamGroup):
         return state, None
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
-        found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
+        try:
+            found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
+        except Exception:
+            if _takes_batch(self.loss_fn, params, example):
+                shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
+                raise ValueError(
+                    "loss_fn takes a batch, and is called with one example without the axis of the "
+                    f"batch, {shapes}: pass the loss of one example; dpsgd maps it over the batch"
+                ) from None
+            raise
         if len(found) == len(jax.tree.leaves(params)):
             raise ValueError(
                 "no parameter has a path to the loss: nothing can be trained; compute it of "
                 "floating-point params, some of them without jax.lax.stop_gradient"
             )
         return found
+
+
+def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
+    """Returns whether a loss is that of a batch: defined where examples have one more axis."""
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((7, *x.shape), x.dtype), example)
+    try:
+        loss = jax.eval_shape(of_row(loss_fn), params, row_of(loss_fn, batch))
+    except Exception:
+        return False
+    return getattr(loss, "shape", None) in ((), (7,))
 
 
 @dataclass(frozen=True)

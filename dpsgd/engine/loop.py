@@ -126,6 +126,7 @@ def train_blocks(
     """
     if flush_every is not None and flush_every < 1:
         raise ValueError(f"flush_every must be at least 1, got {flush_every}")
+    RootKey.require(root)
     data = columns_of(mechanism.sampler, data)
     check_parameters(state.raw_params)
     _check_state(algorithm, mechanism, state)
@@ -202,9 +203,11 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
         raise ValueError("data holds no arrays")
     for path, column in jax.tree_util.tree_leaves_with_path(data):
         name = f"data{jax.tree_util.keystr(path)}"
-        if not np.ndim(column) or not hasattr(column, "dtype"):
+        # By attributes: NumPy would read a sequence to its end, which it may not have.
+        if not getattr(column, "shape", ()) or not hasattr(column, "dtype"):
             raise ValueError(
-                f"{name} is {type(column).__name__} and no array with one row for each example"
+                f"{name} is {type(column).__name__} and no array with one row for each example; "
+                "pass arrays, such as np.stack([example for example in data])"
             )
         if not jnp.issubdtype(column.dtype, np.number) and column.dtype != np.bool_:
             raise ValueError(f"{name} holds {column.dtype}, of which nothing can be computed")
@@ -217,13 +220,20 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
 
 
 def check_parameters(params: PyTree) -> None:
-    """Raises ValueError if `params` hold batch statistics, random streams or what is float64."""
+    """Raises ValueError if `params` hold modules, batch statistics, random streams or float64."""
     nnx = sys.modules.get("flax.nnx")  # not imported here: it takes long, and 50 MB
-    kinds: Any = (nnx.Variable, nnx.BatchStat, nnx.RngState) if nnx else ((), (), ())
-    variable, statistic, stream = kinds
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, variable))
+    kinds: Any = (nnx.Variable, nnx.BatchStat, nnx.RngState, nnx.Module) if nnx else ((),) * 4
+    variable, statistic, stream, module = kinds
+    leaves = jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda x: isinstance(x, (variable, module))
+    )
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path)
+        if isinstance(leaf, module):
+            raise ValueError(
+                f"params{name} is the module {type(leaf).__name__}: pass the parameters of params, "
+                "apply = split_module(module), and a loss that calls apply(params, ...)"
+            )
         if isinstance(leaf, statistic) or "['batch_stats']" in name:
             raise ValueError(
                 f"the parameters hold the batch statistic {name}, which is no parameter: it mixes "

@@ -315,6 +315,16 @@ class RootKey:
             person=f"dpsgd {stream}".encode("ascii").ljust(hashlib.blake2b.PERSON_SIZE, b"\0"),
         ).digest()
 
+    @classmethod
+    def require(cls, root: Any) -> None:
+        """Raises TypeError unless `root` is a root key."""
+        if not isinstance(root, cls):
+            raise TypeError(
+                f"root is of type {type(root).__name__}, and no RootKey: pass "
+                "RootKey.from_entropy(), or RootKey.from_insecure_seed(seed), which repeats a run "
+                "and has no guarantee"
+            )
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RootKey):
             return NotImplemented

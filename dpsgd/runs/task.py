@@ -330,7 +330,8 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
 
     data = task.columns()
     columns = data.columns if isinstance(data, UnitData) else data
-    rows = {len(leaf) if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(columns)}
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(columns)]
+    rows = {shape[0] if shape else 0 for shape in shapes}
     if len(rows) != 1 or 0 in rows:
         raise ValueError(
             f"columns() of the task must be arrays with equally many rows, one an example; they "

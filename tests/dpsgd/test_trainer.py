@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import logging
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from dpsgd import (
     Mechanism,
@@ -336,3 +338,65 @@ def test_equal_losses_train_with_their_own_fields(kind, made):
         wanted = reached(lambda w, example, of=scale: of * loss_fn(w, example))
         found = reached(kind({"of": made(scale)}))
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+class Endless:
+    """A data set whose rows never come to an end, as one that ignores its index."""
+
+    read = 0
+
+    def __getitem__(self, index):
+        self.read += 1
+        assert self.read < 10, "it is read without bound"
+        return np.ones(D)
+
+
+class EndlessOfLength(Endless):
+    def __len__(self):
+        return N
+
+
+def over_batch(w, batch):
+    return jnp.mean(jnp.square(jnp.einsum("bd,d->b", batch["x"], w) - batch["y"]))
+
+
+def each_of_batch(w, batch):
+    return jnp.square(jnp.dot(batch["x"], w[:, None])[:, 0] - batch["y"])
+
+
+def module():
+    return nnx.Linear(D, 1, rngs=nnx.Rngs(0))
+
+
+MISTAKEN = {
+    "module": ({"params": module}, r"params is the module Linear: .*split_module\(module\)"),
+    "modules": ({"params": lambda: {"a": [module()]}}, r"params\['a'\]\[0\] is the module Linear"),
+    "loss of a batch": ({"loss": over_batch}, "loss_fn takes a batch.*the loss of one example"),
+    "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
+    "root": ({"root": 0}, r"root is of type int, and no RootKey: pass RootKey.from_entropy\(\)"),
+    "endless data": ({"rows": Endless}, "data is Endless and no array.*pass arrays"),
+    "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
+}
+
+
+def begun(wrong, *, blocks):
+    """Begins a run with a mistaken argument, without the tests' checks of annotations."""
+    algorithm = dpsgd(wrong.get("loss", loss_fn), optax.sgd(0.1))
+    params, rows = wrong.get("params", lambda: jnp.ones(D))(), wrong.get("rows", data)()
+    root = wrong.get("root", RootKey.from_entropy())
+    if not blocks:
+        return inspect.unwrap(train)(algorithm, SHUFFLED, params, rows, root=root)
+    state = ALGORITHM.init(jnp.ones(D), SHUFFLED, data())
+    if "loss" in wrong:
+        state = algorithm.init(params, SHUFFLED, rows)
+    if "params" in wrong:
+        state = state._replace(raw_params=params)
+    return next(inspect.unwrap(train_blocks)(algorithm, SHUFFLED, state, rows, root=root))
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["train", "train_blocks"])
+@pytest.mark.parametrize(("wrong", "message"), MISTAKEN.values(), ids=MISTAKEN)
+def test_mistaken_arguments_are_refused_in_one_line(wrong, message, blocks):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        begun(wrong, blocks=blocks)
+    assert "\n" not in str(error.value)
