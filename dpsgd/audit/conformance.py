@@ -35,6 +35,7 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.closures import held_arrays
 from dpsgd.engine.feed import Layout
+from dpsgd.engine.programs import digest
 from dpsgd.gradients.losses import LossFn
 from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
@@ -230,6 +231,51 @@ def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
     if callable(offered) and (refinement := offered()) is not None:
         checks += audit_queries(refinement, mechanism, params, rows).checks
     return _required(checks)
+
+
+def check_neighbours(task: Any, neighbour: Any, *, batch_size: int = 32) -> AuditReport:
+    """Checks that one changed row changes nothing but values of rows.
+
+    Args:
+      task: As `dpsgd.Task` says, with `columns` and `describe`.
+      neighbour: The same task on data that differ in one row: its label, numbers and words are
+        new, and larger than those of all other rows.
+      batch_size: Examples of a batch, at most.
+
+    Raises:
+      AssertionError: if row counts, shapes of rows or parameters, the description or the compiled
+        program differ: each would tell of the row, and no guarantee would count it.
+    """
+    views = [_public_view(one, batch_size) for one in (task, neighbour)]
+    pairs = [(name, *(view[name] for view in views)) for name in views[0]]
+    return _required(
+        [
+            CheckResult(f"one row changes no {name}", one == other, f"{one}, then {other}"[:500])
+            for name, one, other in pairs
+        ]
+    )
+
+
+def _public_view(task: Any, batch_size: int) -> dict[str, Any]:
+    """Returns everything public of a task that its rows could change, by name."""
+    data = task.columns()
+    columns = data.columns if isinstance(data, UnitData) else data
+    num_rows = len(jax.tree.leaves(columns)[0])
+    params = task.init(0)
+    algorithm = dpsgd(task.loss, optax.sgd(0.1))
+    mechanism = Mechanism(Poisson(num_rows, min(batch_size, num_rows)), 1.0, 1.0)
+    state = algorithm.init(params, mechanism)
+    program = Layout.of(mechanism.sampler, columns, block_steps=4).program(
+        algorithm, mechanism, state, columns
+    )
+    return {
+        "row count": num_rows,
+        "unit": data.population if isinstance(data, UnitData) else None,
+        "shape of a row": str(jax.tree.map(lambda x: (x.shape[1:], str(x.dtype)), columns)),
+        "shape of a parameter": str(_shapes(params)),
+        "description": json.dumps(task.describe(), sort_keys=True),
+        "compiled program": digest(program),
+    }
 
 
 def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckResult]:

@@ -85,6 +85,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         scope=_scope(taken, planned),
         void=_void(taken, last),
         left_out=_left_out(told),
+        by_task=tuple(dict.fromkeys(text for part in told for text in part.not_covered)),
         earlier=tuple(text for one in _chains(told) for text in one),
     )
     if whole.void:

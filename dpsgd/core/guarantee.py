@@ -66,6 +66,7 @@ class Guarantee:
       left_out: What it does not cover beside what no guarantee does.
       foreign_calls: Whether the loss may call the host and foreign functions.
       earlier: What the rows of the models keep that the run started from, the nearest first.
+      by_task: Sentences of the task about what its guarantee does not cover.
     """
 
     epsilon: Bound | None
@@ -80,6 +81,7 @@ class Guarantee:
     left_out: tuple[str, ...] = ()
     foreign_calls: bool = False
     earlier: tuple[str, ...] = ()
+    by_task: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_guarantee_delta(self.delta)
@@ -122,7 +124,7 @@ class Guarantee:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee leaves out, in sentences."""
-        return (*self.left_out, *[FOREIGN_CALLS] * self.foreign_calls, *NOT_COVERED)
+        return (*self.left_out, *self.by_task, *[FOREIGN_CALLS] * self.foreign_calls, *NOT_COVERED)
 
     def sentence(self) -> str:
         """Returns the guarantee in one line."""
@@ -136,9 +138,13 @@ class Guarantee:
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()}); "
             f"certified: epsilon in {self.epsilon:.4f}; "
-            f"{self.attack()}{f'. NOT COVERED: {FOREIGN_CALLS}' if self.foreign_calls else ''}"
+            f"{self.attack()}{self._exceptions()}"
             f"{self._of_earlier()}"
         )
+
+    def _exceptions(self) -> str:
+        found = (*self.by_task, *[FOREIGN_CALLS] * self.foreign_calls)
+        return f". NOT COVERED: {'; '.join(found)}" if found else ""
 
     def _of_earlier(self) -> str:
         if not self.earlier:

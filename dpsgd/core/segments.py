@@ -28,6 +28,7 @@ class Segment:
       reproducible_noise: Whether the noise comes from a seed that can be guessed.
       lazy_tables: Whether noise of tables is deferred: the cost is the same.
       earlier: What is guaranteed to the rows of models that the run started from, see `Guarantee`.
+      not_covered: Sentences of the task about what its guarantee does not cover.
 
     Raises:
       ValueError: if the run has not these steps.
@@ -39,6 +40,7 @@ class Segment:
     reproducible_noise: bool = False
     lazy_tables: bool = False
     earlier: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         whole = self.mechanism.num_steps
@@ -98,6 +100,11 @@ class Trials:
     def unit(self) -> str:
         """What is protected."""
         return self._shown.unit
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Sentences of the task, which all candidates train."""
+        return self._shown.not_covered
 
     @property
     def lazy_tables(self) -> bool:

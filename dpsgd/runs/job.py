@@ -46,6 +46,7 @@ from dpsgd.runs.task import (
     Task,
     arrays_digest,
     data_digest,
+    exceptions_of,
     identity,
     refinement_of,
     rows_of,
@@ -102,6 +103,7 @@ class Training:
       block_steps: Steps per dispatch.
       step_sizes: Arguments of `hyperparameters` for a state, if its optimizer is of `optimizer`.
       earlier: What is guaranteed to the rows of models that the run starts from.
+      not_covered: Sentences of the task about what its guarantee does not cover.
       same_audit: What is equal for jobs of equal synthetic rows, whose audits are one; None for
         none.
     """
@@ -121,6 +123,7 @@ class Training:
     block_steps: int = BLOCK_STEPS
     step_sizes: Mapping[str, Any] | None = None
     earlier: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
     same_audit: Any = None
 
     @functools.cached_property
@@ -142,6 +145,7 @@ class Training:
             reproducible_noise=reproducible_noise,
             lazy_tables=self.algorithm.tables is not None,
             earlier=self.earlier,
+            not_covered=self.not_covered,
         )
         found = cost([segment], self.delta)
         return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)
@@ -337,6 +341,7 @@ class Job(Training):
             block_steps=BLOCK_STEPS,
             step_sizes=step_sizes(spec, sampler.num_steps),
             earlier=earlier_guarantees(spec.init_from),
+            not_covered=exceptions_of(task),
             same_audit=task,
             task=task,
             spec=spec,
@@ -390,4 +395,5 @@ class Job(Training):
             stated["trained"] = [name for k, name in enumerate(names) if k not in frozen]
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
-        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit, self.earlier)
+        texts = self.earlier, self.not_covered
+        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit, *texts)

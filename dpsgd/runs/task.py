@@ -71,6 +71,8 @@ class Task(Trainable, Protocol):
       the format has several. `dpsgd score` and `dpsgd evaluate` read by it;
     * `keys(path, column)`, which yields what a column of such a file says of each row, as text:
       what `dpsgd score --key` writes beside its prediction;
+    * `not_covered()`, sentences about facts of private rows that the guarantee does not cover, such
+      as "which class an image is of": its sentence and the report add them;
     * `evaluate(params, blocks)`, figures of merit of such labelled rows, by their bare names, such
       as "auc": what `dpsgd evaluate` prints, and of which `metrics` may be made;
     * `encode(rows)`, rows as `predict` takes them of rows as people have them, such as a table of
@@ -172,6 +174,12 @@ def with_settings(task: Any, found: Mapping[str, Any], where: str) -> Any:
     if own is None:  # it is more than JSON values
         return dataclasses.replace(task, **found)
     return made_of(kind, {**own, **found}, kind.__qualname__, where)
+
+
+def exceptions_of(task: Any) -> tuple[str, ...]:
+    """Returns the sentences of a task about what its guarantee does not cover."""
+    made = getattr(task, "not_covered", None)
+    return tuple(checked(list(made()), list[str], "not_covered() of the task")) if made else ()
 
 
 def calibration_of(task: Any) -> Any:

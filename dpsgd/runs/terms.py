@@ -33,6 +33,7 @@ class Terms:
       unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
         the data is an example.
       earlier: What is guaranteed to the rows of models that the run started from.
+      not_covered: Sentences of the task about what its guarantee does not cover.
     """
 
     mechanism: Mechanism
@@ -41,6 +42,7 @@ class Terms:
     fingerprint: Mapping[str, Any]
     unit: str = ""
     earlier: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
@@ -54,6 +56,7 @@ class Terms:
             reproducible_noise=self.reproducible_noise,
             lazy_tables=self.fingerprint.get("tables") == "lazy",
             earlier=self.earlier,
+            not_covered=self.not_covered,
             **how,
         )
 
@@ -75,6 +78,7 @@ class Terms:
                 "reproducible_noise": self.reproducible_noise,
                 "fingerprint": self.fingerprint,
                 **({"earlier": self.earlier} if self.earlier else {}),
+                **({"not_covered": self.not_covered} if self.not_covered else {}),
             }
         )
 
@@ -97,7 +101,7 @@ class Terms:
             raise ValueError(f"data_release was {NOTICE}")
         if body["adjacency"] != ADJACENCY:
             raise ValueError("this version would account for it with another adjacency")
-        body = {"earlier": [], **body}
+        body = {"earlier": [], "not_covered": [], **body}
         clip, sums = found("l2_clip_norm", float | None), found("full_sums", dict[str, Any] | None)
         return cls(
             Mechanism(
@@ -112,6 +116,7 @@ class Terms:
             found("fingerprint", dict[str, Any]),
             found("unit", str),
             tuple(found("earlier", list[str])),
+            tuple(found("not_covered", list[str])),
         )
 
 

@@ -36,7 +36,7 @@ from dpsgd.runs.spec import (
     config_digest,
 )
 from dpsgd.runs.support import check
-from dpsgd.runs.task import Task, check_task, data_digest, settled, task_record
+from dpsgd.runs.task import Task, check_task, data_digest, exceptions_of, settled, task_record
 from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import noise
 from samplers import BatchSampler
@@ -133,7 +133,8 @@ class Candidates:
             stated = {"config": digest, "settings": to_json(spec.record())}
             if isinstance(spec.tables, Lazy):
                 stated["tables"] = "lazy"
-            terms.append(Terms(run.mechanism, run.delta, False, stated, unit))
+            excepted = exceptions_of(self.task)
+            terms.append(Terms(run.mechanism, run.delta, False, stated, unit, not_covered=excepted))
         fingerprint = self.fingerprint(root)
         selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)
         epsilon = cost([selection.trials()], terms[0].delta).epsilon

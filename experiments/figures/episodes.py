@@ -51,6 +51,9 @@ class Config(Picture):
     images: Path | None = None
     """NumPy archive of images x and labels y, such as MNIST's; by default scikit-learn's digits."""
 
+    num_classes: int | None = None
+    """Classes of the archive; scikit-learn's digits state their own."""
+
     noise_multipliers: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
     """Standard deviations of the noise, in units of the clipping norm."""
 
@@ -66,7 +69,7 @@ class Config(Picture):
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints its numbers."""
-    whole = Images(config.images, CHANNELS, NEW_CLASSES)
+    whole = Images(config.images, CHANNELS, NEW_CLASSES, num_classes=config.num_classes)
     smallest = int(np.unique(whole.source.splits["train"]["label"], return_counts=True)[1].min())
     task = replace(whole, tasks=max(2, smallest // OF_CLASS))
     data, test = task.columns(), task.source.rows("test")

@@ -40,6 +40,9 @@ class Gallery:
     images: Path | None = None
     """NumPy archive of images x and labels y, for figures of images; by default the digits."""
 
+    num_classes: int | None = None
+    """Classes of that archive."""
+
 
 def draw_all(gallery: Gallery, names: Sequence[str] = tuple(FIGURES)) -> None:
     """Draws the figures one after another; the page shows, after each, what there is so far.
@@ -55,7 +58,9 @@ def draw_all(gallery: Gallery, names: Sequence[str] = tuple(FIGURES)) -> None:
         given = {field: getattr(gallery, field) for field in passed - {"out"}}
         given = {field: value for field, value in given.items() if value is not None}
         words = ["scripts/figures", name, *(["--small"] if gallery.small else [])]
-        command = " ".join([*words, *(f"--{field} {value}" for field, value in given.items())])
+        command = " ".join(
+            [*words, *(f"--{field.replace('_', '-')} {value}" for field, value in given.items())]
+        )
         record = record_of(picture) if gallery.keep and picture.exists() else {}
         if record.get("command") != command:
             config = kind(picture, **{**(kind.SMALL if gallery.small else {}), **given})

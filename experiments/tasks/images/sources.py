@@ -128,16 +128,19 @@ def _read(builder: Any, split: str, image: str, label: str, classes: int) -> Ite
         done += len(records)
 
 
-def stored(path: Path) -> Images:
+def stored(path: Path, num_classes: int | None) -> Images:
     """Returns the images of a NumPy archive, split 80/10/10 by number.
 
     Args:
       path: Of "x", uint8[rows, height, width] or with channels behind, and "y", whole numbers
-        [rows]; classes are 0, 1, ..., the largest of them, which is taken to be public.
+        [rows].
+      num_classes: Declared number of classes, which are 0, 1, ...; it is never counted in `y`.
 
     Raises:
       SourceError: if it is no such archive.
     """
+    if num_classes is None:
+        raise SourceError(f"{path}: declare the number of classes of an archive by --num-classes")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
@@ -148,38 +151,50 @@ def stored(path: Path) -> Images:
             f"{path}, x: expected images, uint8[rows, height, width] or with channels, found "
             f"{x.dtype}{x.shape}"
         )
-    if y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not 0 <= y.min() <= y.max() < 2**15:
+    if (
+        y.shape != x.shape[:1]
+        or y.dtype.kind not in "iu"
+        or not 0 <= y.min() <= y.max() < num_classes
+    ):
         raise SourceError(
-            f"{path}, y: expected the class of each image, whole numbers from 0, found "
-            f"{y.dtype}{y.shape} from {y.min(initial=0)}"
+            f"{path}, y: expected the class of each image, whole numbers from 0 to "
+            f"{num_classes - 1}, found {y.dtype}{y.shape} from {y.min(initial=0)} to "
+            f"{y.max(initial=0)}"
         )
     pixels = x if x.ndim == 4 else x[..., None]
     rows = {"image": pixels, "label": y.astype(np.int32)}
-    return Images(path.name, pixels.shape[1:], int(y.max()) + 1, random_split(rows, 0))
+    return Images(path.name, pixels.shape[1:], num_classes, random_split(rows, 0))
 
 
-def _named(data: Path) -> Images:
-    return stored(data) if data.suffix == ".npz" else prepared(data)
+def _named(data: Path | None, num_classes: int | None) -> Images:
+    if data is not None and data.suffix == ".npz":
+        return stored(data, num_classes)
+    return digits() if data is None else prepared(data)
 
 
-def load(data: Path | None, features: str = "none", test: Path | None = None) -> Images:
+def load(
+    data: Path | None,
+    features: str = "none",
+    test: Path | None = None,
+    num_classes: int | None = None,
+) -> Images:
     """Returns the digits, or the images that `data` names, or their `features` as images of theirs.
 
     Args:
       data: A NumPy archive (.npz), or the directory of a version of a data set.
       features: "none" or "scattering", see `scattering`.
       test: An archive of the images that validate and test; all of `data` train then.
+      num_classes: Of an archive, declared.
 
     Raises:
       SourceError: if the images cannot be read, have no such features, or all that test train.
     """
-    found = digits() if data is None else _named(data)
+    found = _named(data, num_classes)
     if test is not None:
-        held = stored(test)
-        if held.shape != found.shape or held.classes > found.classes:
+        held = stored(test, found.classes)
+        if held.shape != found.shape:
             raise SourceError(
-                f"{test} has images of shape {held.shape} of {held.classes} classes, {found.name} "
-                f"of {found.shape} of {found.classes}"
+                f"{test} has images of shape {held.shape}, {found.name} of {found.shape}"
             )
         trained = {image.tobytes() for image in found.rows(None)["image"]}
         if all(image.tobytes() in trained for image in held.rows(None)["image"]):

@@ -61,7 +61,7 @@ class ImageModels(ClassModels):
         from experiments.tasks.splits import blocks_of
 
         sizes = self.sizes
-        found = load(path, sizes.features)
+        found = load(path, sizes.features, num_classes=sizes.classes)
         if (found.shape, found.classes) != (sizes.shape, sizes.classes):
             raise ValueError(
                 f"{found.name} has images of shape {found.shape} of {found.classes} classes: the "
@@ -132,6 +132,10 @@ class Images(HeldOut, ImageModels):
     it alone, which costs no privacy: drawn characters are learned best from these by one layer, by
     --channels without values. Sides are then multiples of 4."""
 
+    num_classes: int | None = None
+    """Classes of an archive, declared: a label that is not below it is refused. Data sets of
+    TensorFlow, and the digits, state their own."""
+
     def __post_init__(self) -> None:
         if self.tasks < 1 or (self.tasks > 1 and not self.new_classes):
             raise ValueError(
@@ -143,7 +147,12 @@ class Images(HeldOut, ImageModels):
         """The images, read when they are first needed."""
         from experiments.tasks.images.sources import load
 
-        found = load(self.data, self.features, self.test)
+        found = load(self.data, self.features, self.test, self.num_classes)
+        if self.num_classes not in (None, found.classes):
+            raise ValueError(
+                f"--num-classes {self.num_classes}: {found.name} has {found.classes} classes; "
+                "leave it out"
+            )
         return found.few_shot(self.new_classes) if self.new_classes else found
 
     @property
@@ -176,6 +185,12 @@ class Images(HeldOut, ImageModels):
             epochs=min(rule.epochs, request.most_epochs or rule.epochs),
             l2_clip_norm=rule.l2_clip_norm,
             learning_rate=rule.rate if adam else rule.rate * (1 - request.momentum),
+        )
+
+    def not_covered(self) -> tuple[str, ...]:
+        """Returns the public facts of few-shot training, which its tree of units holds."""
+        return ("which class an image is of, and how many images a class has",) * bool(
+            self.new_classes
         )
 
     def columns(self) -> PyTree:

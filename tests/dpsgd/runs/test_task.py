@@ -1,6 +1,7 @@
 """What is trained is found again by its name and its settings, and known by its code and rows."""
 
 import dataclasses
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from tiny_task import Line, Scaled, line
 
+from dpsgd import RunSpec, run
 from dpsgd.runs.fingerprint import task_code_digest
 from dpsgd.runs.task import check_task, data_digest, find, identity, load, task_record
 from samplers import Population, UnitTree
+from samplers.settings import SETTINGS
 
 
 def test_a_task_comes_back_from_its_record():
@@ -202,3 +205,22 @@ def test_tasks_are_alike_only_in_class_and_settings(monkeypatch):
     assert identity(opaque, None) != identity(opaque, None)
     assert identity(opaque, "tiny_task:line") != identity(opaque, "tiny_task:line")
     assert identity(line, "tiny_task:line") == identity(line, "tiny_task:line")
+
+
+def test_a_task_adds_to_what_its_guarantee_does_not_cover(tmp_path):
+    class Told(Line):
+        def not_covered(self):
+            return ["which class a row is of"]
+
+    spec = RunSpec.of(
+        SETTINGS["poisson"](batch_size=4),
+        noise_multiplier=1.0,
+        l2_clip_norm=1.0,
+        learning_rate=0.1,
+        audit=False,
+    )
+    run(Told(), spec, tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert "NOT COVERED: which class a row is of" in report["guarantee"]
+    assert report["not_covered"][0] == "which class a row is of"
+    assert "- which class a row is of" in (tmp_path / "run" / "report.md").read_text()

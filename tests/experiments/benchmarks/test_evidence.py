@@ -207,7 +207,9 @@ def test_fresh_test_rows_trained_before_and_lie_in_neither_end_of_the_file(archi
     monkeypatch.setattr(evidence_data, "TESTED", 50)
     monkeypatch.setattr(evidence_data, "VALIDATED", 20)
     path, x = archive
-    fresh, usual = evidence_data.FreshTest(path, channels=()), Images(path, channels=())
+    fresh, usual = (
+        kind(path, channels=(), num_classes=3) for kind in (evidence_data.FreshTest, Images)
+    )
 
     def numbers(task, split):
         rows = task.source.splits[split]["image"][..., 0]

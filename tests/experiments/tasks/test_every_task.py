@@ -12,15 +12,18 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from dpsgd.audit.conformance import check_task
-from dpsgd.runs.task import METHODS, find, load
+from dpsgd.audit.conformance import check_neighbours, check_task
+from dpsgd.runs.task import METHODS, find, load, rows_of
 from experiments import cli
 from experiments.tasks import TASKS
+from experiments.tasks.clicks.criteo import display
 from experiments.tasks.clicks.synthetic import rows as clicks
 from experiments.tasks.ratings import ratings
+from experiments.tasks.splits import random_masks
 
 ROOT = Path(__file__).resolve().parents[3]
 DRIVER = ROOT / "tests" / "dpsgd" / "runs" / "crash_driver.py"
@@ -70,8 +73,56 @@ CASES = {
 """What writes the data of each built-in task, if anything, and other settings of a small one."""
 
 
+def changed_clicks(folder, changed):
+    clicks.write_raw(folder / "raw.txt", 200, seed=0)
+    lines = (folder / "raw.txt").read_text().splitlines()
+    if changed:  # a training row
+        lines[17] = "\t".join(["0", *["987654321"] * 13, *["feedbeef"] * 26])
+    (folder / "raw.txt").write_text("\n".join(lines) + "\n")
+    return display.prepare(folder / "raw.txt", folder / "store").path, CASES["clicks"][1]
+
+
+def changed_images(folder, changed):
+    x, y = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 4
+    if changed:
+        x[17], y[17] = 255, 11
+    np.savez(folder / "some.npz", x=x, y=y)
+    return folder / "some.npz", {"channels": [2], "num_classes": 12}
+
+
+def changed_ratings(folder, changed):
+    path = u_data(folder)
+    lines = path.read_text().splitlines()
+    if changed:  # of a user who trains
+        rows = [line.split("\t") for line in lines]
+        one = next(row[0] for row in rows if random_masks(np.array([int(row[0])]))["train"][0])
+        new = ([user, item, str(6 - int(x)), t] for user, item, x, t in rows if user == one)
+        lines = [line for line in lines if line.split("\t")[0] != one]
+        lines += ["\t".join(row) for row in new]
+    path.write_text("\n".join(lines) + "\n")
+    return path, CASES["ratings"][1]
+
+
+NEIGHBOURS = {"clicks": changed_clicks, "images": changed_images, "ratings": changed_ratings}
+"""What writes the data of each built-in task, or the same with one changed training row."""
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_one_changed_row_changes_no_shape_no_count_and_no_program(name, tmp_path):
+    tasks = []
+    for changed in (False, True):
+        (folder := tmp_path / str(changed)).mkdir()
+        data, settings = NEIGHBOURS[name](folder, changed)
+        record = {"name": TASKS[name], "settings": settings | {"data": str(data)}}
+        tasks.append(load(record, "here"))
+    assert check_neighbours(*tasks).passed
+    values = [jax.tree.leaves(rows_of(task)[0]) for task in tasks]
+    assert not all(np.array_equal(one, other) for one, other in zip(*values, strict=True))
+
+
 def test_every_built_in_task_has_a_case_and_all_methods_and_is_found_by_whoever_loads_its_models():
     assert CASES.keys() == TASKS.keys()
+    assert NEIGHBOURS.keys() >= TASKS.keys() - {"text"}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["dpsgd.tasks"] == TASKS
     for name in TASKS.values():

@@ -144,7 +144,9 @@ def archive(folder, **arrays):
 
 
 def test_images_of_a_numpy_archive_are_split_by_their_numbers(tmp_path):
-    task = Images(archive(tmp_path, x=X[..., 0], y=Y.astype(np.uint8)), channels=(2,))
+    task = Images(
+        archive(tmp_path, x=X[..., 0], y=Y.astype(np.uint8)), channels=(2,), num_classes=4
+    )
     assert task.describe()["sizes"]["shape"] == [6, 4, 1]
     masks = random_masks(np.arange(40))
     np.testing.assert_array_equal(task.columns()["image"][..., 0], X[masks["train"], ..., 0])
@@ -158,17 +160,27 @@ def test_images_of_a_numpy_archive_are_split_by_their_numbers(tmp_path):
         ({"x": X / 255, "y": Y}, r"x: expected images, uint8.*found float64\(40, 6, 4, 3\)"),
         ({"x": X, "y": Y[1:]}, r"y: expected the class of each image.*int64\(39,\)"),
         ({"x": X, "y": Y - 1}, "y: expected the class of each image.* from -1"),
+        ({"x": X, "y": Y + 1}, "whole numbers from 0 to 3, found .* to 4"),
     ],
 )
 def test_an_archive_that_holds_no_images_is_refused_by_array(tmp_path, arrays, message):
     with pytest.raises(SourceError, match=message):
-        Images(archive(tmp_path, **arrays)).columns()
+        Images(archive(tmp_path, **arrays), num_classes=4).columns()
+
+
+def test_the_classes_of_an_archive_are_declared_and_never_counted_in_its_labels(tmp_path):
+    path = archive(tmp_path, x=X, y=Y)
+    with pytest.raises(SourceError, match=r"some.npz: declare .* by --num-classes"):
+        Images(path).columns()
+    assert Images(path, num_classes=9).sizes.classes == 9
+    with pytest.raises(ValueError, match="--num-classes 9: digits has 10 classes; leave it out"):
+        Images(num_classes=9).columns()
 
 
 def test_images_of_a_test_archive_train_nothing_and_all_others_do(tmp_path):
     (tmp_path / "held").mkdir()
     held = archive(tmp_path / "held", x=pictures(30, seed=1), y=Y[:30])
-    task = Images(archive(tmp_path, x=X, y=Y), test=held, channels=(2,))
+    task = Images(archive(tmp_path, x=X, y=Y), test=held, channels=(2,), num_classes=4)
     tested = [task.source.rows(split)["image"] for split in ("validation", "test")]
     for found, expected in ((task.columns()["image"], X), (tested, pictures(30, seed=1))):
         whole = np.concatenate(found) if isinstance(found, list) else found
@@ -176,10 +188,10 @@ def test_images_of_a_test_archive_train_nothing_and_all_others_do(tmp_path):
     task.check()
     np.savez(held, x=X[5:], y=Y[5:])
     with pytest.raises(SourceError, match=r"held.*: all of its images are in some.npz too"):
-        Images(tmp_path / "some.npz", test=held).columns()
+        Images(tmp_path / "some.npz", test=held, num_classes=4).columns()
     np.savez(held, x=X[:, :4], y=Y)
-    with pytest.raises(SourceError, match=r"held.* has images of shape \(4, 4, 3\) of 4 classes"):
-        Images(tmp_path / "some.npz", test=held).columns()
+    with pytest.raises(SourceError, match=r"held.* has images of shape \(4, 4, 3\), some"):
+        Images(tmp_path / "some.npz", test=held, num_classes=4).columns()
 
 
 # ---------------------------------------------------------------------------- scattering features
@@ -196,7 +208,9 @@ def test_features_of_an_image_depend_on_no_other_and_are_what_a_file_gives_as_we
     file = archive(tmp_path, x=whole["image"], y=whole["label"])
     again = DescribedImages.described(task.describe())
     read = np.concatenate([block["image"] for block in again.read(file, split="train")])
-    np.testing.assert_array_equal(read, sources.load(file, "scattering").rows("train")["image"])
+    np.testing.assert_array_equal(
+        read, sources.load(file, "scattering", num_classes=10).rows("train")["image"]
+    )
     made, column = again.generated(3), task.columns()
     assert {k: (v.dtype, v.shape[1:]) for k, v in made.items()} == {
         k: (v.dtype, v.shape[1:]) for k, v in column.items()
@@ -226,7 +240,7 @@ def test_features_that_are_not_projected_have_mean_0_and_variance_1_in_a_group_o
 
 def test_images_that_have_no_such_features_are_refused(tmp_path):
     with pytest.raises(SourceError, match=r"some.npz: scattering features are.*these have 6 x 4"):
-        Images(archive(tmp_path, x=X, y=Y), features="scattering").columns()
+        Images(archive(tmp_path, x=X, y=Y), features="scattering", num_classes=4).columns()
 
 
 @pytest.mark.long
