@@ -84,7 +84,9 @@ def test_the_model_goes_by_rows_and_epsilon_unless_it_is_given(
     assert task.settle(Request(1, 1e-5)) == (task, {})
     if chosen is None:
         assert asked.settle(Request(rows, 1e-5, target_epsilon=1.0))[0].model == "linear"
-        assert asked.settle(Request(rows, 1e-5, noise_multiplier=1.0))[0].model == "linear"
+        given, why = asked.settle(Request(rows, 1e-5, noise_multiplier=1.0))
+        assert given.model == "linear"
+        assert "the rule assumes epsilon 1, at any noise" in why["model"]
         assert asked.settle(Request(rows, 1e-5))[0].model == "wide-and-deep"
         assert asked.settle(Request(1_000, 1e-5))[0].model == "linear"
         assert asked.sizes == dataclasses.replace(PRESETS["linear"], **sizes)
