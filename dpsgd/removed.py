@@ -2,6 +2,7 @@
 
 REMOVED = frozenset(
     {
+        "budget_minutes",
         "buffers",
         "clip_count_share",
         "clip_quantile",

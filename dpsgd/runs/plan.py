@@ -17,7 +17,7 @@ from dpsgd.engine.loop import repeats_exactly
 from dpsgd.engine.placement import Placement
 from dpsgd.gradients.frozen import matching_leaves
 from dpsgd.noise.keys import RootKey
-from dpsgd.runs import budget, report
+from dpsgd.runs import report
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import environment
@@ -42,6 +42,7 @@ from dpsgd.runs.task import (
     with_settings,
 )
 from dpsgd.runs.terms import Terms, differing
+from dpsgd.runs.timing import Timing, time_steps
 from samplers import Population
 
 PyTree = Any
@@ -76,7 +77,21 @@ class Execution(NamedTuple):
 
 def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
     """Returns a run that is resolved, accounted for, compiled and audited, or refuses it."""
+    task, own, spec, rows = settled_task(spec, task, name, execution.progress)
     progress = execution.progress
+    progress("checking the data")
+    check_data(task)
+    progress(
+        "note: accounting, compiling and the audit come first, about half a minute for a small "
+        "model; then it trains, and says how long that takes"
+    )
+    return _prepared(task, own, spec, name, rows, execution)
+
+
+def settled_task(
+    spec: RunSpec, task: Task, name: str | None, progress: Progress
+) -> tuple[Task, dict[str, Any], RunSpec, Rows]:
+    """Returns a task that leaves nothing open, what it chose, the spec, and the rows unread."""
     spec = pinned(spec)
     check(spec)
     check_task(task, name or "the task")
@@ -90,20 +105,7 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
         progress(sentence({"task": own}))
     if spec.train is not None:
         matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train)
-    progress("checking the data")
-    check_data(task)
-    progress(
-        "note: accounting, compiling and the audit come first, about half a minute for a small "
-        "model; then it trains, and says how long that takes"
-    )
-    timer = None
-    if spec.budget_minutes is not None:
-        timer = _timer(spec.budget_minutes, task, rows, execution)
-    found = _prepared(task, own, spec, name, rows, timer, execution)
-    if timer is not None and timer.exceeded(found.job.spec):
-        progress("note: all but the steps takes longer than was thought: choosing fewer epochs")
-        found = _prepared(task, own, spec, name, rows, timer, execution)
-    return found
+    return task, own, spec, rows
 
 
 def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
@@ -112,28 +114,13 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
         check(begun)
 
 
-def timed(
-    task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = None
-) -> budget.Timing:
+def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = None) -> Timing:
     """Returns how long an epoch of a run takes here, by a few steps on generated rows.
 
     The noise of the spec does not matter; of the rows the shapes are read.
     """
     job = Job.of(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
-    flush_every = getattr(spec.tables, "flush_every", None)
-    return budget.time_steps(job, flush_every=flush_every, clock=Processes.current().clock)
-
-
-def _timer(minutes: float, task: Task, rows: Rows, execution: Execution) -> budget.Budget:
-    processes, (placement, stages, *_) = Processes.current(), execution
-
-    def timing(tried: RunSpec) -> budget.Timing:
-        stages.begin("timing")
-        found = timed(task, tried, rows, placement)
-        stages.begin("accounting")
-        return found
-
-    return budget.Budget(minutes, timing, processes.share(stages.started), processes.clock)
+    return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 
 def _prepared(
@@ -142,24 +129,17 @@ def _prepared(
     spec: RunSpec,
     name: str | None,
     rows: Rows,
-    timer: budget.Budget | None,
     execution: Execution,
 ) -> Plan:
     placement, stages, progress, _ = execution
     stages.begin("accounting")
-    chosen = resolve(spec, task, rows, timer.choose if timer else None, progress)
+    chosen = resolve(spec, task, rows, progress)
     job = Job.of(task, chosen, rows=rows, placement=placement)
     job.check_rows()
     sampler = job.mechanism.sampler
     if weak := report.weak_signal(job.mechanism.signal_to_noise, sampler.num_examples):
         progress(f"note: {weak}")
-    guarantee = job.guarantee(reproducible_noise=spec.insecure_seed is not None)
-    if guarantee.epsilon is not None and math.isinf(guarantee.epsilon.upper):
-        why = guarantee.epsilon.note or "no reason"
-        raise ValueError(
-            f"no finite epsilon is certified for this run ({why}): take more noise; or, where "
-            "batches are cut, a larger max_batch_size or overflow accumulate"
-        )
+    guarantee = certified(job)
     record = {"task": task_record(task, name), **chosen.spec.record()}
     if choices := {**({"task": own} if own else {}), **chosen.chosen}:
         record["chosen"] = choices
@@ -174,6 +154,18 @@ def _prepared(
     _check_alike(job, record, digest)
     stages.begin("audit")
     return Plan(job, guarantee, record, digest, job.audit(progress=progress))
+
+
+def certified(job: Job) -> Guarantee:
+    """Returns the guarantee of a whole run, or refuses one without a finite epsilon."""
+    guarantee = job.guarantee(reproducible_noise=job.spec.insecure_seed is not None)
+    if guarantee.epsilon is not None and math.isinf(guarantee.epsilon.upper):
+        why = guarantee.epsilon.note or "no reason"
+        raise ValueError(
+            f"no finite epsilon is certified for this run ({why}): take more noise; or, where "
+            "batches are cut, a larger max_batch_size or overflow accumulate"
+        )
+    return guarantee
 
 
 def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:

@@ -57,8 +57,6 @@ class RecommendationRequest:
     """Given, if they are."""
     l2_clip_norm: float | None = None
     """Given, if it is."""
-    most_epochs: int | None = None
-    """For which there is time; None if time is not limited."""
     optimizer: str = "adam"
     """Which it is: adam or sgd."""
     momentum: float = 0.0
@@ -82,14 +80,13 @@ class RecommendationRequest:
 def generic(request: RecommendationRequest) -> Settings:
     """Returns the settings for a task that recommends none.
 
-    >>> few = generic(RecommendationRequest(500, 1e-3, most_epochs=4))
+    >>> few = generic(RecommendationRequest(500, 1e-3))
     >>> few.batch_size, few.epochs  # no larger batches than there are rows
-    (500, 4)
+    (500, 10)
     """
-    epochs = DEFAULTS["epochs"]
     return Settings(
         batch_size=min(DEFAULTS["batch_size"], request.num_examples),
-        epochs=epochs if request.most_epochs is None else min(epochs, request.most_epochs),
+        epochs=DEFAULTS["epochs"],
         learning_rate=default_rate(request.optimizer, request.momentum),
     )
 
@@ -253,7 +250,4 @@ def sentence(chosen: Mapping[str, Any]) -> str:
         of = f"of {bands:,} bands" if bands > 1 else "independent"
         found.append(f"noise {of}, sigma {sigma:.4g}, as {noise['why']}")
     line = f"chosen: {', '.join(found)}"
-    if "budget_minutes" in chosen:
-        minutes, seconds = chosen["budget_minutes"], chosen["epoch_seconds"]
-        line += f" (for {minutes:g} minutes, in which an epoch takes {seconds:.3g} s here)"
     return line

@@ -68,7 +68,6 @@ ADAM = (
 Goal = NoiseMultiplier | TargetEpsilon | TargetAdvantage
 """What is asked of the privacy of a run that has any."""
 
-Fitting = Callable[[Callable[[int], RunSpec]], tuple[RunSpec, float]]
 """Of what returns the spec for so many epochs at most, that with the most for which there is time,
 and the seconds of one."""
 
@@ -90,8 +89,7 @@ class ResolvedRun:
       mechanism: Sampler, noise and clipping norm: what its guarantee is computed of.
       delta: Of the guarantee.
       chosen: What was chosen and why, as JSON values: "settings" by option, what the "noise" became
-        if it is correlated and what "tables" if that was left open, and, where time was limited,
-        "budget_minutes" and "epoch_seconds".
+        if it is correlated and what "tables" if that was left open.
     """
 
     spec: RunSpec
@@ -240,7 +238,6 @@ def resolve(
     spec: RunSpec,
     task: Any,
     rows: Rows,
-    timer: Fitting | None = None,
     progress: Progress = lambda line: None,
 ) -> ResolvedRun:
     """Returns the run that a spec asks for, with what was chosen; what is given stays as it is.
@@ -249,14 +246,13 @@ def resolve(
       spec: What is asked for.
       task: Recommends settings, if it has a method `recommend` (see `dpsgd.runs.task.Task`).
       rows: Of the task, of which the shapes are read, and what is public of them.
-      timer: Finds how many epochs there is time for, if the spec has `budget_minutes`.
       progress: Called with one line of text.
 
     Raises:
       ValueError: for choices that do not go together or do not fit the data, for a recommendation
         that cannot be run, or a target out of reach.
     """
-    spec, chosen = choose(spec, task, rows, timer, progress)
+    spec, chosen = choose(spec, task, rows, progress)
     given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
     wanted = "the guarantee of the run" if given else "the noise for the guarantee that is wanted"
     progress(f"finding {wanted}")
@@ -272,7 +268,6 @@ def choose(
     spec: RunSpec,
     task: Any,
     rows: Rows,
-    timer: Fitting | None = None,
     progress: Progress = lambda line: None,
 ) -> tuple[RunSpec, dict[str, Any]]:
     """Returns a spec that leaves nothing open but the size of its noise, and what was chosen.
@@ -281,30 +276,10 @@ def choose(
     """
     population = rows[1]
     check(spec, population.num_examples)
-    reasons: list[str] = []
-
-    def choice(most_epochs: int | None = None) -> RunSpec:
-        found, why = _with_settings(spec, task, rows, most_epochs)
-        reasons.append(why)
-        return found
-
+    found, why = _with_settings(spec, task, rows)
     chosen: dict[str, Any] = {}
-    if spec.budget_minutes is None:
-        found = choice()
-    elif timer is None:
-        raise ValueError("budget_minutes is for a single run: give epochs")
-    elif "epochs" not in spec.open:
-        raise ValueError(
-            "budget_minutes is the time by which epochs are chosen, and here they are given, or "
-            "the sampler has none: leave out one or the other"
-        )
-    else:
-        progress("timing steps on generated rows")
-        found, seconds = timer(choice)
-        found = dataclasses.replace(found, budget_minutes=None)
-        chosen = {"budget_minutes": spec.budget_minutes, "epoch_seconds": seconds}
     if isinstance(spec.tables, Auto):
-        chosen["tables"] = {"tables": found.options()["tables"], "why": reasons[-1]}
+        chosen["tables"] = {"tables": found.options()["tables"], "why": why}
     values = {**found.options(), **vars(found.sampler)}
     by_rule = [*spec.open, *(["average_tail"] if averages_by_rule(spec) else [])]
     if names := [name for name in CHOICES if name in by_rule and name in values]:
@@ -325,13 +300,11 @@ def _starts_warm(spec: RunSpec) -> bool:
     return spec.init_from is not None and isinstance(spec.privacy, TargetEpsilon)
 
 
-def _with_settings(
-    spec: RunSpec, task: Any, rows: Rows, most_epochs: int | None
-) -> tuple[RunSpec, str]:
+def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
     """Returns a spec of sizes, rates and tables that are recommended, and why of its tables."""
 
     def recommended(spec: RunSpec) -> RunSpec:
-        return _recommended(spec, task, rows[1], most_epochs)
+        return _recommended(spec, task, rows[1])
 
     tables = spec.tables
     if isinstance(tables, Dense):
@@ -364,9 +337,7 @@ def request_of(spec: RunSpec, population: Population, **more: Any) -> Recommenda
     return RecommendationRequest(population.num_examples, **given)
 
 
-def _recommended(
-    spec: RunSpec, task: Any, population: Population, most_epochs: int | None
-) -> RunSpec:
+def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
     """Returns a spec with what the task recommends where it is left open."""
     sampler, names = spec.sampler, spec.open
     own = {one.name for one in dataclasses.fields(Settings)} - {"average_tail"}
@@ -382,7 +353,6 @@ def _recommended(
         population,
         batch_size=batch_size,
         epochs=epochs,
-        most_epochs=most_epochs,
         may_average=averages_by_rule(spec) and isinstance(spec.tables, Dense),
     )
     recommend = getattr(task, "recommend", None)

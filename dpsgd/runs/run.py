@@ -87,8 +87,7 @@ class Run:
           name: By which `open` finds the task again, "module:object"; by default its class, if it
             is a dataclass of JSON values.
           placement: On which devices it is trained; by default one.
-          started: When its work began, by `time.monotonic`; by default now. `spec.budget_minutes`
-            count from then on.
+          started: When its work began, by `time.monotonic`; by default now.
           progress: Called with one line of text whenever there is something to tell.
           log: Where steps, epsilon so far and throughput go, besides `training_log.csv`.
 

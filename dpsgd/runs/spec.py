@@ -289,10 +289,6 @@ class RunSpec(_Checked):
     that it predicts (affine). Clipping bends predictions, and this mends them. Epsilon is for
     training and calibration together. By default what the task offers, where there are rows enough
     and all weigh the same; none without privacy, where nothing is clipped."""
-    budget_minutes: float | None = _setting(None, must=_POSITIVE)
-    """Time for the whole run on this machine, audit and report included: of the epochs that the
-    task's rule takes, as many as fit, found by timing a few steps on generated rows. By default the
-    rule's own epochs."""
     microbatch_size: int | None = _setting(None, must=_COUNT)
     """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
     compute: Literal["float32", "bfloat16"] = _setting("float32", must=_COMPUTE)

@@ -17,12 +17,10 @@ from samplers.settings import SETTINGS, SamplerSettings
 Trait = Literal[
     "non_private",
     "bands",
-    "bands auto",
     "tables lazy",
     "average_tail",
     "average_decay",
     "calibration",
-    "budget_minutes",
     "overflow accumulate",
     "clipping",
     "no minimum separation",
@@ -85,13 +83,6 @@ UNSUPPORTED = (
         ("protected units of several rows",),
         "its sums clip each row by itself, and other units are protected",
     ),
-    Unsupported(
-        ("bands auto",),
-        ("budget_minutes",),
-        "bands auto goes by the number of steps, and budget_minutes chooses it by their time, "
-        "which bands make longer",
-        "give a number of bands, or epochs",
-    ),
 )
 """All that is refused of choices that are possible alone: the one table, which `check` reads and
 `support_matrix` prints."""
@@ -104,13 +95,11 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
     has: dict[Trait, bool] = {
         "non_private": not spec.private,
         "bands": isinstance(noise, Banded) and bands != 1,
-        "bands auto": bands == "auto",
         "tables lazy": isinstance(spec.tables, Lazy),
         "average_tail": isinstance(spec.average, TailAverage),
         "average_decay": isinstance(spec.average, MovingAverage),
         "clipping": not isinstance(spec.clipping, FlatClipping),
         "calibration": spec.calibration not in (None, "none"),
-        "budget_minutes": spec.budget_minutes is not None,
         "overflow accumulate": several if sampler is None else sampler.accumulates or several,
     }
     if sampler is not None:

@@ -30,10 +30,10 @@ from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.planning import Collective, collectives
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.noise.gaussian import add_gaussian_noise
 from experiments.benchmarks.case import Row, at, cases, figure
+from experiments.benchmarks.collectives import Collective, collectives
 from experiments.benchmarks.programs import SIZES, num_params, random_batch
 from experiments.benchmarks.scale_beam import BEAM
 from experiments.benchmarks.timing import alone

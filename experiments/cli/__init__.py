@@ -36,7 +36,6 @@ COMMANDS = {
     "epsilon": "Print the certified epsilon of a run, as [lower, upper].",
     "calibrate": "Print the smallest noise multiplier for an epsilon or an attack advantage.",
     "compare": "Print and draw the certified epsilon of every sampler over the noise.",
-    "plan": "Print what a run needs of many devices.",
     "contributions": "Look at how much users contribute, or choose a cap on it privately.",
     "choose": "Choose a linear model of ratings from a finite class, private for users.",
     "audit": "Look for evidence that a run costs more privacy than its guarantee says.",

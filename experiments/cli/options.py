@@ -53,7 +53,6 @@ _NAMES = (
     "epochs num-epochs passes",
     "steps num-steps iterations max-steps",
     "num-examples num-rows examples dataset-size sample-size rows n",
-    "budget-minutes minutes budget time-budget",
     "non-private no-privacy disable-dp",
     "insecure-seed seed",
     "num-devices devices gpus",

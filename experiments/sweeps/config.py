@@ -255,7 +255,7 @@ class Sweep(OfTask):
 
     OF_GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
     """Options of a run that a grid decides."""
-    SEEDS: ClassVar[tuple[str, ...]] = ("insecure_seed", "budget_minutes")
+    SEEDS: ClassVar[tuple[str, ...]] = ("insecure_seed",)
     """Options of a run that neither a grid nor all runs have."""
 
     def __post_init__(self) -> None:

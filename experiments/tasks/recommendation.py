@@ -31,8 +31,7 @@ class Rule:
     def __call__(self, request: RecommendationRequest) -> Settings:
         """Returns the settings of a run."""
         n = request.num_examples
-        most = self.epochs if request.most_epochs is None else request.most_epochs
-        epochs = request.epochs or max(1, min(self.epochs, most))
+        epochs = request.epochs or self.epochs
         about = max(1.0, n * epochs / self.steps)
         batch_size = request.batch_size or min(n, 2 ** round(math.log2(about)))
         rate = self.distance / math.sqrt(math.ceil(n / batch_size) * epochs)

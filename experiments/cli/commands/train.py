@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import check_writable
-from dpsgd.runs.spec import known_options
+from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.support import check
 from experiments import cli
 from experiments.cli import tasks
-from experiments.cli.console import Console
+from experiments.cli.console import Console, sized
 from experiments.cli.devices import Devices, Processes
 from experiments.cli.options import naming, run_options, spec_of
 from experiments.cli.writers import LogTo, writer
@@ -40,6 +40,9 @@ class Train(tasks.OfTask):
     begin: bool = False
     """Make the run directory, and take no step: `dpsgd batches` can draw the run's batches then,
     and `dpsgd resume` trains."""
+    dry_run: bool = False
+    """Print steps, padding, parameters, memory, seconds a step measured on generated rows, hours
+    and the guarantee. Nothing is trained or written, and no private row is read."""
     log_to: LogTo = None
     """Also write steps, epsilon so far and examples a second, which training_log.csv in the run
     directory has, to this program."""
@@ -57,17 +60,24 @@ def run(asked: Any) -> None:
     spec = spec_of(asked)
     with naming(asked):
         task = tasks.task_of(asked)
-        check_writable(asked.out)
+        if not asked.dry_run:
+            check_writable(asked.out)
         check(spec, getattr(task, "num_examples", None))
+    how: dict[str, Any]
     with (
         asked.processes.together(asked.out) as processes,
         Console(quiet=not processes.first) as console,
         naming(asked),
     ):
         console.progress("starting")
+        if asked.dry_run:
+            how = {"name": asked.task, "placement": asked.devices.placement()}
+            for line in facts(spec, task, progress=console.progress, **how):
+                console.line(line)
+            return
         import dpsgd
 
-        how: dict[str, Any] = {
+        how = {
             "name": asked.task,
             "placement": asked.devices.placement(),
             "started": cli.started,
@@ -79,6 +89,30 @@ def run(asked: Any) -> None:
             console.line(f"begun: dpsgd resume {asked.out}")
         else:
             show(console, asked.out, dpsgd.run(task, spec, asked.out, **how))
+
+
+def facts(spec: RunSpec, task: Any, **how: Any) -> list[str]:
+    """Returns the facts about a run that a dry run prints, one a line.
+
+    Args:
+      spec: Configuration of the run.
+      task: Task that the run would train.
+      **how: Further arguments of `dpsgd.runs.dry_run.dry_run`.
+    """
+    from dpsgd.runs.dry_run import dry_run
+
+    found = dry_run(task, spec, **how)
+    padded = f"padded to {found.padded_batch_size:,} places"
+    return [
+        f"steps: {found.steps:,}",
+        f"batch: {found.expected_batch_size:,.0f} examples expected, {padded}",
+        f"parameters: {found.parameters:,}",
+        f"memory of the program: {sized(found.program_bytes)} on each device",
+        f"time of a step: {found.timing.step:.3g} s, measured on generated rows",
+        f"time of all steps: {found.hours:.3g} hours",
+        f"guarantee: {found.guarantee.sentence()}",
+        "nothing was trained or written, and no private row was read",
+    ]
 
 
 def show(console: Console, path: Path, record: dict[str, Any]) -> None:

@@ -158,10 +158,7 @@ def _epochs(request: RecommendationRequest, most: int) -> int:
     # On 400,000 generated rows 10 epochs were better than 30: more rows want fewer.
     shrunk = min(1.0, 1e5 / request.num_examples) ** 0.5
     most = round(most * shrunk)
-    in_time = request.most_epochs
-    if in_time is None:
-        in_time = USUAL_VISITS // request.num_examples
-    return max(1, min(most, in_time))
+    return max(1, min(most, USUAL_VISITS // request.num_examples))
 
 
 def _batch_size(n: int, epochs: int, request: RecommendationRequest) -> int:

@@ -182,7 +182,7 @@ class Images(HeldOut, ImageModels):
         return replace(
             found,
             batch_size=min(rule.batch_size, request.num_examples),
-            epochs=min(rule.epochs, request.most_epochs or rule.epochs),
+            epochs=rule.epochs,
             l2_clip_norm=rule.l2_clip_norm,
             learning_rate=rule.rate if adam else rule.rate * (1 - request.momentum),
         )

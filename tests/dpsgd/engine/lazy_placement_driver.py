@@ -27,9 +27,9 @@ from dpsgd.engine.placement import (
     on_one_device,
     placement_mismatch,
 )
-from dpsgd.engine.planning import Collective, collectives
 from dpsgd.engine.step import flush_program
 from dpsgd.noise.base import Independent
+from experiments.benchmarks.collectives import Collective, collectives
 from samplers import Deterministic, Multistage, Poisson, UnitTree
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -18,8 +18,8 @@ from dpsgd.audit.audit import audit_program
 from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
-from dpsgd.engine.planning import Collective, StepPlan, collectives
 from dpsgd.engine.programs import program
+from experiments.benchmarks.collectives import Collective, collectives
 from samplers import Deterministic, Poisson
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -213,45 +213,6 @@ def test_of_85_million_parameters_and_a_batch_of_8192_a_device_has_an_eighth():
 
 def looked_up(params, example):
     return (params["table"][example["id"]] @ params["out"] - example["y"]) ** 2
-
-
-PLANNED = {
-    "replicated": (on(8), "device"),
-    "streamed": (on(2), "host"),
-    "sharded": (on(8, 2**16), "device"),
-}
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_plan_is_what_the_program_of_a_device_holds_and_sends(name):
-    placement, data_on = PLANNED[name]
-    params = {"table": jnp.zeros((1024, 32)), "out": jnp.zeros(32)}
-    rows = {"id": jnp.zeros(500, jnp.int32), "y": jnp.zeros(500)}
-    algorithm = dpsgd(looked_up, optax.adam(0.1))
-    mechanism = Mechanism(Deterministic(500, 50), 1.0, 1.0)
-    layout = Layout.of(mechanism.sampler, rows, placement=placement, data_on=data_on)
-    state = jax.eval_shape(algorithm.init, params)
-    plan = StepPlan.of(looked_up, algorithm, mechanism, state, rows, layout)
-    memory = layout.program(algorithm, mechanism, state, rows).memory_analysis()
-    held = dict(plan.held)
-    assert held.pop("gradients and activations") == memory.temp_size_in_bytes
-    # Of the blocks that wait, one is an argument; keys, scales and what is watched are more.
-    held["blocks of batches"] /= 3
-    assert 0 <= memory.argument_size_in_bytes - sum(held.values()) < 2_000
-    table, whole = 4 * 1024 * 32, 1024 * 32 + 32
-    assert plan.num_params == whole
-    if name == "sharded":
-        assert list(plan.sharded) == ["['table']"]
-        assert held["parameters"] == table / 8 + 4 * 32
-        assert 2 * table / 8 < held["optimizer's state"] < 2 * (table / 8 + 4 * 32) + 64
-        assert plan.updated == 1024 * 32 / 8 + 32
-        assert all(one.size < table / 4 for one in plan.exchanged)
-        return
-    # A product of 32 numbers, and both factors' gradients, twice each; little else.
-    assert 6 * 32 - 32 <= plan.flops <= 6 * 32 + 64
-    assert (plan.updated, held["parameters"]) == (whole, 4 * whole)
-    assert plan.places == (56 if name == "replicated" else 50)
-    assert list(plan.exchanged) == [Collective("all-reduce", 4 * whole + 4 * 4, 1)]
 
 
 def test_tables_are_sharded_by_default_where_a_state_would_fill_half_of_a_device():

@@ -96,7 +96,6 @@ TOGETHER = {
         "sampler": SETTINGS["poisson"](**SIZES, overflow="accumulate"),
     },
     "bands of nothing": {"bands": 4, "noise_multiplier": None, "non_private": True},
-    "bands in time": {"bands": "auto", "sampler": BINS(), "budget_minutes": 1.0},
 }
 
 
@@ -115,8 +114,7 @@ class Recommending(Line):
     """The line, with a rule of its own."""
 
     def recommend(self, request):
-        most = request.most_epochs
-        return replace(RECOMMENDED, epochs=RECOMMENDED.epochs if most is None else min(most, 50))
+        return RECOMMENDED
 
 
 @dataclass(frozen=True)
@@ -183,8 +181,6 @@ def test_a_task_without_a_rule_has_the_constants_and_no_batch_larger_than_its_ro
     few = generic(RecommendationRequest(300, 1e-2))
     assert (few.batch_size, few.epochs, few.l2_clip_norm, few.learning_rate) == (300, 10, 4.0, 3e-3)
     assert generic(RecommendationRequest(88_000, 1e-5)).batch_size == 1024
-    in_time = [generic(RecommendationRequest(5000, 1e-3, most_epochs=n)) for n in (3, 10, 99)]
-    assert [settings.epochs for settings in in_time] == [3, 10, 10]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +250,6 @@ class Wrong(Line):
         return self.recommended
 
 
-IN_TIME = "budget_minutes is the time by which epochs are chosen"
 UNFIT = [
     (line, {"bands": 4, "sampler": SETTINGS["shuffle"](**SIZES)}, "bands and no minimum "),
     (line, {"bands": 4, "sampler": BINS(**SIZES, cycle_length=2)}, "bands must be at most 2 here"),
@@ -265,8 +260,6 @@ UNFIT = [
     (line, {"tables": "lazy"}, "tables lazy: the loss has no tables, .* dot_general$"),
     (words, {"tables": "lazy", "train": "^w"}, "tables lazy: .*no tables"),
     (words, {"train": "logit"}, ".*'logit' is found in no parameter; there are table, w"),
-    (line, {"budget_minutes": 1.0, "sampler": SETTINGS["shuffle"](epochs=3)}, IN_TIME),
-    (line, {"budget_minutes": 1.0, "sampler": BallsAndBins(160, 16, 2)}, IN_TIME),
     (Line(rows=0), {}, ".*equally many rows, one an example; they have 0"),
     (Line(rows=10), {}, ".*batch"),
     (Wrong(recommended={"epochs": 3}), {"learning_rate": None}, ".*dpsgd.Settings, got dict"),

@@ -98,8 +98,6 @@ REFUSED = [
     ({"noise_multiplier": None, "target_epsilon": -1.0}, "target_epsilon must be"),
     ({"noise_multiplier": None, "target_advantage": 1.0}, "target_advantage must"),
     ({"target_delta": 0.0}, "target_delta must"),
-    ({"budget_minutes": 0.0}, "budget_minutes must be finite and > 0"),
-    ({"budget_minutes": float("inf")}, "budget_minutes must be finite"),
     ({"learning_rate": float("nan")}, "learning_rate must be finite and > 0"),
     ({"optimizer": "lamb"}, "optimizer: 'lamb' is none of 'adam', 'sgd'"),
     ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be in"),

@@ -20,7 +20,7 @@ from samplers import Deterministic
 
 TRAINING = {"jax", "flax", "optax", "matplotlib", "pyarrow", "rich"}
 PRICING = {"numpy", "scipy", "accounting", "samplers"}
-SAMPLING = {"train", "sweep", "audit", "epsilon", "calibrate", "compare", "plan"}
+SAMPLING = {"train", "sweep", "audit", "epsilon", "calibrate", "compare"}
 """Commands whose settings are those of the samplers, which say themselves what these are."""
 
 SLOW_SCIPY = {"scipy.optimize", "scipy.stats", "scipy.sparse"}

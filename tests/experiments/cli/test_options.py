@@ -29,7 +29,6 @@ CALLS |= {
 }
 CALLS |= {
     "calibrate": ["calibrate", "sampler:deterministic", *SIZES, "--target-epsilon", "1"],
-    "plan devices": ["plan", "devices", "sampler:poisson", *SIZES, "--num-devices", "2"],
     "audit": ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
     "compare": ["compare", *SIZES],
     "prepare criteo-display": ["prepare", "criteo-display", "a", "b"],
@@ -140,7 +139,6 @@ REFUSED = {
         "": "name a command; there are prepare, train",
         "trian": "there is no command 'trian': did you mean train?",
         "frobnicate": "there is no command 'frobnicate'; there are prepare",
-        "plan device": "plan: name what is planned first: devices",
         "ledger a b": "dpsgd ledger takes no b; `dpsgd ledger --help` lists",
         "prepare": "dpsgd prepare needs one of criteo-display, criteo-search, csv,",
         "prepare cvs": "dpsgd prepare takes no cvs; there are criteo-display, criteo-search,",
@@ -196,17 +194,6 @@ REFUSED = {
         "--draws 1 --sizes 10 10": "--draws needs 2 entries, one per level",
         "--draws 1 5 --sizes 10 10 --units a b": "--units needs 1",
         "--draws 1 5 --sizes 10 10 --unit user": "--unit user: the rows of --sizes are examples",
-    },
-    "plan devices sampler:deterministic --num-examples 3000 --batch-size 100 "
-    + TINY + " --num-devices {}": {
-        "0": "--num-devices must be at least 1, got 0",
-        "2 --num-hosts 0": "--num-hosts must be at least 1, got 0",
-        "3 --num-hosts 2": "--num-devices must be a multiple of --num-",
-        "2 --link-bandwidth 0": "--link-bandwidth must be > 0",
-        "2 --device-memory x": "--device-memory must be a size",
-        "2 --tflops 0": "--tflops must be > 0",
-        "2 --overhead-us -1": "--overhead-us must be >= 0",
-        "999": "plan in one of its own",
     },
 }  # fmt: skip
 

@@ -85,7 +85,6 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
         (["--task", "image"], "--task image: did you mean images?"),
         (["--task"], "--task needs a name, one of clicks, images, ratings, text, or module:object"),
         (["--task", "images", "--task", "clicks"], "--task names several: images, clicks"),
-        (["--task", "own_mean:task", "--budget-minutes", "5"], "--budget-minutes is the time "),
     ],
 )
 def test_what_is_wrong_with_a_task_or_a_setting_is_one_line(words, why, command, home):

@@ -117,11 +117,11 @@ def test_the_settings_of_sgd_go_by_the_distance_that_it_moves(epsilon, momentum,
     assert few.learning_rate * steps(88_000, few) == pytest.approx(distance, rel=0.06)
 
 
-@given(n=ROWS, epsilon=EPSILONS, in_time=st.none() | st.integers(1, 10_000))
-def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon, in_time):
-    found = recommended(Request(n, 0.5, target_epsilon=epsilon, most_epochs=in_time))
+@given(n=ROWS, epsilon=EPSILONS)
+def test_settings_are_sane_for_any_number_of_rows_and_any_guarantee(n, epsilon):
+    found = recommended(Request(n, 0.5, target_epsilon=epsilon))
     assert 1 <= found.epochs <= (1 if epsilon is None else MOST_EPOCHS["adam"])
-    assert found.epochs <= (in_time or max(1, USUAL_VISITS // n))
+    assert found.epochs <= max(1, USUAL_VISITS // n)
     assert 1 <= found.batch_size <= min(n, 32_768)
     assert 0 < found.learning_rate <= 0.2
     if n >= 88_000:
@@ -142,12 +142,6 @@ def test_what_is_given_is_kept_and_the_rate_goes_with_it(n, epsilon, epochs, bat
     whole = recommended(Request(n, 0.5, target_epsilon=epsilon, epochs=epochs, batch_size=n))
     ratio = math.sqrt(steps(n, whole) / steps(n, found))
     assert found.learning_rate == pytest.approx(whole.learning_rate * ratio, rel=0.11)  # 2 digits
-
-
-def test_given_time_there_are_as_many_epochs_and_no_more_than_are_good_for_something():
-    for in_time, epochs in ((1, 1), (7, 7), (1000, 15)):
-        request = Request(400_000, 1e-6, target_epsilon=3.0, most_epochs=in_time)
-        assert recommended(request).epochs == epochs
 
 
 def test_at_given_noise_all_runs_have_the_settings_that_commands_take_without_a_choice():

@@ -158,7 +158,6 @@ def test_settings_follow_from_public_numbers_alone(tmp_path):
     given = task.recommend(replace(private, num_examples=10, epochs=2, batch_size=7))
     assert (given.epochs, given.batch_size) == (2, 7)
     assert task.recommend(replace(private, num_examples=10)).batch_size <= 10
-    assert task.recommend(replace(private, most_epochs=4)).epochs == 4
     for model in ("transformer", "wide-and-deep"):
         assert replace(task, model=model).recommend(private) == generic(private)
 

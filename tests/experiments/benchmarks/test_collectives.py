@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpsgd.engine.planning import Collective, collectives
+from experiments.benchmarks.collectives import Collective, collectives
 
 BLOCK = """
 %microbatch (x: f32[2]) -> f32[2] {
