@@ -18,6 +18,7 @@ from experiments.tasks.clicks.synthetic import rows as synthetic
 
 CTRL_C = """
 import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's &
 def ctrl_c(*args, **kwargs):
     os.killpg(0, signal.SIGINT)
     time.sleep(10)
