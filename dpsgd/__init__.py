@@ -46,12 +46,6 @@ if TYPE_CHECKING:
     )
     from dpsgd.runs.task import Task
     from dpsgd.selection.engine import select
-    from dpsgd.statistics import (
-        private_histogram,
-        private_logistic_regression,
-        private_mean,
-        private_sum,
-    )
     from dpsgd.trainer import train
 
 __version__ = "0.3.0"
@@ -93,10 +87,6 @@ __all__ = [
     "dpsgd",
     "explain",
     "load_exported",
-    "private_histogram",
-    "private_logistic_regression",
-    "private_mean",
-    "private_sum",
     "public",
     "resume",
     "run",
@@ -141,12 +131,6 @@ _MODULES = {
     "noise.base": ("Independent", "Noise"),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
-    "statistics": (
-        "private_histogram",
-        "private_logistic_regression",
-        "private_mean",
-        "private_sum",
-    ),
     "trainer": ("train"),
     "engine.loop": ("train_blocks"),
     "core.mechanism": ("Mechanism",),

@@ -72,7 +72,6 @@ LEVELS = {
     "engine": 1,
     "audit": 2,
     "trainer": 3,
-    "statistics": 3,
     "runs": 3,
     "selection": 4,
     "models": 4,

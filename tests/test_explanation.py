@@ -25,7 +25,6 @@ SHORT = [
     "dpsgd/selection",
     "dpsgd/models",
     "dpsgd/files.py",
-    "dpsgd/statistics.py",
     "dpsgd/packing.py",
     "dpsgd/sizes.py",
 ]

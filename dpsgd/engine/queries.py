@@ -194,41 +194,12 @@ def refine(
       ValueError: if the mechanism has no such sums, another run has claimed `root`, the data have
         not the mechanism's number of rows, or a row could see others.
     """
-    first = mechanism.sampler.num_steps
-    return release(
-        refinement,
-        mechanism.of_sums(),
-        params,
-        columns_of(mechanism.sampler, data),
-        root=root,
-        attempt=attempt,
-        declare=lambda: declare(range(first, mechanism.num_steps)),
-        placement=placement,
-        run=run,
-    )
-
-
-def release(
-    refinement: Refinement,
-    mechanism: Mechanism,
-    params: PyTree,
-    data: PyTree,
-    *,
-    root: RootKey,
-    run: str,
-    attempt: int = 0,
-    declare: Callable[[], None] = lambda: None,
-    placement: Placement | None = None,
-) -> Refined:
-    """Releases the sums of `mechanism`, a full batch each, and returns what they make.
-
-    Arguments are as for `refine`, but for `mechanism`, that of the sums, and `declare`, which is
-    called without steps.
-    """
+    first, last = mechanism.sampler.num_steps, mechanism.num_steps
+    data, mechanism = columns_of(mechanism.sampler, data), mechanism.of_sums()
     if placement is not None:
         params = hosted(params)
     sums = sums_run(refinement, mechanism, params, data, placement)
-    algorithm, mechanism, state, rows, _ = sums
+    algorithm, _, state, rows, _ = sums
     program = sums.program()  # refuses what cannot be released
     root.begin_run(run)  # here and in the root's files: the stream below knows of neither
     terms = digest(program), arrays_digest((mechanism.scales(), state.params, rows))
@@ -239,7 +210,7 @@ def release(
         rows,
         root=root.child(" ".join(("full sums", *terms))),
         attempt=attempt,
-        declare=lambda steps: None if steps.start else declare(),
+        declare=lambda steps: None if steps.start else declare(range(first, last)),
         donate=True,
         placement=placement,
         run=run,

@@ -32,7 +32,6 @@ GOES = [
     "accounting/releases/pure",
     "accounting/algebra/laplace",
     "dpsgd/audit/",
-    "dpsgd/statistics",
     "dpsgd/noise/secure",
     "dpsgd/noise/buffered",
     "dpsgd/noise/planning",

@@ -30,8 +30,6 @@ from dpsgd import (
     Trials,
     cost,
     dpsgd,
-    private_histogram,
-    private_mean,
     train,
 )
 from dpsgd.audit.black_box import black_box_audit
@@ -80,8 +78,6 @@ DELTAS = {
     "by hand": lambda delta: Guarantee(Bound(0.0, 0.0), delta, MECHANISM, "example"),
     "train": lambda delta: trained(delta=delta),
     "until": lambda delta: MECHANISM.until(epsilon=1.0, delta=delta),
-    "a mean": lambda delta: private_mean(ROWS[:, None], l2_clip_norm=1.0, epsilon=1.0, delta=delta),
-    "a histogram": lambda delta: private_histogram([0, 1], 2, epsilon=1.0, delta=delta),
     "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),
     "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False, {}).record()),
     "a run": lambda delta: RunSpec.of(MECHANISM.sampler, noise_multiplier=1.0, target_delta=delta),

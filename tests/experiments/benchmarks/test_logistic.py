@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy import optimize, special
 
+from accounting import GaussianProfile, calibrate
 from experiments.benchmarks import logistic
 from experiments.tasks.clicks.task import Clicks
 
@@ -22,6 +24,32 @@ def test_features_are_bounded_by_public_numbers(store):
     np.testing.assert_array_equal(shown.sum(-1), present)
     scaled = np.clip(rows["integers"] / 3.0, 0, 1) * ~rows["integers_missing"]
     np.testing.assert_allclose(x[:, 1 : 1 + numbers], scaled, rtol=1e-6)
+
+
+N, D, R = 3_000, 4, 1.5
+RNG = np.random.default_rng(0)
+X = np.concatenate([np.ones((N, 1)), RNG.uniform(-0.6, 0.6, (N, D - 1))], axis=1)
+X[:900] *= RNG.uniform(1, 9, (900, 1))
+Y = RNG.random(N) < special.expit(X @ [-1.0, 2.0, 0.0, -3.0])
+
+
+def test_newton_steps_without_noise_end_at_the_least_log_loss():
+    bounded = X * np.minimum(1, R / np.linalg.norm(X, axis=1, keepdims=True))
+    best = optimize.minimize(lambda theta: log_loss(theta, bounded), np.zeros(D)).x
+    found = logistic.by_newton(X, Y, 1e5, R, 0)
+    np.testing.assert_allclose(found, best, atol=0.02)
+
+
+def test_noise_of_newton_steps_is_that_of_their_epsilon():
+    n, epsilon = 500, 5.0
+    x, y = np.ones((n, 1)), np.arange(n) % 2
+    found = [logistic.by_newton(x, y, epsilon, 1.0, seed, 1) for seed in range(300)]
+    sigma = calibrate(GaussianProfile, epsilon=epsilon, delta=1 / n)
+    assert np.std(found) == pytest.approx(4 * sigma / n, rel=0.2)  # the curvature is 1 / 4
+
+
+def log_loss(theta, x):
+    return np.mean(np.logaddexp(0, x @ theta) - Y * (x @ theta))
 
 
 @pytest.mark.long
