@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
+from accounting.profiles.truncation import TruncatedProfile, truncated_bins
 from samplers.base import MAX_SHARDS, EpochPlan, Participations, chunk_ranges, example_dtype
 from samplers.epochs import RedrawnOrFixed
 from samplers.randomness import Key, Stream, uniform_integers
@@ -39,11 +40,6 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         """Probability c / T that an example takes part in a given step of its group."""
         return self.cycle_length / self.steps_per_epoch
 
-    @property
-    def independent_steps(self) -> int:
-        """Number of batches drawn: T * E, or T where all epochs share one assignment."""
-        return self.steps_per_epoch * (self.epochs if self.redrawn else 1)
-
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of E epochs of T / c bins, and of truncation.
 
@@ -51,11 +47,17 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
 
         Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Theorem 3.1.
         """
-        return self.with_truncation(
-            BallsAndBinsProfile(
-                noise_multiplier, self.group_steps, self.epochs, assignment=self.assignment
-            ),
-            self.independent_steps,
+        if self.truncates:
+            return self.truncated(noise_multiplier, self.shard_batch_size)
+        return self._untruncated(noise_multiplier)
+
+    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+        """Returns the cost of all epochs where batches are cut to `max_batch_size`."""
+        return truncated_bins(self._untruncated(noise_multiplier), self.cap(max_batch_size))
+
+    def _untruncated(self, noise_multiplier: float) -> BallsAndBinsProfile:
+        return BallsAndBinsProfile(
+            noise_multiplier, self.group_steps, self.epochs, assignment=self.assignment
         )
 
     def row_law(self) -> IndependentRows:

@@ -9,6 +9,8 @@ from fractions import Fraction
 import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile
+from accounting.profile import ComposesWithGaussian
+from accounting.profiles.truncation import TruncatedProfile, truncated_steps
 from samplers.base import Participations, example_dtype
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import IndependentRows
@@ -38,11 +40,6 @@ class Poisson(VariableBatchSampler):
         """Probability c q = c b / n that an example takes part in a step of its group."""
         return self.cycle_length * self.batch_size / self.num_examples
 
-    @property
-    def independent_steps(self) -> int:
-        """Number of batches drawn: T * E."""
-        return self.num_steps
-
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of T * E Poisson-subsampled Gaussian releases, and of truncation.
 
@@ -60,8 +57,21 @@ class Poisson(VariableBatchSampler):
         Segments may be of runs on other data, where a unit lies in another group.
         """
         most = sum(-(-len(steps) // self.cycle_length) for steps in segments)
-        profile = PoissonProfile(noise_multiplier, self.sampling_prob, most)
-        return self.with_truncation(profile, sum(map(len, segments)))
+        if self.truncates:
+            return self._truncated(noise_multiplier, self.shard_batch_size, most)
+        return self._untruncated(noise_multiplier, most)
+
+    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+        """Returns the cost of all steps where batches are cut to `max_batch_size`."""
+        steps = self.num_steps // self.cycle_length
+        return self._truncated(noise_multiplier, max_batch_size, steps)
+
+    def _untruncated(self, noise_multiplier: float, steps: int) -> ComposesWithGaussian:
+        return PoissonProfile(noise_multiplier, self.sampling_prob, steps)
+
+    def _truncated(self, noise_multiplier: float, cap: int, steps: int) -> TruncatedProfile:
+        profile = self._untruncated(noise_multiplier, steps)
+        return truncated_steps(profile, self.cap(cap), steps, noise_multiplier, exact=True)
 
     def row_law(self) -> IndependentRows:
         """Returns the law: all entries of a group's examples and steps are independent."""

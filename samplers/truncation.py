@@ -11,35 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accounting import PrivacyProfile, default_delta
+from accounting import default_delta
 from accounting.checks import check_count, check_guarantee_delta
-from accounting.profiles.truncation import (
-    TruncatedProfile,
-    log_overflow_probability,
-    smallest_max_batch_size,
-)
+from accounting.profiles.truncation import Cap, TruncatedProfile, smallest_max_batch_size
 from samplers.base import MAX_EXAMPLES, BatchSampler
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
-REFERENCE_EPSILON = 10.0
-"""The default cap keeps the cost of truncation below RELATIVE_COST * delta up to this epsilon."""
-RELATIVE_COST = 1e-5
-
-
-def default_max_batch_size(
-    num_examples: int, sampling_prob: float, num_batches: int, delta: float
-) -> int:
-    """Returns the smallest B at which truncation costs at most RELATIVE_COST * `delta`.
-
-    Args:
-      num_examples: n, of which each batch has a Binomial(n, sampling_prob) number.
-      sampling_prob: In (0, 1].
-      num_batches: How many batches are drawn.
-      delta: In (0, 1).
-    """
-    log_tau = math.log(RELATIVE_COST * delta) - math.log1p(math.exp(REFERENCE_EPSILON))
-    return smallest_max_batch_size(num_examples, sampling_prob, num_batches, log_tau)
+DEFAULT_SHARE = 0.01
+"""Share of delta that truncation costs at most with the default cap, whatever noise and epsilon."""
+_RARE_PASS = 1e-5
+"""Probability, relative to delta, that a batch needs more than `max_passes` passes."""
 
 
 def cut(members: np.ndarray, size: int, seed: int, step: int, shard: int = 0) -> np.ndarray:
@@ -64,10 +46,6 @@ class CappedBatchSampler(BatchSampler):
         def largest_group(self) -> int:
             """Most examples of one shard that may take part in one step."""
 
-        @property
-        def independent_steps(self) -> int:
-            """Number of batches drawn in the whole run, for the union bound on overflow."""
-
     def _check_cap(self) -> None:
         if self.target_delta is not None:
             check_guarantee_delta(self.target_delta, "target_delta")
@@ -75,14 +53,30 @@ class CappedBatchSampler(BatchSampler):
             cap = check_count("max_batch_size", self.max_batch_size, at_most=MAX_EXAMPLES)
             object.__setattr__(self, "max_batch_size", cap)
 
+    @abc.abstractmethod
+    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+        """Returns the cost of all steps where each shard's part of a batch is cut to a maximum.
+
+        Args:
+          noise_multiplier: As for `privacy`.
+          max_batch_size: B < `largest_group`.
+        """
+
+    def cap(self, max_batch_size: int) -> Cap:
+        """Returns the cut of the largest group of a shard to `max_batch_size`."""
+        return Cap(self.largest_group, self.sampling_prob, max_batch_size)
+
     @cached_property
     def default_batch_size(self) -> int:
         """The `shard_batch_size` where `max_batch_size` is None."""
         delta = self.target_delta or default_delta(self.num_units)
-        batches = self.num_shards * self.independent_steps
-        return max(
-            1, default_max_batch_size(self.largest_group, self.sampling_prob, batches, delta)
-        )
+        wanted = math.log(DEFAULT_SHARE * delta)
+        low, high = 0, self.largest_group
+        while high - low > 1:
+            middle = (low + high) // 2
+            enough = self.truncated(1.0, middle).log_spent <= wanted
+            low, high = (low, middle) if enough else (middle, high)
+        return high
 
     @property
     def shard_batch_size(self) -> int:
@@ -103,18 +97,10 @@ class CappedBatchSampler(BatchSampler):
         more: Any = super().with_epochs(epochs)
         return dataclasses.replace(more, max_batch_size=self.shard_batch_size)
 
-    def with_truncation(self, profile: PrivacyProfile, num_batches: int) -> PrivacyProfile:
-        """Adds to a profile of the untruncated mechanism the cost of `overflow`.
-
-        Args:
-          profile: The cost where no batch is cut.
-          num_batches: How many batches the mechanism draws, each of all shards.
-        """
-        cap = self.shard_batch_size
-        if self.accumulates or cap >= self.largest_group:
-            return profile
-        log_psi = log_overflow_probability(self.largest_group, self.sampling_prob, cap)
-        return TruncatedProfile(profile, self.num_shards * num_batches, log_psi)
+    @property
+    def truncates(self) -> bool:
+        """Whether a batch may be cut."""
+        return not self.accumulates and self.shard_batch_size < self.largest_group
 
     def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
         """Cuts a step's examples to `shard_batch_size` at random, or into several passes."""
@@ -134,17 +120,14 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
     Where `overflow` is "truncate", a batch of more than B = `shard_batch_size` examples is cut to B
     of them, each choice being equally likely; of several shards, each one's part of a batch. The
-    guarantee pays for it. The default B is the smallest at which that costs at most 1e-5 delta at
-    epsilon <= 10.
+    guarantee pays for it. The default B is the smallest that costs at most 1 % of delta, whatever
+    noise and epsilon are.
     Proof: docs/explanation/truncated-batches.md.
-
-    Source: L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024),
-    Proposition 3.2 and Theorem 3.3.
     """
 
     max_batch_size: int | None = None
     """Most examples B of each shard in one pass of the fixed-shape program; by default so many that
-    truncation costs at most 1e-5 of delta."""
+    truncation costs at most 1 % of delta."""
     target_delta: float | None = None
     """The delta for which the default cap is chosen; by default that of `default_delta`."""
     overflow: Literal["truncate", "accumulate"] = "truncate"
@@ -176,11 +159,6 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     @abc.abstractmethod
     def sampling_prob(self) -> float:
         """Probability that an example takes part in a given step of its group."""
-
-    @property
-    @abc.abstractmethod
-    def independent_steps(self) -> int:
-        """Number of batches drawn in the whole run, for the union bound on overflow."""
 
     @property
     def expected_batch_size(self) -> float:
@@ -218,7 +196,16 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
         A batch of the run needs more with probability below 1e-5 delta, and then gets them.
         """
-        return -(-self.default_batch_size // self.shard_batch_size) if self.accumulates else 1
+        if not self.accumulates:
+            return 1
+        delta = self.target_delta or default_delta(self.num_units)
+        largest = smallest_max_batch_size(
+            self.largest_group,
+            self.sampling_prob,
+            self.num_shards * self.num_steps,
+            math.log(_RARE_PASS * delta),
+        )
+        return max(1, -(-largest // self.shard_batch_size))
 
     def steps_of(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Returns the steps of an epoch that have these places among those of the examples' groups.

@@ -10,6 +10,7 @@ import numpy as np
 
 from accounting import PrivacyProfile, UnitsThenPoissonProfile
 from accounting.checks import check_probability
+from accounting.profiles.truncation import TruncatedProfile, truncated_steps
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import TreeDraws
@@ -37,7 +38,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
     sampling_prob: float
     """Probability q with which an example of a drawn unit takes part."""
     max_batch_size: int | None = field(default=None, kw_only=True)
-    """Rows of a padded batch; by default so many that truncation costs at most 1e-5 of delta."""
+    """Rows of a padded batch; by default so many that truncation costs at most 1 % of delta."""
     target_delta: float | None = field(default=None, kw_only=True)
     """The delta for which the default maximum is chosen; by default that of `default_delta`."""
 
@@ -47,11 +48,6 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         object.__setattr__(self, "draws", draws)
         check_probability("sampling_prob", self.sampling_prob)
         self._check_cap()
-
-    @property
-    def independent_steps(self) -> int:
-        """Number of steps, each of which draws a batch."""
-        return self.steps
 
     @property
     def expected_batch_size(self) -> float:
@@ -69,14 +65,23 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         The leaf whose unit is drawn most often costs most. A batch has at most
         Binomial(`largest_group`, `sampling_prob`) examples, in law.
         """
+        if self.truncates:
+            return self.truncated(noise_multiplier, self.shard_batch_size)
+        return self._untruncated(noise_multiplier)
+
+    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
+        """Returns the cost of all steps where batches are cut to `max_batch_size`."""
+        profile, cap = self._untruncated(noise_multiplier), self.cap(max_batch_size)
+        return truncated_steps(profile, cap, self.steps, noise_multiplier, exact=False)
+
+    def _untruncated(self, noise_multiplier: float) -> UnitsThenPoissonProfile:
         shape = self.tree.shape
         likeliest, unit_size = shape.likeliest(self.draws)
         if len(self.draws) == 1:  # all units are drawn equally often
             unit_size = shape.most_leaves
-        profile = UnitsThenPoissonProfile(
+        return UnitsThenPoissonProfile(
             noise_multiplier, self.steps, likeliest, self.sampling_prob, siblings=unit_size - 1
         )
-        return self.with_truncation(profile, self.steps)
 
     def row_law(self) -> TreeDraws:
         """Returns the law: units without replacement, their examples each by itself."""

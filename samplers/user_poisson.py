@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from accounting import PrivacyProfile, UserPoissonProfile
+from accounting import UserPoissonProfile
 from accounting.checks import check_count
+from accounting.profile import ComposesWithGaussian
+from accounting.profiles.truncation import TruncatedProfile, truncated_users
 from samplers.poisson import Poisson
 from samplers.population import Population
 
@@ -65,13 +66,21 @@ class UserPoisson(Poisson):
             )
         return "user"
 
-    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
+    def _untruncated(self, noise_multiplier: float, steps: int) -> ComposesWithGaussian:
         """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.
 
-        Source: see `accounting.profiles.user_poisson`; truncation as for `Poisson`.
+        Source: see `accounting.profiles.user_poisson`.
         """
-        steps = sum(map(len, segments))
-        profile = UserPoissonProfile(
+        return UserPoissonProfile(
             noise_multiplier, steps, self.sampling_prob, self.max_contributions
         )
-        return self.with_truncation(profile, steps)
+
+    def _truncated(self, noise_multiplier: float, cap: int, steps: int) -> TruncatedProfile:
+        return truncated_users(
+            self._untruncated(noise_multiplier, steps),
+            self.cap(cap),
+            steps,
+            noise_multiplier,
+            max_contributions=self.max_contributions,
+            shards=self.num_shards,
+        )

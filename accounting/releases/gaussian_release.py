@@ -26,7 +26,6 @@ from accounting.profile import (
     proved,
 )
 from accounting.profiles.gaussian import GaussianProfile, composed_noise
-from accounting.profiles.truncation import TruncatedProfile
 
 _ROUNDS = 6
 """Most times that the segments are laid for a nearer guess."""
@@ -91,9 +90,9 @@ class WithGaussianReleaseProfile(Profile):
 
     @functools.cached_property
     def _product(self) -> PrivacyProfile | None:
-        if isinstance(self.profile, TruncatedProfile | UpperEnd):
+        if isinstance(self.profile, UpperEnd):
             inner = replace(self, profile=self.profile.profile)
-            if isinstance(self.profile, UpperEnd) and self.profile.below is not None:
+            if self.profile.below is not None:
                 return UpperEnd(inner, replace(self, profile=self.profile.below))
             return replace(self.profile, profile=inner)
         if isinstance(self.profile, ComposesWithGaussian):

@@ -37,7 +37,7 @@ from accounting import (
 )
 from accounting.profile import EPSILON_TOLERANCE, wanted_width
 from accounting.profiles import balls_and_bins, shuffle
-from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.truncation import Cap, truncated_bins
 from experiments.benchmarks.case import Estimate, Row, at, cases, figure
 from experiments.benchmarks.timing import Alone, Peer, Spent, alone
 
@@ -143,7 +143,8 @@ NAMES = {
     "M": MultistageProfile,
     "P": PoissonProfile,
     "S": ShuffleProfile,
-    "T": TruncatedProfile,
+    "T": truncated_bins,
+    "Cap": Cap,
     "U": UserPoissonProfile,
     "V": UnitsThenPoissonProfile,
     "TrialCount": TrialCount,
@@ -211,7 +212,7 @@ DELTAS = (
     "U(2, 100, .01, 5)",
     "U(1, 1000, 1e-3, 3)",
     "P(.5, 1/36000, 36000, 2)",
-    "T(P(.5, 1/36000, 36000), 36000, -100)",
+    "T(B(.5, 36000), Cap(36_864_000, 1/36000, 1400))",
 )
 LEAST_DELTA = 1e-30
 """An answer below it need not be sharp."""
@@ -230,7 +231,7 @@ AT_MOST = {
     "calibrate(lambda s: B(s, 565, 300), epsilon=8, delta=2.7e-8)": 2.0,
     "attack_advantage(P(.5, 1/36000, 36000))": 0.01445,
     "calibrate_advantage(lambda s: P(s, 1/36000, 36000), advantage=.1)": 0.31468 * 1.001,
-    "T(P(51.6, 2.1e-7, 20), 20, -8.308).delta(2570)": 0.00987,
+    "T(B(.6, 4517), Cap(37_000_000, 1/4517, 8735)).epsilon(2.7e-8)": 1.785,
     "max(TrialCount(10, 1e-9).draw() for _ in range(100))": math.inf,
 }
 

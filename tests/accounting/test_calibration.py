@@ -20,7 +20,7 @@ from accounting import (
     largest_count,
 )
 from accounting.calibration import smallest_count
-from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.truncation import Cap, truncated_bins
 
 MAKERS = {
     "gaussian": GaussianProfile,
@@ -28,7 +28,7 @@ MAKERS = {
     "balls-and-bins": lambda sigma: BallsAndBinsProfile(sigma, 100),
     "three epochs": lambda sigma: BallsAndBinsProfile(sigma, 20, 3),
     "shuffle": lambda sigma: ShuffleProfile(sigma, 20),
-    "truncated": lambda sigma: TruncatedProfile(BallsAndBinsProfile(sigma, 50), 50, -45.0),
+    "truncated": lambda sigma: truncated_bins(BallsAndBinsProfile(sigma, 50), Cap(5000, 0.02, 180)),
 }
 
 

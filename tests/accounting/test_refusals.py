@@ -39,7 +39,7 @@ from accounting.estimates.monte_carlo.confidence import kl_upper_bound
 from accounting.estimates.monte_carlo.losses import log_order_statistics, sample_losses
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.multistage import add_remove_profile
-from accounting.profiles.truncation import TruncatedProfile, log_overflow_probability
+from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
 from accounting.releases.contribution import (
     excess_bounds,
     num_heavy_users,
@@ -57,7 +57,7 @@ NO_NOISE = r"no noise multiplier up to 1e\+09"
 
 
 def cut(sigma):
-    return TruncatedProfile(GaussianProfile(sigma), 10, -5.0)
+    return truncated_bins(BallsAndBinsProfile(sigma, 10), Cap(100, 0.1, 10))
 
 
 def losses(**settings):
@@ -77,8 +77,6 @@ BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the 
      {"sampling_prob": [0.0], "max_contributions": [0]}),
     (MultistageProfile, {"noise_multiplier": 1.0, "steps": 1, "draws": (1,), "sizes": (2,)},
      {"steps": [0], "clipped_level": [2]}),
-    (TruncatedProfile, {"profile": GAUSSIAN, "steps": 10, "log_overflow_probability": -1.0},
-     {"steps": [0], "log_overflow_probability": [0.5, NAN]}),
     (log_overflow_probability, {"num_examples": 5, "sampling_prob": 0.5, "max_batch_size": 1},
      {"sampling_prob": [1.5, NAN]}),
     (Bound, {"lower": 0.0, "upper": 1.0}, {"confidence": [0.0, 1.5, NAN]}),

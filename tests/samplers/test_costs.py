@@ -17,7 +17,12 @@ from accounting import (
     UserPoissonProfile,
     epsilon,
 )
-from accounting.profiles.truncation import TruncatedProfile, log_overflow_probability
+from accounting.profiles.truncation import (
+    Cap,
+    truncated_bins,
+    truncated_steps,
+    truncated_users,
+)
 from accounting.profiles.worst_leaf import WorstLeafProfile
 from samplers import (
     BallsAndBins,
@@ -54,13 +59,11 @@ COSTS = [
     # Groups of 334, 333, 333 examples; 34 cycles of 3 steps.
     (
         BallsAndBins(1000, 10, 2, max_batch_size=30, cycle_length=3),
-        TruncatedProfile(
-            BallsAndBinsProfile(S, 34, 2), 204, log_overflow_probability(334, 1 / 34, 30)
-        ),
+        truncated_bins(BallsAndBinsProfile(S, 34, 2), Cap(334, 1 / 34, 30)),
     ),
     (
         Poisson(1000, 10, 2, max_batch_size=30, cycle_length=3),
-        TruncatedProfile(PoissonProfile(S, 0.03, 68), 204, log_overflow_probability(334, 0.03, 30)),
+        truncated_steps(PoissonProfile(S, 0.03, 68), Cap(334, 0.03, 30), 68, S, exact=True),
     ),
     (
         BallsAndBins(1000, 10, 2, max_batch_size=334, cycle_length=3),
@@ -69,9 +72,7 @@ COSTS = [
     # Fixed bins overflow together.
     (
         BallsAndBins(1000, 10, 5, max_batch_size=30, **FIXED),
-        TruncatedProfile(
-            BallsAndBinsProfile(S, 100, 5, "fixed"), 100, log_overflow_probability(1000, 0.01, 30)
-        ),
+        truncated_bins(BallsAndBinsProfile(S, 100, 5, "fixed"), Cap(1000, 0.01, 30)),
     ),
     (
         UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=1000),
@@ -79,8 +80,8 @@ COSTS = [
     ),
     (
         UserPoisson(1000, 20, 2, max_contributions=5, max_batch_size=60),
-        TruncatedProfile(
-            UserPoissonProfile(S, 100, 0.02, 5), 100, log_overflow_probability(1000, 0.02, 60)
+        truncated_users(
+            UserPoissonProfile(S, 100, 0.02, 5), Cap(1000, 0.02, 60), 100, S, max_contributions=5
         ),
     ),
     # The unit of a leaf is drawn with 2 of 3; at most 2 x 4 examples are in two units.
@@ -90,10 +91,12 @@ COSTS = [
     ),
     (
         UnitsThenPoisson(TREE, (2,), 0.3, steps=10, max_batch_size=4),
-        TruncatedProfile(
+        truncated_steps(
             UnitsThenPoissonProfile(S, 10, 2 / 3, 0.3, siblings=3),
+            Cap(8, 0.3, 4),
             10,
-            log_overflow_probability(8, 0.3, 4),
+            S,
+            exact=False,
         ),
     ),
     (Multistage(TREE, (1, 2), steps=50), WorstLeafProfile(S, 50, (1, 2), ((3, 2),), 2)),

@@ -1,16 +1,23 @@
 """Claims about the cost of a maximum batch size."""
 
+import itertools
 import math
 
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from scipy import stats
 
-from accounting import Bound, GaussianProfile, PoissonProfile
+from accounting import BallsAndBinsProfile, PoissonProfile, UserPoissonProfile
 from accounting.profiles.truncation import (
-    TruncatedProfile,
+    Cap,
     log_overflow_probability,
     smallest_max_batch_size,
+    truncated_bins,
+    truncated_steps,
+    truncated_users,
 )
 
 mpmath.mp.dps = 60
@@ -71,57 +78,243 @@ def test_the_smallest_maximum_suffices_and_one_less_does_not(n, rate, steps):
     assert math.log(steps) + log_overflow_probability(n, rate, best - 1) > wanted
 
 
-def test_an_impossible_overflow_costs_nothing():
-    inner = GaussianProfile(1.0)
-    assert TruncatedProfile(inner, 10, -math.inf).epsilon(1e-6) == inner.epsilon(1e-6)
-    assert TruncatedProfile(inner, 10, -math.inf).delta(1.0) == inner.delta(1.0)
+# ---------------------------------------------------------------- the law, by enumeration of draws
+
+# Zeroed-out neighbours: example 0 (or the rows of a user) has gradient 1, or 0; the others have
+# `other` in both data sets, and zeros still take places in a batch.
 
 
-def test_delta_is_at_most_the_formula_and_falls_in_epsilon_although_the_formula_does_not():
-    inner, log_tail = GaussianProfile(1.0), math.log(1e-7)
-    profile = TruncatedProfile(inner, 10, log_tail)
-    grid = np.linspace(0.0, 12.0, 60).tolist()
-    uppers = [profile.delta(e).upper for e in grid]
-    formula = [inner.delta(e).upper + (1 + math.exp(e)) * 1e-6 for e in grid]
-    assert all(u <= f * (1 + 1e-9) for u, f in zip(uppers, formula, strict=True))
-    assert min(formula) <= min(uppers) * (1 + 1e-9)
-    assert formula[-1] > 10 * uppers[-1]
+def kept_law(drawn: int, own: int, cap: int):
+    """Yields (probability, own rows kept, rows kept) of a batch of `own` and `drawn` other rows."""
+    total = own + drawn
+    size = min(total, cap)
+    for kept in range(max(0, size - drawn), min(own, size) + 1):
+        ways = math.comb(own, kept) * math.comb(drawn, size - kept)
+        yield ways / math.comb(total, size), kept, size
 
 
-def test_both_ends_move_outward_by_the_cost():
-    inner = GaussianProfile(1.0)
-    plain, cut = inner.delta(1.0), TruncatedProfile(inner, 100, math.log(1e-8)).delta(1.0)
-    cost = (1 + math.e) * 1e-6
-    assert cut.upper == pytest.approx(plain.upper + cost, rel=1e-9)
-    assert cut.lower == pytest.approx(plain.lower - cost, rel=1e-9)
+def poisson_step(rows: int, rate: float, cap: int, other: float, own: int = 1):
+    """Returns the cells (probability, shift with the unit, shift without it) of a step's sum."""
+    cells: dict[tuple[float, float], float] = {}
+    for drawn in range(rows - own + 1):
+        for mine in range(own + 1):
+            chance = stats.binom.pmf(drawn, rows - own, rate) * stats.binom.pmf(mine, own, rate)
+            for share, kept, size in kept_law(drawn, mine, cap):
+                base = other * (size - kept)
+                at = base + kept, base
+                cells[at] = cells.get(at, 0.0) + chance * share
+    return [(chance, (x,), (y,)) for (x, y), chance in cells.items()]
 
 
-def test_a_cap_that_overflows_too_often_gives_infinity_and_says_why():
-    bound = TruncatedProfile(GaussianProfile(1.0), 565, math.log(1e-3)).epsilon(2.7e-8)
+def product_of(*laws):
+    return [
+        (
+            math.prod(part[0] for part in parts),
+            *(sum((part[k] for part in parts), ()) for k in (1, 2)),
+        )
+        for parts in itertools.product(*laws)
+    ]
+
+
+def bins_epochs(rows: int, bins: int, cap: int, epochs: int, other: float):
+    """Fixed bins over `epochs` epochs, each cut anew; one epoch is redrawn bins as well."""
+    cells: dict[tuple, float] = {}
+    for own_bin in range(bins):
+        for others in itertools.product(range(bins), repeat=rows - 1):
+            counts = [others.count(t) for t in range(bins)]
+            per_epoch = []
+            for t in range(bins):
+                drawn = [
+                    (share, kept, other * (size - kept))
+                    for share, kept, size in kept_law(counts[t], int(t == own_bin), cap)
+                ]
+                per_epoch.append([(share, (base + kept,), (base,)) for share, kept, base in drawn])
+            for chance, x, y in product_of(*(per_epoch * epochs)):
+                cells[x, y] = cells.get((x, y), 0.0) + chance / bins**rows
+    return [(chance, *at) for at, chance in cells.items()]
+
+
+def hockey_sticks(cells, sigma: float, epsilon: float) -> tuple[float, float]:
+    """Integrates (P - e^eps Q)_+ and (Q - e^eps P)_+ on a grid, to about 1e-4."""
+    dims = len(cells[0][1])
+    points = {1: 2001, 2: 201, 4: 35}[dims]
+    every = [x for _, with_it, without in cells for x in (*with_it, *without)]
+    z = np.linspace(min(every) - 6 * sigma, max(every) + 6 * sigma, points)
+
+    def density(which):
+        total = np.zeros((points,) * dims)
+        merged: dict[tuple, float] = {}
+        for cell in cells:
+            merged[cell[which]] = merged.get(cell[which], 0.0) + cell[0]
+        for means, chance in merged.items():
+            part = np.full((1,) * dims, chance)
+            for axis, mean in enumerate(means):
+                shape = [1] * dims
+                shape[axis] = points
+                part = part * stats.norm.pdf(z, mean, sigma).reshape(shape)
+            total += part
+        return total
+
+    p, q = density(1), density(2)
+    cell = (z[1] - z[0]) ** dims
+    factor = math.exp(epsilon)
+    return (
+        float(np.maximum(p - factor * q, 0.0).sum() * cell),
+        float(np.maximum(q - factor * p, 0.0).sum() * cell),
+    )
+
+
+def poisson(sigma, rows, rate, cap, steps):
+    cut = Cap(rows, rate, cap)
+    return truncated_steps(PoissonProfile(sigma, rate, steps), cut, steps, sigma, exact=True)
+
+
+def users(sigma, rows, rate, cap, own):
+    whole = UserPoissonProfile(sigma, 1, rate, own)
+    return truncated_users(whole, Cap(rows, rate, cap), 1, sigma, max_contributions=own)
+
+
+def bins(sigma, rows, count, cap, epochs=1, assignment="redrawn"):
+    return truncated_bins(
+        BallsAndBinsProfile(sigma, count, epochs, assignment), Cap(rows, 1 / count, cap)
+    )
+
+
+CASES = {
+    **{
+        f"poisson, {rows} rows, cap {cap}": (
+            poisson(0.8, rows, rate, cap, 1), 0.8,
+            lambda other, rows=rows, rate=rate, cap=cap: poisson_step(rows, rate, cap, other))
+        for rows, rate, cap in ((4, 0.3, 1), (4, 0.3, 2), (5, 0.1, 1), (6, 0.2, 3), (9, 0.6, 4))
+    },
+    **{
+        f"two steps, cap {cap}": (
+            poisson(1.0, 5, 0.15, cap, 2), 1.0,
+            lambda other, cap=cap: product_of(*[poisson_step(5, 0.15, cap, other)] * 2))
+        for cap in (1, 2, 3)
+    },
+    **{
+        f"users of {own}, cap {cap}": (
+            users(1.2, 7, 0.15, cap, own), 1.2,
+            lambda other, cap=cap, own=own: poisson_step(7, 0.15, cap, other, own))
+        for own in (2, 3) for cap in (1, 2, 3, 5)
+    },
+    **{
+        f"{count} bins of {rows} rows, cap {cap}": (
+            bins(1.0, rows, count, cap), 1.0,
+            lambda other, rows=rows, cap=cap: bins_epochs(rows, 2, cap, 1, other))
+        for rows, count, cap in ((4, 2, 1), (5, 2, 2), (5, 2, 3), (6, 2, 4), (6, 2, 5))
+    },
+    **{
+        f"fixed bins, cap {cap}": (
+            bins(1.5, 5, 2, cap, 2, "fixed"), 1.5,
+            lambda other, cap=cap: bins_epochs(5, 2, cap, 2, other))
+        for cap in (2, 3, 4)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.0])
+def test_upper_ends_hold_for_every_enumerated_law_in_both_directions(name, epsilon):
+    profile, sigma, law = CASES[name]
+    bound = profile.delta(epsilon)
+    for other in (0.0, 1.0, -1.0):
+        if "fixed" in name and other:
+            continue  # a grid of four dimensions is slow
+        worst = max(hockey_sticks(law(other), sigma, epsilon))
+        assert worst <= bound.upper * (1.0 + 1e-3) + 1e-6
+        if other == 0.0:  # what the lower end is proved by
+            assert bound.lower <= worst * (1.0 + 1e-3) + 1e-6
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(8, 0.3), (30, 0.05), (12, 0.9), (40, 0.25)])
+def test_chances_of_an_example_bound_its_exact_ones_for_every_smaller_number(rows, rate):
+    for cap in range(1, rows):
+        cut = Cap(rows, rate, cap)
+        for fewer in range(1, rows + 1):
+            others = np.arange(fewer)
+            law = rate * stats.binom.pmf(others, fewer - 1, rate) * (others >= cap)
+            kept = float((law * cap / (others + 1)).sum())
+            assert kept <= math.exp(cut.log_kept()) * (1 + 1e-8)
+        dropped = float((law * (1 - cap / (others + 1))).sum())
+        assert dropped <= math.exp(cut.log_dropped()) * (1 + 1e-8)
+        if cap >= rows * rate + 1:
+            assert math.exp(cut.log_kept()) <= kept * (1 + 1e-7)
+            assert math.exp(cut.log_full()) == pytest.approx(law.sum() / rate, rel=1e-7)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_full_bins_are_rarer_than_independent_ones(count):
+    # Negative association of occupancies: what T - o bins rest on.
+    rows, cap = 6, 2
+    for some in range(1, count + 1):
+        exact = sum(
+            all(others.count(t) >= cap for t in range(some))
+            for others in itertools.product(range(count), repeat=rows - 1)
+        ) / count ** (rows - 1)
+        assert exact <= math.exp(Cap(rows, 1 / count, cap).log_full()) ** some * (1 + 1e-9)
+
+
+# ------------------------------------------------------------------------------------- the profile
+
+N, B, SIGMA, DELTA = 37_000_000, 8192, 0.6, 2.7e-8
+STEPS = -(-N // B)
+KINDS = {
+    "poisson": lambda cap: poisson(SIGMA, N, B / N, cap, STEPS),
+    "bins": lambda cap: truncated_bins(BallsAndBinsProfile(SIGMA, STEPS), Cap(N, 1 / STEPS, cap)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("deviations", "within", "at_most"), [(7.0, 1e-3, 1.7891), (6.0, 1e-2, 1.792), (5.0, 1.0, 3.15)]
+)
+def test_a_cap_near_the_mean_costs_next_to_nothing(kind, deviations, within, at_most):
+    cut = KINDS[kind](math.ceil(B + deviations * math.sqrt(B)))
+    whole, bound = cut.profile.epsilon(DELTA), cut.epsilon(DELTA)
+    assert whole.upper <= bound.upper * (1 + 1e-12)
+    assert bound.upper <= min(at_most, whole.upper * (1 + within))
+    assert bound.lower >= whole.lower * (1 - 0.03 * within)
+    # One curve: epsilon at a delta and delta at that epsilon agree.
+    assert cut.delta(bound.upper).lower <= DELTA
+    assert cut.delta(bound.upper).upper == pytest.approx(DELTA, rel=0.02)
+
+
+def test_ends_rise_as_the_cap_falls():
+    bounds = [KINDS["poisson"](cap).epsilon(DELTA) for cap in (8800, 8700, 8650)]
+    uppers, lowers = ([getattr(b, end) for b in bounds] for end in ("upper", "lower"))
+    assert uppers == sorted(uppers)
+    assert lowers == sorted(lowers, reverse=True)
+
+
+def test_a_cap_that_cuts_all_the_time_gives_infinity_and_says_why():
+    bound = KINDS["bins"](B).epsilon(DELTA)
     assert bound.upper == math.inf
     assert "raise the maximum batch size" in bound.note
 
 
-def test_confidence_is_kept():
-    class Estimate:
-        def delta(self, epsilon: float, tolerance: float = 1e-3) -> Bound:
-            return Bound(1e-6, 2e-6, 0.9)
-
-        def epsilon(self, delta: float, tolerance: float = 1e-3) -> Bound:
-            return Bound(0.5, 0.6, 0.9)
-
-    profile = TruncatedProfile(Estimate(), 10, -60.0)
-    assert profile.delta(1.0).confidence == 0.9
-    assert profile.epsilon(1e-5).confidence == 0.9
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_release_composes_with_every_part(kind):
+    cut = KINDS[kind](math.ceil(B + 6.0 * math.sqrt(B)))
+    both = cut.with_gaussian_release(2.0)
+    assert both.log_spent == cut.log_spent
+    assert both.profile == cut.profile.with_gaussian_release(2.0)
+    assert both.epsilon(DELTA).upper > cut.epsilon(DELTA).upper
+    (one, *_), (other, *_) = both.cases, cut.cases
+    assert one.flagged[0].profile == other.flagged[0].profile.with_gaussian_release(2.0)
 
 
-@pytest.mark.parametrize(
-    "profile", [PoissonProfile(51.6, 2.1e-7, 20), GaussianProfile(20.0)], ids=str
-)
-@pytest.mark.parametrize("epsilon", [9.0, 700.0, 2570.0])
-def test_a_smaller_epsilon_bounds_delta_where_the_cut_costs_too_much(profile, epsilon):
-    """What is (eps', delta)-DP is (eps, delta)-DP; at 0 the cut costs least."""
-    cut = TruncatedProfile(profile, 20, -8.308)
-    bound, at_0 = cut.delta(epsilon), profile.delta(0.0).upper + 40.0 * math.exp(-8.308)
-    assert bound.upper <= at_0 * (1.0 + 1e-6)
-    assert "overflows" in bound.note
+@pytest.mark.parametrize(("sigma", "deviations", "epsilon"), [(0.6, 7, 1.8), (0.6, 5, 3.0)])
+def test_dp_accounting_s_truncated_event_agrees(sigma, deviations, epsilon):
+    cap = math.ceil(B + deviations * math.sqrt(B))
+    event = dp_event.SelfComposedDpEvent(
+        dp_event.TruncatedSubsampledGaussianDpEvent(N, B / N, cap, sigma), 100
+    )
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(event)
+    bound = poisson(sigma, N, B / N, cap, 100).delta(epsilon)
+    theirs = accountant.get_delta(epsilon)
+    # Theirs is an upper bound as well, sharper below 5.5 deviations: their pair keeps more noise.
+    assert bound.lower <= theirs * (1 + 1e-6)
+    assert bound.upper <= theirs * (1.05 if deviations > 6 else 4.0) + 1e-12

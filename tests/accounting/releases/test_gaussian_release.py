@@ -18,7 +18,7 @@ from accounting import (
     PrivacyProfile,
 )
 from accounting.profile import UpperEnd
-from accounting.profiles.truncation import TruncatedProfile
+from accounting.profiles.truncation import Cap, truncated_steps
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
 
 DELTA = 1e-5
@@ -158,12 +158,11 @@ def test_as_many_releases_are_one_of_less_noise():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
 def test_what_a_cut_costs_is_paid_once(epsilon):
-    cut = TruncatedProfile(GaussianProfile(2.0), 100, -25.0)
-    bound = WithGaussianReleaseProfile(cut, 2.0).delta(epsilon)
-    both = GaussianProfile(math.sqrt(2.0)).delta(epsilon)
-    cost = (1.0 + math.exp(epsilon)) * 100.0 * math.exp(-25.0)
-    assert bound.upper == pytest.approx(both.upper + cost, rel=1e-6)
-    assert bound.lower == pytest.approx(max(0.0, both.lower - cost), rel=1e-6)
+    cut = truncated_steps(PoissonProfile(2.0, 0.1, 10), Cap(1000, 0.1, 140), 10, 2.0, exact=True)
+    found = WithGaussianReleaseProfile(cut, 2.0)
+    assert found.delta(epsilon) == cut.with_gaussian_release(2.0).delta(epsilon)
+    both = WithGaussianReleaseProfile(cut.profile, 2.0).delta(epsilon)
+    assert both.upper <= found.delta(epsilon).upper <= both.upper + 1.01 * math.exp(cut.log_spent)
 
 
 def test_of_an_upper_end_the_product_s_alone_is_proved():

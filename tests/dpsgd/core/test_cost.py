@@ -50,7 +50,6 @@ from samplers import (
     cap_contributions,
 )
 from samplers.settings import SETTINGS
-from samplers.truncation import VariableBatchSampler
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
 
@@ -410,8 +409,8 @@ COMPOSED_WRONGLY = {
         ),
     ),
     "truncation costs less than none": (
-        lambda: priced(TRUNCATED, 1.75), VariableBatchSampler, "with_truncation",
-        lambda sound: lambda self, whole, _: whole if self.accumulates else GaussianProfile(60.0),
+        lambda: priced(TRUNCATED, 1.75), Poisson, "_truncated",
+        lambda sound: lambda self, noise, cap, steps: GaussianProfile(60.0),
     ),
 }  # fmt: skip
 
