@@ -297,7 +297,7 @@ def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
     sigma = profile.noise_multiplier
     log_pi = math.log(epochs * bins) + cap.log_kept() if redrawn else log_full
     log_rest = 2.0 * log_pi - math.log(2.0) if redrawn else -math.inf
-    cases = []
+    cases: list[Case] = []
     for full in range(min(_MOST_FULL_BINS + 1, bins)):
         fewer = dataclasses.replace(profile, bins=bins - full)
         alone = GaussianProfile(sigma if redrawn else sigma / math.sqrt(epochs))

@@ -106,12 +106,12 @@ class UserPoissonProfile(RepeatedProfile):
 
         low, high = nothing.reach(tail)[0], mixture.reach(tail)[1]
         bottom, top = (float(x) for x in log_ratio(np.array([low, high])))
-        cells = (top - bottom) / step
-        check_grid(max(top, -bottom), step, cells)
-        if cells * mixture.means.size > _MOST_WORK:
+        size = (top - bottom) / step
+        check_grid(max(top, -bottom), step, size)
+        if size * mixture.means.size > _MOST_WORK:
             raise GridError(
                 f"no finer grid is computed: {mixture.means.size} counts of one user's examples "
-                f"in a batch on {cells:.0f} cells would take too long"
+                f"in a batch on {size:.0f} cells would take too long"
             )
         # The smallest X, at z = -infinity, is the weight of 0.
         first = math.floor(bottom / step)

@@ -146,7 +146,7 @@ def test_users_are_protected_by_their_examples_only_under_the_cap_that_was_paid_
 def test_examples_of_users_are_drawn_and_capped_as_poisson_s_are():
     users, examples = UserPoisson(1000, 20, 2, max_contributions=5), Poisson(1000, 20, 2)
     assert users.unit == "user"
-    assert users.padded_batch_size == examples.padded_batch_size < 1000
+    assert examples.padded_batch_size <= users.padded_batch_size < 1000  # rows count each
     assert users.plan(1, 0).examples.tolist() == examples.plan(1, 0).examples.tolist()
 
 
