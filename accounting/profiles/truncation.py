@@ -25,6 +25,8 @@ _NEGLIGIBLE = 1e-4
 _SMALL = 0.0101
 """Share of delta that is charged as it is where epsilon is asked for: a default cap's."""
 _MOST_FULL_BINS = 5
+_FEW_BINS = 3e-4
+"""Share of bins whose loss does not matter to epsilon: they are simply taken away."""
 _FARTHEST = 1e6
 _ROUNDS = 12
 _NOTE = "the cost of cutting batches is not known more exactly: raise the maximum batch size"
@@ -38,6 +40,10 @@ class Flagged(NamedTuple):
     profile: ComposesWithGaussian
     """Dominates such a run."""
 
+    def charge(self, epsilon: float) -> float:
+        """Returns an upper bound on what these runs add to delta at `epsilon`."""
+        return _exp(self.log_probability) * self.profile.delta(epsilon, _COARSE).upper
+
 
 class Case(NamedTuple):
     """One proved upper bound: delta <= `profile` + sum of `flagged` + e^`log_rest`."""
@@ -47,6 +53,8 @@ class Case(NamedTuple):
     flagged: tuple[Flagged, ...]
     log_rest: float
     """Upper bound on the log of the probability of all other runs."""
+    fuller: Flagged | None = None
+    """Runs in which some bins are full, and none of them keeps the example: fewer bins are left."""
 
     @property
     def log_spent(self) -> float:
@@ -61,10 +69,10 @@ class Case(NamedTuple):
           delta: Size of the total, which decides how sharply the parts are asked for.
         """
         total = _exp(self.log_rest)
-        for part in self.flagged:
+        for part in (*self.flagged, *([self.fuller] if self.fuller else [])):
             weight = _exp(part.log_probability)
             sharp = weight > _NEGLIGIBLE * delta
-            total += weight * (part.profile.delta(epsilon, _COARSE).upper if sharp else 1.0)
+            total += part.charge(epsilon) if sharp else weight
         return total * (1.0 + _UP)
 
 
@@ -105,6 +113,7 @@ class TruncatedProfile(Profile):
                 both(case.profile),
                 tuple(part._replace(profile=both(part.profile)) for part in case.flagged),
                 case.log_rest,
+                case.fuller and case.fuller._replace(profile=both(case.fuller.profile)),
             )
             for case in self.cases
         )
@@ -129,11 +138,14 @@ class TruncatedProfile(Profile):
     def _epsilon(self, question: Question) -> Bound:
         case = self._case(question.at)
         spent = _exp(case.log_spent) * (1.0 + _UP)
+        fuller = 1e-3 * question.at if case.fuller else 0.0
+        upper = math.nan
         if spent <= _SMALL * question.at:
-            left = (question.at - spent) * (1.0 - _UP)
+            left = (question.at - spent - fuller) * (1.0 - _UP)
             inner = case.profile.epsilon(left, question.tolerance)
-            upper = inner.upper
-        else:
+            if not case.fuller or case.fuller.charge(inner.upper) <= fuller:
+                upper = inner.upper
+        if math.isnan(upper):
             inner = question.of(self.profile)
             upper = _upper_epsilon(case, question, inner)
         lower = self._lower_epsilon(question, inner.upper)
@@ -310,7 +322,11 @@ def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
         tail += math.log(epochs) if redrawn else 0.0
         rest = _log_sum([log_rest, tail])
         if not cases or rest < cases[-1].log_rest:
-            cases.append(Case(fewer, (Flagged(log_pi, beside),), rest))
+            log_full_bins = math.log(epochs * bins if redrawn else bins) + log_full
+            one: tuple[ComposesWithGaussian, Flagged | None] = fewer, None
+            if full > _FEW_BINS * bins and log_full_bins < -math.log(2.0):
+                one = profile, Flagged(log_full_bins, fewer)
+            cases.append(Case(one[0], (Flagged(log_pi, beside),), rest, one[1]))
     dropped = math.log(epochs * bins) + cap.log_dropped()
     return TruncatedProfile(profile, tuple(cases), dropped)
 
