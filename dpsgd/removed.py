@@ -20,6 +20,7 @@ REMOVED = frozenset(
         "sample_weight",
         "secure_noise",
         "tables_weight_decay",
+        "task=text",
         "weight",
         "weight_bound",
         "weights",

@@ -52,7 +52,7 @@ def evidence(
 
 
 SECONDS = {
-    "criteo": 60, "adult": 60, "bank": 60, "mnist": 60, "movielens": 60, "sst2": 240,
+    "criteo": 60, "adult": 60, "bank": 60, "mnist": 60, "movielens": 60,
     "generated_460k": 240, "generated_4600k": 3_600,
 }  # fmt: skip
 CASES = [

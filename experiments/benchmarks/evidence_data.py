@@ -24,7 +24,6 @@ from experiments.tasks.images import sources
 from experiments.tasks.images.task import Images
 from experiments.tasks.ratings.task import Ratings
 from experiments.tasks.splits import Columns, random_masks
-from experiments.tasks.text.task import Text
 
 METRICS = {"auc": "AUC", "accuracy": "accuracy", "rmse": "RMSE", "log_loss": "log loss"}
 """The figures by which models are told apart, by the name that a task gives them."""
@@ -191,8 +190,7 @@ DATA: Mapping[str, DataSet] = {
         chosen_on=lambda path: Images(path, features="scattering", channels=(), num_classes=10),
     ),
     "movielens": DataSet(("ml-100k_u.data.gz", "u.data"), Ratings, "rmse"),
-    "sst2": DataSet(("sst2.tsv.gz", "SST-2/train.tsv"), Text, "accuracy", delta=1e-5),
     "generated_460k": DataSet((), FewerRows, generated=460_000),
     "generated_4600k": DataSet((), FewerRows, generated=4_600_000),
 }
-"""By name. Of phrases and ratings the 80/10/10 split, by number, is the task's."""
+"""By name. Of ratings the 80/10/10 split, by number, is the task's."""

@@ -32,7 +32,7 @@ def defaults(
     choice: str,
     *,
     files: str | None = None,
-    choice_data: tuple[str, ...] = ("criteo", "adult", "bank", "mnist", "movielens", "sst2"),
+    choice_data: tuple[str, ...] = ("criteo", "adult", "bank", "mnist", "movielens"),
     choice_epsilons: tuple[float, ...] = (3.0, 1.0),
     choice_seeds: int = 2,
     written: str | None = None,

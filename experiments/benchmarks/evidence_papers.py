@@ -92,10 +92,6 @@ _HANDCRAFTED = (
     "Tramèr, Boneh, ICLR 2021; table of main results in the README of the authors' repository, "
     "github.com/ftramer/Handcrafted-DP"
 )
-_RGP = (
-    "Yu, Zhang, Chen, Yin, Liu, ICML 2021; table of results in language/README.md of the authors' "
-    "repository, github.com/dayu11/Differentially-Private-Deep-Learning"
-)
 _TUTORIAL = (
     "TensorFlow Privacy; table of parameters in tutorials/README.md, github.com/tensorflow/privacy"
 )
@@ -103,10 +99,6 @@ _OPACUS = "Opacus; sample parameter sets in examples/mnist_README.md, github.com
 _GDP = (
     "Bu, Dong, Long, Su, Harvard Data Science Review 2020; table 4, epsilon by moments accountant, "
     "pmc.ncbi.nlm.nih.gov/articles/PMC7695347/table/T4"
-)
-_QLORA = (
-    "dp-transformers; table of results, best on evaluation rows, in "
-    "research/fine_tune_llm_w_qlora/README.md, github.com/microsoft/dp-transformers"
 )
 _RELU, _RELU_TOO = "CNN on pixels, TensorFlow Privacy", "CNN on pixels, Opacus"
 PUBLISHED = (
@@ -128,9 +120,6 @@ PUBLISHED = (
     Published("mnist", 1.19, "1e-05", "accuracy", 0.9463, _RELU_TOO, _OPACUS,
               Setting("relu", "poisson", 240, 15, 1.3, 1.5, 0.25)),
     Published("movielens", 15.39, "1e-06", "rmse", 0.915, "MovieLens 1M, by rating", _GDP),
-    Published("sst2", 8.0, "1e-05", "accuracy", 0.916, "RoBERTa base, fine-tuned", _RGP),
-    Published("sst2", 8.0, "1e-05", "accuracy", 0.930, "RoBERTa large, fine-tuned", _RGP),
-    Published("sst2", 8.0, "1e-05", "accuracy", 0.9644, "Mistral 7B, fine-tuned", _QLORA),
 )  # fmt: skip
 """Only what could be read where it says, to the digits that are given there; papers' own splits."""
 
@@ -226,7 +215,7 @@ def settings(
     """Measures what a source's setting gives here."""
     one, path = FIGURES[figure], DATA["mnist"].path(Path(files or "."))
     assert one.setting is not None, figure
-    theirs = TheirNetwork(path, network=one.setting.network)
+    theirs = TheirNetwork(path, network=one.setting.network, num_classes=10)
     models = Models(theirs, setting_seeds, None if written is None else Path(written) / "settings")
     runs, row = models.trained(figure, one.setting.spec()), at(one.place)
     yield row(f"{METRICS[one.metric]}, test rows", mean(runs, f"test_{one.metric}"))

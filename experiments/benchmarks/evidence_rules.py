@@ -73,14 +73,12 @@ UNITS: Mapping[str, Units] = {
     "bank": of_columns(16),
     "criteo": of_columns(39),
     "mnist": Units(math.sqrt(2), 2.0),
-    "sst2": Units(math.sqrt(2), 2.0, epsilons=(3.0,)),
     "movielens": Units(math.sqrt(8), math.sqrt(200)),
 }
-"""Of clicks and tables, and of features of norm 1 and a bias by several classes. A run of phrases
-takes four times the others', so that one epsilon has to do. A rating has a bias and a factor of
-norm 1, and an error of one star costs four times what a logit off by one does: what is 1 here is
-half a star. A gradient is of 100 ratings, each off by a star."""
-TOGETHER = ("adult", "bank", "criteo", "mnist", "sst2")
+"""Of clicks and tables, and of features of norm 1 and a bias by several classes. A rating has a
+bias and a factor of norm 1, and an error of one star costs four times what a logit off by one does:
+what is 1 here is half a star. A gradient is of 100 ratings, each off by a star."""
+TOGETHER = ("adult", "bank", "criteo", "mnist")
 """Data sets whose figures are of one kind, over which losses are averaged."""
 BEFORE: Mapping[str, Callable[..., RunSpec]] = {
     "criteo": partial(defaults, l2_clip_norm=2.0),

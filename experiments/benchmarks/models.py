@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 import dpsgd
 from dpsgd import RunSpec
 from dpsgd.runs.task import Task
@@ -23,8 +21,6 @@ from experiments.benchmarks.timing import Spent
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.synthetic.rows import SyntheticStore, write_store
 from experiments.tasks.clicks.task import Clicks
-from experiments.tasks.text import sources
-from experiments.tasks.text.task import Text
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -243,51 +239,6 @@ def means(
     """Yields the mean of each figure over runs."""
     for key, (name, unit) in SHOWN.items():
         yield at(place)(name, mean(runs, f"{split}_{key}"), unit, **bars.get(key, {}))
-
-
-LOST_ON_PHRASES = {math.inf: 0.0, 3.0: 0.04}
-"""By epsilon: how much less accurate than `words_alone` a model of phrases may be."""
-
-
-def phrases(
-    *,
-    store: str | None = None,
-    epsilons: tuple[float, ...] = (3.0, 1.0),
-    seeds: int = 5,
-    written: str | None = None,
-) -> Iterator[Row]:
-    """Measures models of phrases by default, beside what logistic regression reaches on words."""
-    assert store is not None, "the case needs --store"
-    task = Text(Path(store))
-    models = Models(task, seeds, None if written is None else Path(written))
-    reference = words_alone(task)
-    yield at("test rows")("accuracy of logistic regression on counts of words", reference)
-    for epsilon, place, target in aims(epsilons):
-        spec = defaults(target_delta=1e-5, **target)
-        runs = models.trained(f"phrases, epsilon {epsilon:g}", spec)
-        lost = LOST_ON_PHRASES.get(epsilon)
-        bar = {} if lost is None else {"at_least": reference - lost}
-        yield at(f"{place}, test rows")("accuracy", mean(runs, "test_accuracy"), **bar)
-        yield at(f"{place}, test rows")("log loss", mean(runs, "test_log_loss"), "nats")
-        yield at(f"{place}, validation rows")("accuracy", mean(runs, "validation_accuracy"))
-        if epsilon < math.inf:
-            yield certified(place, runs, epsilon)
-
-
-def words_alone(task: Text) -> float:
-    """Returns the test accuracy of scikit-learn's logistic regression on counts of words."""
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    found = sources.load(task.data, task.classes)
-    masks = sources.split(found.texts)
-    splits = [
-        ([found.texts[i] for i in np.flatnonzero(mask)], np.asarray(found.label)[mask])
-        for mask in (masks["train"], masks["test"])
-    ]
-    model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
-    return float(model.fit(*splits[0]).score(*splits[1]))
 
 
 # ---------------------------------------------------------------------------------- of lazy tables

@@ -6,8 +6,7 @@ the rate of a copy, and that of its matrix products at the rate of one. Peers: `
 jax_privacy 2.0.0 on a few examples, one at a time, scaled (its microbatched form is a loop of equal
 rounds); `differentially_private_aggregate` of optax, at the smallest size alone, as it needs all
 gradients at once; and Opacus with ghost clipping, by an interpreter that has torch and opacus:
-`--peer-python peer/bin/python`. `adapters`: a transformer over phrases whose LoRA adapters and last
-layer are trained, beside the whole of it without adapters.
+`--peer-python peer/bin/python`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpsgd import clipped_grad
@@ -45,7 +43,6 @@ from experiments.benchmarks.programs import (
 from experiments.benchmarks.timing import Peer, in_turns
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import ModelConfig
-from experiments.tasks.text import model as text
 
 BATCHES = 256, 1024, 8192
 STEP_BARS = {("85M", 1024): 2.5, ("85M", 8192): 1.3}
@@ -264,36 +261,11 @@ def floor_of_step(
     return BYTES_PER_PARAMETER * count / copies + flops / products
 
 
-def adapters(batch_size: int = 64, *, rounds: int = 7) -> Iterator[Row]:
-    sizes: dict[str, Any] = {
-        "tokens": 8192,
-        "length": 32,
-        "classes": 2,
-        "dim": 64,
-        "heads": 4,
-        "layers": 2,
-    }
-    made = {"whole": text.Sizes(**sizes), "LoRA": text.Sizes(**sizes, lora_rank=4, trained="lora")}
-    tokens = np.random.default_rng(0).integers(0, 8192, (batch_size, 32), np.int32)
-    batch = {"tokens": tokens, "label": np.arange(batch_size, dtype=np.int32) % 2}
-    programs = {}
-    for name, of in made.items():
-        arguments = optax.adam(1e-3), whole_batch(batch_size), text.functions(of).init(0), batch
-        function, (state, *inputs) = one_step(text.functions(of).loss, *arguments)
-        programs[name] = Program(function, copies_of(state), *inputs)
-    series = in_turns(programs, rounds)
-    row = at(f"transformer of phrases, B {batch_size}")
-    yield row("LoRA step / whole step", series.ratio("LoRA", "whole"), at_most=1.0)
-    kept = {k: sum(x.nbytes for x in jax.tree.leaves(p.state)) / 1e6 for k, p in programs.items()}
-    yield row("state, LoRA", kept["LoRA"], "MB", at_most=kept["whole"])
-
-
 def _run(program: Callable, *arguments: Any) -> Any:
     return jax.block_until_ready(program(*arguments))
 
 
 CASES = [
-    *cases(adapters, quick={"batch_size": 16, "rounds": 1}, seconds=60),
     *cases(floor, quick={"measured": QUICKLY}, seconds=10),
     *cases(
         step,

@@ -8,8 +8,6 @@ random number of runs, 10 on average, at the noise of the defaults for epsilon 3
 noise at which no membership attack on random allocation has an advantage above 0.1, T batches in
 each of E epochs, and how near to the target its certified ends are; CPU time with empty caches.
 `logistic`: logistic regression by noised Newton steps and by DP-SGD, at equal epsilon.
-`phrases` (15 minutes): models of phrases at the defaults, `--store` a file of them, and logistic
-regression on their words.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from dpsgd.selection.engine import DEFAULT_COUNT
 from experiments.benchmarks.accounting import seconds
 from experiments.benchmarks.case import Row, at, cases
 from experiments.benchmarks.logistic import logistic
-from experiments.benchmarks.models import Models, at_defaults, defaults, phrases
+from experiments.benchmarks.models import Models, at_defaults, defaults
 
 ADVANTAGE = 0.1
 BINS = 100, 1_000, 10_000
@@ -67,7 +65,6 @@ NEEDS: dict[str, Any] = {"needs": ("--store",)}
 CASES = [
     *cases(at_defaults, "models", seconds=1_200, **NEEDS),
     *cases(choosing, **NEEDS),
-    *cases(phrases, asked=True, seconds=900, needs=("--store", "sklearn")),
     *cases(logistic, asked=True, seconds=900, **NEEDS),
     *cases(advantage, over={"bins": BINS, "epochs": EPOCHS}, quick={}, seconds=5),
 ]

@@ -24,7 +24,6 @@ EXTRAS = {
     "rich": "cli",
     "sklearn": "sklearn",
     "tensorflow_datasets": "tfds",
-    "tokenizers": "text",
     "tyro": "cli",
 }
 """Each module that is imported and need not be there -> the extra that brings it."""

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dpsgd.removed import removal_notice
 from dpsgd.runs.task import METHODS, check_task, find
 from experiments.cli import options
 from experiments.tasks import TASKS
@@ -69,6 +70,8 @@ def find_task(name: str) -> Any:
     Raises:
       ValueError: if there is none, or it is no task.
     """
+    if notice := removal_notice("task", name):
+        raise ValueError(f"--task {name} was {notice}")
     if name not in TASKS and ":" not in name:
         near = difflib.get_close_matches(name, TASKS, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(TASKS)}."

@@ -9,7 +9,6 @@ TASKS = {
     "clicks": "experiments.tasks.clicks.task:Clicks",
     "images": "experiments.tasks.images.task:Images",
     "ratings": "experiments.tasks.ratings.task:Ratings",
-    "text": "experiments.tasks.text.task:Text",
 }
 """Built-in tasks, imported when they are asked for."""
 

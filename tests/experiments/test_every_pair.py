@@ -32,21 +32,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "dpsgd" / "runs"))
 from tiny_task import few_rows_are_calibrated, watched
 
 NETWORK = "--model wide-and-deep --embedding-dim 2 --max-buckets 64 --hidden 3 --bins 2"
-TRANSFORMER = "--model transformer --dim 4 --heads 2 --layers 1 --length 6 --buckets 64"
 KINDS = {
     "binary": ("clicks", NETWORK, "--label y"),
     "classes": ("clicks", NETWORK, "--label kind --classes a,b,c"),
     "number": ("clicks", f"{NETWORK} --huber 2", "--label income --label-bounds 0:10"),
     "users": ("ratings", "--max-ratings 5", ""),
     "ratings": ("ratings", "--max-ratings 5 --rows ratings", ""),
-    "text": ("text", TRANSFORMER, ""),
-    "adapters": ("text", f"{TRANSFORMER} --lora-rank 1 --trained lora", ""),
     "images": ("images", "--channels 2", None),
 }
 """What is trained: a task, its settings, and how its table is prepared; None if it brings one."""
 
-TRAINED = {"clicks": "logit", "ratings": "factor", "text": "head|qkv.*lora", "images": "logit"}
-TABLES = {"clicks": "embedding", "ratings": "bias", "text": "tokens|head", "images": "conv"}
+TRAINED = {"clicks": "logit", "ratings": "factor", "images": "logit"}
+TABLES = {"clicks": "embedding", "ratings": "bias", "images": "conv"}
 CALIBRATED = {"binary": "platt", "classes": "temperature", "number": "affine"}
 SIZES = "--batch-size 16 --epochs 2"
 OPTIONS = {
@@ -104,7 +101,7 @@ REFUSED = [
     ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
     ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),
     ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),
-    (LAZY, {"images", "adapters", "part"}, "tables lazy: the loss has no tables"),
+    (LAZY, {"images", "part"}, "tables lazy: the loss has no tables"),
     ({"--calibration KIND"}, {"part", "table"}, "calibration platt cannot be had: it would"),
     ({"images"}, {"run"}, "was trained on these very rows"),
     (
@@ -165,13 +162,7 @@ def ratings_of(path, seed):
     path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
 
 
-def phrases(path, seed):
-    rng, words = np.random.default_rng(seed), [f"word{i}" for i in range(30)]
-    rows = (f"{i % 2}\t{' '.join(rng.choice(words, 6))}\n" for i in range(200))
-    path.write_text("label\tsentence\n" + "".join(rows))
-
-
-WRITE = {"clicks": table, "ratings": ratings_of, "text": phrases}
+WRITE = {"clicks": table, "ratings": ratings_of}
 
 
 class Days:
@@ -195,11 +186,7 @@ class Days:
         return ["train", "--task", task, *data, *settings.split()]
 
     def start(self, kind, form):
-        """What a run starts from: a run of the first day, its export, or a file of its arrays.
-
-        Adapters start beside a model that has none.
-        """
-        kind = "text" if kind == "adapters" else kind
+        """What a run starts from: a run of the first day, its export, or a file of its arrays."""
         place = self.folder / f"{kind}-run"
         if not place.exists():
             sampler = f"sampler:deterministic {SIZES} --noise-multiplier 1 --no-audit --out {place}"
@@ -305,8 +292,6 @@ def check(row, days, home, command):
     fresh = dict(zip(leaf_names(task.init(0)), jax.tree.leaves(task.init(0)), strict=True))
     before = fresh | (params_of(days.start(kind, "run")) if row["start"] else {})
     pattern = {"part": TRAINED, "table": TABLES}.get(row["train"], {}).get(KINDS[kind][0], "")
-    if kind == "adapters":
-        pattern = f"^(?=.*(lora|head)).*({pattern})"
     trained = {name for name in after if re.search(pattern, name)}
     moved = {name for name in after if after[name].tobytes() != before[name].tobytes()}
     assert trained == set(stated.get("trained", after))

@@ -351,7 +351,7 @@ def test_the_networks_of_sources_have_as_many_weights_as_theirs(
     monkeypatch.setattr(evidence_data, "VALIDATED", 5)
     x = np.random.default_rng(0).integers(0, 256, (100, 28, 28), np.uint8)
     np.savez(tmp_path / "images.npz", x=x, y=np.arange(100) % 10)
-    task = evidence_papers.TheirNetwork(tmp_path / "images.npz", network=network)
+    task = evidence_papers.TheirNetwork(tmp_path / "images.npz", network=network, num_classes=10)
     params = jax.eval_shape(lambda: task.init(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == weights
     found = jax.eval_shape(task.predict, params, task.source.splits["test"])

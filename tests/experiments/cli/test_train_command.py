@@ -83,7 +83,7 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
         (["--task", "own_mean:dataclass"], "own_mean:dataclass is no task: it is a function with"),
         (["--task", "own_mean:Clash"], "its setting learning_rate is called as one of the comm"),
         (["--task", "image"], "--task image: did you mean images?"),
-        (["--task"], "--task needs a name, one of clicks, images, ratings, text, or module:object"),
+        (["--task"], "--task needs a name, one of clicks, images, ratings, or module:object"),
         (["--task", "images", "--task", "clicks"], "--task names several: images, clicks"),
     ],
 )

@@ -42,14 +42,6 @@ def u_data(folder):
     return path
 
 
-def phrases(folder):
-    rng, words = np.random.default_rng(0), [f"word{i}" for i in range(30)]
-    rows = (f"{i % 2}\t{' '.join(rng.choice(words, 6))}\n" for i in range(300))
-    path = folder / "phrases.tsv"
-    path.write_text("label\tsentence\n" + "".join(rows))
-    return path
-
-
 CASES = {
     "clicks": (
         store,
@@ -57,18 +49,6 @@ CASES = {
     ),
     "images": (None, {"channels": [2]}),
     "ratings": (u_data, {"max_ratings": 5}),
-    "text": (
-        phrases,
-        {
-            "dim": 4,
-            "heads": 2,
-            "layers": 1,
-            "length": 6,
-            "buckets": 32,
-            "lora_rank": 1,
-            "trained": "lora",
-        },
-    ),
 }
 """What writes the data of each built-in task, if anything, and other settings of a small one."""
 
@@ -122,7 +102,7 @@ def test_one_changed_row_changes_no_shape_no_count_and_no_program(name, tmp_path
 
 def test_every_built_in_task_has_a_case_and_all_methods_and_is_found_by_whoever_loads_its_models():
     assert CASES.keys() == TASKS.keys()
-    assert NEIGHBOURS.keys() >= TASKS.keys() - {"text"}
+    assert NEIGHBOURS.keys() >= TASKS.keys()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["dpsgd.tasks"] == TASKS
     for name in TASKS.values():
@@ -211,7 +191,7 @@ def crashed(case):
     return done.stdout
 
 
-@each_case(long=("clicks", "ratings", "text"))
+@each_case(long=("clicks", "ratings"))
 def test_a_built_in_task_conforms(case):
     settings = case.settings | ({"data": str(case.data)} if case.data else {})
     record = {"name": TASKS[case.name], "settings": settings}
