@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         NonPrivate,
         RunSpec,
         TailAverage,
-        TargetAdvantage,
         TargetEpsilon,
     )
     from dpsgd.runs.task import Task
@@ -76,7 +75,6 @@ __all__ = [
     "Segment",
     "Settings",
     "TailAverage",
-    "TargetAdvantage",
     "TargetEpsilon",
     "Task",
     "Trials",
@@ -120,7 +118,6 @@ _MODULES = {
         "RunSpec",
         "SGD",
         "TailAverage",
-        "TargetAdvantage",
         "TargetEpsilon",
     ),
     "runs.task": ("Task",),

@@ -20,6 +20,7 @@ REMOVED = frozenset(
         "sample_weight",
         "secure_noise",
         "tables_weight_decay",
+        "target_advantage",
         "task=text",
         "weight",
         "weight_bound",

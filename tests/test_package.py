@@ -39,7 +39,7 @@ PUBLIC = {
         Adam Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
         LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate PerLayerClipping
         Placement Platt Refinement RootKey Run RunSpec SGD Segment Settings TailAverage
-        TargetAdvantage TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
+        TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
         dpsgd explain load_exported public resume run select split_module train
         train_blocks
     """,

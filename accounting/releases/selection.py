@@ -90,19 +90,6 @@ class TrialCount:
             return log_ratio / -log_gamma
         return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
-    def share(self, probability: float) -> float:
-        """Returns the t in [0, 1] at which `hit_probability` is `probability`, to 1e-12.
-
-        Args:
-          probability: In [0, 1].
-
-        >>> round(TrialCount(10).share(TrialCount(10).hit_probability(0.03)), 9)
-        0.03
-        """
-        from scipy.optimize import brentq
-
-        return brentq(lambda t: self.hit_probability(t) - probability, 0.0, 1.0, xtol=1e-12)
-
     def draw(self, generator: np.random.Generator | None = None) -> int:
         """Draws K, in an expected time that no mean and no shape makes long.
 

@@ -46,11 +46,9 @@ class RecommendationRequest:
     target_delta: float
     """Delta of the guarantee."""
     noise_multiplier: float | None = None
-    """Given; this, one of the targets, or none of the three: without privacy."""
+    """Given; this, the target, or neither: without privacy."""
     target_epsilon: float | None = None
     """To be certified of the whole run."""
-    target_advantage: float | None = None
-    """The same of the advantage of a membership attack, in (0, 1)."""
     batch_size: int | None = None
     """Given, if it is."""
     epochs: int | None = None
@@ -73,8 +71,7 @@ class RecommendationRequest:
     @property
     def private(self) -> bool:
         """Whether there is any noise."""
-        given = (self.noise_multiplier, self.target_epsilon, self.target_advantage)
-        return any(value is not None for value in given)
+        return self.noise_multiplier is not None or self.target_epsilon is not None
 
 
 def generic(request: RecommendationRequest) -> Settings:
@@ -155,14 +152,10 @@ def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> 
     """Returns about the noise multiplier that the guarantee takes; no guarantee is made of it."""
     if request.noise_multiplier is not None:
         return request.noise_multiplier
-    normal = NormalDist()
-    if request.target_advantage is not None:
-        mu = 2 * normal.inv_cdf((1 + request.target_advantage) / 2)
-    else:
-        epsilon = request.target_epsilon  # mu^2 / 2 + mu tail, about
-        assert epsilon is not None, "it is asked of runs with noise"
-        tail = -normal.inv_cdf(min(0.5, request.target_delta))
-        mu = 2 * epsilon / (math.hypot(tail, math.sqrt(2 * epsilon)) + tail)
+    epsilon = request.target_epsilon  # mu^2 / 2 + mu tail, about
+    assert epsilon is not None, "it is asked of runs with noise"
+    tail = -NormalDist().inv_cdf(min(0.5, request.target_delta))
+    mu = 2 * epsilon / (math.hypot(tail, math.sqrt(2 * epsilon)) + tail)
     ratio = mu * request.num_examples / batch_size / math.sqrt(steps)
     return 1 / math.sqrt(math.log1p(min(ratio, 1e150) ** 2))
 

@@ -1,7 +1,7 @@
 """The only place that chooses what a run leaves open; `dpsgd.runs.support` is its table of proofs.
 
-All that it goes by is public: numbers of rows and steps, shapes, the guarantee that is wanted, and
-how long a step takes on generated rows. `config.json` records plain values: no resumed run chooses.
+All that it goes by is public: numbers of rows and steps, shapes, and the guarantee that is wanted.
+`config.json` records plain values: no resumed run chooses.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from typing import Any
 
 from accounting import (
     Bound,
-    GaussianProfile,
     PrivacyProfile,
     calibrate,
-    calibrate_advantage,
 )
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
@@ -47,7 +45,6 @@ from dpsgd.runs.spec import (
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
-    TargetAdvantage,
     TargetEpsilon,
 )
 from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
@@ -65,11 +62,8 @@ ADAM = (
     "steps, and in a single step correlated noise is larger"
 )
 
-Goal = NoiseMultiplier | TargetEpsilon | TargetAdvantage
+Goal = NoiseMultiplier | TargetEpsilon
 """What is asked of the privacy of a run that has any."""
-
-"""Of what returns the spec for so many epochs at most, that with the most for which there is time,
-and the seconds of one."""
 
 _ABOUT = 0.05
 """How closely the epsilon is known that sums are chosen by."""
@@ -152,9 +146,6 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
 
     if isinstance(goal, TargetEpsilon):
         budget = goal.epsilon
-    elif isinstance(goal, TargetAdvantage):  # that of the Gaussian release of this advantage
-        sigma = calibrate_advantage(GaussianProfile, advantage=goal.advantage)
-        budget = GaussianProfile(sigma).epsilon(delta).upper
     else:
         budget = sampler.privacy(goal.noise_multiplier).epsilon(delta, _ABOUT).upper
     if math.isinf(budget):
@@ -193,8 +184,6 @@ def _smallest_noise(
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
     privacy = privacy_with(sums, sampler, noise)
-    if isinstance(goal, TargetAdvantage):
-        return calibrate_advantage(privacy, advantage=goal.advantage)
     if goal.optimistic:
         return calibrate(lambda sigma: _LowerEnd(privacy(sigma)), epsilon=goal.epsilon, delta=delta)
     return calibrate(privacy, epsilon=goal.epsilon, delta=delta)
@@ -467,7 +456,7 @@ def _best_bands(
     if cyclic and isinstance(spec.privacy, NoiseMultiplier):
         raise ValueError(
             "bands auto compares at one guarantee, and under this sampler that of a "
-            "noise_multiplier depends on bands: give target_epsilon, target_advantage or bands"
+            "noise_multiplier depends on bands: give target_epsilon or bands"
         )
     most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, noise.memory, task))
     if most == 1:

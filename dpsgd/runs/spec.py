@@ -48,7 +48,6 @@ _NOISE: Must = (
     lambda x: 0 < x < math.inf,
     "be finite and > 0 (dpsgd train --non-private asks for no guarantee)",
 )
-_SHARE: Must = (lambda x: 0 < x < 1, "lie in (0, 1)")
 _BANDS: Must = (
     lambda b: b == "auto" or (type(b) is int and b >= 1),
     'be an integer >= 1 or "auto"',
@@ -109,16 +108,6 @@ class TargetEpsilon(_Checked):
     """Choose it by the lower end of the certified interval in place of the upper one. The
     guarantee stays the upper end, which may then be more than target_epsilon: this is for what a
     sampler costs at most, where its two ends are far apart."""
-
-
-@dataclass(frozen=True)
-class TargetAdvantage(_Checked):
-    """The smallest noise for the advantage of a membership attack."""
-
-    advantage: float = _setting(name="target_advantage", must=_SHARE)
-    """Choose the smallest one at which the certified advantage of a membership attack (its true
-    positive rate minus its false positive rate) is at most this: with a fair prior it is then right
-    with probability (1 + this) / 2 at most."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +247,7 @@ class RunSpec(_Checked):
 
     sampler: Any  # SamplerSettings, or a BatchSampler of the data's own size
     """How batches are drawn; this decides what the run costs in privacy."""
-    privacy: NoiseMultiplier | TargetEpsilon | TargetAdvantage | NonPrivate
+    privacy: NoiseMultiplier | TargetEpsilon | NonPrivate
     """How much noise: given, or the smallest that certifies a target."""
     noise: Independent | Banded = _INDEPENDENT
     """The law of the noise over the steps."""
@@ -496,7 +485,6 @@ PARTS: dict[str, dict[str, type]] = {
     "privacy": {
         "noise_multiplier": NoiseMultiplier,
         "target_epsilon": TargetEpsilon,
-        "target_advantage": TargetAdvantage,
         "non_private": NonPrivate,
     },
     "noise": {"": Independent, "bands": Banded},

@@ -31,7 +31,6 @@ from dpsgd.runs.spec import (
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
-    TargetAdvantage,
     TargetEpsilon,
     config_digest,
 )
@@ -84,8 +83,7 @@ class Candidates:
                 raise ValueError("optimistic noise need not keep the target of a selection")
         if len({type(spec.privacy) for spec in self.specs}) > 1:
             raise ValueError(
-                "give noise_multiplier, target_epsilon or target_advantage: the same one to all "
-                "candidates"
+                "give noise_multiplier or target_epsilon: the same one to all candidates"
             )
         targets = {spec.privacy for spec in self.specs}
         if len(targets) > 1 and not isinstance(self.specs[0].privacy, NoiseMultiplier):
@@ -211,15 +209,10 @@ class Candidates:
                 resolved(at(spec, sigma), population).mechanism.privacy() for spec, sigma in pairs
             ]
 
-        if isinstance(goal, TargetEpsilon):
-            sigmas = noise.for_epsilon(
-                privacies, self.count, epsilon=goal.epsilon, delta=delta, profiles=profiles
-            )
-        else:
-            assert isinstance(goal, TargetAdvantage), "no candidate is without privacy"
-            sigmas = noise.for_advantage(
-                privacies, self.count, advantage=goal.advantage, profiles=profiles
-            )
+        assert isinstance(goal, TargetEpsilon), "no candidate is without privacy"
+        sigmas = noise.for_epsilon(
+            privacies, self.count, epsilon=goal.epsilon, delta=delta, profiles=profiles
+        )
         found = dict(zip(unique, sigmas, strict=True))
         return [at(spec, found[kind]) for spec, kind in zip(specs, kinds, strict=True)]
 
@@ -228,8 +221,6 @@ class Candidates:
         goal = self.specs[0].privacy
         if isinstance(goal, TargetEpsilon):
             return TargetEpsilon(_SHARE * goal.epsilon)
-        if isinstance(goal, TargetAdvantage):
-            return TargetAdvantage(self.count.share(goal.advantage))
         return goal
 
 

@@ -55,9 +55,9 @@ def select(
 ) -> dict[str, Any]:
     """Trains a random number of candidates, and releases the best with the guarantee of the whole.
 
-    What a candidate asks for (`target_epsilon` or `target_advantage`) is asked of
-    the whole selection, and must be alike in all; the noise that this takes is found. With
-    `noise_multiplier` each candidate has its own. Called again, it resumes.
+    A candidate's `target_epsilon` is that of the whole selection, and must be alike in all; the
+    noise that this takes is found. With `noise_multiplier` each candidate has its own. Called
+    again, it resumes.
 
     Args:
       task: What is trained.

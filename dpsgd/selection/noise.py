@@ -9,9 +9,7 @@ from accounting import (
     PrivacyProfile,
     SelectionProfile,
     TrialCount,
-    attack_advantage,
     calibrate,
-    calibrate_advantage,
 )
 from accounting.calibration import least_noise
 from accounting.releases.envelope import EnvelopeProfile
@@ -60,59 +58,19 @@ def for_epsilon(
         if condition < 1.0:
             needed.append(least_noise(privacy, e, condition))
         sigmas.append(max(needed))
-    return _sufficient(
-        sigmas,
-        lambda found: _whole(found, count).epsilon(delta).upper <= epsilon,
-        profiles or _of(candidates),
-        f"epsilon <= {epsilon} at delta {delta}",
+    profiles = profiles or _of(candidates)
+    for _ in range(_MOST_STEPS):
+        whole = SelectionProfile(EnvelopeProfile(tuple(profiles(sigmas))), count)
+        if whole.epsilon(delta).upper <= epsilon:
+            return sigmas
+        sigmas = [sigma * _STEP for sigma in sigmas]
+    raise ValueError(
+        f"no noise was found at which the selection has epsilon <= {epsilon} at delta {delta}"
     )
 
 
 _ROUNDING = 1.0 + 1e-6
 
 
-def for_advantage(
-    candidates: Sequence[Privacy],
-    count: TrialCount,
-    *,
-    advantage: float,
-    profiles: Profiles | None = None,
-) -> list[float]:
-    """Returns the same for the advantage of a membership attack on what is released.
-
-    That of the whole grows in a trial's total variation distance alone: each candidate has the
-    least noise at which a selection among trials of its own kind meets the target.
-
-    Raises:
-      ValueError: if no noise suffices.
-    """
-
-    def selection(privacy: Privacy) -> Privacy:
-        return lambda sigma: SelectionProfile(privacy(sigma), count)
-
-    return _sufficient(
-        [calibrate_advantage(selection(privacy), advantage=advantage) for privacy in candidates],
-        lambda found: attack_advantage(_whole(found, count)).upper <= advantage,
-        profiles or _of(candidates),
-        f"an attack advantage <= {advantage}",
-    )
-
-
-def _sufficient(
-    sigmas: list[float], met: Callable[[list[PrivacyProfile]], bool], profiles: Profiles, what: str
-) -> list[float]:
-    """Returns these noise multipliers, all raised a little if need be."""
-    for _ in range(_MOST_STEPS):
-        if met(profiles(sigmas)):
-            return sigmas
-        sigmas = [sigma * _STEP for sigma in sigmas]
-    raise ValueError(f"no noise was found at which the selection has {what}")
-
-
 def _of(candidates: Sequence[Privacy]) -> Profiles:
     return lambda sigmas: [p(sigma) for p, sigma in zip(candidates, sigmas, strict=True)]
-
-
-def _whole(profiles: Sequence[PrivacyProfile], count: TrialCount) -> SelectionProfile:
-    """Returns the profile of a selection among trials of these profiles."""
-    return SelectionProfile(EnvelopeProfile(tuple(profiles)), count)

@@ -34,7 +34,7 @@ COMMANDS = {
     "results": "Print, export and draw the table of finished runs.",
     "report": "Write one self-contained HTML page about finished runs and sweeps.",
     "epsilon": "Print the certified epsilon of a run, as [lower, upper].",
-    "calibrate": "Print the smallest noise multiplier for an epsilon or an attack advantage.",
+    "calibrate": "Print the smallest noise multiplier for an epsilon.",
     "compare": "Print and draw the certified epsilon of every sampler over the noise.",
     "contributions": "Look at how much users contribute, or choose a cap on it privately.",
     "choose": "Choose a linear model of ratings from a finite class, private for users.",

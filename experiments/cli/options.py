@@ -45,7 +45,6 @@ _GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
 _NAMES = (
     "target-epsilon epsilon eps",
     "target-delta delta",
-    "target-advantage advantage attack-advantage",
     "learning-rate lr step-size rate",
     "noise-multiplier noise-multipliers noise sigma noise-scale",
     "l2-clip-norm clip clip-norm clipping-norm max-grad-norm l2-norm-clip C",

@@ -40,7 +40,6 @@ class Axis(NamedTuple):
 AXES = {
     "noise_multiplier": Axis("sigma", "σ", "noise multiplier σ"),
     "target_epsilon": Axis("eps", "ε", "ε by which the noise was chosen"),
-    "target_advantage": Axis("adv", "advantage", "attack advantage by which the noise was chosen"),
     "batch_size": Axis("b", "batch", "batch size"),
     "epochs": Axis("e", "epochs", "epochs"),
     "learning_rate": Axis("lr", "learning rate", "learning rate"),
@@ -48,7 +47,7 @@ AXES = {
     "bands": Axis("bands", "bands", "steps b over which noise is correlated"),
 }
 """Settings that a sweep can vary."""
-PRIVACY = ("noise_multiplier", "target_epsilon", "target_advantage")
+PRIVACY = ("noise_multiplier", "target_epsilon")
 """Settings of which a run has one, and a run without privacy none."""
 IN_SAMPLER = ("batch_size", "epochs")
 """Settings of the sampler, if it has them."""

@@ -143,8 +143,7 @@ class Point:
 
         One does that resumed after a change, with steps that count twice, or is `optimistic`.
         """
-        pairs = (("target_epsilon", CERTIFIED), ("target_advantage", "attack_advantage_upper"))
-        found = [(row[end], row[target]) for row in self.rows for target, end in pairs]
+        found = [(row[CERTIFIED], row["target_epsilon"]) for row in self.rows]
         return any(None not in pair and pair[0] > pair[1] for pair in found)
 
 
@@ -282,7 +281,7 @@ class View:
             found[f"{names}, best on {self.judge.rows}"] = self._pivot(
                 lambda p: ", ".join(written(p.rows[0][name]) or "none" for name in tune)
             )
-        if self.table.values("target_epsilon") or self.table.values("target_advantage"):
+        if self.table.values("target_epsilon"):
             found["noise multiplier σ"] = self._pivot(
                 lambda p: f"{p.noise_multiplier:.4g}" if p.private else "none"
             )
@@ -343,9 +342,7 @@ class View:
 def _privacy(row: dict[str, Any]) -> str:
     if not row["noise_multiplier"]:
         return "no clipping, no noise"
-    for name in ("target_epsilon", "target_advantage", "noise_multiplier"):
-        if row[name] is not None:
-            break
+    name = "noise_multiplier" if row["target_epsilon"] is None else "target_epsilon"
     return _written(name, row[name])
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import sys
 import tomllib
@@ -17,7 +16,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.records import build, checked
+from dpsgd.runs.records import build, checked, near
 from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.support import checked_spec
 from experiments.results.metrics import Better
@@ -167,9 +166,8 @@ class Grid:
         known = {*known_options(), *IN_SAMPLER} - {*Sweep.SEEDS, "non_private"}
         for name in axes:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-                raise ValueError(f"{where}: {name!a} is unknown: {hint}")
+                hint = near(name, known) or f": there are {', '.join(known)}"
+                raise ValueError(f"{where}: {name!a} is unknown{hint}")
         given = [name for name in PRIVACY if name in axes]
         if len(given) > 1:
             raise ValueError(f"{where}: give {' or '.join(given)}, not both")
@@ -307,7 +305,7 @@ class Sweep(OfTask):
             with `where` and names the key.
         """
         fields = tables(content, where)
-        if fields.keys() & {"target_epsilon", "target_advantage", "mean_trials", "score"}:
+        if fields.keys() & {"target_epsilon", "mean_trials", "score"}:
             raise ValueError(f"{where} is the file of a private selection: add --private")
         shared = fields.get("run")
         grids = []

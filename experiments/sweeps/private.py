@@ -21,7 +21,6 @@ from experiments.sweeps.config import OfTask, product, tables
 SHIPPED = Path(__file__).parent / "selections"
 """Selections that can be asked for by name."""
 
-_WHOLE = ("target_epsilon", "target_advantage")
 _REFUSED = ("non_private", "insecure_seed")
 
 
@@ -37,9 +36,7 @@ class PrivateSweep(OfTask):
     task: str | Mapping[str, Any] = "clicks"
     """What is trained: a task by name, or a table of a name and the task's own settings."""
     target_epsilon: float | None = None
-    """What the whole selection may cost; this, target_advantage, or noise_multiplier of trials."""
-    target_advantage: float | None = None
-    """The same of the advantage of a membership attack."""
+    """What the whole selection may cost; this, or noise_multiplier of trials."""
     mean_trials: float = 10.0
     """How many trials there are on average."""
     trials_shape: float = 0.0
@@ -56,7 +53,7 @@ class PrivateSweep(OfTask):
         self.check_task()
         if not self.grid:
             raise ValueError("grid is missing: give at least one [[grid]]")
-        for name in (*_WHOLE, *_REFUSED):
+        for name in ("target_epsilon", *_REFUSED):
             if name in self.run or any(name in grid for grid in self.grid):
                 mend = "is of the whole selection: give it above all tables"
                 raise ValueError(f"{name} {'voids it' if name in _REFUSED else mend}")
@@ -90,12 +87,13 @@ class PrivateSweep(OfTask):
           ValueError: for a setting that is unknown or of the wrong type; the line begins with
             `where`.
         """
-        whole = {name: getattr(self, name) for name in _WHOLE}
         found: dict[str, RunSpec] = {}
         for number, grid in enumerate(self.grid, 1):
             at = f"{where}, grid {number}"
             for options in product({"sampler": "balls-and-bins", **grid}, at):
-                spec = checked_spec({**self.run, **options, **whole}, at)
+                spec = checked_spec(
+                    {**self.run, **options, "target_epsilon": self.target_epsilon}, at
+                )
                 found.setdefault(repr(spec), spec)
         return list(found.values())
 

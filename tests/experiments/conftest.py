@@ -79,11 +79,9 @@ def summary_of():
         sigma = options.get("noise_multiplier") or 0.0
         if epsilon := options.get("target_epsilon"):
             sigma = 2.0 / epsilon
-        if advantage := options.get("target_advantage"):
-            sigma = 0.4 / advantage
         upper, known = (epsilon or 1.25) + excess, sigma and run.spec.insecure_seed is None
         return {
-            **{name: options.get(name) for name in ("target_epsilon", "target_advantage")},
+            "target_epsilon": epsilon,
             **{name: options.get(name) for name in ("learning_rate", "init_seed", "insecure_seed")},
             **{name: getattr(sampler, name) for name in ("batch_size", "epochs")},
             **TERMS,
@@ -102,7 +100,7 @@ def summary_of():
             "data": 0,
             "epsilon_lower": 0.8 * upper if known else None,
             "epsilon_upper": upper if known else None,
-            "attack_advantage_upper": (advantage or 0.5) + excess if known else None,
+            "attack_advantage_upper": 0.5 if known else None,
             "unit": unit(run) if callable(unit) else unit,
             "not_covered": ["the weather"],
             **{metric: auc(run, metric) for metric in metrics},

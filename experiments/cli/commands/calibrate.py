@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 from experiments.cli.config import OfSizes
 from experiments.cli.console import going_on
@@ -13,20 +13,20 @@ from experiments.cli.options import run_options
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate(OfSizes):
-    """Print the smallest noise multiplier that certifies the wanted epsilon or attack advantage."""
+    """Print the smallest noise multiplier that certifies the wanted epsilon."""
 
 
 def command(words: Sequence[str]) -> type:
     """Returns what can be asked of the sampler that words name."""
-    names = "target_epsilon", "target_advantage", "target_delta"
-    return command_of(Calibrate, words, options=run_options(*names, calibration="none"))
+    options = run_options("target_delta", target_epsilon=MISSING, calibration="none")
+    return command_of(Calibrate, words, options=options)
 
 
 def run(asked: Calibrate) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import Bound
     from accounting.profile import format_delta
-    from dpsgd import Segment, TargetAdvantage, TargetEpsilon, cost
+    from dpsgd import Segment, TargetEpsilon, cost
     from dpsgd.core.guarantee import ADJACENCY
 
     with going_on("calibrating"):
@@ -37,10 +37,7 @@ def run(asked: Calibrate) -> None:
     # Rounded up: the printed number suffices as it stands.
     sigma = Bound(mechanism.noise_multiplier, mechanism.noise_multiplier).format_upper(".6g")
     then = "" if mechanism.full_sums is None else f", then {mechanism.full_sums},"
-    if isinstance(goal, TargetAdvantage):
-        said = f"attack advantage <= {goal.advantage}: {guarantee.sentence()}"
-    else:
-        assert isinstance(goal, TargetEpsilon), "no other goal can be asked for"
-        terms = f"delta {format_delta(found.delta)} ({ADJACENCY} adjacency, unit: one {unit})"
-        said = f"epsilon <= {goal.epsilon} at {terms}; {guarantee.attack()}"
+    assert isinstance(goal, TargetEpsilon), "no other goal can be asked for"
+    terms = f"delta {format_delta(found.delta)} ({ADJACENCY} adjacency, unit: one {unit})"
+    said = f"epsilon <= {goal.epsilon} at {terms}; {guarantee.attack()}"
     print(f"noise multiplier {sigma}{then} gives {said}")

@@ -43,10 +43,9 @@ class SweepConfig:
         non_private = true            # and once more without clipping and noise
         epochs = 5
 
-    A grid's axes are noise_multiplier, target_epsilon or target_advantage, batch_size, epochs,
-    learning_rate, l2_clip_norm, bands (over which noise is correlated: of use with optimizer =
-    "sgd" in [run]) and other options of a run, each with one value or a list: its runs are all
-    combinations.
+    A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate,
+    l2_clip_norm, bands (over which noise is correlated: of use with optimizer = "sgd" in [run])
+    and other options of a run, each with one value or a list: its runs are all combinations.
     With `tune = "learning_rate"`, or several axes in a list, each point shows the values that are
     best together on the validation rows. Grids with the same title share a panel.
     Figure and tables show the task's own metric first; the top of the file names another one by
@@ -54,11 +53,11 @@ class SweepConfig:
 
     With --private, one model is released and nothing else: the best of a random number of trials,
     each a random candidate of the grids, with the guarantee of the whole. Then the top of the file
-    has target_epsilon or target_advantage, which are of the whole, and, where the defaults will not
-    do, mean_trials (10), trials_shape (0), and score (by default the headline on the validation
-    rows); a [[grid]] has any settings of a run, each with one value or a list; and there are no
-    repetitions. How many trials there are is a secret, and so
-    is how long they take: do not show the times, nor the folder before it is finished.
+    has target_epsilon, which is of the whole, and, where the defaults will not do, mean_trials
+    (10), trials_shape (0), and score (by default the headline on the validation rows); a [[grid]]
+    has any settings of a run, each with one value or a list; and there are no repetitions. How many
+    trials there are is a secret, and so is how long they take: do not show the times, nor the
+    folder before it is finished.
     """
 
     config: tyro.conf.Positional[Path]

@@ -140,15 +140,10 @@ def recommended(
 
 
 def epsilon_of(request: RecommendationRequest) -> float:
-    """Returns the epsilon that is wanted, or about that of the wanted advantage; infinity without.
+    """Returns the target epsilon, infinity without privacy, and 1 where noise is given.
 
-    It is 1 where noise is given, of which the settings are to be independent.
-
-    An attack's advantage A goes with an epsilon of about -10 ln(1 - A): on 88,000 rows to 20 %,
-    from 0.3 to 8.
+    The settings are independent of a given noise multiplier.
     """
-    if request.target_advantage is not None:
-        return -10 * math.log1p(-request.target_advantage)
     if request.noise_multiplier is not None:
         return 1.0
     return math.inf if request.target_epsilon is None else request.target_epsilon

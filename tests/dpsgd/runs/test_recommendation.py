@@ -32,10 +32,9 @@ REQUEST = Request(88_000, 1 / 88_000, noise_multiplier=0.8, tables="lazy")
     epsilon=st.floats(1e-6, 1e300),
     more=st.floats(1, 1e6),
     clip=st.floats(1e-6, 1e6),
-    advantage=st.floats(1e-6, 0.999999),
 )
 def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_more_noise(
-    n, batch_size, epochs, delta, epsilon, more, clip, advantage
+    n, batch_size, epochs, delta, epsilon, more, clip
 ):
     settings = Settings(min(n, batch_size), epochs, clip)
     found = [
@@ -43,7 +42,6 @@ def test_rates_are_positive_finite_and_no_larger_with_less_privacy_asked_for_mor
         for e in (epsilon, min(1e300, epsilon * more))
     ]
     assert found[0] <= found[1]
-    found.append(table_step_size(Request(n, delta, target_advantage=advantage), settings, **LIMITS))
     assert all(0 < rate <= LIMITS["most"] for rate in found)
 
 

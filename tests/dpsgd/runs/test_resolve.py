@@ -20,7 +20,7 @@ from tiny_task import (
     words,
 )
 
-from accounting import attack_advantage, epsilon
+from accounting import epsilon
 from dpsgd import (
     BandedToeplitz,
     Independent,
@@ -278,7 +278,7 @@ def test_what_cannot_be_run_is_refused_in_a_line_before_the_run_directory_is_mad
 
 
 def test_noise_that_need_not_be_searched_for_leaves_the_rest():
-    target = config_of(noise_multiplier=None, target_advantage=0.1)
+    target = config_of(noise_multiplier=None, target_epsilon=3.0)
     assert with_any_noise(target, ROWS).spec == config_of(calibration="none")
     without = config_of(noise_multiplier=None, non_private=True)
     assert with_any_noise(without, ROWS).spec == without.but(calibration="none")
@@ -458,17 +458,19 @@ def test_private_runs_are_calibrated_where_it_is_offered_and_pays(
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("target", [{"target_epsilon": 3.0}, {"target_advantage": 0.4}])
 @pytest.mark.parametrize("noise", [{}, {"bands": 5}], ids=["independent", "bands"])
-def test_a_target_is_met_by_training_and_calibration_together(noise, target):
-    sigmas, (most,) = [], target.values()
+def test_a_target_is_met_by_training_and_calibration_together(noise):
+    sigmas, most = [], 3.0
     for calibration in ("none", "platt"):
-        how = {"noise_multiplier": None, "calibration": calibration, **target, **noise}
+        how = {
+            "noise_multiplier": None,
+            "calibration": calibration,
+            "target_epsilon": most,
+            **noise,
+        }
         with few_rows_are_calibrated():
             found = resolve(sgd(sampler=ORDER(**SIZES), **how), calibrated, rows_of(calibrated))
-        whole = found.mechanism.privacy()
-        bound = epsilon(whole, 1e-5) if "target_epsilon" in target else attack_advantage(whole)
-        assert 0.98 * most <= bound.upper <= most
+        assert 0.98 * most <= epsilon(found.mechanism.privacy(), 1e-5).upper <= most
         if found.mechanism.full_sums:
             assert found.mechanism.of_sums().noise == Independent()
         sigmas.append(found.mechanism.noise_multiplier)

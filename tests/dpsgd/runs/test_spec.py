@@ -18,7 +18,6 @@ from dpsgd import (
     NoiseMultiplier,
     NonPrivate,
     RunSpec,
-    TargetAdvantage,
     TargetEpsilon,
 )
 from dpsgd.runs.spec import Dense
@@ -27,7 +26,7 @@ from samplers.settings import SETTINGS
 
 ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)
 
-PRIVACY = NoiseMultiplier(1.0), TargetEpsilon(3.0), TargetAdvantage(0.1), NonPrivate()
+PRIVACY = NoiseMultiplier(1.0), TargetEpsilon(3.0), NonPrivate()
 NOISE = (
     Independent(),
     Banded(1),
@@ -96,7 +95,6 @@ REFUSED = [
     ({"target_epsilon": 3.0}, "give exactly one of noise_multiplier, target_epsi"),
     ({"noise_multiplier": 0.0}, "noise_multiplier must be finite and > 0"),
     ({"noise_multiplier": None, "target_epsilon": -1.0}, "target_epsilon must be"),
-    ({"noise_multiplier": None, "target_advantage": 1.0}, "target_advantage must"),
     ({"target_delta": 0.0}, "target_delta must"),
     ({"learning_rate": float("nan")}, "learning_rate must be finite and > 0"),
     ({"optimizer": "lamb"}, "optimizer: 'lamb' is none of 'adam', 'sgd'"),
@@ -108,7 +106,7 @@ REFUSED = [
     ({**LAZY, "tables_learning_rate": 1e20}, "tables_learning_rate must be > 0 and at most"),
     ({**LAZY, "tables_momentum": 1.0}, "tables_momentum must be"),
     ({**LAZY, "flush_every": 0}, "flush_every must be at least 1"),
-    ({"bands": 0}, 'bands must be at least 1 or "auto", got 0'),
+    ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
     ({"bands": 2, "bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
     ({"bands": 4, "coefficients": (1.0, 0.5)}, "coefficients must be as many as bands, 4, got 2"),
     ({"bands": 2, "coefficients": (1.0, 2.0)}, "noise of the coefficients"),

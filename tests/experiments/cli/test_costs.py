@@ -82,18 +82,6 @@ def test_epsilon_and_calibrate_answer_each_other(command):
     assert 1.99 < upper(line) <= 2.002
 
 
-@pytest.mark.long
-def test_the_noise_for_an_attack_advantage_keeps_it(command):
-    printed = command("calibrate", *LARGE, "--target-advantage", 0.1)
-    assert "gives attack advantage <= 0.1: epsilon <= " in printed
-    assert printed.endswith("a fair prior has an accuracy of at most 0.5500\n")
-    sigma = float(printed.split()[2])
-    line = command("epsilon", *LARGE, "--noise-multiplier", sigma)
-    assert line.endswith("has an accuracy of at most 0.5500\n")
-    line = command("epsilon", *LARGE, "--noise-multiplier", 0.98 * sigma)
-    assert float(line.split()[-1]) > 0.55
-
-
 def test_a_printed_delta_is_never_smaller_than_the_certified_one(command):
     words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
     words += ["--target-delta", 1 / 37e6]  # 2.7027e-8

@@ -159,11 +159,9 @@ REFUSED = {
         "--sizes 3 3": "sampler:poisson takes no",
     },
     PRICE.replace("poisson", "user-poisson"): {"": "sampler:user-poisson needs --max-contribut"},
-    "calibrate sampler:deterministic --num-examples 1000 --target-epsilon 1 {}": {
-        "--target-advantage 0.1": "give exactly one of --target-epsilon and --target-advantage",
-    },
+    "calibrate sampler:deterministic --num-examples 1000 {}": {"": "--target-epsilon"},
     "train --task images sampler:poisson --out o {}": {
-        "": "give exactly one of --noise-multiplier, --target-epsilon, --target-adv",
+        "": "give exactly one of --noise-multiplier, --target-epsilon and --non-priv",
         "--non-private --batch-size 0": "--batch-size must be",
         "--non-private --momentum 0.5": "--momentum goes with optimizer sgd",
         "--noise-multiplier 1 --tables lazy --bands 2": "--tables lazy and bands: deferred noise",

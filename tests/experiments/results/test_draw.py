@@ -172,7 +172,10 @@ def test_any_column_of_numbers_is_drawn_over_any_setting(summary_of):
     (axes,) = drawn.draw([View(table, "sampler", Headline("seconds"))]).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["shuffle", "poisson"]
     assert len(axes.get_legend().get_texts()) == len(SIGMAS)
-    for x, y, problem in (("sigma", "test_auc", "no 'sigma'"), ("sampler", "audit", "no number")):
+    for x, y, problem in (
+        ("sigma", "test_auc", "column 'sigma'"),
+        ("sampler", "audit", "no number"),
+    ):
         with pytest.raises(ValueError, match=problem):
             View(table, x, Headline(y))
 

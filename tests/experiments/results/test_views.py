@@ -116,17 +116,6 @@ def test_a_run_that_costs_more_than_it_was_to_cost_is_said_to_and_nothing_is_tol
     assert "costs more" not in summary_of(auc, PRIVACY).markdown()
 
 
-def test_an_attack_advantage_is_an_axis_whose_noise_is_shown_and_that_no_run_may_exceed(summary_of):
-    grid = {"x": "target_advantage", "sampler": ("shuffle",), "target_advantage": (0.1, 0.2)}
-    summary = summary_of(auc, grid)
-    (panel,) = summary.views
-    assert panel.xs == [0.1, 0.2]
-    assert "noise multiplier σ" in panel.tables()
-    assert "costs more" not in summary.markdown()
-    exceeded = summary_of(auc, grid, excess=0.05).markdown()
-    assert "a run of shuffle-adv0.1-b1024-e10-lr0.003-c4 costs more than the target" in exceeded
-
-
 def test_titles_are_shown_as_they_are_on_one_line(summary_of):
     title = "a <b>\n# c"
     summary = summary_of(auc, {**NOISE, "title": title})

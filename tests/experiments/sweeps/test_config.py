@@ -196,8 +196,11 @@ REFUSED = {
         HEAD + GRID + 'tune = ["epochs", "noise_multiplier"]\n',
         "x and tune",
     ),
+    "removed axis": (
+        HEAD + GRID + "target_advantage = 0.1\n",
+        "grid 1: 'target_advantage' is unknown: removed in 0.3.0",
+    ),
     "both noises": (HEAD + GRID + "target_epsilon = 1\n", "not both"),
-    "noise and advantage": (HEAD + GRID + "target_advantage = 0.1\n", "not both"),
     "unknown sampler": (HEAD + GRID.replace('"shuffle"', '"random"'), "sampler[0]"),
     "unknown setting": (
         HEAD + GRID.replace("overflow", "overflw"),

@@ -271,7 +271,7 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, comma
     # 2 seeds, 3 noises, 4 settings or the default one; 10 steps, an hour together
     assert ["panel", "1", "24", "240", "24", "12", "6", "3", "1"] in rows
     assert ["panel", "2", "6", "60", "6", "3", "1.5", "1", "1"] in rows
-    assert ["all", "panels", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
+    assert ["all", "panels", "together", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
     assert "like the one that was timed, a device" in said
     assert "--out is missing" in command.refuses("sweep", tmp_path / "sweep.toml")
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import attack_advantage
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest as Request
@@ -202,18 +201,6 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
             state = block.state
         metrics = task.evaluate(state.params, task.store.blocks("validation"))
         assert metrics["log_loss"] < 0.75  # of Adam alone it is 0.6
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sigma", [0.7, 2.0])
-def test_an_advantage_has_the_settings_of_an_epsilon_that_is_about_its_own(sigma):
-    run = BallsAndBins(88_000, 1024, 30).privacy(sigma)
-    epsilon, advantage = run.epsilon(1 / 88_000).upper, attack_advantage(run).upper
-    assert 0.3 < epsilon < 8
-    found = recommended(Request(88_000, 1e-5, target_advantage=advantage))
-    assert -10 * math.log1p(-advantage) == pytest.approx(epsilon, rel=0.25)
-    rate = recommended(Request(88_000, 1e-5, target_epsilon=epsilon)).learning_rate
-    assert found.learning_rate == pytest.approx(rate, rel=0.05)
 
 
 def test_sgd_takes_short_steps_where_batches_are_small():
