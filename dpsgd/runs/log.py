@@ -31,7 +31,6 @@ _SHARE = 0.01
 
 WORDS = {
     "read": "starting and reading the data",
-    "timing": "timing steps",
     "accounting": "accounting",
     "compile": "compiling",
     "audit": "audit",

@@ -2,13 +2,15 @@
 
 import csv
 import itertools
+import time
 
 import pytest
 from tiny_task import Line
 
 import dpsgd
 from dpsgd import RunSpec
-from dpsgd.runs.log import COLUMNS, LOG, CsvWriter, TrainingLog
+from dpsgd.runs import report
+from dpsgd.runs.log import COLUMNS, LOG, WORDS, CsvWriter, TrainingLog
 from samplers.settings import SETTINGS
 
 
@@ -62,3 +64,21 @@ def test_the_cost_of_steps_is_asked_for_rarely_and_more_rarely_the_longer_it_tak
     assert asked[0] == 30
     assert all(later - before >= 500 for before, later in itertools.pairwise(asked))
     assert kept.rows[0] == (30, {"examples_per_second": 1230.0})  # an infinite epsilon is none
+
+
+@pytest.mark.long
+def test_the_stages_of_a_run_take_all_of_its_time_and_the_report_lists_them(tmp_path):
+    before, out = time.monotonic(), tmp_path / "run"
+    spec = RunSpec.of(SETTINGS["shuffle"](batch_size=16, epochs=3), noise_multiplier=1.0)
+    record = dpsgd.run(Line(), spec, out, started=before - 3.0)
+    stages, taken = record["stage_seconds"], time.monotonic() - before + 3.0
+    assert list(stages) == [name for name in WORDS if name != "calibrate"]
+    assert min(stages.values()) >= 0
+    assert stages["read"] >= 3.0
+    assert 0.9 * taken - 0.5 <= sum(stages.values()) <= taken
+    text = (out / "report.md").read_text()
+    for name, seconds in stages.items():
+        assert f"| {WORDS[name]} | {seconds:.1f} |" in text
+    assert f"| in all | {sum(stages.values()):.1f} |" in text
+    (cells,) = report.comparison([record])[1]
+    assert cells[-1] == f"{sum(stages.values()):.1f}"

@@ -492,8 +492,8 @@ MORE_FLAGS = {
     "epsilon": ["--target-delta"],
     "calibrate": ["--target-delta"],
     "train": [
-        "--target-epsilon", "--target-delta", "--budget-minutes", "--l2-clip-norm",
-        "--learning-rate", "--model", "--microbatch-size", "--checkpoint-seconds",
+        "--target-epsilon", "--target-delta", "--l2-clip-norm", "--learning-rate",
+        "--model", "--microbatch-size", "--checkpoint-seconds",
         "--init-seed", "--insecure-seed",
     ],
 }  # fmt: skip
