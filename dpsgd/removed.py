@@ -1,4 +1,4 @@
-"""Options, fields and values that earlier versions had."""
+"""Options, fields, values and commands that earlier versions had."""
 
 REMOVED = frozenset(
     {
@@ -8,6 +8,7 @@ REMOVED = frozenset(
         "clip_quantile",
         "clip_rate",
         "clipping=quantile",
+        "command=plan",
         "decays",
         "noise=buffered toeplitz",
         "noise=secure",
@@ -36,8 +37,9 @@ def removal_notice(name: str, value: object = None) -> str | None:
     """Returns the notice about a removed option, field or value.
 
     Args:
-      name: Name of an option or field, with or without leading dashes: `--secure-noise`.
-      value: Value given to the option, where a value of a remaining option was removed.
+      name: Name of an option or field, with or without leading dashes: `--secure-noise`; `command`
+        for a command.
+      value: Value given to the option, or name of the command.
 
     Returns:
       `NOTICE`, or None for a name and value that were not removed.

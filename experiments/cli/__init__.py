@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import dpsgd
+from dpsgd.removed import removal_notice
 from dpsgd.runs.stop import INTERRUPTED
 from experiments.cli.errors import in_one_line
 from experiments.cli.program_cache import NOT_KEPT, keep_programs
@@ -95,6 +96,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[[Any], int | None], Any]:
       SystemExit: where the others ask for help, or are wrong, once that is said.
     """
     name, *rest = words or [""]
+    if notice := removal_notice("command", name):
+        raise ValueError(f"dpsgd {name} was {notice}")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f": did you mean {near[0]}?" if near else f"; there are {', '.join(COMMANDS)}"

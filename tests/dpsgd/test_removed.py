@@ -7,8 +7,18 @@ from dpsgd.runs.spec import RunSpec
 from experiments.cli import parse
 from samplers import Deterministic
 
+COMMANDS = sorted(entry for entry in REMOVED if entry.startswith("command="))
 
-@pytest.mark.parametrize("entry", sorted(REMOVED))
+
+@pytest.mark.parametrize("entry", COMMANDS)
+@pytest.mark.parametrize("words", [[], ["--help"], ["devices", "--num-devices", "8"]], ids=str)
+def test_removed_commands_are_refused_with_the_version(entry, words):
+    command = entry.removeprefix("command=")
+    with pytest.raises(ValueError, match=f"^dpsgd {command} was {NOTICE}$"):
+        parse([command, *words])
+
+
+@pytest.mark.parametrize("entry", sorted(REMOVED.difference(COMMANDS)))
 def test_removed_options_are_refused_with_the_version(entry):
     name, _, value = entry.partition("=")
     words = ["--" + name.replace("_", "-"), *([value] if value else [])]
