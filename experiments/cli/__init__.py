@@ -37,7 +37,7 @@ COMMANDS = {
     "epsilon": "Print the certified epsilon of a run, as [lower, upper].",
     "calibrate": "Print the smallest noise multiplier for an epsilon.",
     "compare": "Print and draw the certified epsilon of every sampler over the noise.",
-    "contributions": "Look at how much users contribute, or choose a cap on it privately.",
+    "contributions": "Look at how much users contribute, and at what a cap would cost.",
     "choose": "Choose a linear model of ratings from a finite class, private for users.",
     "audit": "Look for evidence that a run costs more privacy than its guarantee says.",
 }

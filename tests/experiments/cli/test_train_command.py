@@ -40,6 +40,23 @@ class Mean:
 class Clash(Mean):
     learning_rate: float = 1.0
 
+class Unreadable:
+    shape, dtype, ndim = (40,), np.dtype(np.float32), 1
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, rows):
+        raise AssertionError("a private row is read")
+
+    def __array__(self, *args, **kwargs):
+        raise AssertionError("the private rows are read")
+
+@dataclass(frozen=True)
+class Closed(Mean):
+    def columns(self):
+        return {"x": Unreadable()}
+
 task = Mean()
 number = 3
 '''
@@ -64,6 +81,26 @@ def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home
     assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50})
     command("resume", "run")
     assert "attempt 0: 5 steps from 0 declared of 5" in command("ledger", "run")
+
+
+FACTS = (
+    *(
+        "steps: 4",
+        "batch: 10 examples expected, padded to ",
+        "parameters: 1",
+        "memory of the program",
+    ),
+    *("time of a step: ", "time of all steps: ", "guarantee: epsilon <= ", "nothing was trained"),
+)
+
+
+@pytest.mark.parametrize("out", ["run", "own_mean.py/run"])
+def test_a_dry_run_states_facts_reads_no_row_and_writes_nothing(out, home, command):
+    words = ["train", "--task", "own_mean:Closed", *SAMPLER, "--out", out, "--dry-run"]
+    lines = command(*words).splitlines()
+    assert len(lines) == len(FACTS)
+    assert all(line.startswith(fact) for line, fact in zip(lines, FACTS, strict=True))
+    assert {path.name for path in home.iterdir()} <= {"own_mean.py", "__pycache__"}
 
 
 def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
