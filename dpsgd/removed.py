@@ -10,6 +10,7 @@ REMOVED = frozenset(
         "clipping=quantile",
         "command=plan",
         "decays",
+        "features=scattering",
         "noise=buffered toeplitz",
         "noise=secure",
         "private_bounds",

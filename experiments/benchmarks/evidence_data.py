@@ -94,7 +94,7 @@ class FreshTest(Images):
     @cached_property
     def source(self) -> sources.Images:
         """The images, read when they are first needed."""
-        found = sources.load(self.data, self.features, num_classes=self.num_classes)
+        found = sources.load(self.data, num_classes=self.num_classes)
         before, total = found.splits, sum(len(x["label"]) for x in found.splits.values())
         numbers = np.flatnonzero(random_masks(np.arange(total, dtype=np.uint64))["train"])
         middle = np.flatnonzero((numbers >= total // 6) & (numbers < total - total // 6))
@@ -183,11 +183,11 @@ DATA: Mapping[str, DataSet] = {
     "bank": DataSet(("bank.csv.gz", "bank-full.csv"), **LINEAR, prepare=BANK),
     "mnist": DataSet(
         ("mnist_60k.npz",),
-        lambda path: FreshTest(path, features="scattering", channels=(), num_classes=10),
+        lambda path: FreshTest(path, num_classes=10),
         "accuracy",
         (9.74, 8.0, 7.1, 3.01, 3.0, 2.92, 1.2, 1.19, 1.0),  # the ones that sources print as well
         delta=1e-5,
-        chosen_on=lambda path: Images(path, features="scattering", channels=(), num_classes=10),
+        chosen_on=lambda path: Images(path, num_classes=10),
     ),
     "movielens": DataSet(("ml-100k_u.data.gz", "u.data"), Ratings, "rmse"),
     "generated_460k": DataSet((), FewerRows, generated=460_000),

@@ -22,7 +22,7 @@ class Sizes:
     """What decides the shapes of the network's parameters."""
 
     shape: tuple[int, ...]
-    """Height, width and channels of an image, or of its features."""
+    """Height, width and channels of an image."""
     classes: int
     """Number of classes."""
     channels: tuple[int, ...]
@@ -30,8 +30,6 @@ class Sizes:
     new_classes: int = 0
     """The last of them, of which no image trains: where there are any, the network ends in its
     convolutions, and images are told apart by their distances from a few of each class."""
-    features: str = "none"
-    """What of an image the network reads, see `sources.load`."""
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:

@@ -174,20 +174,18 @@ def _named(data: Path | None, num_classes: int | None) -> Images:
 
 def load(
     data: Path | None,
-    features: str = "none",
     test: Path | None = None,
     num_classes: int | None = None,
 ) -> Images:
-    """Returns the digits, or the images that `data` names, or their `features` as images of theirs.
+    """Returns the images that `data` names, or by default the digits.
 
     Args:
       data: A NumPy archive (.npz), or the directory of a version of a data set.
-      features: "none" or "scattering", see `scattering`.
       test: An archive of the images that validate and test; all of `data` train then.
       num_classes: Of an archive, declared.
 
     Raises:
-      SourceError: if the images cannot be read, have no such features, or all that test train.
+      SourceError: if the images cannot be read, or all images of `test` are in `data`.
     """
     found = _named(data, num_classes)
     if test is not None:
@@ -202,15 +200,4 @@ def load(
         found = found._replace(
             splits={"train": found.rows(None), **random_halves(held.rows(None), 0)}
         )
-    if features == "none":
-        return found
-    from experiments.tasks.images.scattering import scattering
-
-    try:
-        splits = {
-            split: {**rows, "image": scattering(rows["image"])}
-            for split, rows in found.splits.items()
-        }
-    except ValueError as error:
-        raise SourceError(f"{found.name}: {error}") from None
-    return found._replace(shape=splits["train"]["image"].shape[1:], splits=splits)
+    return found

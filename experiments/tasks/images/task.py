@@ -6,35 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from experiments.tasks.models import ClassModels, Functions, HeldOut
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
-    from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.images import sources
     from experiments.tasks.images.model import Sizes
 
 PyTree = Any
-
-
-class Rule(NamedTuple):
-    """Settings of one layer on scattering features."""
-
-    batch_size: int
-    epochs: int
-    l2_clip_norm: float
-    rate: float
-    """Of SGD without momentum."""
-
-
-ADAM = Rule(2048, 30, 0.4, 0.053)
-"""The best of 24 settings at epsilon 3 and at 1 on MNIST's validation images: 0.986 and 0.981
-(docs/explanation/results/evidence.md)."""
-SGD = Rule(4096, 20, 0.7, 300.0)
-"""The rate is high as features are short, and probabilities near their classes."""
-WITHOUT_NOISE = Rule(256, 20, 0.7, 0.02)
-"""Of Adam: 0.991 on validation images; batches of 1,024 at 0.07 have 0.990."""
 
 
 class ImageModels(ClassModels):
@@ -61,7 +41,7 @@ class ImageModels(ClassModels):
         from experiments.tasks.splits import blocks_of
 
         sizes = self.sizes
-        found = load(path, sizes.features, num_classes=sizes.classes)
+        found = load(path, num_classes=sizes.classes)
         if (found.shape, found.classes) != (sizes.shape, sizes.classes):
             raise ValueError(
                 f"{found.name} has images of shape {found.shape} of {found.classes} classes: the "
@@ -127,11 +107,6 @@ class Images(HeldOut, ImageModels):
     step draws some, and an episode of each (clipped level 1)."""
     test: Path | None = None
     """A NumPy archive of the images that validate and test; all images of --data train then."""
-    features: Literal["none", "scattering"] = "none"
-    """What the network reads of an image: its pixels, or scattering features, a fixed function of
-    it alone, which costs no privacy: drawn characters are learned best from these by one layer, by
-    --channels without values. Sides are then multiples of 4."""
-
     num_classes: int | None = None
     """Classes of an archive, declared: a label that is not below it is refused. Data sets of
     TensorFlow, and the digits, state their own."""
@@ -147,7 +122,7 @@ class Images(HeldOut, ImageModels):
         """The images, read when they are first needed."""
         from experiments.tasks.images.sources import load
 
-        found = load(self.data, self.features, self.test, self.num_classes)
+        found = load(self.data, self.test, self.num_classes)
         if self.num_classes not in (None, found.classes):
             raise ValueError(
                 f"--num-classes {self.num_classes}: {found.name} has {found.classes} classes; "
@@ -161,31 +136,7 @@ class Images(HeldOut, ImageModels):
         from experiments.tasks.images.model import Sizes
 
         source = self.source
-        return Sizes(source.shape, source.classes, self.channels, self.new_classes, self.features)
-
-    def recommend(self, request: RecommendationRequest) -> Settings:
-        """Returns the settings of a run: of one layer on scattering features, those for MNIST.
-
-        Without privacy SGD has the settings of a network.
-        """
-        from dataclasses import replace
-
-        from dpsgd.runs.recommendation import generic
-
-        found = generic(request)
-        if self.features == "none" or self.channels:
-            return found
-        adam = request.optimizer == "adam"
-        if not (request.private or adam):
-            return found
-        rule = WITHOUT_NOISE if not request.private else ADAM if adam else SGD
-        return replace(
-            found,
-            batch_size=min(rule.batch_size, request.num_examples),
-            epochs=rule.epochs,
-            l2_clip_norm=rule.l2_clip_norm,
-            learning_rate=rule.rate if adam else rule.rate * (1 - request.momentum),
-        )
+        return Sizes(source.shape, source.classes, self.channels, self.new_classes)
 
     def not_covered(self) -> tuple[str, ...]:
         """Returns the public facts of few-shot training, which its tree of units holds."""

@@ -1,14 +1,11 @@
 """Any data set of TensorFlow Datasets, read once into a store; needs no TensorFlow.
 
-It must lie prepared on the disk, as array_record. What it may hold:
-
-- blocks of rows, as `experiments.tasks.clicks.tfds.builders` writes them: taken as they are;
-- or one row a record, of features that are single values, which are encoded as a table's are
-  (`experiments.tasks.clicks.tabular.kinds`), so that files and tables with the same columns can
-  be scored. The label is 0 or 1. Numbers (integers, floats; NaN is missing) become numeric columns,
-  through ``sign(x) * log1p(|x|)``; class labels (negative is missing), booleans and texts (empty is
-  missing) become categories, hashed into tables whose sizes are those of the classes, or given.
-  Nothing is learned from the rows.
+It must lie prepared on the disk, as array_record, with one row a record. Features are single
+values, encoded as a table's columns are (`experiments.tasks.clicks.tabular.kinds`), so that files
+and tables with the same columns can be scored. The label is 0 or 1. Numbers (integers, floats; NaN
+is missing) become numeric columns, through ``sign(x) * log1p(|x|)``; class labels (negative is
+missing), booleans and texts (empty is missing) become categories, hashed into tables whose sizes
+are those of the classes, or given. Nothing is learned from the rows.
 
 Anything else (images, sequences, nested features) is refused by name, unless it is left out by
 name. Splits are those of `experiments.tasks.tfds`.
@@ -25,10 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.encoding import ColumnError
 from experiments.tasks.clicks.schema import Schema, default_buckets
-from experiments.tasks.clicks.store import Columns, Store, columns_of, empty_columns
+from experiments.tasks.clicks.store import Columns, Store, empty_columns
 from experiments.tasks.clicks.tabular.format import BUCKETS, TableFormat
 from experiments.tasks.clicks.writer import StoreWriter
 from experiments.tasks.splits import RANDOM
@@ -76,20 +72,8 @@ def prepare(
         StoreError: `out` exists, or cannot be written.
     """
     builder = open_prepared(name, data_dir)
-    full_name, metadata = builder.info.full_name, dict(builder.info.metadata or {})
-    if "schema" in metadata:
-        where = f"metadata of {full_name}"
-        schema = build(Schema, metadata["schema"], f"{where}: schema")
-        seed = checked(metadata.get("hash_seed"), int, f"{where}: hash_seed")
-        if seed != hash_seed or label or leave_out or classes:
-            raise SourceError(
-                f"{full_name} holds columns that are ready, hashed with seed {seed}: "
-                "leave label, features and buckets as they are, and the seed too"
-            )
-        read = functools.partial(_blocks, builder, schema)
-    else:
-        schema, numbered = _schema(builder, label, leave_out, text_buckets, tuple(classes))
-        read = functools.partial(_encoded, builder, TableFormat(schema, hash_seed), numbered)
+    schema, numbered = _schema(builder, label, leave_out, text_buckets, tuple(classes))
+    read = functools.partial(_encoded, builder, TableFormat(schema, hash_seed), numbered)
     with StoreWriter(out, schema, hash_seed=hash_seed) as writer:
         for part, rows in parts_of(builder, read):
             writer.append(rows, part)
@@ -97,19 +81,8 @@ def prepare(
                 progress(writer.num_rows)
         for part in SPLITS:  # a part without rows is a part
             writer.append(empty_columns(schema, 0), part)
-        source = {"format": "tfds", "name": full_name}
+        source = {"format": "tfds", "name": builder.info.full_name}
         return writer.finish(splits=RANDOM.ranges(writer.sizes), source=source)
-
-
-def _blocks(builder: Any, schema: Schema, split: str) -> Iterator[Columns]:
-    """Yield the blocks of rows that are records."""
-    for (record,) in records_of(builder, split, 1):
-        rows = len(record["label"])
-        yield {
-            # Columns without a width are not among the features.
-            name: record[name] if name in record else np.empty((rows, 0), dtype)
-            for name, (dtype, _) in columns_of(schema).items()
-        }
 
 
 def _schema(

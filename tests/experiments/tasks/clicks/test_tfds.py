@@ -1,6 +1,5 @@
-"""Data sets of TensorFlow Datasets, without TensorFlow: ours, and any of single-valued features."""
+"""Data sets of TensorFlow Datasets, without TensorFlow: rows of single-valued features."""
 
-import gzip
 import json
 import sys
 
@@ -13,111 +12,23 @@ import tensorflow_datasets as tfds
 
 from experiments import cli
 from experiments.tasks.clicks.formats import format_of
-from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.schema import Schema, log_transform
-from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.tfds import builders as tfds_builders
 from experiments.tasks.clicks.tfds import source as tfds_source
 from experiments.tasks.clicks.tfds.source import SourceError
 from experiments.tasks.splits import random_halves, random_split
 
-ROWS = 50_000  # several records in every split, the last of them short
-BUILDERS = {
-    "criteo-display": tfds_builders.CriteoDisplayBlocks,
-    "criteo-search": tfds_builders.CriteoSearchBlocks,
-}
+
+class LocalInfo(tfds.core.DatasetInfo):
+    """Description of a data set that no public bucket holds."""
+
+    def initialize_from_bucket(self):
+        """Skips the look-up, which would leave a folder behind."""
 
 
 def build(builder, manual_dir=None):
     config = tfds.download.DownloadConfig(manual_dir=manual_dir)
     builder.download_and_prepare(download_config=config)
     return builder
-
-
-# --- Criteo's, in blocks -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module", params=BUILDERS)
-def built(request, tmp_path_factory):
-    """Return (log, raw file, where the built data set lies, its name)."""
-    log = synthetic.LOGS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    raw = folder / "manual" / log.format.file_name
-    synthetic.write_raw(raw, ROWS, 3, log=log)
-    builder = build(BUILDERS[request.param](data_dir=folder / "data"), raw.parent)
-    return log, raw, folder / "data", builder.name
-
-
-@pytest.mark.long
-def test_ours_give_back_bit_for_bit_what_preparing_the_raw_file_gives(built, tmp_path):
-    log, raw, data_dir, name = built
-    seen = []
-    read = tfds_source.prepare(name, tmp_path / "read", data_dir=data_dir, progress=seen.append)
-    direct = log.format.prepare(raw, tmp_path / "direct")
-    read.verify()
-    for field in ("schema", "hash_seed", "splits", "num_rows"):
-        assert getattr(read, field) == getattr(direct, field)
-    for split in direct.splits:
-        ours, theirs = read.load(split), direct.load(split)
-        for column, values in theirs.items():
-            assert (ours[column].dtype, ours[column].shape) == (values.dtype, values.shape)
-            assert ours[column].tobytes() == values.tobytes()
-    assert seen[-1] == ROWS
-    assert read.source == {"format": "tfds", "name": f"{name}/1.0.0"}
-    assert "tensorflow" not in sys.modules
-
-
-@pytest.mark.long
-def test_ours_hold_blocks_of_rows_and_leave_nothing_else_behind(built):
-    _, _, data_dir, name = built
-    assert {path.name for path in data_dir.iterdir()} - {"downloads"} == {name}
-    builder = tfds.builder(name, data_dir=data_dir)
-    rows = 0
-    for split in builder.info.splits:
-        *full, last = (len(record["label"]) for record in builder.as_data_source(split=split))
-        assert full == [4096] * len(full)
-        assert 0 < last <= 4096
-        rows += sum(full) + last
-    assert rows == ROWS
-
-
-def test_a_gzip_file_will_do_and_a_folder_without_or_with_two_files_is_named(tmp_path):
-    manual = tmp_path / "manual"
-    manual.mkdir()
-    (manual / "README").write_text("nothing here")
-
-    def display():
-        build(tfds_builders.CriteoDisplayBlocks(data_dir=tmp_path / "data"), manual)
-
-    with pytest.raises(DataError, match=r"manual: expected train.txt or .*, and found neither"):
-        display()
-    synthetic.write_raw(manual / "train.txt", 500, 1)
-    (manual / "train.txt.gz").write_bytes(gzip.compress((manual / "train.txt").read_bytes()))
-    with pytest.raises(DataError, match="and found both"):
-        display()
-    (manual / "train.txt").unlink()
-    display()
-    ready = str(tmp_path / "data" / "criteo_display_blocks" / "1.0.0")
-    assert tfds_source.prepare(ready, tmp_path / "store").num_rows == 500
-    for options in ({"hash_seed": 1}, {"label": "label"}, {"leave_out": ("label",)}):
-        with pytest.raises(SourceError, match="hashed with seed 0"):
-            tfds_source.prepare(ready, tmp_path / "other", **options)
-
-
-def test_faulty_rows_are_named_as_they_are_by_prepare(tmp_path):
-    (tmp_path / "manual").mkdir()
-    (tmp_path / "manual" / "CriteoSearchData").write_text("2" + "\t" * 22 + "\n")
-    with pytest.raises(DataError, match="CriteoSearchData, line 1, column Sale: found '2'"):
-        build(tfds_builders.CriteoSearchBlocks(data_dir=tmp_path / "data"), tmp_path / "manual")
-
-
-@pytest.mark.parametrize("file_format", ["parquet", "tfrecord"])
-def test_ours_are_built_as_array_record_alone(tmp_path, file_format):
-    with pytest.raises(ValueError, match="file_format must be array_record"):
-        tfds_builders.CriteoDisplayBlocks(data_dir=tmp_path, file_format=file_format)
-
-
-# --- Others, one row a record --------------------------------------------------------------------
 
 
 class PeopleRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -136,7 +47,7 @@ class PeopleRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "member": np.bool_,
             "bought": tfds.features.ClassLabel(num_classes=2),
         }
-        return tfds_builders.LocalInfo(
+        return LocalInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features | self.more),
             disable_shuffling=True,
