@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from decimal import ROUND_DOWN, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, Context, Decimal
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
@@ -23,6 +23,9 @@ It is relative to an epsilon below 1: see `wanted_width`.
 
 _SMALLEST_EPSILON = 1e-12
 """No search tells an epsilon below this from 0."""
+
+THREE_DIGITS = ".3g"
+"""Format of every end of an interval that people read: upper ends go up, lower ends down."""
 
 _SPEC = re.compile(r"\.(\d+)([efg])")
 
@@ -42,8 +45,8 @@ class Bound:
     Formatting rounds outward, so that a printed upper end is never below the true one:
 
     >>> bound = Bound(0.40371, 0.40376)
-    >>> f"{bound:.3f}"
-    '[0.403, 0.404]'
+    >>> print(bound)
+    [0.403, 0.404]
     >>> bound.format_upper(".2e")
     '4.04e-01'
 
@@ -120,19 +123,21 @@ class Bound:
         """The distance between the two ends; 0 where both are the same infinity."""
         return 0.0 if self.lower == self.upper else self.upper - self.lower
 
-    def format_lower(self, spec: str = ".3f") -> str:
+    def format_lower(self, spec: str = THREE_DIGITS) -> str:
         """Formats the lower end, rounded down; `spec` is '.Nf', '.Ne' or '.Ng'."""
         return _round_outward(self.lower, spec, up=False)
 
-    def format_upper(self, spec: str = ".3f") -> str:
+    def format_upper(self, spec: str = THREE_DIGITS) -> str:
         """Formats the upper end, rounded up; `spec` is '.Nf', '.Ne' or '.Ng'."""
         return _round_outward(self.upper, spec, up=True)
 
     def __format__(self, spec: str) -> str:
         """Formats as '[lower, upper]', rounded outward; `spec` is '.Nf', '.Ne' or '.Ng'."""
-        if not spec:
-            return str(self)
+        spec = spec or THREE_DIGITS
         return f"[{self.format_lower(spec)}, {self.format_upper(spec)}]"
+
+    def __str__(self) -> str:
+        return format(self)
 
 
 def _round_outward(value: float, spec: str, *, up: bool) -> str:
@@ -143,14 +148,10 @@ def _round_outward(value: float, spec: str, *, up: bool) -> str:
     if not math.isfinite(value):
         return str(value)
     digits, kind = int(match[1]), match[2]
-    # 'g' drops trailing zeros, which hide the last place: round in 'e', then print that decimal.
-    working = f".{max(digits - 1, 0)}e" if kind == "g" else spec
-    printed, exact = Decimal(format(value, working)), Decimal(value)
-    last_place = Decimal(1).scaleb(int(printed.as_tuple().exponent))
-    if up and printed < exact:
-        printed += last_place
-    elif not up and printed > exact:
-        printed -= last_place
+    exact, context = Decimal(value), Context(400, ROUND_CEILING if up else ROUND_FLOOR)
+    places = max(digits - 1, 0) if kind == "g" else digits  # after the first digit or the point
+    place = (0 if kind == "f" else exact.adjusted()) - places
+    printed = exact.quantize(Decimal(1).scaleb(place), context=context)
     # Decimal writes 4.04e-1 where float writes 4.04e-01.
     return re.sub(r"e([+-])(\d)$", r"e\g<1>0\2", format(printed, spec))
 
@@ -300,7 +301,7 @@ def format_delta(delta: float) -> str:
     nearest = f"{delta:.3g}"
     if float(nearest) >= delta:
         return nearest
-    return f"{float(_round_outward(delta, '.3g', up=True)):.3g}"
+    return f"{float(_round_outward(delta, THREE_DIGITS, up=True)):.3g}"
 
 
 def default_delta(num_units: int) -> float:

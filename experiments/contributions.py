@@ -31,7 +31,7 @@ def pure_guarantee(epsilon: float, terms: str) -> str:
     return (
         f"epsilon <= {epsilon} at delta 0 ({ADJACENCY} adjacency, unit: one user; {terms}); a "
         "membership attack with a fair prior has an accuracy of at most "
-        f"{accuracy.format_upper('.4f')}"
+        f"{accuracy.format_upper()}"
     )
 
 

@@ -84,7 +84,7 @@ class BlackBoxReport(NamedTuple):
     @property
     def shown(self) -> str:
         """The bound as text, rounded down."""
-        return Bound(self.epsilon_lower, math.inf).format_lower(".3f")
+        return Bound(self.epsilon_lower, math.inf).format_lower()
 
     @property
     def detection_limit(self) -> float:
@@ -104,7 +104,7 @@ class BlackBoxReport(NamedTuple):
             f"{self.false_positives:,} times in the other world",
             f"epsilon >= {self.shown} at delta {format_delta(self.delta)}, "
             f"with confidence {self.confidence:.0%}",
-            f"claimed: epsilon <= {self.claim.format_upper('.3f')}",
+            f"claimed: epsilon <= {self.claim.format_upper()}",
             f"detection limit: {self.detection_limit:.3f}",
         ]
         if self.violation:

@@ -294,9 +294,9 @@ def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckRe
     proved = all(0 <= cost.lower <= cost.upper and cost.confidence == 1 for cost in costs)
     fewer, more = quiet.upper <= _above(whole), whole.lower <= once.upper <= _above(twice)
     return [
-        CheckResult("its costs are proved intervals", proved, f"{whole:.4g}"),
-        CheckResult("its cost falls with more noise", fewer, f"{whole:.4g}, then {quiet:.4g}"),
-        CheckResult("its cost grows with the steps", more, f"{once:.4g}, twice {twice:.4g}"),
+        CheckResult("its costs are proved intervals", proved, f"{whole}"),
+        CheckResult("its cost falls with more noise", fewer, f"{whole}, then {quiet}"),
+        CheckResult("its cost grows with the steps", more, f"{once}, twice {twice}"),
     ]
 
 

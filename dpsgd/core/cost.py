@@ -99,7 +99,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
             "losses or other diagnostics)"
         )
     if whole.scope and not isinstance(last, Trials):
-        of_all = "none" if _void(planned, last) else f"{_epsilon(planned, delta):.4f}"
+        of_all = "none" if _void(planned, last) else _epsilon(planned, delta)
         notes.append(
             "this is the privacy cost if the run stops here for reasons that do not depend on what "
             "it released; a stop decided by looking at the model costs what the whole run costs "
@@ -215,7 +215,7 @@ def _epsilon(taken: Sequence[Part], delta: float) -> Bound:
     bounds = [epsilon(profile, delta / len(profiles)) for profile in profiles]
     if estimated := [bound for bound in bounds if bound.confidence < 1]:
         raise ValueError(
-            f"epsilon {estimated[0]:.4f} holds only with confidence {estimated[0].confidence}: an "
+            f"epsilon {estimated[0]} holds only with confidence {estimated[0].confidence}: an "
             "estimate is not a guarantee"
         )
     wholes = [one for part in taken if part.complete for one in part.mechanisms]

@@ -134,10 +134,10 @@ class Guarantee:
             delta = format_delta(self.delta)
             return f"{NO_GUARANTEE}: no finite epsilon is certified at delta {delta}"
         return (
-            f"epsilon <= {self.epsilon.format_upper('.3g')} at delta {format_delta(self.delta)} "
+            f"epsilon <= {self.epsilon.format_upper()} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()}); "
-            f"certified: epsilon in {self.epsilon:.4f}; "
+            f"certified: epsilon in {self.epsilon}; "
             f"{self.attack()}{self._exceptions()}"
             f"{self._of_earlier()}"
         )
@@ -163,7 +163,7 @@ class Guarantee:
         advantage = self.attack_advantage
         if advantage is None:
             return "nothing bounds the accuracy of a membership attack"
-        accuracy = attack_accuracy(advantage).format_upper(".4f")
+        accuracy = attack_accuracy(advantage).format_upper()
         return f"a membership attack with a fair prior has an accuracy of at most {accuracy}"
 
     def record(self) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class Mechanism:
         if epochs == 0:
             one = privacy(1).epsilon(delta)
             raise ValueError(
-                f"one epoch costs epsilon {one:.4f} at delta {format_delta(delta)}, more than "
+                f"one epoch costs epsilon {one} at delta {format_delta(delta)}, more than "
                 f"{epsilon}: raise noise_multiplier"
             )
         return dataclasses.replace(self, sampler=self.sampler.with_epochs(epochs))

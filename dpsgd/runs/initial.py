@@ -179,7 +179,7 @@ def _stated(record: Mapping[str, Any], where: Path) -> tuple[str, ...]:
             raise ValueError(f"{where} is damaged: epsilon_upper {upper}")
         delta = checked(record.get("delta"), float, f"{where}: delta")
         delta = format_delta(check_guarantee_delta(delta, f"{where}: delta"))
-        own = f"epsilon <= {Bound(0.0, upper).format_upper('.3g')} at delta {delta}"
+        own = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {delta}"
         own = f"{own} (unit: one {unit})"
     for text in (own, *before):
         if not _KEPT.fullmatch(text):

@@ -100,13 +100,13 @@ def interval(record: dict[str, Any]) -> str:
     """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
     if record["epsilon_upper"] is None:
         return "none"
-    return f"{Bound(record['epsilon_lower'], record['epsilon_upper']):.3g}"
+    return str(Bound(record["epsilon_lower"], record["epsilon_upper"]))
 
 
 def guaranteed(record: dict[str, Any]) -> str:
     """Returns the upper end of that interval alone, rounded up, or "none" as above."""
     upper = record["epsilon_upper"]
-    return "none" if upper is None else Bound(upper, upper).format_upper(".3g")
+    return "none" if upper is None else Bound(upper, upper).format_upper()
 
 
 def advantage(record: dict[str, Any]) -> str:
@@ -114,7 +114,7 @@ def advantage(record: dict[str, Any]) -> str:
     if record["attack_advantage_upper"] is None:
         return "none"
     ends = record["attack_advantage_lower"], record["attack_advantage_upper"]
-    return f"{Bound(*ends):.4f}"
+    return str(Bound(*ends))
 
 
 _SHOWN = {
@@ -194,7 +194,7 @@ def _meaning(record: dict[str, Any]) -> str:
         f"to replace one {record['unit']} of the training data by one whose gradient is zero\n"
         "changes the law of the trained parameters by no more than this epsilon and delta.\n"
         "Whoever sees them, knows all else and guesses at even odds whether it was there is right\n"
-        f"with probability {Bound(accuracy, accuracy).format_upper('.4f')} at most."
+        f"with probability {Bound(accuracy, accuracy).format_upper()} at most."
     )
 
 

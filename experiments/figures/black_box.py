@@ -20,7 +20,7 @@ def draw(report: BlackBoxReport) -> Figure:
     verdict = "VIOLATION" if report.violation else "consistent"
     figure.suptitle(
         f"{verdict}: the outputs prove ε ≥ {report.shown}, the claim is ε ≤ "
-        f"{report.claim.format_upper('.3f')} at δ = {format_delta(report.delta)}"
+        f"{report.claim.format_upper()} at δ = {format_delta(report.delta)}"
     )
 
     event, hits = report.event, (report.true_positives, report.false_positives)

@@ -89,7 +89,7 @@ def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Returns (header, rows): a row for each noise multiplier, a column for each sampler."""
     header = ["sigma", *(curve.name for curve in found)]
     rows = [
-        [f"{sigma:.4g}", *(f"{curve.bounds[i]:.3g}" for curve in found)]
+        [f"{sigma:.4g}", *(str(curve.bounds[i]) for curve in found)]
         for i, sigma in enumerate(found[0].at)
     ]
     return header, rows

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from accounting import BallsAndBinsProfile, PoissonProfile
+from accounting import BallsAndBinsProfile, Bound, PoissonProfile
 from accounting.order import compare, crossing
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
@@ -88,11 +88,10 @@ def draw(config: Config, console: Console) -> Figure:
     console.table(
         ["sigma", *(f"T = {steps:,}" for steps in config.steps)],
         [
-            [f"{sigma:g}", *("[{:.3g}, {:.3g}]".format(*found[sigma, steps]["epsilon"])
-                             for steps in config.steps)]
+            [f"{sigma:g}", *(str(Bound(*found[sigma, steps]["epsilon"])) for steps in config.steps)]
             for sigma in config.noise_multipliers
         ],
-    )  # fmt: skip
+    )
     once = sum(one["signs"].lstrip(">").lstrip("?").strip("<") == "" for one in found.values())
     console.line(f"signs that were certified change once at {once} of {len(found)} points")
     figure = blank(11, 4.8, TERMS)

@@ -110,8 +110,8 @@ def draw(config: Config, console: Console) -> Figure:
             [
                 f"{sigma:g}",
                 f"~{theorem.value:.3g}",
-                f"{bounds[-1]:.3g}",
-                f"{whole_task:.3g}",
+                str(bounds[-1]),
+                str(whole_task),
                 f">= {epsilon(one_class, DELTA).format_lower('.0f')}",
                 _shown(quality[-1]),
             ]

@@ -124,7 +124,7 @@ def draw_sgd(
         spread = np.std(found, axis=1, ddof=1)
         curves.add(name, np.mean(found, axis=1), spread, least=bool(bound), **style)
         if bound:
-            console.line(f"{name}: sigma {sigma:.4g}, epsilon in {bound:.4f}")
+            console.line(f"{name}: sigma {sigma:.4g}, epsilon in {bound}")
 
 
 def draw_private_caps(curves: Curves, study: Study, seeds: int, console: Console) -> None:
@@ -138,7 +138,7 @@ def draw_private_caps(curves: Curves, study: Study, seeds: int, console: Console
         curves.axes.errorbar(np.median(chosen), mean, spread, color=COLORS[target], **how)
         console.line(
             f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon in "
-            f"{bound:.4f}, RMSE {mean:.4f} ± {spread:.4f}"
+            f"{bound}, RMSE {mean:.4f} ± {spread:.4f}"
         )
     label = f"cap near the {QUANTILE:.0%} quantile, for {QUANTILE_EPSILON:g} of ε"
     curves.axes.plot([], [], "*", ms=15, color="gray", mec="black", label=label)

@@ -364,13 +364,13 @@ def written(value: Any, name: str = "") -> str:
     if value is None:
         return ""
     if name.endswith("_upper"):
-        return Bound(value, value).format_upper(".3g")
+        return Bound(value, value).format_upper()
     if name.endswith("_lower"):
-        return Bound(value, value).format_lower(".3g")
+        return Bound(value, value).format_lower()
     return f"{value:g}" if isinstance(value, float) else digits(value)
 
 
 def _epsilon(found: Bound | None, interval: bool) -> str:
     if found is None:
         return "none"
-    return f"{found:.3g}" if interval else found.format_upper(".3g")
+    return str(found) if interval else found.format_upper()

@@ -28,6 +28,14 @@ def test_what_is_printed_brackets_what_is_held(value, spec):
     assert Decimal(bound.format_lower(spec)) <= Decimal(value) <= Decimal(bound.format_upper(spec))
 
 
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(0.9997, "[0.999, 1.00]"), (4.0133, "[4.01, 4.02]"), (0, "[0.00, 0.00]"), (1, "[1.00, 1.00]")],
+)
+def test_ends_are_printed_to_three_digits_and_no_wider(value, printed):
+    assert str(Bound(value, value)) == f"{Bound(value, value)}" == printed
+
+
 def test_an_infinite_end_prints_as_such():
     assert f"{Bound(0.5, math.inf):.2f}" == "[0.50, inf]"
 

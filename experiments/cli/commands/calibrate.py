@@ -26,18 +26,18 @@ def run(asked: Calibrate) -> None:
     """Runs `dpsgd calibrate`."""
     from accounting import Bound
     from accounting.profile import format_delta
-    from dpsgd import Segment, TargetEpsilon, cost
+    from dpsgd import Segment, cost
     from dpsgd.core.guarantee import ADJACENCY
 
     with going_on("calibrating"):
         found = asked.resolved()
-        mechanism, goal = found.mechanism, found.spec.privacy
+        mechanism = found.mechanism
         unit = mechanism.sampler.protected_unit(asked.population())
         guarantee = cost([Segment(mechanism, unit=unit)], found.delta)
     # Rounded up: the printed number suffices as it stands.
     sigma = Bound(mechanism.noise_multiplier, mechanism.noise_multiplier).format_upper(".6g")
     then = "" if mechanism.full_sums is None else f", then {mechanism.full_sums},"
-    assert isinstance(goal, TargetEpsilon), "no other goal can be asked for"
+    assert guarantee.epsilon is not None, "a calibrated run has noise"
     terms = f"delta {format_delta(found.delta)} ({ADJACENCY} adjacency, unit: one {unit})"
-    said = f"epsilon <= {goal.epsilon} at {terms}; {guarantee.attack()}"
+    said = f"epsilon <= {guarantee.epsilon.format_upper()} at {terms}; {guarantee.attack()}"
     print(f"noise multiplier {sigma}{then} gives {said}")

@@ -30,7 +30,7 @@ def command(words: Sequence[str]) -> type:
 
 def run(asked: Epsilon) -> None:
     """Runs `dpsgd epsilon`."""
-    from accounting import Bound, TrialCount
+    from accounting import TrialCount
     from accounting.estimates import episodic
     from accounting.profile import format_delta
     from dpsgd import Segment, Trials, cost
@@ -55,7 +55,7 @@ def run(asked: Epsilon) -> None:
             others = episodic.compare(sigma, sampler.steps, sampler.draws, asked.sizes, delta)
         print("at equal noise, protecting one example:")
         for name, bound in others.items():
-            print(f"  {name}: {bound:.4g}" if isinstance(bound, Bound) else f"  {name}: {bound}")
+            print(f"  {name}: {bound}")
     if count is not None:
         with going_on("accounting for the search"):
             best = cost([Trials(count, (segment,), "any score")], delta)

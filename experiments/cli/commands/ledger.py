@@ -73,7 +73,7 @@ def _largest(guarantees: list[Guarantee]) -> str:
         return f"{void[0].sentence()} (of one of the runs)"
     upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
     delta = max(one.delta for one in guarantees)
-    stated = f"epsilon <= {Bound(0.0, upper).format_upper('.3g')} at delta {format_delta(delta)}"
+    stated = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {format_delta(delta)}"
     return f"{stated}, the largest of the runs"
 
 

@@ -151,10 +151,7 @@ def test_the_accuracy_of_an_attack_is_that_of_the_curve_or_of_epsilon_and_delta_
     implied = implied_advantage(known.epsilon.upper, DELTA)
     assert unknown.attack_advantage == Bound(0.0, implied)
     assert known.attack_advantage.upper < implied
-    assert (
-        f"of at most {attack_accuracy(known.attack_advantage).format_upper('.4f')}"
-        in known.attack()
-    )
+    assert f"of at most {attack_accuracy(known.attack_advantage).format_upper()}" in known.attack()
     small = dataclasses.replace(known, epsilon=Bound(0.0, 1e-3))
     assert small.attack_advantage.upper == implied_advantage(1e-3, DELTA)
     assert known.stopped(10, 30).attack_advantage == known.attack_advantage
@@ -178,7 +175,7 @@ def test_a_part_names_its_steps_its_condition_and_the_price_of_every_other_stop(
     said = "for the first 14 of 30 steps, if no release decides to stop there (zero-out adjacency"
     assert said in part.sentence()
     assert part.record()["guarantee"] == part.sentence()
-    assert f"costs what the whole run costs (epsilon in {whole.epsilon:.4f})" in part.notes[-1]
+    assert f"costs what the whole run costs (epsilon in {whole.epsilon})" in part.notes[-1]
     assert whole.scope == ""
     assert "steps" not in whole.sentence()
 

@@ -81,7 +81,7 @@ def test_a_run_has_the_cost_that_it_has_from_fresh_parameters(chain):
 def test_a_chain_says_of_each_model_before_it_what_its_rows_keep(chain, models, tmp_path):
     first, second, third = (history.guarantee() for history in chain)
     assert first.earlier == ()
-    stated = f"epsilon <= {first.epsilon.format_upper('.3g')} at delta 1e-05 (unit: one example)"
+    stated = f"epsilon <= {first.epsilon.format_upper()} at delta 1e-05 (unit: one example)"
     assert (second.earlier, third.earlier) == ((stated,), (stated, stated))
     assert f"each of 2 models {stated}" in third.sentence()
     run(TOMORROW, config(init_from=str(models / "dotted.npz")), tmp_path / "a")
@@ -102,7 +102,7 @@ def test_runs_together_cost_a_unit_in_each_what_their_composition_costs(chain, m
     assert all_three.earlier == third.guarantee().earlier  # of each model once
     largest = max(one.guarantee().epsilon.upper for one in (first, second))
     assert f"in all 2 runs: {both.sentence()}" in said
-    assert f"alone: epsilon <= {Bound(0, largest).format_upper('.3g')} at delta 1e-05" in said
+    assert f"alone: epsilon <= {Bound(0, largest).format_upper()} at delta 1e-05" in said
 
 
 def test_a_run_without_a_guarantee_leaves_none_for_its_own_rows(models, tmp_path, capsys):

@@ -110,11 +110,11 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
     (attempt,) = history.attempts
     assert attempt.steps == range(16)
     sampler = attempt.terms.mechanism.sampler
-    upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1e-5).format_upper(".4f")
-    assert f"epsilon in [0.0000, {upper}]" in history.guarantee().sentence()
+    upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1e-5).format_upper()
+    assert f"epsilon in [0.00, {upper}]" in history.guarantee().sentence()
     whole = epsilon(sampler.privacy(1.0), 1e-5)
     assert any(
-        f"by looking at the model costs what the whole run costs (epsilon in {whole:.4f})" in note
+        f"by looking at the model costs what the whole run costs (epsilon in {whole})" in note
         for note in history.guarantee().notes
     )
 

@@ -129,7 +129,7 @@ def test_everything_that_reads_the_model_states_the_cost_of_the_whole(trained, t
     alone = RunDirectory(trained[0.02]).history().guarantee()
     assert alone.epsilon.upper == pytest.approx(cost_of_trial(), rel=1e-3)
     assert RunDirectory(out).history().guarantee().epsilon.upper == whole
-    digits = alone.epsilon.format_upper(".4f")
+    digits = alone.epsilon.format_upper()
     assert not any(digits.encode() in held for held in content(tmp_path).values())
 
 

@@ -103,11 +103,11 @@ def test_every_report_of_a_run_states_the_advantage_of_an_attack(store, tmp_path
     assert 0.05 < lower <= upper < 0.4
     assert (accuracy := record["attack_accuracy_upper"]) == pytest.approx((1 + upper) / 2)
     said = float(record["guarantee"].rpartition("a fair prior has an accuracy of at most ")[2])
-    assert accuracy <= said < accuracy + 2e-4
+    assert accuracy <= said < accuracy + 2e-3
     planned = json.loads((out / "guarantee.json").read_text())
     assert planned["attack_advantage_upper"] == upper
     text = (out / "report.md").read_text()
-    assert f"is right\nwith probability {said:.4f} at most" in text
+    assert f"is right\nwith probability {said:.3f} at most" in text
     assert f"| attack advantage [lower, upper] | [{lower:.3f}"[:-1] in text
 
 

@@ -1,10 +1,13 @@
 """`dpsgd train`, `resume` and `ledger` of a task of one's own: its options, and what is refused."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from accounting import GaussianProfile, epsilon
 from experiments.cli import main
 
 TASK = '''
@@ -127,3 +130,38 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
 def test_what_is_wrong_with_a_task_or_a_setting_is_one_line(words, why, command, home):
     assert why in command.refuses("train", *words, *SAMPLER, "--out", "run")
     assert not (home / "run").exists()
+
+
+SIZES = ["--num-examples", 50, "--batch-size", 10, "--epochs", 1]
+DELTA = ["--target-delta", 1e-5]
+TRUTH = epsilon(GaussianProfile(1.1), 1e-5)  # 3.92125: 3.92 to the nearest
+NOISED = [*SIZES, *DELTA, "--noise-multiplier", 1.1]
+PLACES = {
+    "report": lambda command: Path("run/report.md").read_text(),
+    "model": lambda command: Path("run/guarantee.json").read_text(),
+    "ledger": lambda command: command("ledger", "run", "--with", "run"),
+    "results": lambda command: command("results", "run"),
+    "listing": lambda command: command("results", "run", "run"),
+    "epsilon": lambda command: command("epsilon", "sampler:deterministic", *NOISED),
+    "calibrate": lambda command: command(
+        "calibrate", "sampler:deterministic", *SIZES, *DELTA, "--target-epsilon", TRUTH.upper
+    ),
+    "compare": lambda command: command("compare", *NOISED),
+    "bound": lambda command: f"{TRUTH}, epsilon <= {TRUTH.format_upper()}",
+}
+
+
+def test_every_place_prints_the_same_ends_of_a_run(command):
+    words = "--epochs", 1, "--batch-size", 10, "--noise-multiplier", 1.1, *DELTA, "--rows", 50
+    said = {
+        "train": command(
+            "train", "--task", "own_mean:Mean", "sampler:deterministic", *words, "--no-audit",
+            "--out", "run",
+        )
+    }  # fmt: skip
+    said |= {place: tell(command) for place, tell in PLACES.items()}
+    for place, text in said.items():
+        numbers = re.findall(r"\d+\.\d+", re.sub(r'"epsilon_\w+": [\d.]+', "", text))
+        near = {one for one in numbers if abs(float(one) / TRUTH.upper - 1) < 0.005}
+        assert "3.93" in near <= {"3.92", "3.93"}, (place, near)
+        assert "epsilon <= 3.92" not in text, place

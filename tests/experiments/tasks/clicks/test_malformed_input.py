@@ -516,7 +516,7 @@ def questions(draw, quick):
 
 
 SAMPLERS = list(SAMPLER_FLAGS)
-INTERVAL = re.compile(r"\(zero-out adjacency.*; certified: epsilon in \[([0-9.]+), ([0-9.]+)\]")
+INTERVAL = re.compile(r"\(zero-out adjacency.*; certified: epsilon in \[([\d.e+-]+), ([\d.e+-]+)\]")
 
 
 @pytest.mark.long
