@@ -290,8 +290,8 @@ def test_noise_that_need_not_be_searched_for_leaves_the_rest():
 
 
 AUTO = {
-    "many rows": (MANY, {}, "lazy", "they have 37 times the rows that a batch looks up"),
-    "few rows": (words, {}, "dense", "they have 3.7 times the rows that a batch looks up"),
+    "many rows": (MANY, {}, "lazy", "they have 50 times the rows that a batch looks up"),
+    "few rows": (words, {}, "dense", "they have 5 times the rows that a batch looks up"),
     "no tables": (line, {}, "dense", "the loss has no tables"),
     "several passes": (
         MANY,
@@ -320,10 +320,10 @@ def test_what_is_left_open_of_lazy_tables_is_chosen_once_and_recorded():
     asked = config_of(tables="auto")
     found, record = chosen(asked, MANY, progress=lines.append)
     rate = table_step_size(RecommendationRequest(160, 1e-5, noise_multiplier=1.0), Settings(16, 3))
-    assert found.tables == Lazy(rate, 0.0, 256)
-    expected = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 256}
+    assert found.tables == Lazy(rate, 0.0, 384)
+    expected = {"tables_learning_rate": rate, "tables_momentum": 0.0, "flush_every": 384}
     assert record["settings"] == expected
-    assert any("tables lazy, as they have 37 times" in one for one in lines)
+    assert any("tables lazy, as they have 50 times" in one for one in lines)
     assert differing(asked, found) == differing(asked.but(tables="lazy"), found) == []
     assert differing(asked.but(tables="dense"), found)
 
