@@ -70,11 +70,13 @@ class Fit:
       name: Of the model, on the page.
       scores: Its logits, with the labels and the column that rows are grouped by.
       metrics: Its quality.
+      texts: Values of that column as the file or its declaration spells them, if known.
     """
 
     name: str
     scores: Scores
     metrics: BinaryMetrics
+    texts: Sequence[str] = ()
 
     @classmethod
     def of(cls, name: str, model: TrainedModel, rows: Rows) -> Fit:
@@ -94,7 +96,8 @@ class Fit:
                 "--deciles, --by and --against"
             )
         scores = model.task.score(model.params, blocks, rows.by)
-        return cls(name, scores, binary_metrics(scores.logits, scores.labels))
+        texts = _spellings(model.task, rows, scores.ids)
+        return cls(name, scores, binary_metrics(scores.logits, scores.labels), texts)
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -117,7 +120,21 @@ class Fit:
 
     def categories(self) -> list[Group]:
         """Returns the rows by the largest categories of the column."""
-        return by_category(self.scores.ids, self.probabilities, self.scores.labels)
+        return by_category(self.scores.ids, self.probabilities, self.scores.labels, self.texts)
+
+
+def _spellings(task: ClickModels, rows: Rows, ids: np.ndarray) -> list[str]:
+    """Returns the value of each row in the column `rows.by`; none where only its hash is known."""
+    if rows.by is None:
+        return []
+    if (declared := task.schema.declared.get(rows.by)) is not None:
+        return [("", *declared)[id_] for id_ in ids.tolist()]
+    if rows.data.is_dir() or not task.schema.label:
+        return []
+    try:
+        return list(task.keys(rows.data, rows.by))
+    except ValueError:  # bytes that are no text
+        return []
 
 
 def check_twin(model: TrainedModel) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +82,12 @@ def by_decile(probabilities: np.ndarray, labels: np.ndarray) -> list[Group]:
 
 
 def by_category(
-    ids: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, *, most: int = 10
+    ids: np.ndarray,
+    probabilities: np.ndarray,
+    labels: np.ndarray,
+    texts: Sequence[str] = (),
+    *,
+    most: int = 10,
 ) -> list[Group]:
     """Returns the largest categories, `most` at most, the largest first, and all others together.
 
@@ -91,6 +98,7 @@ def by_category(
       ids: Hashed values of a column, int[n]; 0 is *missing*, as in a store.
       probabilities: Of the label 1, float[n].
       labels: 0 or 1, [n].
+      texts: Values as their file spells them, n of them, which name the categories; or none.
       most: How many categories to show.
     """
     _checked(probabilities, labels)
@@ -101,8 +109,20 @@ def by_category(
         shown -= 1
     rank = np.empty(order.size, np.int64)
     rank[order] = np.arange(order.size)
-    names = ["missing" if id_ == 0 else f"bucket {id_}" for id_ in found[order][:shown]]
+    spelled: list[Counter[str]] = [Counter() for _ in range(shown)]
+    for at, text in zip(rank[place], texts, strict=False):
+        if at < shown:
+            spelled[at][text] += 1
+    names = [_name(*pair) for pair in zip(found[order].tolist(), spelled, strict=False)]
     return _groups(np.minimum(rank[place], shown), [*names, OTHERS], probabilities, labels)
+
+
+def _name(id_: int, texts: Counter[str]) -> str:
+    """Returns the name of a category: its most frequent spelling, where spellings are known."""
+    if id_ == 0 or not texts:
+        return f"bucket {id_}" if id_ else "missing"
+    most = "".join(c if c.isprintable() else "?" for c in max(texts, key=lambda t: (texts[t], t)))
+    return f"{most:.40}{' and others' * (len(texts) > 1)}"
 
 
 def _checked(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -45,6 +45,21 @@ def stores(tmp_path_factory):
     return store
 
 
+@pytest.mark.parametrize("declared", [False, True], ids=["hashed", "declared"])
+def test_groups_of_a_table_are_named_by_its_values(declared, tmp_path, command):
+    rows = [f"{i % 2},{('Rome', 'Oslo', '')[i % 3]},{i}" for i in range(120)]
+    (tmp_path / "rows.csv").write_text("\n".join(["clicked,city,age", *rows]))
+    values = ["--values", "city=Rome,Oslo"] if declared else []
+    columns = ["--label", "clicked", "--categories", "city", "--numbers", "age", *values]
+    command("prepare", "csv", tmp_path / "rows.csv", tmp_path / "store", *columns)
+    words = ["--batch-size", 20, "--epochs", 1, "--non-private", "--out", tmp_path / "run"]
+    command("train", tmp_path / "store", "sampler:poisson", *words)
+    said = command("evaluate", tmp_path / "run", tmp_path / "rows.csv", "--by", "city")
+    groups = said.split("by city:")[1].split("\n\n")[0]
+    assert all(name in groups for name in ("Rome", "Oslo", "missing"))
+    assert "bucket" not in said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.parametrize("run", RUNS)

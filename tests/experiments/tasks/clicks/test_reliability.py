@@ -66,6 +66,9 @@ def test_the_largest_categories_come_first_and_missing_and_others_are_named():
     assert groups[0].observed == y[:50].sum()
     assert groups[0].predicted == pytest.approx(p[:50].sum())
     assert [g.name for g in by_category(ids, p, y, most=4)][-1] == "bucket 9"
+    texts = [*["Rome"] * 30, *["Oslo"] * 20, *[""] * 40, *["\x1bBern"] * 46]
+    names = [g.name for g in by_category(ids, p, y, texts, most=4)]
+    assert names == ["Rome and others", "missing", "?Bern", "?Bern"]
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), most=st.integers(1, 8))
