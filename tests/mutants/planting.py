@@ -50,10 +50,6 @@ SEAMS = {
     "cost of queries": ("dpsgd.core.queries:FullSums.release", "what so many of them cost"),
     "cost of all rows": ("samplers.full_batch:FullBatch.privacy", "what sums of all rows cost"),
     "cost with queries": ("dpsgd.core.mechanism:Mechanism._with_sums", "steps' cost and queries'"),
-    "queries' release": (
-        "dpsgd.engine.queries:release",
-        "sums, under their own root",
-    ),
     "query": ("dpsgd.engine.queries:refine", "queries, declared and released"),
     "child": ("dpsgd.noise.keys:RootKey.child", "a root of its own for some use"),
     "isolated": ("dpsgd.gradients.isolation:isolated", "a function of one row, or a refusal"),
