@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from accounting import Bound, GaussianProfile, PoissonProfile, epsilon
 from dpsgd import Mechanism, RootKey, dpsgd
@@ -169,6 +170,22 @@ def test_false_alarms_are_as_rare_as_stated(mechanism):
     # that would ring too often; and that it rings at all shows how near the bound comes.
     found, exact = bounds(mechanism, 0.5)
     assert 0 < np.sum(found > exact) <= alarms_allowed(0.5)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+def test_the_bound_is_of_two_clopper_pearson_intervals(confidence):
+    """Each interval errs on each side with probability (1 - confidence) / 2."""
+    for seed, sigma in enumerate((0.2, 1.0, 3.0)):
+        play, exact, delta = gaussian(np.random.default_rng(seed), sigma)
+        claim = Bound(exact, exact)
+        report = bound_epsilon(play, claim, delta=delta, trials=600, confidence=confidence)
+        hits, misses = (
+            stats.binomtest(count, report.trials).proportion_ci(confidence, method="exact")
+            for count in (report.true_positives, report.false_positives)
+        )
+        assert hits.low > delta
+        ratio = math.log((hits.low - delta) / misses.high)
+        assert report.epsilon_lower == pytest.approx(max(0.0, ratio), rel=1e-9)
 
 
 def test_the_amplified_gaussian_is_the_certified_price_of_one_poisson_step():

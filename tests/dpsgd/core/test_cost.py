@@ -209,6 +209,18 @@ def test_until_takes_the_most_epochs_whose_whole_run_meets_the_target(name):
     assert cost([Segment(more)], DELTA).epsilon.upper > target
 
 
+@pytest.mark.parametrize("sums", [None, FullSums(1, 9.0), FullSums(4, 9.0)], ids=str)
+def test_until_counts_epochs_and_sums_as_brute_force_does(sums):
+    def run(epochs):
+        sampler = SAMPLERS["deterministic"].with_epochs(epochs)
+        return Mechanism(sampler, 6.0, 1.0, full_sums=sums)
+
+    upper = [run(epochs).privacy().epsilon(DELTA).upper for epochs in range(1, 20)]
+    for target in (0.5 * (upper[2] + upper[3]), upper[7] + 1e-3):
+        epochs = sum(one <= target for one in upper)
+        assert run(1).until(epsilon=target, delta=DELTA) == run(epochs)
+
+
 def test_an_epsilon_that_pays_for_no_epoch_is_refused_with_what_one_costs():
     with pytest.raises(ValueError, match=r"one epoch costs epsilon \[.*raise noise_multiplier"):
         mechanism(SAMPLERS["poisson"]).until(epsilon=0.01, delta=DELTA)

@@ -285,6 +285,19 @@ def test_all_numbers_that_are_flushed_have_cells_with_many_floats_in_them(size):
     assert np.array_equal(on_grid(jnp.asarray(found), jnp.float32(1.0), uniform), found)
 
 
+@pytest.mark.parametrize("size", [1.0, 2.0**13, 1e6])
+def test_rounding_of_each_flushed_number_has_no_bias(size):
+    """The mean over 4,096 uniforms is within Hoeffding's bound: false alarms below 1e-6 in all."""
+    rng = np.random.default_rng(0)
+    x = np.tile((size * rng.uniform(-2, 2, (32, 1))).astype(np.float32), 4096)
+    uniform = jnp.asarray(rng.uniform(size=x.shape).astype(np.float32))
+    found = np.asarray(on_grid(jnp.asarray(x), jnp.float32(1.0), uniform), np.float64)
+    cell = np.ptp(found, axis=1)
+    bias = np.abs(found.mean(axis=1) - x[:, 0])
+    assert np.all(cell > 0)
+    assert np.all(bias <= cell * np.sqrt(np.log(2 * 32 * 3 / 1e-6) / (2 * 4096)))
+
+
 def test_tables_with_more_numbers_than_noise_tells_apart_are_refused():
     shapes = {"table": jax.ShapeDtypeStruct((2**26, 64), jnp.float32)}
     ids = {"ids": jax.ShapeDtypeStruct((2,), jnp.int32)}
