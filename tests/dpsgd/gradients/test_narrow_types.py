@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.extend.core import Literal
 
 from dpsgd import LazyTables, dpsgd
 from dpsgd.audit.conformance import check_clipping
@@ -76,6 +77,57 @@ def test_an_example_is_clipped_to_c_exactly_however_near_its_norm_is(loss, metho
             found = np.asarray(total(one, clip), np.float64)
             assert np.linalg.norm(found) <= clip
             np.testing.assert_allclose(found, whole * min(1, clip / norm), rtol=0, atol=3e-6 * clip)
+
+
+INLINED = {"convert_element_type", "reshape", "transpose", "squeeze", "slice", "concatenate"}
+"""What compilers compute anew for each reader."""
+
+
+def read_anew(closed, arguments, draw):
+    """Evaluates a program in which each reader sees a neighbour of what was rounded to 16 bits.
+
+    Args:
+      closed: Program.
+      arguments: Its inputs, each with a flag: whether it was rounded and is computed for each
+        reader anew.
+      draw: NumPy's generator.
+    """
+    values = {v: (x, False) for v, x in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+    values |= dict(zip(closed.jaxpr.invars, arguments, strict=True))
+
+    def find(atom):
+        return (atom.val, False) if isinstance(atom, Literal) else values[atom]
+
+    def neighbour(x, rounded):
+        return x * jnp.asarray(1 + draw.integers(2) * 2.0**-7, x.dtype) if rounded else x
+
+    for equation in closed.jaxpr.eqns:
+        operands, name = [find(atom) for atom in equation.invars], equation.primitive.name
+        if name == "jit":
+            found = read_anew(equation.params["jaxpr"], operands, draw)
+        else:
+            inlined = name in INLINED and any(rounded for _, rounded in operands)
+            read = [x if inlined else neighbour(x, rounded) for x, rounded in operands]
+            how = equation.primitive.get_bind_params(equation.params)
+            made = equation.primitive.bind(*read, **how)
+            made = made if equation.primitive.multiple_results else [made]
+            found = [(x, inlined or x.dtype == jnp.bfloat16) for x in made]
+        values |= dict(zip(equation.outvars, found, strict=True))
+    return [find(atom) for atom in closed.jaxpr.outvars]
+
+
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_norm_and_sum_agree_however_each_reader_is_rounded(loss, method):
+    sums = clipped_grad(LOSSES[loss], l2_clip_norm=0.5, method=method)
+    weights = jnp.zeros(16).at[3].set(1.0)
+    program = jax.make_jaxpr(lambda *of: sums(*of)[0])(PARAMS, ROWS, weights)
+    leaves, draw = jax.tree.leaves((PARAMS, ROWS, weights)), np.random.default_rng(0)
+    evaluate = jax.jit(
+        lambda *xs: [y for y, _ in read_anew(program, [(x, False) for x in xs], draw)]
+    )
+    total = np.concatenate([np.ravel(x).astype(np.float64) for x in evaluate(*leaves)])
+    np.testing.assert_allclose(np.linalg.norm(total), 0.5, rtol=1e-5)
 
 
 @pytest.mark.audit
