@@ -80,6 +80,28 @@ def test_a_table_of_verdicts_is_whole_at_a_desk(page, site, browser):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("page", ["how-to/criteo", "tutorials/your-own-loss"])
+def test_a_box_of_code_holds_80_characters_at_a_desk(page, site, browser):
+    beyond = (
+        "(box => { box.textContent = '0'.repeat(80); return box.scrollWidth - box.clientWidth })"
+    )
+    beyond += "(document.querySelector('.highlight pre'))"
+    with served(site) as address:
+        browser.open(f"{address}/{page}.html", WIDTHS[1])
+        assert browser.evaluate(beyond) == 0
+
+
+@pytest.mark.long
+def test_a_panel_of_three_is_as_wide_as_a_phone(site, browser):
+    wide = "(picture => picture.clientWidth / picture.parentElement.clientWidth)"
+    wide += "(document.querySelector('img.three-columns'))"
+    with served(site) as address:
+        found = browser.open(f"{address}/explanation/results/samplers.html", WIDTHS[0])
+        assert found["pixels beyond the window"] == 0
+        assert browser.evaluate(wide) == pytest.approx(3)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["balls-and-bins", "calibrate"])
 def test_the_search_finds_pages(asked, site, browser):
     with served(site) as address:
