@@ -263,7 +263,12 @@ def parse(kind: type, words: Sequence[str], command: str) -> Any:
         if not end.code:
             print(_help(shown.getvalue()))
             raise
+    asks = any(one.name == "sampler" for one in dataclasses.fields(kind))
     names = {*_names(kind)}
+    hints = typing.get_type_hints(kind, include_extras=True).values()
+    named = {getattr(one, "name", None) for hint in hints for one in _within(hint)}
+    if not asks and words and words[0] in named:  # a subcommand, whose help lists its options
+        command = f"{command} {words[0]}"
     for word, following in zip_longest(words, words[1:]):
         option, equals, value = word.partition("=")
         if not option.startswith("--"):
@@ -271,14 +276,30 @@ def parse(kind: type, words: Sequence[str], command: str) -> Any:
         if notice := removal_notice(option, value if equals else following):
             raise ValueError(f"{option} was {notice}")
         name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        if name == "sampler" and asks:
+            meant = value if equals else following or "NAME"
+            raise ValueError(f"{command} has no option --sampler: write sampler:{meant}")
         if word.startswith("--") and name and name not in names | {f"no-{one}" for one in names}:
             raise ValueError(f"{command} has no option --{name}{_hint(name, names, command)}")
-    asks = any(one.name == "sampler" for one in dataclasses.fields(kind))
-    if asks and not any(word.startswith("sampler:") for word in words):
-        from samplers.settings import SETTINGS
-
-        raise ValueError(f"name a sampler, one of sampler:{', sampler:'.join(SETTINGS)}")
+    if asks:
+        _check_sampler(words)
     raise ValueError(_one_line(refused.getvalue(), command))
+
+
+def _check_sampler(words: Sequence[str]) -> None:
+    """Raises ValueError unless words name a sampler, and its options after it."""
+    from samplers.settings import SETTINGS
+
+    at = next((i for i, word in enumerate(words) if word.startswith("sampler:")), None)
+    if at is None:
+        raise ValueError(f"name a sampler, one of sampler:{', sampler:'.join(SETTINGS)}")
+    if kind := SETTINGS.get(words[at].removeprefix("sampler:")):
+        options = {f"--{name}" for name in _names(kind)}
+        before = [one for word in words[:at] if (one := word.partition("=")[0]) in options]
+        if before:
+            raise ValueError(
+                f"{' and '.join(before)}: options of a sampler are written after {words[at]}"
+            )
 
 
 @contextlib.contextmanager
@@ -403,7 +424,7 @@ def _within(hint: Any) -> Iterator[Any]:
 def _hint(name: str, known: set[str], command: str) -> str:
     alike = [one.split() for one in _NAMES]
     meant = [names[0] for names in alike if name in names and names[0] in known]
-    meant = meant or difflib.get_close_matches(name, sorted(known), 1)
+    meant = meant or difflib.get_close_matches(name, sorted(known), 1, 0.7)
     return f": did you mean --{meant[0]}?" if meant else f"; `{command} --help` lists them"
 
 
@@ -421,7 +442,8 @@ def _one_line(box: str, command: str) -> str:
     line = " ".join(map(str.strip, said)).removeprefix("Error parsing ")
     if found := re.fullmatch(r"Expected one of \{(.*)\}\.", line):
         return f"{command} needs one of {found[1]}"
-    if found := re.fullmatch(r"Unrecognized options: (.*)", line):
+    line = re.sub(r" \(applied to [^)]*\)", "", line)
+    if found := re.fullmatch(r"Unrecognized (?:or misplaced )?options: (.*)", line):
         known = re.search(r"Available subcommands: (.*?) -{5}", " ".join(box.split()))
         return f"{command} takes no {found[1]}; {f'there are {known[1]}' if known else more}"
     line = line.replace(", 'None')", ")")

@@ -142,6 +142,13 @@ REFUSED = {
         "ledger a b": "dpsgd ledger takes no b; `dpsgd ledger --help` lists",
         "prepare": "dpsgd prepare needs one of criteo-display, criteo-search, csv,",
         "prepare cvs": "dpsgd prepare takes no cvs; there are criteo-display, criteo-search,",
+        "prepare csv a b": "dpsgd prepare csv needs --label STR; `dpsgd prepare csv --help` lists",
+        "prepare csv a b --label c --frob 1": "no option --frob; `dpsgd prepare csv --help` lists",
+        "train --sampler poisson": "dpsgd train has no option --sampler: write sampler:poisson",
+        "train a sampler:poisson --user b": "has no option --user; `dpsgd train --help` lists them",
+        "train a --batch-size 9 --epochs=1 sampler:poisson --out b": (
+            "--batch-size and --epochs: options of a sampler are written after sampler:poisson"
+        ),
         "export": "dpsgd export needs RUN and OUT; `dpsgd export --help` lists",
         "train": "name a sampler",
         "audit": "name a sampler",
