@@ -1,5 +1,7 @@
 """What no derivative of the loss reaches stays as it is: no noise, no update, and no data."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.core.state import joined, parted
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
-from dpsgd.gradients.frozen import frozen_leaves
+from dpsgd.gradients.frozen import RunLoss, frozen_leaves, leaf_names
 from dpsgd.gradients.rules import PerLayerClipping
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.noise.keys import RootKey
@@ -175,6 +177,21 @@ class Adapted(nnx.Module):
 
     def __call__(self, x):
         return self.head(jnp.tanh(self.linear(jnp.tanh(self.wrapped(x)))))[0]
+
+
+def test_what_is_not_asked_for_has_no_path_to_the_loss():
+    adapted, apply = split_module(Adapted(nnx.Rngs(0)), trained=nnx.LoRAParam)
+    losses = {
+        "bias|^table": (RunLoss.of(loss_fn, "bias|^table"), start()),
+        "lora_": (lambda params, row: apply(params, row["x"]), adapted),
+    }
+    row = jax.tree.map(lambda x: x[0], ROWS)
+    for pattern, (loss, params) in losses.items():
+        asked = [re.search(pattern, name) is not None for name in leaf_names(params)]
+        moved = jax.tree.map(lambda x: x + 0.1, params)
+        gradient = jax.tree.leaves(jax.grad(loss)(moved, row))
+        assert [bool(np.any(leaf)) for leaf in gradient] == asked
+        assert frozen_leaves(loss, params, row) == {k for k, own in enumerate(asked) if not own}
 
 
 @pytest.mark.long

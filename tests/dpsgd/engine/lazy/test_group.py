@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, dpsgd, train
-from dpsgd.core.state import Table
+from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.group import found_tables
@@ -201,6 +201,19 @@ def blocks(tables=TABLES[1], sigma=1.0, state=None, stop=None, **how):
         if block.steps.stop == stop:
             break
     return found
+
+
+def test_parameters_are_refused_before_a_flush_and_given_after_it():
+    params, steps = start(), jnp.zeros(R, jnp.int32)
+    for pending in (False, True):
+        table = Table(params["table"], None, steps if pending else None)
+        state = TrainState(jnp.int32(0), params, (), tables={0: table})
+        assert state.pending == pending
+        if pending:
+            with pytest.raises(ValueError, match="noise of lazy tables is pending"):
+                print(state.params)
+        else:
+            assert state.params is params
 
 
 @pytest.mark.long
