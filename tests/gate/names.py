@@ -52,13 +52,14 @@ def gone():
 
 
 def turned_private():
-    """Returns the frozen public names that live on with an underscore, which they had not then."""
+    """Returns the frozen public names that live on with an underscore, but for `removed.txt`."""
+    allowed = set((FOLDER / "removed.txt").read_text().splitlines())
     return [
         f"{floor} {name}"
         for floor, frozen in read("names").items()
         for now in [names(floor)]
         for name in sorted({*frozen} - now)
-        if is_public(name) and private(name) in now - {*frozen}
+        if is_public(name) and private(name) in now - {*frozen} and f"{floor} {name}" not in allowed
     ]
 
 
