@@ -24,7 +24,7 @@ class OfTask:
     """What a command asks that is about a task; `command` adds the task's settings."""
 
     task: str = DEFAULT
-    """What is trained: clicks, images, ratings, text, or one of your own as module:object, whose
+    """What is trained: clicks, images, ratings, or one of your own as module:object, whose
     module lies in the current folder or where Python finds modules. Its settings are further
     options."""
 
