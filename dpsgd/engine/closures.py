@@ -207,12 +207,15 @@ def require_closed(
                 )
 
 
-@functools.lru_cache(maxsize=8)
 def _traced(optimizer: Any, tree: Any, shapes: Any) -> tuple[core.ClosedJaxpr, ...]:
-    """Returns the traces of an optimizer's `init` and `update`."""
+    """Returns new traces of an optimizer's `init` and `update`.
+
+    Equal functions may hold different ones, and JAX looks up traces by the equality of functions:
+    a lambda equals itself alone.
+    """
     params, state = jax.tree.unflatten(tree, shapes)
     with in_32_bits():
         return (
-            jax.make_jaxpr(optimizer.init)(params),
-            jax.make_jaxpr(optimizer.update)(params, state, params),
+            jax.make_jaxpr(lambda params: optimizer.init(params))(params),
+            jax.make_jaxpr(lambda *given: optimizer.update(*given))(params, state, params),
         )

@@ -2,6 +2,8 @@
 
 import functools
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +168,41 @@ def test_an_optimizer_that_calls_the_host_is_refused(kind, where):
         "update": optax.stateless(lambda updates, params: call(updates)),
     }[where]
     with pytest.raises(ValueError, match=r"the optimizer uses \w+ at .*the host or foreign code"):
+        trained(optimizer=calling)
+
+
+@dataclass(frozen=True)
+class EqualFields:
+    """A function of an optimizer; its equality leaves out what it computes."""
+
+    function: Callable = field(compare=False)
+
+    def __call__(self, params, *state):
+        return jax.tree.map(self.function, params), *state[:1]
+
+
+class AlwaysEqual:
+    __slots__ = ("function",)
+
+    def __init__(self, function):
+        self.function = function
+
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+    def __hash__(self):
+        return 1
+
+    __call__ = EqualFields.__call__
+
+
+@pytest.mark.parametrize("place", ["init", "update"])
+@pytest.mark.parametrize("kind", [EqualFields, AlwaysEqual])
+def test_a_host_call_of_an_optimizer_equal_to_a_sound_one_is_refused(kind, place):
+    sound = {"init": EqualFields(jnp.abs), "update": EqualFields(jnp.abs)}
+    trained(optimizer=optax.GradientTransformation(**{**sound, place: kind(jnp.abs)}))
+    calling = optax.GradientTransformation(**{**sound, place: kind(HOST["pure_callback"])})
+    with pytest.raises(ValueError, match="the optimizer uses pure_callback"):
         trained(optimizer=calling)
 
 
