@@ -93,7 +93,7 @@ def dpsgd(
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
     if not isinstance(loss_fn, types.MethodType) and type(loss_fn).__eq__ is not object.__eq__:
-        loss_fn = _Whole(loss_fn, contents(loss_fn))
+        loss_fn = _LossByContents(loss_fn, contents(loss_fn))
     if not hasattr(optimizer, "update"):
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
@@ -116,14 +116,14 @@ def dpsgd(
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """A loss with an equality of its own, equal where all that it holds is equal, too.
+class _LossByContents:
+    """Wraps a loss with its own `__eq__`: equal wrappers have equal `contents`, too.
 
     JAX keeps traces by the equality of functions.
     """
 
     loss_fn: LossFn
-    held: str
+    contents: str
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -324,7 +324,29 @@ class Same:
     __call__ = Scaled.__call__
 
 
-@pytest.mark.parametrize("kind", [Scaled, Same])
+class Slots:
+    """The same with slots in place of a dictionary."""
+
+    __slots__ = ("scale",)
+    __init__, __hash__, __call__ = Same.__init__, Same.__hash__, Scaled.__call__
+
+    def __eq__(self, other):
+        return type(other) is Slots
+
+
+@dataclass(frozen=True)
+class Unnamed:
+    """The same with an attribute that is no field."""
+
+    given: dataclasses.InitVar[object]
+
+    def __post_init__(self, given):
+        object.__setattr__(self, "scale", given)
+
+    __call__ = Scaled.__call__
+
+
+@pytest.mark.parametrize("kind", [Scaled, Same, Slots, Unnamed])
 @pytest.mark.parametrize("made", [float, np.float32, np.array, jnp.array])
 def test_equal_losses_train_with_their_own_fields(kind, made):
     mechanism = Mechanism(SHUFFLED.sampler, 1e-3, 1e6)
