@@ -1,11 +1,13 @@
 """Planted faults: mutants of the libraries, and the tests that must go on to catch them.
 
 A mutant is a file, a text that stands in it once, and the text in its place. Each is planted into a
-copy of the tree, where the quick tests nearest to its file run until one fails.
+copy of the tree, where the quick tests nearest to its file run until one fails. Tests that fail in
+the copy without any mutant are deselected.
 """
 
 import ast
 import contextlib
+import importlib
 import os
 import random
 import re
@@ -17,9 +19,18 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from gate.record import ROOT, read, write
 
-CPU_SECONDS, FILES = 20, 4  # most that one mutant costs, and most test files that it is shown
+CPU_SECONDS = 40
+"""Processor seconds of one child process, most."""
+
+FILE_SECONDS = 8
+"""Processor seconds after which the rest of a test file is skipped."""
+
+FILES = 6
+"""Test files that a mutant is shown, most."""
 
 GOES = [
     "samplers/contribution",
@@ -201,14 +212,22 @@ def sample(count=150, seed=42):
 def nearest_tests(file, tests):
     """Returns the quick test files likeliest to see a fault of `file`, nearest first."""
     module, stem = file[:-3].replace("/", "."), Path(file).stem
-    tree = ast.parse((ROOT / file).read_text())
-    public = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    names = re.compile(rf"\b({'|'.join([n for n in public if n[0] != '_'] or [stem])})\b")
+    folder = next(each for each in Path("tests", file).parents if (ROOT / each).exists())
+    nodes = ast.walk(ast.parse((ROOT / file).read_text()))
+    public = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    names = re.compile(rf"\b({'|'.join(sorted(n for n in public if n[0] != '_')) or stem})\b")
+    users = [
+        str(path.relative_to(ROOT))[:-3].replace("/", ".").removesuffix(".__init__")
+        for path in ROOT.joinpath(Path(file).parts[0]).rglob("*.py")
+        if module in path.read_text()
+    ]
 
     def score(item):
         path, text = item
         near = 100 * (path.endswith(f"test_{stem}.py") and str(Path(file).parent) in path)
-        near += 60 * (module in text) + 15 * (Path(path).parent == Path("tests", file).parent)
+        near += 60 * (module in text) + 25 * (Path(path).parent == folder)
+        near += 55 * ("/test_every_" in path and Path(path).parent in (folder, *folder.parents))
+        near += 15 * min(sum(f"{user} import" in text for user in users), 3)
         return near + min(len(names.findall(text)), 40)
 
     scored = sorted((-score(item), len(item[1]), item[0]) for item in tests.items())
@@ -228,7 +247,8 @@ def planted_tree():
         os.environ |= {
             "JAX_PLATFORMS": "cpu",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
+            "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR")
+            or f"{folder}/programs",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "PYTHONPATH": folder,
@@ -236,35 +256,52 @@ def planted_tree():
         yield Path(folder)
 
 
-def first_failure(folder, tests, seconds=CPU_SECONDS):
-    """Runs tests in a child process; returns the first failing one's name, or None.
+class FirstFailure:
+    """Plugin of pytest: writes the names of failures, and ends files that take long.
+
+    Args:
+      writing: File descriptor to which names are written, one a line.
+    """
+
+    def __init__(self, writing):
+        self.writing, self.begun = writing, {}
+
+    def failed(self, report):
+        if report.failed:
+            os.write(self.writing, f"{report.nodeid}\n".encode())
+
+    pytest_runtest_logreport = pytest_collectreport = failed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        now = time.process_time()
+        if now - self.begun.setdefault(item.path, now) > FILE_SECONDS:
+            pytest.skip("its file has had its time")
+
+
+def first_failure(folder, tests, without=()):
+    """Runs tests in a child process, and returns the name of the first one that fails, or None.
 
     The child is a fork of this process, which has imported all libraries but the project's own.
+
+    Args:
+      folder: Path of the copy of the tree.
+      tests: Names of test files or tests.
+      without: Names of tests that are deselected.
     """
-    import hypothesis  # noqa: F401
-    import jax  # noqa: F401
-    import optax  # noqa: F401
-    import pytest
-    import scipy.stats  # noqa: F401
-    from flax import nnx  # noqa: F401
-
-    class Report:
-        def failed(self, report):
-            if report.failed:
-                os.write(writing, f"{report.nodeid}\n".encode())
-
-        pytest_runtest_logreport = pytest_collectreport = failed
-
+    for library in ("hypothesis", "jax", "optax", "scipy.stats", "flax.nnx"):
+        importlib.import_module(library)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         os.chdir(folder)
         sys.path[:] = [str(folder), *(p for p in sys.path if Path(p or ".").resolve() != ROOT)]
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1), os.dup2(silent, 2)
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long", "--timeout=600"]
+        options += [f"--deselect={name}" for name in without]
         with contextlib.suppress(BaseException):
-            pytest.main([*options, *tests], plugins=[Report()])
+            pytest.main([*options, *tests], plugins=[FirstFailure(writing)])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as told:
@@ -273,40 +310,51 @@ def first_failure(folder, tests, seconds=CPU_SECONDS):
     return names[0] or None
 
 
-def catcher(mutant, folder, tests):
-    """Plants a mutant, and returns the test that catches it, or None."""
+def catcher(mutant, folder, tests, sound):
+    """Plants a mutant, and returns a test that fails with it and passes without it, or None.
+
+    Args:
+      mutant: Dictionary of the record.
+      folder: Path of the copy of the tree.
+      tests: Text of each test file, by path.
+      sound: Whether a test passes without any mutant, by name; it grows.
+    """
+    known = mutant.get("caught")
+    known = [known] if known and (folder / known.partition("::")[0]).exists() else []
+    for names in filter(None, (known, nearest_tests(mutant["file"], tests))):
+        while True:
+            failing = [name for name, passes in sound.items() if not passes]
+            names = [name for name in names if name not in failing]
+            with planted(mutant, folder):
+                test = names and first_failure(folder, names, failing)
+            if not test:
+                break
+            if test not in sound:
+                sound[test] = first_failure(folder, [test]) is None
+            if sound[test]:
+                return test
+    return None
+
+
+@contextlib.contextmanager
+def planted(mutant, folder):
+    """Plants a mutant into the copy of the tree, and restores its file in the end."""
     place = folder / mutant["file"]
-    sound = place.read_text()
-    place.write_text(sound.replace(mutant["old"], mutant["new"]))
+    text = place.read_text()
+    place.write_text(text.replace(mutant["old"], mutant["new"]))
     try:
-        known = mutant.get("caught")
-        if known and (folder / known.partition("::")[0]).exists():
-            failed = first_failure(folder, [known])
-            if failed not in (None, known.partition("::")[0]):
-                return failed
-        return first_failure(folder, nearest_tests(mutant["file"], tests))
+        yield
     finally:
-        place.write_text(sound)
+        place.write_text(text)
 
 
 def quick_tests():
     """Returns the text of each test file of the three libraries, by path."""
     return {
         str(path.relative_to(ROOT)): path.read_text()
-        for floor in ("accounting", "samplers", "dpsgd", "mutants")
+        for floor in ("accounting", "samplers", "dpsgd")
         for path in sorted((ROOT / "tests" / floor).rglob("test_*.py"))
     }
-
-
-def caught(mutant, folder, tests, sound):
-    """Returns the test that catches a mutant and passes without it, or None.
-
-    Whether a test passes without any fault is kept in `sound`.
-    """
-    test = catcher(mutant, folder, tests)
-    if test and test not in sound:
-        sound[test] = first_failure(folder, [test]) is None
-    return test if test and sound[test] else None
 
 
 def measure(seconds):
@@ -319,7 +367,7 @@ def measure(seconds):
         for done, mutant in enumerate(mutants):
             if time.monotonic() > end:
                 break
-            mutant["caught"] = caught(mutant, folder, tests, sound)
+            mutant["caught"] = catcher(mutant, folder, tests, sound)
             write("faults", mutants[: done + 1])
             print(done, mutant["file"], mutant["kind"], mutant["caught"], flush=True)
 
@@ -332,6 +380,6 @@ def check():
             place = folder / mutant["file"]
             if not place.exists() or place.read_text().count(mutant["old"]) != 1:
                 print(f"gone: {mutant['kind']} in {mutant['file']}")
-            elif mutant["caught"] and not caught(mutant, folder, tests, sound):
+            elif mutant["caught"] and not catcher(mutant, folder, tests, sound):
                 lost.append(f"{mutant['file']}: {mutant['new'].strip()!r}, by {mutant['caught']}")
     return lost

@@ -262,6 +262,7 @@ def contractions():
         "broadcast": normal(8, 7),
         "one": normal(9, 7, 1),
         "spread": normal(10, 7),
+        "two": normal(11, 2, 7, 5),
     }
 
     def loss_fn(params, x):  # [3, 7]
@@ -278,10 +279,16 @@ def contractions():
             x @ jnp.broadcast_to(p["broadcast"][:, None], (7, 4)),
             x @ p["one"],
             x[0] @ jnp.broadcast_to(p["spread"][:, None], (7, 4)),
+            jnp.einsum("hd,hdk->hk", x[:2], p["two"]),
         ]
         return sum(jnp.sum(jnp.sin((k + 1) * q) ** 2) for k, q in enumerate(parts))
 
-    return params, loss_fn, normal(9, B, 3, 7), {"heads": "outer", "spread": "entries"}
+    return (
+        params,
+        loss_fn,
+        normal(9, B, 3, 7),
+        {"heads": "outer", "two": "outer", "spread": "entries"},
+    )
 
 
 def entrywise():
@@ -480,6 +487,7 @@ LONG = {
     "entrywise",
     "degenerate",
     "look_up_out_of_bounds",
+    "contractions",
 )
 @pytest.mark.parametrize(
     "name", [pytest.param(c, marks=pytest.mark.long if c in LONG else ()) for c in CASES]
