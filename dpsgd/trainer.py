@@ -65,9 +65,11 @@ def train(
     **What the audit sees**: the compiled program itself, with the run's own shapes and optimizer,
     under other keys and on synthetic probe rows: clipping, noise, divisor, padding, the update, and
     whole epochs of draws. A loss or an optimizer that holds an array of the shape of rows is
-    refused, and an optimizer that calls the host. **What nobody can see**: data that either holds
-    in another shape. Such data go around clipping and noise, and no epsilon covers them: the loss
-    is a function of parameters and one example, and the optimizer one of the private gradient.
+    refused, and an optimizer that calls the host. **What nobody can see**: data in another shape
+    that either holds, and data that Python code reads for the trace from a container of a
+    method's object, from another module or from a file. Such data go around clipping and
+    noise, and no epsilon covers them: the loss is a function of parameters and one example, and the
+    optimizer one of the private gradient.
 
     Args:
       algorithm: From `dpsgd`.

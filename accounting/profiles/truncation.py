@@ -136,8 +136,18 @@ class TruncatedProfile(Profile):
         return next(few, self.cases[-1])
 
     def _epsilon(self, question: Question) -> Bound:
-        inner = question.of(self.profile)
-        upper = _upper_epsilon(self._case(question.at), question, inner)
+        case = self._case(question.at)
+        spent = _exp(case.log_spent) * (1.0 + _UP)
+        fuller = 1e-3 * question.at if case.fuller else 0.0
+        upper = math.nan
+        if spent <= _SMALL * question.at:
+            left = (question.at - spent - fuller) * (1.0 - _UP)
+            inner = case.profile.epsilon(left, question.tolerance)
+            if not case.fuller or case.fuller.charge(inner.upper) <= fuller:
+                upper = inner.upper
+        if math.isnan(upper):
+            inner = question.of(self.profile)
+            upper = _upper_epsilon(case, question, inner)
         lower = self._lower_epsilon(question, inner.upper)
         return _noted(question, Bound.resting_on(inner, lower, max(lower, upper)))
 

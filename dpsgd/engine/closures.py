@@ -81,10 +81,10 @@ def _may_be_rows(array: Any) -> bool:
 def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
     """Yields arrays that a function can reach without being given them, with their names.
 
-    Followed are the variables of closures, the globals that are named, default values, partials,
-    containers and the attributes of callable objects; not those of the object of a method, as a
-    task may hold its data: of these a trace shows what is used. Nothing is read in globals of JAX,
-    Flax and Optax.
+    Followed are the variables of closures, the globals that the code and functions within it name,
+    default values, partials, containers, and the attributes and `__call__` of callable objects. The
+    object of a method, such as a task with its data, is searched for arrays that the method names
+    alone. Nothing is read in globals of JAX, Flax and Optax.
     """
     found, seen = [(part, "")], set[int]()
     while found:
@@ -102,17 +102,30 @@ def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
         elif isinstance(x, functools.partial):
             found += [(x.func, name), (x.args, "an argument"), (x.keywords, "an argument")]
         elif isinstance(x, types.MethodType):
+            held, code = getattr(x.__self__, "__dict__", {}), getattr(x.__func__, "__code__", None)
+            named = [(held[k], f"self.{k}") for k in _names(code) if k in held]
+            found += [(v, k) for v, k in named if isinstance(v, np.ndarray | jax.Array)]
             found.append((x.__func__, name))
         elif isinstance(x, types.FunctionType):
             cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
             found += [(_content(cell), variable) for variable, cell in cells]
             found += [(x.__defaults__, "a default"), (x.__kwdefaults__, "a default")]
             if x.__module__ and x.__module__.partition(".")[0] not in _LIBRARIES:
-                names = x.__code__.co_names
+                names = _names(x.__code__)
                 found += [(x.__globals__[k], k) for k in names if k in x.__globals__]
         elif callable(x) and not isinstance(x, type):
-            found += [(getattr(x, "__wrapped__", None), name)]
+            call = type(x).__call__
+            found.append((call if isinstance(call, types.FunctionType) else None, name))
+            found.append((getattr(x, "__wrapped__", None), name))
             found += [(v, f"{name}.{k}") for k, v in getattr(x, "__dict__", {}).items()]
+
+
+def _names(code: types.CodeType | None) -> list[str]:
+    """Returns the globals and attributes that code names, with those of functions within it."""
+    if code is None:
+        return []
+    inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return [*code.co_names, *(name for names in inner for name in names)]
 
 
 def _content(cell: Any) -> Any:

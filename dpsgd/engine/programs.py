@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -187,7 +187,7 @@ def arrays_digest(tree: PyTree) -> str:
 
 
 def contents(part: Any) -> str:
-    """Returns a digest of the fields of nested values, also of those that equality leaves out.
+    """Returns a digest of nested values, with attributes that their equality leaves out.
 
     Values that are equal and have equal contents are made of the same arrays, numbers and
     functions. What compares by identity alone stands for itself.
@@ -210,10 +210,8 @@ def contents(part: Any) -> str:
             found.update(f"{id(x.__self__)} {id(x.__func__)} ".encode())
         elif type(x).__eq__ is object.__eq__:
             found.update(f"{id(x)} ".encode())
-        elif dataclasses.is_dataclass(x):
-            visit([getattr(x, field.name) for field in dataclasses.fields(x)])
-        elif hasattr(x, "__dict__"):
-            visit(vars(x))
+        elif held := _attributes(x):
+            visit(held)
         elif isinstance(x, Hashable):
             found.update(f"{hash(x)} ".encode())
         else:
@@ -221,6 +219,15 @@ def contents(part: Any) -> str:
 
     visit(part)
     return found.hexdigest()
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, those of slots too, without cached properties."""
+    kinds, held = type(x).__mro__, dict(getattr(x, "__dict__", {}))
+    slots = [k for kind in kinds for k, v in vars(kind).items() if inspect.ismemberdescriptor(v)]
+    held.update((k, getattr(x, k)) for k in slots if hasattr(x, k))
+    cached = functools.cached_property
+    return {k: v for k, v in held.items() if not isinstance(getattr(type(x), k, None), cached)}
 
 
 def text_digest(text: str) -> str:

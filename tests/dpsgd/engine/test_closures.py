@@ -60,7 +60,30 @@ def uses_a_global(x):
     return x + float(ROWS.sum())
 
 
+def uses_a_global_within(x):
+    def inner():
+        return float(ROWS[:40].sum())
+
+    return x + inner()
+
+
+class Calls:
+    """A callable, and a method, of which a global or an attribute is sliced on the host."""
+
+    def __init__(self, array=None):
+        self.array = array
+
+    def __call__(self, x):
+        return x + float(ROWS[:40].sum())
+
+    def method(self, x):
+        return x + sum(float(self.array[:40].sum()) for _ in range(1))
+
+
 HOLDERS = {
+    "nested global": lambda array: uses_a_global_within,
+    "call of an object": lambda array: Calls(),
+    "method": lambda array: Calls(array).method,
     "closure": lambda array: lambda x: x + jnp.asarray(array).sum(),
     "partial": lambda array: functools.partial(lambda a, x: x + a["k"][0].sum(), {"k": [array]}),
     "jit": lambda array: jax.jit(lambda x: x + jnp.asarray(array).sum()),
