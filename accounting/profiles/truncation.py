@@ -22,8 +22,6 @@ _COARSE = 0.03
 """How sharply the delta of a flagged run is asked for: its probability is small."""
 _NEGLIGIBLE = 1e-4
 """Share of delta below which a probability is charged as it is."""
-_SMALL = 0.0101
-"""Share of delta that is charged as it is where epsilon is asked for: a default cap's."""
 _MOST_FULL_BINS = 5
 _FEW_BINS = 3e-4
 """Share of bins whose loss does not matter to epsilon: they are simply taken away."""
@@ -136,18 +134,8 @@ class TruncatedProfile(Profile):
         return next(few, self.cases[-1])
 
     def _epsilon(self, question: Question) -> Bound:
-        case = self._case(question.at)
-        spent = _exp(case.log_spent) * (1.0 + _UP)
-        fuller = 1e-3 * question.at if case.fuller else 0.0
-        upper = math.nan
-        if spent <= _SMALL * question.at:
-            left = (question.at - spent - fuller) * (1.0 - _UP)
-            inner = case.profile.epsilon(left, question.tolerance)
-            if not case.fuller or case.fuller.charge(inner.upper) <= fuller:
-                upper = inner.upper
-        if math.isnan(upper):
-            inner = question.of(self.profile)
-            upper = _upper_epsilon(case, question, inner)
+        inner = question.of(self.profile)
+        upper = _upper_epsilon(self._case(question.at), question, inner)
         lower = self._lower_epsilon(question, inner.upper)
         return _noted(question, Bound.resting_on(inner, lower, max(lower, upper)))
 
