@@ -386,7 +386,7 @@ WANTED = {"noise_multiplier": None, "target_epsilon": 8.0}
 @pytest.mark.parametrize(
     ("options", "bands", "why"),
     [
-        pytest.param({}, 8, "it leaves about 0.", marks=pytest.mark.long),
+        pytest.param({}, 4, "it leaves about 0.", marks=pytest.mark.long),
         ({"target_epsilon": 3.0}, 2, "it leaves about 0."),
         ({"sampler": ORDER(**SIZES), "bands_memory": "20B"}, 2, "it leaves about 0."),
         ({"bands_memory": "8B"}, 1, "8B hold no noise vector"),
