@@ -263,6 +263,7 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, comma
         return iter(["a device", *(360.0 for _ in specs)])
 
     monkeypatch.setattr(engine, "time_runs", time_runs)
+    monkeypatch.delenv("COLUMNS", raising=False)  # tables are not wrapped in a pipe
     text = SEEDED + "learning_rate = [0.1, 0.2]\nl2_clip_norm = [1, 4]\n"
     (tmp_path / "sweep.toml").write_text(text + SEEDED[SEEDED.index("[[grid]]") :])
     said = command("sweep", tmp_path / "sweep.toml", "--dry-run", "--workers", "1")
