@@ -134,8 +134,8 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     """What is done with a larger batch. truncate: drop the excess at random, and pay for it in
     delta; accumulate: take several passes for one update, nothing is dropped and nothing paid."""
     cycle_length: int = field(default=1, kw_only=True)
-    """Steps after which those come again that an example may take part in: example i, in steps i,
-    i + cycle_length, and so on. Noise may be correlated over so many steps."""
+    """Period, in steps, of the groups of examples: example i takes part only in steps i,
+    i + cycle_length, and so on. Noise may be correlated over one period."""
 
     def __post_init__(self) -> None:
         cycle = check_count("cycle_length", self.cycle_length)

@@ -318,3 +318,63 @@ def test_dp_accounting_s_truncated_event_agrees(sigma, deviations, epsilon):
     # Theirs is an upper bound as well, sharper below 5.5 deviations: their pair keeps more noise.
     assert bound.lower <= theirs * (1 + 1e-6)
     assert bound.upper <= theirs * (1.05 if deviations > 6 else 4.0) + 1e-12
+
+
+# ------------------------------------------------------------ each statement, from its own parts
+
+
+def flag_probability(m, rate, cap):
+    """Returns P[an example is drawn, its batch overflows, it is kept], cap >= m rate."""
+    return cap / m * stats.binom.sf(cap, m, rate)
+
+
+def sum_of(terms, side, epsilon):
+    """Adds factors times deltas of profiles; a term without a profile is a probability."""
+    return sum(
+        factor * (getattr(profile.delta(epsilon), side) if profile else 1.0)
+        for factor, profile in terms
+    )
+
+
+def stated_steps():
+    profile, pi = PoissonProfile(0.8, 0.01, 50), 50 * flag_probability(2000, 0.01, 32)
+    found = truncated_steps(profile, Cap(2000, 0.01, 32), 50, 0.8, exact=True)
+    return found, [[(1.0, profile), (pi, profile.with_gaussian_release(0.8)), (pi**2 / 2, None)]]
+
+
+def stated_users():
+    profile = UserPoissonProfile(2.0, 50, 0.01, 3)
+    pi = 50 * 3 * flag_probability(2000, 0.01, 36)
+    found = truncated_users(profile, Cap(2000, 0.01, 36), 50, 2.0, max_contributions=3, shards=2)
+    beside = profile.with_gaussian_release(2.0 / 3.0)
+    return found, [[(1.0, profile), (pi, beside), (pi**2 / 2, None)]]
+
+
+def stated_bins():
+    bins, epochs, m, cap = 200, 2, 4000, 36
+    profile = BallsAndBinsProfile(0.7, bins, epochs)
+    tau = stats.binom.sf(cap - 1, m - 1, 1 / bins)
+    pi = epochs * bins * flag_probability(m, 1 / bins, cap)
+    found = truncated_bins(profile, Cap(m, 1 / bins, cap))
+    statements = []
+    for full in range(3, 6):
+        fewer = BallsAndBinsProfile(0.7, bins - full, epochs)
+        beside = BallsAndBinsProfile(0.7, bins - full, epochs - 1).with_gaussian_release(0.7)
+        rest = pi**2 / 2 + epochs * math.comb(bins, full + 1) * tau ** (full + 1)
+        flagged = [(pi, beside), (rest, None)]
+        statements += [
+            [(1.0, fewer), *flagged],
+            [(1.0, profile), (epochs * bins * tau, fewer), *flagged],
+        ]
+    return found, statements
+
+
+@pytest.mark.parametrize(
+    ("stated", "epsilon", "sharp"),
+    [(stated_steps, 4.0, 1.05), (stated_users, 4.0, 1.05), (stated_bins, 0.3, 1.3)],
+)
+def test_the_upper_end_is_the_sum_that_its_statement_says(stated, epsilon, sharp):
+    found, statements = stated()
+    upper = found.delta(epsilon).upper
+    assert upper >= min(sum_of(terms, "lower", epsilon) for terms in statements)
+    assert upper <= sharp * min(sum_of(terms, "upper", epsilon) for terms in statements)
