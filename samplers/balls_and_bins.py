@@ -19,7 +19,7 @@ from samplers.truncation import VariableBatchSampler
 
 @dataclass(frozen=True)
 class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
-    """Every example falls into one of the epoch's T = ceil(n / b) batches, all independently.
+    """Assigns each example independently to one of an epoch's T = ceil(n / b) batches.
 
     Guarantees (before truncation, see `overflow`; c = `cycle_length` is 1 by default):
       * Each example takes part exactly once an epoch.
@@ -31,7 +31,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
     """
 
     assignment: Literal["redrawn", "fixed"] = "redrawn"
-    """redrawn: new bins for each epoch; fixed: one assignment for all epochs (it costs more)."""
+    """redrawn: new bins in every epoch; fixed: one assignment for all epochs (costs more)."""
 
     mode = "assignment"
 

@@ -15,13 +15,13 @@ from samplers.row_law import KnownOrder
 
 
 class InOrder(BatchSampler):
-    """A sampler of batches in the examples' own order, in every epoch alike."""
+    """Sampler that draws the same batches, in the examples' order, in every epoch."""
 
     if TYPE_CHECKING:  # a field of the one sampler, a property of the other
 
         @property
         def batch_size(self) -> int:
-            """Examples in a batch b."""
+            """Batch size b."""
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns the profile of one Gaussian release with noise sigma / sqrt(E): tight.
@@ -59,7 +59,7 @@ class InOrder(BatchSampler):
 
 @dataclass(frozen=True)
 class Deterministic(InOrder, EpochSampler):
-    """Takes b = `batch_size` after b examples: i takes part in step floor(i / b) of every epoch.
+    """Takes batches of b examples in their own order: i is in step floor(i / b) of every epoch.
 
     Several `num_shards` are read in turn, each by itself in order: the example that is i-th in turn
     (`Shards`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does

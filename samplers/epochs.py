@@ -27,12 +27,12 @@ class EpochSampler(BatchSampler):
     num_examples: int
     """Size n of the training set, a public number."""
     batch_size: int
-    """Examples in a batch b: the (largest) expected number where batches vary in size."""
+    """Batch size b; the expected batch size if it varies."""
     epochs: int = 1
-    """Passes E over the data: the run has E * ceil(n / b) steps."""
+    """Number E of passes over the data, of ceil(n / b) steps each."""
     num_shards: int = field(default=1, kw_only=True)
-    """Consecutive segments L of the examples, whose parts of every batch are drawn, cut and padded
-    each by itself: rows may then lie on L machines."""
+    """Number L of data shards (consecutive segments of the examples). Each shard draws, truncates
+    and pads its part of every batch, so that rows can lie on L machines."""
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "epochs", "num_shards"):

@@ -13,10 +13,10 @@ from samplers.deterministic import InOrder
 
 @dataclass(frozen=True)
 class FullBatch(InOrder):
-    """Every example takes part in every step: E = `epochs` steps, each a sum over all rows.
+    """Includes every example in every step: E = `epochs` steps, each a sum over all rows.
 
-    It is the deterministic order with b = n, read in passes of `max_batch_size` rows, so that a
-    program's shape does not grow with the data.
+    Equals the deterministic order with b = n. Rows are read in passes of `max_batch_size`, so that
+    the shape of the program does not grow with the data.
 
     Guarantees:
       * Each example takes part exactly once a step, and nothing is random: there is no

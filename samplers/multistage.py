@@ -34,15 +34,14 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True)
 class Multistage(EpisodeSampler):
-    """Draws n_1 units, n_2 units of each, ..., and n_L examples of each of the last.
+    """Draws n_1 units, n_2 units of each, ..., and n_L examples of each last unit.
 
-    All batches have n_1 ... n_L examples. What is clipped, and what is protected, matter to the
-    cost. By default each example's gradient is clipped, and examples are protected. An episodic
-    loss couples the examples of a drawn unit of some level c: with `clipped_level` = c the training
-    clips one gradient for each such unit, of a loss that sees the unit's drawn examples together,
-    with leading axes [n_{c+1}, ..., n_L]. At c = 0 the whole episode is one clipped gradient: its
-    loss may compare examples of several units. Whole units may then be protected in place of
-    examples, of a level from c on (`protected_level`).
+    Every batch has n_1 ... n_L examples. By default per-example gradients are clipped and examples
+    are protected. An episodic loss reads all drawn examples of a unit together: with
+    `clipped_level` = c, training clips one gradient per drawn unit of level c, and the loss gets
+    that unit's examples with leading axes [n_{c+1}, ..., n_L]. At c = 0 the whole episode has one
+    clipped gradient, so its loss may compare units. `protected_level` protects whole units of a
+    level c or deeper in place of examples.
 
     Guarantees:
       * The n_j children drawn of a unit are a uniform subset, in uniform order, independently for
@@ -62,10 +61,10 @@ class Multistage(EpisodeSampler):
     """
 
     clipped_level: int | None = field(default=None, kw_only=True)
-    """Level c of the units whose gradient the training clips as one: 0 for the whole episode; by
-    default L, the examples."""
+    """Level c of the units whose gradients are clipped: 0 is the whole episode. Default: L, the
+    examples."""
     protected_level: int | None = field(default=None, kw_only=True)
-    """Level of what is protected: at least c, and 1; by default L, the examples."""
+    """Level of the protected units, at least c and at least 1. Default: L, the examples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from samplers.truncation import VariableBatchSampler
 
 @dataclass(frozen=True)
 class Poisson(VariableBatchSampler):
-    """Every example takes part in every step with probability q = b / n, all independently.
+    """Includes each example in each step independently, with probability q = b / n.
 
     Guarantees (before truncation, see `overflow`; c = `cycle_length` is 1 by default):
       * The entries of the participation matrix are independent and equal to 1 with probability c q

@@ -44,7 +44,7 @@ KINDS: tuple[type[BatchSampler], ...] = (
 DEFAULTS = {"batch_size": 1024, "epochs": 10}
 """Defaults of the settings; samplers themselves are given sizes."""
 
-_LEFT_OPEN = "by default what the run chooses, see `dpsgd train`; elsewhere {}"
+_LEFT_OPEN = "Default: chosen by the task in `dpsgd train`, else {}"
 """What is added to the words on these fields."""
 
 _OF_DATA = {field.name for field in dataclasses.fields(Population)}
@@ -229,7 +229,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     words = words_on_fields(kind)
     for name, value in DEFAULTS.items():
         if name in words:
-            words[name] = f"{words[name].rstrip('.')}; {_LEFT_OPEN.format(value)}."
+            words[name] = f"{words[name].rstrip('.')}. {_LEFT_OPEN.format(value)}."
     lines = [f"  {name}: {words[name]}" for name, *_ in fields if name in words]
     members = {
         "__doc__": "\n".join([summary, "", "Attributes:", *lines]) if lines else summary,

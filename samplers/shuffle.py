@@ -26,11 +26,11 @@ from samplers.row_law import RandomOrder, RandomOrders
 
 @dataclass(frozen=True)
 class Shuffle(RedrawnOrFixed, EpochSampler):
-    """Takes b = `batch_size` after b examples, in a random order. Its guarantee is NOT Poisson's.
+    """Shuffles the examples and takes batches of b. NOT covered by Poisson's guarantee.
 
-    What is certified is the cost of batches in a known order. The last batch of an epoch is smaller
-    where b does not divide n; it is padded, and its noisy sum is divided by b like any other.
-    Several `num_shards` are shuffled each by itself, and read in turn (`Shards`).
+    The certified upper bound is the cost of a known order. The last batch of an epoch is smaller if
+    b does not divide n; it is padded, and its noisy sum is divided by b like any other. Each of
+    several `num_shards` is shuffled by itself, and they are read in turn (`Shards`).
 
     Guarantees:
       * Each example takes part exactly once an epoch.
@@ -41,7 +41,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     """
 
     order: Literal["redrawn", "fixed"] = "redrawn"
-    """redrawn: a new order for each epoch; fixed: one order for all epochs (it costs more)."""
+    """redrawn: a new order in every epoch; fixed: one order for all epochs (costs more)."""
 
     mode = "order"
 

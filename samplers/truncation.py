@@ -126,16 +126,16 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     """
 
     max_batch_size: int | None = None
-    """Most examples B of each shard in one pass of the fixed-shape program; by default so many that
+    """Largest number B of examples per shard in one pass of the fixed-shape program. Default:
     truncation costs at most 1 % of delta."""
     target_delta: float | None = None
-    """The delta for which the default cap is chosen; by default that of `default_delta`."""
+    """Delta for which the default max_batch_size is chosen. Default: `default_delta`."""
     overflow: Literal["truncate", "accumulate"] = "truncate"
-    """What is done with a larger batch. truncate: drop the excess at random, and pay for it in
-    delta; accumulate: take several passes for one update, nothing is dropped and nothing paid."""
+    """Treatment of batches above max_batch_size. truncate: drop examples at random and pay in
+    delta; accumulate: take several passes for one update, which drops and costs nothing."""
     cycle_length: int = field(default=1, kw_only=True)
-    """Period, in steps, of the groups of examples: example i takes part only in steps i,
-    i + cycle_length, and so on. Noise may be correlated over one period."""
+    """Period c of cyclic sampling, in steps: example i takes part only in steps t = i (mod c).
+    Noise may be correlated over c steps."""
 
     def __post_init__(self) -> None:
         cycle = check_count("cycle_length", self.cycle_length)

@@ -19,12 +19,12 @@ from samplers.truncation import CappedBatchSampler
 
 @dataclass(frozen=True)
 class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
-    """Draws units at random, then each of their examples by itself: keeps amplification.
+    """Draws units at random, then includes each of their examples independently.
 
-    n_1 units are drawn, n_2 of each, ..., n_{L-1}, without replacement; every example of a drawn
-    unit of level L - 1 takes part with probability `sampling_prob`. The cost treats the drawn units
-    as known. A batch of more than `max_batch_size` examples is cut to so many, uniformly at random;
-    the cost includes it (see `VariableBatchSampler`).
+    n_1 units are drawn, then n_2 of each, ..., n_{L-1}, without replacement; every example of a
+    drawn unit of level L - 1 takes part with probability `sampling_prob`. The cost treats the drawn
+    units as known. A batch above `max_batch_size` is truncated to a uniform subset, and the cost
+    includes the truncation (see `VariableBatchSampler`).
 
     Guarantees (before truncation):
       * Given the drawn units, examples take part independently, each with `sampling_prob`.
@@ -38,9 +38,9 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
     sampling_prob: float
     """Probability q with which an example of a drawn unit takes part."""
     max_batch_size: int | None = field(default=None, kw_only=True)
-    """Rows of a padded batch; by default so many that truncation costs at most 1 % of delta."""
+    """Rows of a padded batch. Default: truncation costs at most 1 % of delta."""
     target_delta: float | None = field(default=None, kw_only=True)
-    """The delta for which the default maximum is chosen; by default that of `default_delta`."""
+    """Delta for which the default max_batch_size is chosen. Default: `default_delta`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,16 +14,16 @@ from samplers.population import Population
 
 @dataclass(frozen=True)
 class UserPoisson(Poisson):
-    """Poisson sampling of examples of which no user has more than tau; protects users.
+    """Poisson sampling that protects users with at most tau examples each.
 
-    `num_examples` counts the examples kept under the cap, which are the rows of the training data
-    (`Contributions.of_examples`). Each is clipped by itself.
+    `num_examples` counts the rows of the training data, after the cap of tau examples per user
+    (`Contributions.of_examples`). Each example is clipped by itself.
     """
 
     max_contributions: int = field(kw_only=True)
-    """Most examples tau of one user among the rows."""
+    """Largest number tau of examples of one user."""
     num_users: int | None = field(default=None, kw_only=True)
-    """Users among the rows, whose number a delta is compared with; if unknown, that of the rows."""
+    """Number of users, for the default delta. Default: the number of rows."""
 
     def __post_init__(self) -> None:
         most = check_count("max_contributions", self.max_contributions)

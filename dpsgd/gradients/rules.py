@@ -86,12 +86,11 @@ class PerLayerClipping:
     """
 
     patterns: tuple[str, ...] | None = field(default=None, metadata={"option": "clip_groups"})
-    """Of per-layer clipping: regular expressions, a group of leaves for each. A leaf belongs to the
-    first that is found in its name, such as dense.kernel, and must belong to one. By default the
-    parameters of each top-level name are a group."""
+    """Regular expressions for per-layer clipping, one group of parameters each. A parameter belongs
+    to the first that matches its name (such as dense.kernel). Default: one group per top-level
+    name."""
     shares: tuple[float, ...] | None = field(default=None, metadata={"option": "clip_shares"})
-    """Shares of the groups in the square of l2_clip_norm, in any unit; by default they are
-    equal."""
+    """Relative shares of the groups in the square of l2_clip_norm. Default: equal."""
 
     def __post_init__(self) -> None:
         for pattern in self.patterns or ():
@@ -168,8 +167,8 @@ class AutomaticClipping(_OneGroup):
     """
 
     gamma: float = field(default=0.01, metadata={"option": "clip_gamma"})
-    """Of automatic clipping: the stability constant; gradients far below it keep their
-    proportions, all others become about as long as l2_clip_norm."""
+    """Stability constant of automatic clipping: much smaller gradients keep their proportions, all
+    others are scaled to about l2_clip_norm."""
 
     def __post_init__(self) -> None:
         if not GAMMA[0] <= self.gamma <= GAMMA[1]:

@@ -92,43 +92,42 @@ class _Checked:
 
 @dataclass(frozen=True)
 class NoiseMultiplier(_Checked):
-    """Noise of a given size."""
+    """Given noise multiplier."""
 
     noise_multiplier: float = _setting(must=_NOISE)
-    """Noise standard deviation over l2_clip_norm."""
+    """Standard deviation of the noise divided by l2_clip_norm."""
 
 
 @dataclass(frozen=True)
 class TargetEpsilon(_Checked):
-    """The smallest noise for an epsilon."""
+    """Smallest noise multiplier that certifies an epsilon."""
 
     epsilon: float = _setting(name="target_epsilon", must=_POSITIVE)
-    """Choose the smallest noise multiplier whose certified epsilon is at most this."""
+    """Largest epsilon; the run uses the smallest noise multiplier that certifies it."""
     optimistic: bool = False
-    """Choose it by the lower end of the certified interval in place of the upper one. The
-    guarantee stays the upper end, which may then be more than target_epsilon: this is for what a
-    sampler costs at most, where its two ends are far apart."""
+    """Calibrate the lower end of the certified interval to target_epsilon. The guarantee stays
+    the upper end, which may exceed target_epsilon. For studies of shuffling, whose two ends are
+    far apart."""
 
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """Train without clipping and noise: no guarantee."""
+    """Train without clipping or noise; the run has no guarantee."""
 
 
 @dataclass(frozen=True)
 class Banded(_Checked):
-    """Noise that is correlated over a few steps, see `dpsgd.BandedToeplitz`."""
+    """Noise correlated over consecutive steps, see `dpsgd.BandedToeplitz`."""
 
     bands: int | Literal["auto"] = _setting(must=_BANDS)
-    """Steps b over which noise is correlated, so that it adds up to less in what SGD sums; as it
-    asks for, the sampler's cycle_length becomes b. auto: the power of two that leaves the least
-    error in sums at the guarantee that is wanted, which may be 1, and for Adam is. By default
-    noise is independent."""
+    """Number of steps b over which noise is correlated, so that more of it cancels in SGD's
+    iterates. Sets the sampler's cycle_length to b. auto: the power of two with the least error
+    in SGD's iterates at the same guarantee (always 1 with Adam). Default: independent noise."""
     memory: str = _setting("2GiB", name="bands_memory")
-    """Most memory for the last b - 1 noise vectors that auto may choose, such as 8GB."""
+    """Memory limit for the b - 1 stored noise vectors when bands is auto, such as 8GB."""
     coefficients: tuple[float, ...] | None = None
-    """Of banded noise, b numbers, see `dpsgd.BandedToeplitz`; by default the first of
-    (1 - x)^(-1/2)."""
+    """The b coefficients of banded noise, see `dpsgd.BandedToeplitz`. Default: the first b
+    coefficients of the power series of (1 - x)^(-1/2)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +140,7 @@ class Banded(_Checked):
 
     @property
     def law(self) -> Noise | None:
-        """The noise; None while the number of bands is open."""
+        """The noise law; None while bands is auto."""
         if self.coefficients is not None:
             return BandedToeplitz(self.coefficients)
         if self.bands == "auto":
@@ -151,7 +150,7 @@ class Banded(_Checked):
 
 @dataclass(frozen=True)
 class Dense:
-    """Tables like all other parameters: by the optimizer, with noise in every row at every step."""
+    """Embedding tables trained by the optimizer, with noise in every row at every step."""
 
 
 @dataclass(frozen=True)
@@ -159,70 +158,69 @@ class _TableSettings(_Checked):
     learning_rate: float | None = _setting(
         None, name="tables_learning_rate", open=True, must=_TABLES_RATE
     )
-    """Of lazy tables: peak step size; by default the task's rule chooses it."""
+    """Peak learning rate of lazy tables. Default: chosen by the task."""
     momentum: float | None = _setting(None, name="tables_momentum", open=True, must=_DECAYING)
-    """Of lazy tables, in [0, 1); by default the task's rule chooses it, 0 if it has none."""
+    """Momentum of lazy tables, in [0, 1). Default: chosen by the task, else 0."""
     flush_every: int | None = _setting(None, open=True, must=_COUNT)
-    """Of lazy tables: steps after which all deferred noise is drawn, and a checkpoint written
-    from which a run resumes also where steps cannot be repeated bit for bit. By default so many
-    that it takes a twentieth of the time or less."""
+    """Steps between flushes of lazy tables: all deferred noise is drawn and a checkpoint is
+    written. Default: flushes take at most 5 % of the time."""
 
 
 @dataclass(frozen=True)
 class Lazy(_TableSettings):
-    """Tables with deferred noise, trained by SGD with settings of their own."""
+    """Embedding tables with deferred noise, trained by SGD at a learning rate of their own."""
 
 
 @dataclass(frozen=True)
 class Auto(_TableSettings):
-    """`Lazy` where the tables are much larger than a batch, and `Dense` elsewhere."""
+    """`Lazy` if the tables are much larger than a batch, else `Dense`."""
 
 
 @dataclass(frozen=True)
 class _StepSizes(_Checked):
     learning_rate: float | None = _setting(None, open=True, must=_POSITIVE)
-    """Peak step size; by default the task's rule chooses it. If it has none, it is 3e-3 of Adam,
-    and (1 - momentum) of SGD."""
+    """Peak learning rate. Default: chosen by the task, else 3e-3 for Adam and 1 - momentum for
+    SGD."""
     schedule: Literal["cosine", "constant"] | None = _setting(None, must=_SCHEDULE, kw_only=True)
-    """How step sizes fall: to zero by a cosine, or not at all. By default by a cosine; not at all
-    where the task's rule averages parameters and chooses the learning rate."""
+    """Learning rate schedule. Default: cosine (to zero at the last step); constant where the
+    task's rule averages parameters."""
 
     @property
     def step_sizes(self) -> Literal["cosine", "constant"]:
-        """The schedule; a cosine where none is given."""
+        """The schedule; cosine by default."""
         return self.schedule or "cosine"
 
 
 @dataclass(frozen=True)
 class Adam(_StepSizes):
-    """Adam, at the usual settings but for its step sizes."""
+    """Adam with the usual betas and epsilon."""
 
 
 @dataclass(frozen=True)
 class SGD(_StepSizes):
-    """Stochastic gradient descent, with momentum if it is given."""
+    """Stochastic gradient descent with optional momentum."""
 
     momentum: float = _setting(0.0, must=_DECAYING)
-    """Of SGD, in [0, 1): v = momentum v + gradient, and a step is by -v times its size."""
+    """SGD momentum, in [0, 1)."""
 
 
 @dataclass(frozen=True)
 class LastStep:
-    """The parameters after the last step."""
+    """Release the parameters of the last step."""
 
 
 @dataclass(frozen=True)
 class TailAverage(_Checked):
-    """The mean of the parameters over the last steps."""
+    """Release the mean of the parameters over the last steps."""
 
     tail: float = _setting(name="average_tail", must=(lambda x: 0 < x <= 1, "lie in (0, 1]"))
-    """Release the mean of the parameters over this share of the steps, the last ones. It costs no
-    privacy; a constant schedule of step sizes goes well with it."""
+    """Release the mean of the parameters over this final share of the steps. Costs no privacy;
+    works best with a constant schedule."""
 
 
 @dataclass(frozen=True)
 class MovingAverage(_Checked):
-    """The exponential moving average of the parameters."""
+    """Release an exponential moving average of the parameters."""
 
     decay: float = _setting(
         name="average_decay", must=(lambda x: 0 <= x <= 0.999999, "be in [0, 0.999999]")
@@ -232,7 +230,7 @@ class MovingAverage(_Checked):
 
 @dataclass(frozen=True)
 class RunSpec(_Checked):
-    """How a task is trained: which sampler, what noise, and which choices are left open.
+    """Settings of a training run; a task's rule chooses those left open.
 
     >>> from samplers.settings import SETTINGS
     >>> spec = RunSpec(SETTINGS["poisson"](), TargetEpsilon(3.0), optimizer=SGD(momentum=0.9))
@@ -242,59 +240,58 @@ class RunSpec(_Checked):
     True
 
     Raises:
-      ValueError: for a value that no run has; the line names its option.
+      ValueError: if a value is out of range; the message names the option.
     """
 
     sampler: Any  # SamplerSettings, or a BatchSampler of the data's own size
-    """How batches are drawn; this decides what the run costs in privacy."""
+    """Sampler that draws the batches and determines the privacy cost."""
     privacy: NoiseMultiplier | TargetEpsilon | NonPrivate
-    """How much noise: given, or the smallest that certifies a target."""
+    """Noise multiplier, given or calibrated to a target epsilon."""
     noise: Independent | Banded = _INDEPENDENT
-    """The law of the noise over the steps."""
+    """Independent or correlated noise over the steps."""
     tables: Dense | Lazy | Auto = Dense()
-    """How parameters are trained of which the model only looks rows up. dense: by the optimizer,
-    with noise in every row at every step. lazy: by SGD with settings of their own; a row's noise
-    is deferred to when the row is next read, with the same law and so the same guarantee, and a
-    step costs what its batch reads. auto: lazy where the tables are much larger than a batch."""
+    """How embedding tables are trained. dense: by the optimizer, with noise in every row at every
+    step. lazy: by SGD; the noise of a row is drawn when the row is next read. The guarantee is the
+    same, and the time of a step does not depend on the size of the tables. auto: lazy if the
+    tables are much larger than a batch."""
     optimizer: Adam | SGD = Adam()
-    """What makes steps of private gradients."""
+    """Optimizer that applies the private gradients."""
     average: LastStep | TailAverage | MovingAverage = LastStep()
-    """Which parameters are released."""
+    """Released parameters: last step, tail average or moving average."""
     clipping: FlatClipping | PerLayerClipping | AutomaticClipping = FLAT
-    """How an example's gradient is brought to l2_clip_norm. flat: as a whole. per-layer: groups of
-    parameters by themselves, under budgets whose squares add up. automatic: all gradients become
-    about as long, small ones too. The privacy cost is the same."""
+    """How per-example gradients are clipped to l2_clip_norm. flat: the whole gradient. per-layer:
+    each group of parameters to its own norm; their squares add up to l2_clip_norm squared.
+    automatic: every gradient is scaled to about l2_clip_norm. The privacy cost is the same."""
     delta: float | Literal["1/n"] | None = _setting(None, name="target_delta", must=_DELTA)
-    """Delta of the guarantee; by default min(1e-5, n^-1.1) for n protected units, rounded down to
-    one digit. 1/n, which papers take, is no safe choice: to publish one unit at random has it."""
+    """Delta of the guarantee. Default: min(1e-5, n^-1.1) for n protected units, rounded down to
+    one digit. 1/n is unsafe: publishing one random row satisfies it."""
     l2_clip_norm: float | None = _setting(None, open=True, must=_POSITIVE)
-    """Bound on the L2 norm of one example's gradient; by default the task's rule chooses it, 4 if
-    it has none."""
+    """L2 norm to which each per-example gradient is clipped. Default: chosen by the task, else
+    4."""
     calibration: Literal["none", "platt", "temperature", "affine"] | None = _setting(
         None, open=True, must=_CALIBRATION
     )
-    """After training, fit a scale, and a shift where there is one, to noisy sums over all training
-    rows: of the model's logit (platt), its logits of several classes (temperature), or the number
-    that it predicts (affine). Clipping bends predictions, and this mends them. Epsilon is for
-    training and calibration together. By default what the task offers, where there are rows enough
-    and all weigh the same; none without privacy, where nothing is clipped."""
+    """Recalibrate predictions after training, from noisy sums over all training rows, because
+    clipping biases them. platt: scale and shift of the logit; temperature: scale of the logits of
+    several classes; affine: scale and shift of a predicted number. Epsilon covers training and
+    calibration together. Default: the task's calibration if there are enough rows; none without
+    privacy."""
     microbatch_size: int | None = _setting(None, must=_COUNT)
-    """Examples whose gradients are formed together; by default as many as fit in 2 GiB."""
+    """Examples whose gradients are computed together. Default: as many as fit in 2 GiB."""
     compute: Literal["float32", "bfloat16"] = _setting("float32", must=_COMPUTE)
-    """Type to which the loss has the parameters cast; clipping, noise and the parameters themselves
-    stay in float32. bfloat16 is faster where a device multiplies it faster; what the loss makes of
-    rows in float32 alone stays in float32."""
+    """Floating-point type of the parameters inside the loss. Clipping, noise and the stored
+    parameters stay in float32."""
     checkpoint_seconds: float = _setting(120.0, must=(lambda x: x >= 0, "be >= 0"))
-    """Time between checkpoints, from which `dpsgd resume` resumes."""
+    """Seconds between checkpoints, from which `dpsgd resume` continues."""
     data_on: Literal["device", "host"] | None = _setting(None, must=_DATA_ON)
-    """Where the training rows lie; on the host, those of a block of steps travel with it. By
-    default on the device, unless they would take more than half of its free memory."""
+    """Memory that holds the training rows; from the host, rows are copied for each block of steps.
+    Default: device, or host if the rows need more than half of the device's free memory."""
     train: str | None = None
-    """Train only the parameters in whose names this regular expression is found, such as
-    'logit|hidden'; names are like dense.kernel. All others stay as they begin: they get no noise,
-    and no place in the clipping norm."""
+    """Train only the parameters whose names (such as dense.kernel) match this regular expression,
+    for example 'logit|hidden'. The others keep their initial values, get no noise and do not count
+    in the clipping norm."""
     init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
-    """Seed of the initial parameters, which are public."""
+    """Public seed of the initial parameters."""
     init_from: str | None = None
     """In place of fresh parameters, those of an earlier model: a finished run, an exported model,
     a file .npz or .safetensors, or a checkpoint of Orbax. The guarantee is for the rows of this
@@ -309,10 +306,10 @@ class RunSpec(_Checked):
     """SHA-256 that the file of init_from must have; it is recorded, and a run resumes from no
     other."""
     insecure_seed: int | None = _setting(None, must=(lambda x: 0 <= x < 2**64, "lie in [0, 2^64)"))
-    """Reproducible sampling and noise from this number, for debugging: voids the guarantee."""
+    """Seed that makes sampling and noise reproducible, for debugging. Voids the guarantee."""
     audit: bool = True
-    """Check first, on generated rows, that the program that trains and the sampler keep what the
-    guarantee assumes (seconds); refuse to train where they do not."""
+    """Before training, check on generated rows that the compiled program and the sampler do what
+    the guarantee assumes, and refuse to train otherwise. Takes seconds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

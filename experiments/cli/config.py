@@ -22,22 +22,22 @@ class OfSizes:
     """The run that is asked about, of data that are known by public sizes alone."""
 
     sampler: SamplerSettings
-    """How batches are drawn."""
+    """Sampler that draws the batches."""
     num_examples: int
-    """Training examples (public)."""
+    """Number of training examples (public)."""
     unit: Literal["example", "user"] = "example"
-    """What one of the num_examples rows is: user, where it is all data of one, clipped as one."""
+    """Meaning of one row. user: all data of one user, clipped as one."""
     max_contributions: int | None = None
-    """Most examples of one user, for user-poisson."""
+    """Largest number of examples of one user, for user-poisson."""
     num_users: int | None = None
-    """Users among the examples, for user-poisson: the default delta goes by them."""
+    """Number of users, for the default delta of user-poisson."""
     sizes: tuple[int, ...] = ()
-    """For samplers of units within units: how many children there are, level by level, on the path
-    of the example that is drawn most often; of units of unequal sizes, the smallest."""
+    """Children per unit on each level, for samplers of units within units: on the path of the
+    example that is drawn most often, and the smallest where sizes differ."""
     units: tuple[str, ...] = ()
-    """What the units of each level are, for the guarantee's words."""
+    """Name of the units on each level, for the guarantee's sentence."""
     largest_unit: int | None = None
-    """Examples of the largest unit; by default as many as of the smallest."""
+    """Examples of the largest unit. Default: all units are equally large."""
 
     def spec(self, **others: Any) -> RunSpec:
         """Returns the run that is asked about, with `others` in place of its own options.

@@ -33,12 +33,12 @@ class Devices:
     """The devices of a run. Other ones change the bits of a model, and never its guarantee."""
 
     num_devices: int | None = None
-    """Devices that train together; by default all there are. Each takes its part of every batch."""
+    """Devices that train together, each with a part of every batch. Default: all."""
 
     shard_rows_from: str | None = None
-    """Size, such as 512MB, from which on a parameter, and what the optimizer keeps of it, is
-    sharded over the devices by its rows. By default no parameter is, but where the whole state
-    would take more than half of a device: then each of 64MiB or more."""
+    """Shard parameters of at least this size, such as 512MB, over the devices by rows, with
+    their optimizer state. Default: only if the state needs more than half of a device; then from
+    64MiB."""
 
     def __post_init__(self) -> None:
         if self.num_devices is not None and self.num_devices < 1:
@@ -72,14 +72,15 @@ class Processes:
     """The processes of a run, on one host or several."""
 
     coordinator: str | None = None
-    """HOST:PORT at which the processes of a run meet: an address of process 0. By default that of
-    Slurm or Kubernetes, if they started several, and else there is one process."""
+    """HOST:PORT of process 0, where the processes of a run meet. Default: from Slurm or Kubernetes
+    if they started several processes, else a single process."""
     num_processes: int | None = None
-    """Processes that train together, with --coordinator; all are given the same command."""
+    """Processes that train together, with --coordinator; each is started with the same command."""
     process_id: int | None = None
-    """Which of them this one is, from 0 on, with --coordinator."""
+    """Number of this process, from 0, with --coordinator."""
     watchdog_seconds: float = 600.0
-    """Time without a step after which a run of several processes ends, as one of them hangs."""
+    """Seconds without a step after which a run of several processes stops, because one of them
+    hangs."""
 
     def __post_init__(self) -> None:
         together = self.coordinator, self.num_processes, self.process_id

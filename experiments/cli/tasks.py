@@ -21,12 +21,11 @@ DEFAULT = "clicks"
 
 @dataclass(frozen=True, kw_only=True)
 class OfTask:
-    """What a command asks that is about a task; `command` adds the task's settings."""
+    """Options of a command about a task; `command` adds the task's settings."""
 
     task: str = DEFAULT
-    """What is trained: clicks, images, ratings, or one of your own as module:object, whose
-    module lies in the current folder or where Python finds modules. Its settings are further
-    options."""
+    """Task to train: clicks, images, ratings, or your own as module:object (imported from the
+    current folder or Python's path). Its settings are further options."""
 
 
 def command(base: type, words: Sequence[str], **more: Any) -> type:

@@ -140,13 +140,13 @@ class Grid:
     """
 
     x: str
-    """The axis of the panel."""
+    """Axis of the panel."""
     axes: Mapping[str, Any]
-    """Values of options of a run, each one value or a list, the sampler among them."""
+    """Values of options, each one value or a list, including the sampler."""
     non_private: bool = False
-    """Also (or, where no axis is of privacy, only) train without clipping and noise."""
+    """Also train without clipping and noise (only that, if no axis is about privacy)."""
     tune: tuple[str, ...] = ()
-    """Axes, or one, of which the best values on the validation rows are shown."""
+    """Axis or axes whose best values on the validation rows are shown."""
     title: str = ""
     """Title of the panel."""
 
@@ -236,20 +236,20 @@ class Sweep(OfTask):
     """
 
     title: str
-    """Title of figure and tables."""
+    """Title of the figure and the tables."""
     grid: tuple[Grid, ...]
     task: str | Mapping[str, Any] = "clicks"
-    """What is trained: a task by name, or a table of a name and the task's own settings."""
+    """Task by name, or a table of its name and settings."""
     repetitions: int | None = None
-    """How many runs of each combination, independent of one another."""
+    """Independent runs of each combination."""
     insecure_seeds: tuple[int, ...] = ()
-    """Reproducible runs, one a seed, in place of repetitions: they void every guarantee."""
+    """Seeds of reproducible runs, in place of repetitions. They void every guarantee."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Options that all runs share, see `dpsgd.RunSpec.of`."""
+    """Options shared by all runs, see `dpsgd.RunSpec.of`."""
     headline: str | None = None
-    """The metric that is shown; by default the one that the task puts first."""
+    """Metric to show. Default: the task's own."""
     better: Better | None = None
-    """Which of its values are better, if that is not the task's own metric."""
+    """Direction in which the headline metric improves, if it is not the task's own."""
 
     OF_GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
     """Options of a run that a grid decides."""

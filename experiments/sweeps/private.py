@@ -34,19 +34,19 @@ class PrivateSweep(OfTask):
 
     grid: tuple[Mapping[str, Any], ...]
     task: str | Mapping[str, Any] = "clicks"
-    """What is trained: a task by name, or a table of a name and the task's own settings."""
+    """Task by name, or a table of its name and settings."""
     target_epsilon: float | None = None
-    """What the whole selection may cost; this, or noise_multiplier of trials."""
+    """Epsilon of the whole selection; or give noise_multiplier of the trials."""
     mean_trials: float = 10.0
-    """How many trials there are on average."""
+    """Mean number of trials."""
     trials_shape: float = 0.0
-    """Shape of the law of that number: 0 is logarithmic, 1 geometric."""
+    """Shape of the distribution of the number of trials: 0 is logarithmic, 1 geometric."""
     score: str | None = None
-    """The metric that chooses; by default the task's headline, on the validation rows."""
+    """Metric that selects. Default: the task's headline on the validation rows."""
     better: Better | None = None
-    """Which of its values are better, if that is not the task's own metric."""
+    """Direction in which the score improves, if it is not the task's own metric."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Options that all candidates share, see `dpsgd.RunSpec.of`."""
+    """Options shared by all candidates, see `dpsgd.RunSpec.of`."""
     title: str = ""
 
     def __post_init__(self) -> None:

@@ -34,16 +34,16 @@ class Audit(tasks.OfTask, OfSizes):
     """
 
     claim: str | None = None
-    """Hold the run to the guarantee of this sampler, in place of its own: see what, for example,
-    shuffling that is claimed to be Poisson really costs."""
+    """Test the run against the guarantee of this sampler in place of its own, for example shuffled
+    batches against Poisson's guarantee."""
     black_box: bool = False
-    """Bound epsilon from below by the outputs of whole runs alone."""
+    """Compute a lower bound on epsilon from the outputs of whole training runs."""
     trials: int = 200_000
-    """Runs of the black-box audit, in each of the two worlds."""
+    """Runs of the black-box audit, in each of its two worlds."""
     plot: Path = Path("audit.png")
-    """Figure that the black-box audit writes, .png, .pdf or .svg."""
+    """Figure of the black-box audit: .png, .pdf or .svg."""
     overwrite: bool = False
-    """Replace a figure that is there under that name."""
+    """Replace an existing figure."""
 
     def claimed(self, run: ResolvedRun) -> BatchSampler | None:
         """Returns the sampler whose guarantee is claimed, if it is another one than the run's."""

@@ -26,10 +26,10 @@ class Batches:
     run: tyro.conf.Positional[Path]
     """Run directory."""
     out: tyro.conf.Positional[Path]
-    """Folder to make for the batches, for its owner alone; in a folder on which all workers have
-    a path."""
+    """Folder to create for the batches, readable by its owner alone. All workers need the same path
+    to it."""
     data: Path | None = None
-    """Where the data of the task lie now; by default where they lay."""
+    """Path of the training data. Default: the path that the run recorded."""
     devices: Devices = field(default_factory=Devices)
     pipeline: Pipeline = field(default_factory=Pipeline)
 

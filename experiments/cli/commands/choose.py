@@ -16,17 +16,18 @@ class ChooseConfig:
     """
 
     data: tyro.conf.Positional[Path | None] = None
-    """`u.data` of MovieLens 100K, gzipped or not; by default a generated population."""
+    """`u.data` of MovieLens 100K, gzipped or not. Default: generated ratings."""
     target_epsilon: float = 1.0
-    """Of all that is released."""
+    """Epsilon of all releases together."""
     max_ratings: int | None = None
-    """The cap, a public number; by default it is chosen privately, which is paid for."""
+    """Public cap on the ratings of one user. Default: chosen privately, which costs
+    --cap-epsilon."""
     caps: tuple[int, ...] = (5, 10, 20, 50, 100, 200, 400, 700)
-    """Caps to choose from: a public list, made without the data."""
+    """Candidate caps, a public list chosen without the data."""
     cap_quantile: float = 0.9
-    """Quantile of users' numbers of ratings near which the cap is chosen."""
+    """Quantile of the users' numbers of ratings near which the cap is chosen."""
     cap_epsilon: float = 0.1
-    """What that choice costs, of the target."""
+    """Part of --target-epsilon that the choice of the cap costs."""
 
 
 def run(config: ChooseConfig) -> None:

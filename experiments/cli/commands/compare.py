@@ -20,20 +20,20 @@ class Compare:
     """Print and draw the certified epsilon of every sampler over the noise multiplier."""
 
     num_examples: int
-    """Training examples (public)."""
+    """Number of training examples (public)."""
     batch_size: int = 1024
-    """Expected number of examples in a batch."""
+    """Expected batch size."""
     epochs: int = 1
-    """Passes over the examples."""
+    """Number of passes over the examples."""
     target_delta: float | None = None
-    """Delta of the guarantee; by default min(1e-5, n^-1.1) for n examples, rounded down to one
+    """Delta of the guarantee. Default: min(1e-5, n^-1.1) for n examples, rounded down to one
     digit."""
     noise_multiplier: tuple[float, ...] = _NOISE
-    """Where to evaluate."""
+    """Noise multipliers to evaluate."""
     plot: Path | None = None
-    """Picture to draw, .png, .pdf or .svg."""
+    """Figure to draw: .png, .pdf or .svg."""
     overwrite: bool = False
-    """Replace what is there under that name."""
+    """Replace an existing figure."""
 
 
 def run(config: Compare) -> None:

@@ -16,16 +16,16 @@ class ContributionsConfig:
     """
 
     table: tyro.conf.Positional[Path]
-    """Parquet, or CSV or TSV with a header, gzipped or not; one example a row."""
+    """CSV, TSV (with a header, gzipped or not) or Parquet file with one example per row."""
     user: str
-    """Column that names the user of an example."""
+    """Column with the user of each example."""
     loss: str | None = None
-    """Column with a model's loss on the example, for the bound by the variance between users. The
-    other bounds are for losses in [0, 1]."""
+    """Column with a model's loss on each example, for the bound by the variance between users. The
+    other bounds hold for losses in [0, 1]."""
     caps: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-    """Caps to look at."""
+    """Candidate caps on the examples of one user."""
     target_epsilon: float = 1.0
-    """Epsilon of a private count, whose best cap is named."""
+    """Epsilon of a private count whose best cap is printed."""
 
 
 def run(config: ContributionsConfig) -> None:

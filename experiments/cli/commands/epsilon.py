@@ -16,10 +16,11 @@ class Epsilon(OfSizes):
     """Print the certified epsilon of a run, as [lower, upper]."""
 
     mean_trials: float | None = None
-    """Also account for private random search: the best of a random number of such runs, with this
-    mean, of which nothing else is released."""
+    """Also price private random search: the best of a random number of such runs is released, and
+    this is the mean of that number."""
     trials_shape: float = 0.0
-    """Shape of the law of that number: 0 is logarithmic (cheapest), 1 geometric."""
+    """Shape of the distribution of the number of trials: 0 is logarithmic (cheapest), 1
+    geometric."""
 
 
 def command(words: Sequence[str]) -> type:

@@ -20,19 +20,20 @@ class EvaluateConfig:
     """Compare what a model says of labelled rows, raw or prepared, with their labels."""
 
     model: tyro.conf.Positional[Path]
-    """Exported model, or the directory of a finished run."""
+    """Exported model, or directory of a finished run."""
     data: tyro.conf.Positional[Path]
-    """File in the format of the model's task: of clicks, a raw file or a store."""
+    """Rows to evaluate on, in the format of the model's task. For clicks: a raw file or a store."""
     split: Literal["train", "validation", "test"] | None = None
-    """Which rows of a store; by default all of them."""
+    """Split of a store to evaluate on. Default: all rows."""
     task: str | None = None
-    """Task of the model, as module:object, where that is not one that an installed package has."""
+    """Task of the model as module:object, if no installed package has it."""
     deciles: bool = False
-    """Of a model of clicks, also predicted and observed clicks by decile of the prediction."""
+    """For a model of clicks, also print predicted and observed clicks per decile of the
+    prediction."""
     by: str | None = None
-    """The same by the largest categories of this column."""
+    """Also print predicted and observed clicks for the largest categories of this column."""
     against: Path | None = None
-    """Model without privacy (dpsgd train --non-private): what privacy cost."""
+    """Non-private model (dpsgd train --non-private) to compare with."""
 
 
 def run(config: EvaluateConfig) -> None:

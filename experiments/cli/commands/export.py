@@ -20,7 +20,7 @@ class ExportConfig:
     out: tyro.conf.Positional[Path]
     """Folder to create."""
     task: str | None = None
-    """Task of the run, as module:object, where its directory does not name it."""
+    """Task of the run as module:object, if the run directory does not name it."""
 
 
 def run(config: ExportConfig) -> None:

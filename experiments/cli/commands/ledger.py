@@ -21,10 +21,10 @@ class LedgerConfig:
     """Print what a run has released so far and what that costs, by its ledger alone."""
 
     run: tyro.conf.Positional[Path]
-    """Run directory, of a run that is finished, under way or dead."""
+    """Run directory; the run may be finished, running or killed."""
     earlier: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = ()
-    """Earlier runs, finished: print as well what a unit with rows in one of the runs alone pays,
-    and what one with rows in all of them pays."""
+    """Directories of earlier finished runs. Also prints epsilon for a unit with rows in one of the
+    runs, and for a unit with rows in all of them."""
 
 
 def run(config: LedgerConfig) -> None:

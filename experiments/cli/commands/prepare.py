@@ -26,13 +26,13 @@ class Pipeline:
     """Where work is done that many machines can share."""
 
     beam: bool = False
-    """By an Apache Beam pipeline (the extra `beam`): bit for bit the same, by as many workers as
-    its runner has, which all see the files under the same paths."""
+    """Prepare with Apache Beam (extra `beam`). The store is bit-identical; every worker needs the
+    files under the same paths."""
     runner: str | None = None
-    """Of the pipeline: DirectRunner (this machine, the default), DataflowRunner, SparkRunner,
-    FlinkRunner, or another that Beam knows."""
+    """Beam runner: DirectRunner (this machine, the default), DataflowRunner, SparkRunner,
+    FlinkRunner or another that Beam knows."""
     beam_options: tuple[str, ...] = ()
-    """Options of the pipeline, NAME=VALUE each: direct_num_workers=8, for example."""
+    """Beam options, NAME=VALUE each, such as direct_num_workers=8."""
 
     def chosen(self) -> Runner | None:
         """Returns the runner; None where this process does the work."""
@@ -50,7 +50,7 @@ class FromFiles:
     """Files, and the store that they become."""
 
     paths: Paths
-    """Files, one after the other, and the store to create."""
+    """Input files, read in this order, then the store to create."""
     hash_seed: int = field(default=0, kw_only=True)
     """Public seed of the hash that maps categorical values to buckets."""
     pipeline: Pipeline = field(default_factory=Pipeline, kw_only=True)
@@ -116,7 +116,7 @@ class PrepareCriteoSearch(FromFiles):
     include: tuple[
         Literal["SalesAmountInEuro", "time_delay_for_conversion", "product_price"], ...
     ] = ()
-    """Outcome columns to add to the features all the same."""
+    """Outcome columns to use as features too."""
 
     def format(self) -> Any:
         """Returns the format of the files, with the columns that are read of them."""
@@ -136,44 +136,40 @@ class PrepareCsv(FromFiles):
     """
 
     label: str = field(kw_only=True)
-    """Column to predict: 0 or 1, false or true; one of the values that are declared; or a number,
-    whose bounds are."""
+    """Column to predict: 0 or 1, false or true, a declared class (--classes), or a number
+    (--label-bounds)."""
     classes: str | None = None
-    """Values of the label, VALUE,VALUE,...: of two the last is the one to be predicted. None is
-    looked for in rows, which are private."""
+    """Label values, VALUE,VALUE,...; of two values, the last is the positive one. They are
+    declared, because inferring them from private rows would leak information."""
     positive: str | None = None
-    """In place of --classes, value of the label that is to be predicted; needs --negative."""
+    """Label value to predict, with --negative, in place of --classes."""
     negative: str | None = None
-    """The other value of the label."""
+    """Other label value, with --positive."""
     label_bounds: str | None = None
-    """Public bounds of a label that is a number, LOW:HIGH, to which it is clipped; never read from
-    rows, which are private."""
+    """Public bounds LOW:HIGH of a numerical label; labels are clipped to them."""
     categories: tuple[str, ...] = ()
-    """Columns whose values are hashed: texts, integers, booleans or dates."""
+    """Categorical columns (text, integers, booleans or dates); their values are hashed."""
     numbers: tuple[str, ...] = ()
-    """Columns of numbers."""
+    """Numerical columns."""
     bounds: tuple[str, ...] = ()
-    """Public bounds of numbers, COLUMN=LOW:HIGH each, or a TOML file of COLUMN = [LOW, HIGH]; never
-    read from rows, which are private. A linear or a wide-and-deep model learns a curve of such a
-    number."""
+    """Public bounds of numbers, COLUMN=LOW:HIGH each, or a TOML file of COLUMN = [LOW, HIGH]. The
+    models linear and wide-and-deep then learn a piecewise linear curve."""
     values: tuple[str, ...] = ()
     """Public values of categories, COLUMN=VALUE,VALUE,... each, or a TOML file of COLUMN = [VALUE,
-    VALUE, ...]; never read from rows, which are private. Each has a bucket of its own, and a value
-    that is not declared counts as missing."""
+    ...]. Each value gets a bucket of its own; an undeclared value counts as missing."""
     buckets: tuple[int, ...] = (1 << 16,)
-    """Hash buckets, a power of two: one for all categories without declared values, or one for each
-    of these; chosen by what is publicly known, not by counting rows."""
+    """Number of hash buckets, a power of two: one number for all categories without declared
+    values, or one for each. Choose it from public knowledge, not by counting rows."""
     transform: Literal["log1p", "none", "both"] = "both"
-    """What becomes of a number x: sign(x) log(1 + |x|), as of counts; nothing, as of what public
-    constants have scaled; or both, so that of a number with bounds the sum of two curves is
-    learned, one of its logarithm and one of itself."""
+    """Transform of numbers x. log1p: sign(x) log(1 + |x|), for counts; none: x, for scaled numbers;
+    both: numbers with bounds get a curve of the logarithm and one of x."""
     missing: tuple[str, ...] = ()
-    """Texts that stand for a missing value, beside the empty one: NA, for example."""
+    """Texts that mean a missing value, such as NA. The empty text always does."""
     order: Literal["random", "chronological"] = "random"
-    """Which rows validate and test: those that a public generator chooses by their number, or the
-    last ones."""
+    """Validation and test rows: chosen at random by row number (public generator), or the last
+    rows."""
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Fractions of the rows that train, validate and test."""
+    """Fractions of training, validation and test rows."""
 
     def format(self) -> Any:
         """Returns the format of the files, by the columns that are named."""
@@ -210,13 +206,13 @@ class PrepareSynthetic:
     out: tyro.conf.Positional[Path]
     """Store (or raw file) to create."""
     like: Literal["criteo-display", "criteo-search"] = "criteo-display"
-    """The data set whose columns, cardinalities and missing rates the rows have."""
+    """Data set whose columns, cardinalities and missing rates are imitated."""
     num_rows: int = 1_000_000
-    """Rows to generate."""
+    """Number of rows to generate."""
     seed: int = 0
     """Seed of the generator."""
     raw: bool = False
-    """Write the raw file, as the publishers would, in place of a store."""
+    """Write a raw file in the publisher's format in place of a store."""
 
     def prepare(self, console: Console) -> int:
         """Writes the rows, says what can be reached on them, and returns how many there are."""
@@ -243,24 +239,24 @@ class PrepareTfds:
     """
 
     name: tyro.conf.Positional[str]
-    """Name of the data set, or the directory of one version of it."""
+    """Name of the data set, or the directory of one version."""
     out: tyro.conf.Positional[Path]
     """Store to create."""
     data_dir: Path | None = None
-    """Where data sets lie; by default where TensorFlow Datasets puts them."""
+    """Folder of the data sets. Default: the folder of TensorFlow Datasets."""
     label: str | None = None
-    """Feature to predict; by default what the data set says, or "label"."""
+    """Feature to predict. Default: the data set's own, or "label"."""
     classes: str | None = None
-    """Values of the label, where it is not 0 or 1, VALUE,VALUE,...: of two the last is the one to
-    be predicted."""
+    """Label values, VALUE,VALUE,..., if the label is not 0 or 1; of two values, the last is the
+    positive one."""
     positive: str | None = None
-    """In place of --classes, value of the label that is to be predicted; needs --negative."""
+    """Label value to predict, with --negative, in place of --classes."""
     negative: str | None = None
-    """The other value of the label."""
+    """Other label value, with --positive."""
     leave_out: tuple[str, ...] = ()
-    """Features not to read."""
+    """Features to ignore."""
     text_buckets: int = 1 << 16
-    """Hash buckets of a text feature; a power of two."""
+    """Number of hash buckets of a text feature, a power of two."""
     hash_seed: int = 0
     """Public seed of the hash that maps categorical values to buckets."""
 
@@ -284,7 +280,7 @@ class Prepare:
         | Annotated[PrepareTfds, tyro.conf.subcommand("tfds", prefix_name=False)]
         | Annotated[PrepareSynthetic, tyro.conf.subcommand("synthetic", prefix_name=False)]
     )
-    """What the data come from."""
+    """Format of the input."""
 
 
 def run(config: Prepare) -> None:

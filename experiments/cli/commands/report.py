@@ -23,28 +23,28 @@ class ReportConfig:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories, and folders of sweeps."""
+    """Run directories and folders of sweeps."""
     out: Path = Path("report.html")
     """Page to write."""
     markdown: Path | None = None
-    """Folder for the page as Markdown with its figures; by default none is written."""
+    """Folder for a Markdown version of the page with its figures."""
     overwrite: bool = False
-    """Replace what is there under that name."""
+    """Replace existing files."""
     title: str = ""
-    """Heading of the page; by default it says what is in it."""
+    """Heading of the page."""
     headline: str | None = None
-    """Metric to show first, in place of each task's own."""
+    """Metric to show first. Default: the task's own."""
     better: Literal["higher", "lower"] | None = None
-    """Which of its values are better."""
+    """Direction in which the headline metric improves."""
     data: Path | None = None
-    """Labelled rows, a store or a raw file, on which models of the task clicks are looked at: how
-    their predictions fit. What is said of these rows is not covered by the guarantees."""
+    """Labelled rows, a store or a raw file, on which the calibration of click models is shown. The
+    guarantees do not cover these rows."""
     split: Literal["train", "validation", "test"] = "test"
-    """Which rows of a store."""
+    """Split of a store to use."""
     by: str | None = None
-    """Also show predicted and observed positives by the largest categories of this column."""
+    """Also show predicted and observed positives for the largest categories of this column."""
     against: Path | None = None
-    """Run of the same model without privacy (dpsgd train --non-private): what privacy cost."""
+    """Non-private run of the same model (dpsgd train --non-private) to compare with."""
 
 
 def run(config: ReportConfig) -> None:

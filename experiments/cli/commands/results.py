@@ -26,25 +26,24 @@ class ResultsConfig:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories, folders of sweeps, folders that hold such, or tables .parquet that
-    --out wrote."""
+    """Run directories, folders of sweeps, folders that contain these, or .parquet tables that --out
+    wrote."""
     out: Path | None = None
-    """File for the whole table, .csv or .parquet."""
+    """File for the whole table: .csv or .parquet."""
     columns: tuple[str, ...] = ()
     """Further columns to print, such as test_log_loss or examples_per_second."""
     x: str | None = None
-    """Column on the horizontal axis: a setting such as noise_multiplier, or epsilon_upper."""
+    """Column of the horizontal axis, such as noise_multiplier or epsilon_upper."""
     y: str | None = None
-    """Column of numbers that is shown over it; by default the metric that the task puts first."""
+    """Numerical column of the vertical axis. Default: the task's headline metric."""
     by: tuple[str, ...] = ()
-    """Settings that tell lines apart; by default all in which runs differ, but for x and seeds."""
+    """Settings that distinguish lines. Default: all settings that differ, except x and seeds."""
     plot: Path | None = None
-    """Picture to draw, .png, .pdf or .svg: of --y over --x, or, without --x, of sweeps, the panels
-    of each in a row."""
+    """Figure to draw (.png, .pdf or .svg): --y over --x, or, without --x, the panels of sweeps."""
     overwrite: bool = False
-    """Replace what is there under these names."""
+    """Replace existing files."""
     better: Literal["higher", "lower"] | None = None
-    """Which values of --y are better, if that is not the task's own metric."""
+    """Direction in which --y improves, if it is not the task's headline metric."""
 
 
 def run(config: ResultsConfig) -> None:

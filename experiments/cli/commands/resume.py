@@ -20,9 +20,9 @@ class Resume:
     run: tyro.conf.Positional[Path]
     """Run directory."""
     data: Path | None = None
-    """Where the data of the task lie now; by default where they lay."""
+    """Path of the training data. Default: the path that the run recorded."""
     log_to: LogTo = None
-    """Also write steps, epsilon so far and examples a second to this program."""
+    """Also send steps, epsilon so far and examples per second to this program."""
     devices: Devices = field(default_factory=Devices)
     processes: Processes = field(default_factory=Processes)
 

@@ -20,19 +20,18 @@ class ScoreConfig:
     """Write what a model says of the rows of a file, in their order, as CSV."""
 
     model: tyro.conf.Positional[Path]
-    """Exported model, or the directory of a finished run."""
+    """Exported model, or directory of a finished run."""
     data: tyro.conf.Positional[Path]
-    """File in the format of the model's task, with labels or without: of clicks, a raw file (or
+    """Rows to score, labelled or not, in the format of the model's task. For clicks: a raw file (or
     .gz) or a store."""
     out: Path
-    """File to create, with a header and one line a row; compressed if it ends in .gz."""
+    """File to create: a header, then one line per row; compressed if it ends in .gz."""
     key: str | None = None
-    """Column of a table to write beside each prediction, such as an identifier; no feature need
-    it be."""
+    """Column to copy beside each prediction, such as an identifier; it need not be a feature."""
     split: Literal["train", "validation", "test"] | None = None
-    """Which rows of a store; by default all of them."""
+    """Split of a store to score. Default: all rows."""
     task: str | None = None
-    """Task of the model, as module:object, where that is not one that an installed package has."""
+    """Task of the model as module:object, if no installed package has it."""
 
 
 def run(config: ScoreConfig) -> None:

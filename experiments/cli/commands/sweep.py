@@ -61,24 +61,25 @@ class SweepConfig:
     """
 
     config: tyro.conf.Positional[Path]
-    """File of the sweep, or the name of a shipped one: criteo-display-paper, criteo-display-small,
+    """Sweep file, or a shipped sweep: criteo-display-paper, criteo-display-small,
     criteo-search-paper, criteo-search-small, episodes, equal-noise-millions, equal-privacy,
     fixed-guarantee; with --private: private-selection."""
     data: tyro.conf.Positional[Path | None] = None
-    """Where the task's rows lie, such as a store (see `dpsgd prepare`); left out for a task that
-    brings its own."""
+    """Data of the task, such as a store (see `dpsgd prepare`). Omit it for a task with data of its
+    own."""
     out: Path | None = field(default=None, kw_only=True)
-    """Folder of the sweep; one that exists is resumed."""
+    """Folder of the sweep; an existing sweep is resumed."""
     headline: str | None = None
-    """Metric to show, in place of the file's or the task's own."""
+    """Metric to show. Default: the file's or the task's own."""
     better: Literal["higher", "lower"] | None = None
-    """Which of its values are better."""
+    """Direction in which the headline metric improves."""
     private: bool = False
-    """Release the best of a random number of trials alone, and count the choice."""
+    """Release only the best of a random number of trials, and price the selection."""
     dry_run: bool = False
-    """Train nothing: print runs, steps, and hours by a few steps that are timed here."""
+    """Train nothing; print runs, steps, and hours estimated from a few timed steps."""
     workers: int | None = None
-    """Runs at once, each with its share of the cores; by default one a core on a CPU, else one."""
+    """Number of runs at once, each with its share of the cores. Default: one per core on a CPU,
+    else 1."""
 
 
 def run(config: SweepConfig) -> None:

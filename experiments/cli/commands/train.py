@@ -21,31 +21,30 @@ from samplers.settings import SamplerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Train(tasks.OfTask):
-    """Train a task privately and write a run directory with the guarantee it earned.
+    """Train a task with differential privacy and write a run directory.
 
-    `dpsgd train sampler:NAME --help` adds the settings of that sampler, and `--task NAME` those of
-    that task. A sampler of your own is named likewise, sampler:module:name.
+    `dpsgd train sampler:NAME --help` adds the settings of that sampler, `--task NAME` those of that
+    task. Name a sampler of your own sampler:module:Class.
 
-    Of batch size, epochs, clipping norm and learning rate, what is left out is chosen before the
-    run for the number of rows and the guarantee that is wanted, and recorded. The rule for clicks
-    was found on the validation rows of a public data set: a choice by private rows of your own
-    costs privacy, and the guarantee of a run does not cover that.
+    Batch size, epochs, clipping norm and learning rate that you omit are chosen before the run from
+    the number of rows and the guarantee, and recorded; the rule was found on public data. Choosing
+    them by results on private rows costs privacy that the guarantee does not cover.
     """
 
     sampler: SamplerSettings
-    """How batches are drawn: the guarantee goes by it. balls-and-bins and poisson need least
-    noise."""
+    """Sampler that draws the batches and determines the guarantee. balls-and-bins and poisson need
+    the least noise."""
     out: Path
-    """Run directory to create; an existing one is never touched."""
+    """Run directory to create; must not exist."""
     begin: bool = False
-    """Make the run directory, and take no step: `dpsgd batches` can draw the run's batches then,
-    and `dpsgd resume` trains."""
+    """Create the run directory and take no step, so that `dpsgd batches` can draw batches ahead;
+    `dpsgd resume` then trains."""
     dry_run: bool = False
-    """Print steps, padding, parameters, memory, seconds a step measured on generated rows, hours
-    and the guarantee. Nothing is trained or written, and no private row is read."""
+    """Print steps, padding, parameters, memory, measured seconds per step, hours and the guarantee.
+    Uses generated rows; nothing is trained or written, and no private row is read."""
     log_to: LogTo = None
-    """Also write steps, epsilon so far and examples a second, which training_log.csv in the run
-    directory has, to this program."""
+    """Also send the rows of training_log.csv (steps, epsilon so far, examples per second) to this
+    program."""
 
 
 def command(words: Sequence[str]) -> type:

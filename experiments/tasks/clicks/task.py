@@ -192,22 +192,20 @@ class Clicks(HeldOut, ClickModels):
     data: Path
     """Store of prepared examples (see `dpsgd prepare`)."""
     model: Literal["linear", "small", "wide-and-deep", "large"] | None = None
-    """Preset of the model: weights alone; a network for a CPU; both; or three layers of 598 units
-    and tables of up to 2^20 rows a feature (85 million parameters on Criteo Display Ads). By
-    default it goes by the number of rows and epsilon; it is small where sizes of a network are
-    given."""
+    """Model preset. linear: weights alone; small: a network for a CPU; wide-and-deep: both; large:
+    three layers of 598 units and tables of up to 2^20 rows per feature (85 million parameters on
+    Criteo Display Ads). Default: chosen by the number of rows and epsilon."""
     embedding_dim: int | None = None
-    """Override the preset's embedding length."""
+    """Embedding length, in place of the preset's."""
     max_buckets: int | None = None
-    """Override the preset's hash buckets per feature; a power of two."""
+    """Hash buckets per feature, a power of two, in place of the preset's."""
     hidden: tuple[int, ...] | None = None
-    """Override the preset's hidden layers."""
+    """Units of each hidden layer, in place of the preset's."""
     bins: int | None = None
-    """Override the preset's pieces of a number with public bounds."""
+    """Pieces of the curve of a number with public bounds, in place of the preset's."""
     huber: float | None = None
-    """Of a label that is a number: the residual, in its units, from which on the loss grows by a
-    straight line (Huber), so that outlying labels move the model less. By default it is the squared
-    error."""
+    """Residual (in the label's units) above which the loss of a numerical label grows linearly
+    (Huber), so that outliers move the model less. Default: squared error."""
 
     def __post_init__(self) -> None:
         self._sized(self.model or "small")  # refused before anything is read

@@ -93,23 +93,23 @@ class Images(HeldOut, ImageModels):
     """Images of some classes, a small convolutional network, accuracy."""
 
     data: Path | None = None
-    """Directory of the version of a data set of TensorFlow Datasets that lies prepared there, as
-    array_record, with one image and one class a record; or a NumPy archive (.npz) of images x and
-    labels y; by default scikit-learn's digits."""
+    """Prepared data set of TensorFlow Datasets (its version directory, array_record) or a NumPy
+    archive (.npz) of images x and labels y. Default: scikit-learn's digits."""
     channels: tuple[int, ...] = (16, 32)
-    """Channels of the convolutions, each of which halves the image's sides; none for one layer."""
+    """Channels of each convolution, which halves the image's sides. Without any, the model has one
+    layer."""
     new_classes: int = 0
-    """The last classes, of which no image trains: training is then few-shot, by sampler:multistage.
-    An episode draws classes, then images of each, and its one gradient is clipped (clipped level
-    0). Images are protected; which class an image is of is not."""
+    """Number of final classes that no training image has (few-shot, with sampler:multistage). An
+    episode draws classes, then images of each; its one gradient is clipped (clipped level 0).
+    Images are protected; the class of an image is not."""
     tasks: int = 1
-    """Of few-shot training: parts of the images, by their public numbers. If there are several, a
-    step draws some, and an episode of each (clipped level 1)."""
+    """Parts of the images, by public number, for few-shot training. With several, a step draws some
+    of them and an episode of each (clipped level 1)."""
     test: Path | None = None
-    """A NumPy archive of the images that validate and test; all images of --data train then."""
+    """NumPy archive of validation and test images; all images of --data then train."""
     num_classes: int | None = None
-    """Classes of an archive, declared: a label that is not below it is refused. Data sets of
-    TensorFlow, and the digits, state their own."""
+    """Declared number of classes of an archive; larger labels are refused. Data sets of TensorFlow
+    and the digits state their own."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1 or (self.tasks > 1 and not self.new_classes):

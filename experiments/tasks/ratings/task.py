@@ -108,12 +108,12 @@ class Ratings(HeldOut, RatingModels):
     """Ratings by users: whole users are protected, errors on users left out."""
 
     data: Path | None = None
-    """`u.data` of MovieLens 100K, gzipped or not; by default a generated population."""
+    """`u.data` of MovieLens 100K, gzipped or not. Default: generated ratings."""
     rows: Literal["users", "ratings"] = "users"
-    """What one row is: all ratings of a user, clipped as one, or one rating, for samplers that draw
-    ratings (user-poisson, multistage, units-then-poisson)."""
+    """Meaning of one row. user: all ratings of a user, clipped as one; rating: one rating, for
+    samplers that draw ratings (user-poisson, multistage, units-then-poisson)."""
     max_ratings: int = 100
-    """Most ratings that are kept of each user, at random."""
+    """Largest number of ratings kept per user, chosen at random."""
     rank: int = 1
     """Factors of an item, beside its bias."""
 
