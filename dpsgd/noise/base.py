@@ -1,4 +1,4 @@
-"""Noise: a law over the steps of a run, and the privacy cost of that law. It imports no JAX."""
+"""Noise mechanisms: the joint law of a run's noise and its privacy cost, without JAX."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ from samplers import BatchSampler
 PyTree = Any
 
 _UP = 1.0 + 2.0**-51
-"""Two roundings, upwards."""
+"""Factor above 1 by two float64 roundings; rounds a noise multiplier up."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """A mechanism's numbers as float32 scalars; traced, so that one program serves every value.
+    """Noise scales of a mechanism, traced float32 scalars.
 
-    The law of the noise is static: each is a program of its own, and so is none.
+    One compiled program serves all values. Only `noise` is static: each law of noise, and its
+    absence, compiles to a separate program.
     """
 
     l2_clip_norm: Any
+    """Clip norm C."""
     noise_stddev: Any
-    """None without noise."""
+    """Standard deviation sigma C of the noise; None without noise."""
     expected_batch_size: Any
+    """Divisor b of the noised sum."""
     noise: Noise | None = None
-    """None without noise, which is then left out of the program."""
+    """Law of the noise; None without noise."""
 
 
 @dataclass(frozen=True)
 class Noise(abc.ABC):
-    """The law of the noise on a run's sums, a frozen dataclass of its settings.
+    """Joint law of the noise on a run's sums, a frozen dataclass of its settings.
 
-    In step t the release is S_t + sigma C n_t, and (n_0, n_1, ...) = M^-1 (z_0, z_1, ...) in every
-    coordinate, z standard normal and independent. M is lower triangular, each of its columns has
-    norm at most 1, and at most `bands` entries from the diagonal down. Independent noise has M = 1.
+    In step t the release is S_t + sigma C n_t, with (n_0, n_1, ...) = M^-1 (z_0, z_1, ...) in every
+    coordinate and z independent standard normals. M is lower triangular; each column has norm at
+    most 1 and at most `bands` entries from the diagonal down. Independent noise has M = 1.
 
-    Let any two steps that one example may take part in be `bands` apart or more, and these steps be
-    public (`BatchSampler.separation`). Then it costs as much as the same sampler does under
-    independent noise: docs/explanation/correlated-noise.md.
+    If any two steps in which one example may participate are public and at least `bands` apart
+    (`BatchSampler.separation`), the run costs no more than under independent noise with the same
+    sampler: docs/explanation/correlated-noise.md.
 
     Source: C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu,
     (Amplified) Banded Matrix Factorization (NeurIPS 2023); S. Denisov, H. B. McMahan, K. Rush, A.
@@ -55,17 +58,17 @@ class Noise(abc.ABC):
 
     @property
     def bands(self) -> int:
-        """Most entries of a column of M from its diagonal down; 1 for independent noise."""
+        """Largest number of entries of M's columns from the diagonal down."""
         return 1
 
     def init(self, like: PyTree) -> PyTree:
-        """Returns the state that `add` needs of earlier steps, before the first; empty by default.
+        """Returns the noise state before the first step; empty by default.
 
-        It is part of `TrainState` and of checkpoints, and as secret as the root: with it noise can
-        be subtracted. An attempt that is begun anew begins with it.
+        The state is part of `TrainState` and of checkpoints, and as secret as the root key: with it
+        noise can be subtracted. Every attempt begins with a new state.
 
         Args:
-          like: Arrays, or their shapes, of the sums.
+          like: Tree of the sums, arrays or their shapes.
         """
         del like
         return ()
@@ -74,91 +77,101 @@ class Noise(abc.ABC):
     def add(
         self, total: PyTree, state: PyTree, key: Any, step: Any, scales: Scales
     ) -> tuple[PyTree, PyTree]:
-        """Returns ((total + sigma C n) / b, state after it), n being the noise of this step.
+        """Returns the noised mean and the next noise state.
+
+        The mean is (total + sigma C n) / b, n being the noise of this step.
 
         Args:
           total: Sum of clipped gradients, a tree of float32 arrays.
-          state: From `init`, or from the step before.
+          state: Noise state from `init` or from the previous step.
           key: uint32[4], from `RootKey.noise_key`; traced.
-          step: int32 scalar, the number of the update.
-          scales: C, sigma C and b.
+          step: int32 scalar, number of the update.
+          scales: Scales C, sigma C and b.
         """
 
     def privacy(self, sampler: BatchSampler, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the cost of a whole run: that under independent noise.
+        """Returns the privacy cost of a whole run.
+
+        Args:
+          sampler: Sampler of the run's batches.
+          noise_multiplier: Noise multiplier sigma.
 
         Raises:
-          ValueError: if the sampler's guarantee does not hold for noise of so many bands.
+          ValueError: If the sampler's guarantee does not cover noise of `bands` bands.
         """
         self._check_separation(sampler)
         if self.bands == 1:
             return sampler.privacy(noise_multiplier)
-        norm, whole = self.least_norm(), sampler.correlated_privacy(noise_multiplier)
-        if norm == 1.0:
-            return whole
+        least_norm, upper = self.least_norm(), sampler.correlated_privacy(noise_multiplier)
+        if least_norm == 1.0:
+            return upper
         # Columns of this norm, at this noise, are columns of norm 1 at more noise.
-        below = sampler.correlated_privacy(noise_multiplier / norm * _UP) if norm else None
-        return UpperEnd(whole, below)
+        raised = noise_multiplier / least_norm * _UP if least_norm else None
+        return UpperEnd(upper, sampler.correlated_privacy(raised) if raised else None)
 
     def privacy_of(
         self, sampler: BatchSampler, noise_multiplier: float, segments: Sequence[range]
     ) -> PrivacyProfile:
-        """Bounds from above the cost of parts of a run together, see `BatchSampler.privacy_of`.
+        """Bounds from above the joint privacy cost of segments of a run.
 
-        Of correlated noise, each part begins with other keys and without the state of `init`.
+        Correlated noise begins each segment with other keys and a new state.
+
+        Args:
+          sampler: Sampler of the run's batches.
+          noise_multiplier: Noise multiplier sigma.
+          segments: Ranges of steps, see `BatchSampler.privacy_of`.
 
         Raises:
-          ValueError: if there is no such guarantee.
+          ValueError: If the sampler has no guarantee for these segments.
         """
         if list(segments) == [range(sampler.num_steps)]:
             return self.privacy(sampler, noise_multiplier)
         self._check_separation(sampler)
-        found = sampler.privacy_of(noise_multiplier, segments)
-        return found if self.bands == 1 else UpperEnd(found)
+        profile = sampler.privacy_of(noise_multiplier, segments)
+        return profile if self.bands == 1 else UpperEnd(profile)
 
     def _check_separation(self, sampler: BatchSampler) -> None:
         if self.bands > sampler.separation:
             raise ValueError(
-                f"{self} is correlated over {self.bands:,} steps, and the guarantee of "
-                f"{type(sampler).__name__} holds for noise with up to {sampler.separation}, the "
-                "minimum separation of an example's steps: take Independent() noise, "
-                "BandedToeplitz noise of no more bands than a cycle_length of BallsAndBins or "
-                "Poisson, or a fixed order"
+                f"{self} is correlated over {self.bands:,} steps, more than the minimum separation "
+                f"{sampler.separation} that {type(sampler).__name__} guarantees; take "
+                "Independent() noise, BandedToeplitz noise of at most cycle_length bands with "
+                "BallsAndBins or Poisson, or a fixed order"
             )
 
     def least_norm(self) -> float:
-        """Returns a lower bound on the norm of every column that the end of a run does not cut off.
+        """Returns a lower bound on the norm of every uncut column of M.
 
-        0, by default, where it is not known: then no lower end is proved.
+        The end of a run cuts off its last columns. 0, the default, means that no bound is known;
+        then no lower bound on the privacy cost is proved.
         """
         return float(self.bands == 1)
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
-        """Returns M n: z, the independent standard normals of which n is made.
+        """Returns M n, the independent standard normals z behind the noise.
 
-        It states M to an audit, which compares releases with it, and its bands and columns with the
-        cost.
+        An audit compares releases with M, and M's bands and columns with the privacy cost.
 
         Args:
-          noises: n of the first steps of a run: float64[steps, coordinates].
+          noises: Noise n of the first steps of a run, float64[steps, coordinates].
         """
         return noises
 
     def describe(self) -> dict[str, Any]:
-        """Returns the settings as JSON values, from which the class makes this noise again."""
+        """Returns the settings as JSON values, the keyword arguments of the class."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Independent(Noise):
-    """Fresh Gaussian noise in every step, in float32, by a fast generator (`dpsgd.noise.gaussian`).
+    """Fresh float32 Gaussian noise in every step (`dpsgd.noise.gaussian`).
 
     >>> Independent().describe()
     {}
     """
 
     def add(self, total, state, key, step, scales):
-        """Returns the noised mean, and the empty state."""
+        """Returns the noised mean and the empty state, see `Noise.add`."""
         from dpsgd.noise.gaussian import add_gaussian_noise
 
         divisor = scales.expected_batch_size

@@ -1,7 +1,8 @@
-"""Gaussian noise that is correlated over a band of steps, so that its sums over steps are small.
+"""Gaussian noise correlated over a band of steps, with small sums over steps.
 
-Noise whose increments cancel adds up to less, at the same cost with minimum separation of an
-example's steps: docs/explanation/correlated-noise.md. It imports no JAX.
+Successive noises partly cancel, so that their running sums are smaller at the same privacy cost,
+given a minimum separation of an example's steps: docs/explanation/correlated-noise.md. The module
+imports no JAX.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ import numpy as np
 from dpsgd.noise.base import Noise
 
 MAX_SPREAD = 32.0
-"""Most standard deviations of independent noise that correlated noise may have in a step."""
+"""Largest standard deviation of a step's noise, relative to independent noise."""
 
 
 @dataclass(frozen=True)
 class BandedToeplitz(Noise):
-    r"""Noise n of which every column of M is (c_0, ..., c_{b-1}), from the diagonal down.
+    r"""Noise n whose matrix M has the band (c_0, ..., c_{b-1}) in every column.
 
     .. math:: n_t = \left(z_t - c_1 n_{t-1} - \dots - c_{b-1} n_{t-b+1}\right) / c_0
 
-    with n of steps before the first 0, and z_t standard normal, a pure function of key, step, leaf
-    and coordinate (`dpsgd.noise.gaussian`). The last b - 1 of the n are kept, in float32: b - 1
+    n_t is 0 before the first step. z_t is standard normal, a pure function of key, step, leaf and
+    coordinate (`dpsgd.noise.gaussian`). The state holds the last b - 1 noises n in float32, b - 1
     times the memory of the parameters.
 
     Attributes:
-      coefficients: c_0, ..., c_{b-1}, by any factor: they are divided by their norm, so that the
-        squares add up to 1, or to less by 2^-48 at most.
+      coefficients: c_0, ..., c_{b-1}, up to a common factor: the constructor divides them by their
+        norm, so that their squares add up to 1, or to less by at most 2^-48.
 
     >>> noise = BandedToeplitz((4.0, 3.0))
     >>> print(noise, [round(c, 9) for c in noise.coefficients])
@@ -49,18 +50,18 @@ class BandedToeplitz(Noise):
     coefficients: Sequence[float]
 
     def __post_init__(self) -> None:
-        given = tuple(map(float, self.coefficients))
-        if not given or not all(map(math.isfinite, given)) or not given[0] > 0:
+        coefficients = tuple(map(float, self.coefficients))
+        if not coefficients or not all(map(math.isfinite, coefficients)) or not coefficients[0] > 0:
             raise ValueError(
-                "coefficients must be finite numbers, at least one, and the first > 0, got "
-                f"{given!s:.60}"
+                f"coefficients={coefficients!s:.60} must be finite numbers, at least one, and the "
+                "first > 0"
             )
-        object.__setattr__(self, "coefficients", _normalised(given))
+        object.__setattr__(self, "coefficients", _normalised(coefficients))
         if not self.spread <= MAX_SPREAD:
             raise ValueError(
-                f"noise of the coefficients {given!s:.60} grows from step to step, or to "
-                f"more than {MAX_SPREAD:g} times that of independent noise: c_0 + c_1 x + ... must "
-                "have its zeros well outside |x| <= 1"
+                f"coefficients={coefficients!s:.60} give noise that grows beyond {MAX_SPREAD:g} "
+                "times independent noise; choose c_0 + c_1 x + ... with zeros well outside "
+                "|x| <= 1"
             )
 
     def __str__(self) -> str:
@@ -73,32 +74,32 @@ class BandedToeplitz(Noise):
 
     @property
     def spread(self) -> float:
-        """Limit of n_t's standard deviation over that of independent noise; infinite if none."""
+        """Limit of n_t's standard deviation relative to independent noise; infinite if none."""
         return _spread(tuple(self.coefficients))
 
     def least_norm(self) -> float:
-        """Returns the norm of the coefficients that the program computes with, rounded down."""
+        """Returns the norm of the program's float32 coefficients, rounded down."""
         return _least_norm(tuple(self.coefficients))
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
-        """Returns z = M n."""
-        found = self.coefficients[0] * noises
+        """Returns z = M n, see `Noise.whiten`."""
+        whitened = self.coefficients[0] * noises
         for lag, c in enumerate(self.coefficients[1 : len(noises)], 1):
-            found[lag:] += c * noises[:-lag]
-        return found
+            whitened[lag:] += c * noises[:-lag]
+        return whitened
 
     def describe(self) -> dict[str, Any]:
-        """Returns the coefficients, exact in JSON."""
+        """Returns the coefficients as JSON numbers, exactly."""
         return {"coefficients": list(self.coefficients)}
 
     def init(self, like: Any) -> Any:
-        """Returns what is kept before the first step: zeros."""
+        """Returns zeros, the history of noises before the first step."""
         from dpsgd.noise.recursion import no_history
 
         return no_history(like, self.bands)
 
     def add(self, total, state, key, step, scales):
-        """Returns the noised mean, and the last b - 1 of the n, among them that of this step."""
+        """Returns the noised mean and the last b - 1 noises, see `Noise.add`."""
         from dpsgd.noise.gaussian import add_gaussian_noise
         from dpsgd.noise.recursion import next_noise
 
@@ -111,16 +112,18 @@ class BandedToeplitz(Noise):
 
 
 def banded_square_root(bands: int) -> BandedToeplitz:
-    """Returns the noise of the first coefficients of (1 - x)^{-1/2}, c_j = binom(2j, j) / 4^j.
+    """Returns noise with the first coefficients of (1 - x)^{-1/2}.
+
+    They are c_j = binom(2j, j) / 4^j.
 
     >>> banded_square_root(2).coefficients[1] / banded_square_root(2).coefficients[0]
     0.5
 
     Args:
-      bands: b >= 1.
+      bands: Number b >= 1 of coefficients.
 
     Raises:
-      ValueError: If `bands` is less.
+      ValueError: If `bands` is less than 1.
 
     Source: N. Kalinin, C. Lampert, Banded Square Root Matrix Factorization for Differentially
     Private Model Training (NeurIPS 2024).
@@ -132,7 +135,7 @@ def banded_square_root(bands: int) -> BandedToeplitz:
 
 
 def error_of_sums(bands: int, num_steps: int) -> float:
-    r"""Returns about the root mean square error that banded square roots leave in running sums.
+    r"""Approximates the RMS error of running sums under banded square roots.
 
     .. math:: E = \sqrt{V (V + N / (2 S^2))}, \quad
         V = \sum_{j<b} c_j^2, \quad S = \sum_{j<b} c_j
@@ -143,8 +146,8 @@ def error_of_sums(bands: int, num_steps: int) -> float:
     0.312
 
     Args:
-      bands: b >= 1; 1 is independent noise.
-      num_steps: N, steps of the run.
+      bands: Number b >= 1 of bands; 1 is independent noise.
+      num_steps: Number N of steps of the run.
     """
     c = np.array(banded_square_root(bands).coefficients)
     c /= c[0]
@@ -153,7 +156,13 @@ def error_of_sums(bands: int, num_steps: int) -> float:
 
 
 def rounded(coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.float32]:
-    """Returns all c_j / c_0, j >= 1, in float32, and at least the norm of these and 1."""
+    """Returns the coefficient ratios c_j / c_0 in float32, and their gain.
+
+    The ratios have j >= 1; the gain is a float32 upper bound on the norm of (1, ratios).
+
+    Args:
+      coefficients: c_0, ..., c_{b-1}, with squares that add up to about 1.
+    """
     ratios = np.array([c / coefficients[0] for c in coefficients[1:]], np.float32)
     square = _square(ratios)
     gain = np.float32(float(square) ** 0.5)
@@ -177,20 +186,17 @@ def _least_norm(coefficients: tuple[float, ...]) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _normalised(given: tuple[float, ...]) -> tuple[float, ...]:
-    """Returns coefficients of which the squares add up to at least 1 - 2^-48 and at most 1.
-
-    Exactly: they are the given ones, where these do.
-    """
-    found = given
-    while True:
-        square = sum((Fraction(c) ** 2 for c in found), Fraction(0))
+def _normalised(coefficients: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns the coefficients scaled until their squares add up to [1 - 2^-48, 1] exactly."""
+    scaled = coefficients
+    while True:  # coefficients that are normalised already stay exactly
+        square = sum((Fraction(c) ** 2 for c in scaled), Fraction(0))
         if 1 - Fraction(1, 2**48) <= square <= 1:
-            return found
+            return scaled
         near = abs(square - 1) < Fraction(1, 2**40)
-        largest = max(map(abs, found))
-        norm = largest * math.sqrt(math.fsum((c / largest) ** 2 for c in found))
-        found = tuple(c * (1 - 2.0**-51) if near else c / norm for c in found)
+        largest = max(map(abs, scaled))
+        norm = largest * math.sqrt(math.fsum((c / largest) ** 2 for c in scaled))
+        scaled = tuple(c * (1 - 2.0**-51) if near else c / norm for c in scaled)
 
 
 @functools.lru_cache(maxsize=64)

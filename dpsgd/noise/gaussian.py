@@ -1,9 +1,9 @@
-"""Gaussian noise for DP-SGD, in float32, with tails and a support that can be relied on.
+"""Float32 Gaussian noise for DP-SGD with proved tails and support.
 
 Philox4x32-10 encrypts one counter per coordinate, so that noise is a pure function of (key, step,
-leaf, index); Box and Muller's polar form makes a normal of each block; sum plus noise is rounded
-stochastically to one public grid, which is post-processing of the Gaussian mechanism. Proof, and
-the limits of it: docs/explanation/float-noise-on-a-public-grid.md.
+leaf, index). Box and Muller's polar form turns each block into a normal. Sum plus noise is rounded
+stochastically to a public grid, which is post-processing of the Gaussian mechanism. Proof and
+limits: docs/explanation/float-noise-on-a-public-grid.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpsgd.noise.philox import COUNTED, word, words_at
 from dpsgd.packing import join, packs, split
 
 GRID_BITS = 18
-"""The standard deviation of the noise is between 2^GRID_BITS and 2^(GRID_BITS + 1) grid cells."""
+"""The noise's standard deviation has 2^GRID_BITS to 2^(GRID_BITS + 1) grid cells."""
 
 
 _SQRT_HALF = np.float32(math.sqrt(0.5))
@@ -40,11 +40,13 @@ _SIN = (1.5707963705, -0.6459637284, 0.0796896815, -0.0046737664, 0.0001514851)
 
 
 def grid(stddev: jax.typing.ArrayLike) -> jax.Array:
-    """Return the spacing g = 2^(floor(log2 stddev) - GRID_BITS) of the public output grid.
+    """Return the spacing of the public output grid, float32 scalar.
+
+    The spacing is g = 2^(floor(log2 stddev) - GRID_BITS).
 
     Args:
-      stddev: standard deviation of the noise, float32 scalar; may be traced. Below 2^-100 it
-        counts as 2^-100.
+      stddev: Standard deviation of the noise, float32 scalar; may be traced. Values below 2^-100
+        count as 2^-100.
 
     >>> float(grid(1.5)) == 2.0**-18
     True
@@ -61,21 +63,24 @@ def standard_normal(
     leaf: jax.typing.ArrayLike,
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """Return standard normal float32 noise of `shape`, a pure function of its arguments.
+    """Return standard normal float32 noise, a pure function of the arguments.
 
     Each coordinate is a function of (noise_key, step, leaf, its row-major index) alone. For DP use
     `add_gaussian_noise`, which puts the result on the public grid.
 
     Args:
       noise_key: uint32 `[4]`, from `RootKey.noise_key`; may be traced.
-      step: the training step, an integer in [0, 2^32); may be traced.
-      leaf: the number of the array within its tree, an integer in [0, 2^32); may be traced.
-      shape: of the result; fewer than 2^32 along each axis and 2^64 in all.
+      step: Training step, an integer in [0, 2^32); may be traced.
+      leaf: Index of the array within its tree, an integer in [0, 2^32); may be traced.
+      shape: Shape of the result; fewer than 2^32 along each axis and 2^64 in all.
+
+    >>> standard_normal(np.arange(4, dtype=np.uint32), 0, 0, (2, 3)).shape
+    (2, 3)
 
     Raises:
-      ValueError: if `noise_key` is not uint32 `[4]`.
+      ValueError: If `noise_key` is not uint32 `[4]`.
     """
-    return _drawn(_normal, noise_key, step, leaf, shape)
+    return _draw(_normal, noise_key, step, leaf, shape)
 
 
 def add_gaussian_noise(
@@ -88,29 +93,27 @@ def add_gaussian_noise(
     noise: Any = None,
     spread: float = 1.0,
 ) -> Any:
-    """Return `tree` plus independent Gaussian noise on one public grid, over `divisor`.
+    """Return `tree` plus Gaussian noise on a public grid, over `divisor`.
 
-    For each leaf S this is (S + stddev z) / divisor, z standard normal, where the sum is rounded
-    stochastically to multiples of g = `grid(stddev)`. Noise is drawn once on the global array,
-    whatever its sharding. A leaf's number, and with it its noise, is its place in
-    `jax.tree.leaves(tree)`.
+    For each leaf S the result is (S + stddev z) / divisor, z standard normal, where the sum is
+    rounded stochastically to multiples of g = `grid(stddev)`. Noise is drawn once on the global
+    array, independent of sharding. A leaf's index in `jax.tree.leaves(tree)` selects its noise.
 
     Args:
-      tree: the *sum* of clipped gradients, a tree of float32 arrays (not yet divided by anything).
+      tree: *Sum* of clipped gradients, a tree of float32 arrays (not yet divided by anything).
       noise_key: uint32 `[4]`, from `RootKey.noise_key`; may be traced.
-      step: the training step, an integer in [0, 2^32); may be traced. Never used twice in a run.
-      stddev: the noise's standard deviation, noise multiplier times l2 clip norm, in the units of
-        `tree`; may be traced. Below 2^-100 it counts as 2^-100, also where it is a traced 0: no
-        comparison decides whether there is noise, as XLA takes numbers below 2^-126 for 0. A traced
-        stddev that is negative, infinite or NaN gives NaN.
-      divisor: a public float32 scalar; may be traced. The noised sum is divided by it in the same
-        pass.
-      noise: in place of z, a tree like `tree` that depends on no data; it is rounded as z is, by U
-        of the same blocks, which must have no part in it.
-      spread: standard deviation of `noise`, or more. The grid is the coarser for it.
+      step: Training step, an integer in [0, 2^32), used once per run; may be traced.
+      stddev: Standard deviation of the noise, noise multiplier times l2 clip norm, in the units of
+        `tree`; may be traced. Values below 2^-100 count as 2^-100, also a traced 0: no comparison
+        decides whether there is noise, as XLA takes numbers below 2^-126 for 0. A traced stddev
+        that is negative, infinite or NaN gives NaN.
+      divisor: Public float32 scalar that divides the noised sum in the same pass; may be traced.
+      noise: Noise in place of z, a tree like `tree` that depends on no data and not on the word U
+        of the Philox blocks that rounds it.
+      spread: Upper bound on the standard deviation of `noise`; a larger one makes the grid coarser.
 
     Raises:
-      ValueError: if a leaf is not float32 or has an axis of 2^32 or more, `noise_key` is not uint32
+      ValueError: If a leaf is not float32 or has an axis of 2^32 or more, `noise_key` is not uint32
         `[4]`, or a concrete `stddev` or `divisor` is not positive or not finite.
 
     Source: the Gaussian mechanism of DP-SGD (Abadi et al., "Deep learning with differential
@@ -129,54 +132,56 @@ def add_gaussian_noise(
         if max(jnp.shape(total), default=0) >= COUNTED:
             raise ValueError(f"leaf {leaf} has shape {jnp.shape(total)}: an axis exceeds 32 bits")
     step = word(step, "step")
-    made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor}
+    inputs = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor}
     spacing, cells = _grid_of(stddev, spread)
     # Unknown to the compiler, which would multiply by the inverse of a constant: other bits.
     divisor = lax.optimization_barrier(jnp.asarray(divisor, jnp.float32))
 
-    def noised(row: jax.typing.ArrayLike, totals: list, names: list, given: list) -> list:
+    def noised(row: jax.typing.ArrayLike, totals: list, names: list, noises: list) -> list:
         outputs = []
-        for total, (leaf, position), z in zip(totals, names, given, strict=True):
+        for total, (leaf, position), z in zip(totals, names, noises, strict=True):
             # Times the inverse: exact like the division, as both are powers of two.
             total_cells = total * (1 / spacing)
-            whole = jnp.round(total_cells)
-            fraction = total_cells - whole
+            whole_cells = jnp.round(total_cells)
+            fraction = total_cells - whole_cells
             one_axis = position is not None or _fits_a_line(total)
             rounded = _rounded_noise(
                 noise_key, step, leaf, row, cells, fraction, position, one_axis, z
             )
-            outputs.append((whole + rounded) * spacing / divisor)
+            outputs.append((whole_cells + rounded) * spacing / divisor)
         return outputs
 
     def fused(totals: list) -> list:
-        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))], given)
+        return noised(0, totals, [(np.uint32(leaf), None) for leaf in range(len(totals))], noises)
 
     def in_place(totals: list) -> list:
         rows = lax.optimization_barrier(jnp.uint32(1))
         shapes = [total.shape for total in totals]
         lined = {leaf: total.size for leaf, total in enumerate(totals) if _fits_a_line(total)}
-        parts = [*packs(lined), *([leaf] for leaf in range(len(totals)) if leaf not in lined)]
-        names = [_names(part, lined) for part in parts]
+        groups = [*packs(lined), *([leaf] for leaf in range(len(totals)) if leaf not in lined)]
+        names = [_names(group, lined) for group in groups]
 
         def side_by_side(leaves: list) -> list:
             return [
-                join([leaves[leaf] for leaf in part]) if part[0] in lined else leaves[part[0]]
-                for part in parts
+                join([leaves[leaf] for leaf in group]) if group[0] in lined else leaves[group[0]]
+                for group in groups
             ]
 
         arrays = side_by_side(totals)
-        lines = [] if noise is None else side_by_side(given)
+        lines = [] if noise is None else side_by_side(noises)
 
         def advanced(row: jax.Array, arrays: list) -> list:
             # Plus 0, which depends on the row: else its rounding would be stored beforehand.
-            here = [z + row.astype(jnp.float32) for z in lines] or [None] * len(parts)
-            return noised(row, arrays, names, here)
+            row_noises = [z + row.astype(jnp.float32) for z in lines] or [None] * len(groups)
+            return noised(row, arrays, names, row_noises)
 
         arrays = lax.fori_loop(jnp.uint32(0), rows, advanced, arrays)
         outputs = list(totals)
-        for part, array in zip(parts, arrays, strict=True):
-            found = split(array, [shapes[leaf] for leaf in part]) if part[0] in lined else [array]
-            for leaf, output in zip(part, found, strict=True):
+        for group, array in zip(groups, arrays, strict=True):
+            split_arrays = (
+                split(array, [shapes[leaf] for leaf in group]) if group[0] in lined else [array]
+            )
+            for leaf, output in zip(group, split_arrays, strict=True):
                 outputs[leaf] = output
         return outputs
 
@@ -187,12 +192,12 @@ def add_gaussian_noise(
     # depends on the row, nothing is computed and stored beforehand. The barrier keeps XLA from
     # knowing the number of rows, and from taking the loop away.
     totals = [jnp.asarray(total) for total in leaves]
-    given = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
+    noises = [None] * len(leaves) if noise is None else jax.tree.leaves(noise)
     outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
-    noises = given if noise is not None else [None] * len(leaves)
+    leaf_noises = noises if noise is not None else [None] * len(leaves)
     outputs = [
-        marked(output, "release", total=total, noise=z, **made_of)
-        for output, total, z in zip(outputs, totals, noises, strict=True)
+        marked(output, "release", total=total, noise=z, **inputs)
+        for output, total, z in zip(outputs, totals, leaf_noises, strict=True)
     ]
     return jax.tree.unflatten(structure, outputs)
 
@@ -200,18 +205,18 @@ def add_gaussian_noise(
 def normal_line(
     noise_key: Any, step: Any, pack: list[int], sizes: list[int], row: Any = 0
 ) -> jax.Array:
-    """Return the `standard_normal` noise of one or more leaves side by side: float32 `[numbers]`.
+    """Return the noise of leaves side by side: float32 `[numbers]`.
 
     Args:
-      noise_key: uint32 `[4]`.
-      step: the training step.
-      pack: the numbers of the leaves.
-      sizes: of these leaves, fewer than 2^32 in all.
+      noise_key: uint32 `[4]`, key of the noise stream.
+      step: Training step.
+      pack: Indices of the leaves in their tree.
+      sizes: Numbers of coordinates of these leaves, fewer than 2^32 in all.
       row: 0, or a traced 0, on which every number then depends.
     """
     leaf, position = _names(pack, dict(zip(pack, sizes, strict=True)))
-    how = {"row": row, "one_axis": True, "position": position}
-    return _drawn(_normal, noise_key, step, leaf, (sum(sizes),), **how)
+    counting = {"row": row, "one_axis": True, "position": position}
+    return _draw(_normal, noise_key, step, leaf, (sum(sizes),), **counting)
 
 
 def add_row_noise(
@@ -223,34 +228,36 @@ def add_row_noise(
     stddev: Any,
     divisor: Any,
 ) -> jax.Array:
-    """Return what `add_gaussian_noise` does, of some rows of a table alone: float32 `[U, ...]`.
+    """Return the noised mean of rows of a table: float32 `[U, ...]`.
+
+    The result is that part of the output of `add_gaussian_noise`, on the same grid.
 
     Args:
-      total: the sums of these rows, float32 `[U, ...]`.
-      rows: which they are, int32 `[U]`.
-      noise_key: uint32 `[4]`.
-      step: the training step.
-      leaf: the number of the table; its noise is that of purpose `STEP`, and of no dense leaf's.
-      stddev: as for `add_gaussian_noise`.
-      divisor: likewise.
+      total: Sums of the rows, float32 `[U, ...]`.
+      rows: Indices of the rows in the table, int32 `[U]`.
+      noise_key: uint32 `[4]`, key of the noise stream.
+      step: Training step.
+      leaf: Index of the table in its tree; purpose `STEP` keeps its noise apart from dense leaves.
+      stddev: Standard deviation of the noise, in the units of `total`.
+      divisor: Public float32 scalar that divides the noised sum.
     """
     step = word(step, "step")
-    made_of = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor, "rows": rows}
+    inputs = {"key": noise_key, "step": step, "stddev": stddev, "divisor": divisor, "rows": rows}
     spacing, cells = _grid_of(stddev)
     # One quotient of scalars: of arrays, some programs take products with the inverse.
     cell = spacing / jnp.asarray(divisor, jnp.float32)
     flat = total.ravel()
     total_cells = flat * (1 / spacing)
-    whole = jnp.round(total_cells)
+    whole_cells = jnp.round(total_cells)
     position = _positions(rows, flat.size // len(rows))
-    name, fraction = _purpose(leaf, STEP), total_cells - whole
+    name, fraction = _purpose(leaf, STEP), total_cells - whole_cells
     rounded = _rounded_noise(noise_key, step, name, 0, cells, fraction, position, True)
-    noised = ((whole + rounded) * cell).reshape(total.shape)
-    return marked(noised, "release", total=total, **made_of)
+    noised = ((whole_cells + rounded) * cell).reshape(total.shape)
+    return marked(noised, "release", total=total, **inputs)
 
 
 STEP, MOMENTUM, VALUE = 1, 2, 3
-"""Purposes of the noise of a table's rows: of a step, and of a gap. Dense leaves have 0."""
+"""Purposes of noise in table rows: one step, and momentum and value of a gap; 0 is dense."""
 
 
 def _purpose(leaf: int, purpose: int) -> jax.Array:
@@ -265,42 +272,42 @@ def _positions(rows: jax.Array, width: int) -> jax.Array:
 def normal_at(
     noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
 ) -> jax.Array:
-    """Return standard normals of some rows of a table: float32 `[len(rows), width]`.
+    """Return standard normals of table rows: float32 `[len(rows), width]`.
 
     Args:
-      noise_key: uint32 `[4]`.
-      step: the training step.
-      leaf: the number of the table, below 2^24.
-      purpose: what the normals are for, below 2^8: those of different purposes are independent.
-      rows: which, int32 `[U]`.
-      width: coordinates of a row; fewer than 2^32 in the whole table.
+      noise_key: uint32 `[4]`, key of the noise stream.
+      step: Training step.
+      leaf: Index of the table in its tree, below 2^24.
+      purpose: Purpose of the normals, below 2^8; different purposes are independent.
+      rows: Indices of the rows, int32 `[U]`.
+      width: Coordinates of a row; fewer than 2^32 in the whole table.
     """
-    return _of_rows(_normal, noise_key, step, leaf, purpose, rows, width)
+    return _draw_rows(_normal, noise_key, step, leaf, purpose, rows, width)
 
 
 def uniform_at(
     noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
 ) -> jax.Array:
-    """Return numbers in (0, 1), independent of the normals of `normal_at`: float32, as these."""
-    return _of_rows(lambda words: _uniform(words[3]), noise_key, step, leaf, purpose, rows, width)
+    """Return uniforms in (0, 1), independent of `normal_at`, with its arguments and shape."""
+    return _draw_rows(lambda words: _uniform(words[3]), noise_key, step, leaf, purpose, rows, width)
 
 
-def _of_rows(made_of, noise_key, step, leaf, purpose, rows, width) -> jax.Array:
+def _draw_rows(transform, noise_key, step, leaf, purpose, rows, width) -> jax.Array:
     position, name = _positions(rows, width), _purpose(leaf, purpose)
-    how = {"one_axis": True, "position": position, "rows": rows}
-    return _drawn(made_of, noise_key, step, name, position.shape, (-1, width), **how)
+    counting = {"one_axis": True, "position": position, "rows": rows}
+    return _draw(transform, noise_key, step, name, position.shape, (-1, width), **counting)
 
 
-def _drawn(made_of, noise_key, step, leaf, shape, out=None, rows=None, **how) -> jax.Array:
-    """Return what is made of the words of each coordinate, marked as a draw."""
+def _draw(transform, noise_key, step, leaf, shape, out=None, rows=None, **how) -> jax.Array:
+    """Return a transform of the Philox words of each coordinate, marked as a draw."""
     step = word(step, "step")
-    found = made_of(words_at(noise_key, step, leaf, shape, **how))
+    values = transform(words_at(noise_key, step, leaf, shape, **how))
     named = {"key": noise_key, "step": step} | ({} if rows is None else {"rows": rows})
-    return marked(found if out is None else found.reshape(out), "draw", **named)
+    return marked(values if out is None else values.reshape(out), "draw", **named)
 
 
 def _grid_of(stddev: Any, spread: float = 1.0) -> tuple[jax.Array, jax.Array]:
-    """Return the spacing of the grid of noise of this spread, and the standard deviation in it."""
+    """Return the grid spacing for noise of this spread, and the standard deviation in cells."""
     stddev = jnp.asarray(stddev, jnp.float32)
     # A traced stddev that is wrong must spoil the result, and never lead to too little noise.
     stddev = jnp.where(stddev >= 0, stddev, jnp.nan)
@@ -326,7 +333,7 @@ def _names(pack: list[int], sizes: dict[int, int]) -> tuple[Any, jax.Array | Non
 
 
 def _fits_a_line(total: jax.Array) -> bool:
-    """Whether one axis may stand for all of an array's, for the same noise: 32 bits must count it.
+    """True if one 32-bit axis can count all coordinates of `total`, with the same noise.
 
     Reshaping an explicitly sharded array is its owner's decision.
     """
@@ -356,12 +363,12 @@ def _radius(high: jax.Array, low: jax.Array) -> jax.Array:
     flip = jnp.where(near_one, np.uint32(0xFFFFFFFF), np.uint32(0))
     high, low = high ^ flip, low ^ flip
     tail = (low.astype(jnp.float32) + 0.5) * np.float32(2.0**-64)
-    part = high.astype(jnp.float32) * np.float32(2.0**-32) + tail  # u, or 1 - u: relative 2^-23
+    distance = high.astype(jnp.float32) * np.float32(2.0**-32) + tail  # u, or 1 - u: relative 2^-23
 
     # u = 2^exponent (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); near one simply f = -(1 - u).
-    bits = lax.bitcast_convert_type(part, jnp.int32) - _SQRT_HALF_BITS
+    bits = lax.bitcast_convert_type(distance, jnp.int32) - _SQRT_HALF_BITS
     mantissa = lax.bitcast_convert_type((bits & 0x7FFFFF) + _SQRT_HALF_BITS, jnp.float32)
-    f = jnp.where(near_one, -part, mantissa - 1.0)
+    f = jnp.where(near_one, -distance, mantissa - 1.0)
     exponent = jnp.where(near_one, 0, bits >> 23).astype(jnp.float32)
 
     log1p = f - (f * f) * (0.5 - f * _polynomial(_LOG1P, f))

@@ -1,8 +1,8 @@
-"""The root secret of a run, and every key that is derived from it.
+"""Root secret of a run, and the keys derived from it.
 
 All randomness of a run is a pure function of (root, attempt, stream, step, leaf). One root serves
-one run, which claims it in memory and in its file: two runs under the same noise have a noise-free
-difference. See docs/explanation/keys-and-claims-of-the-root-secret.md.
+one run, which claims it in memory and in its file: subtracting the outputs of two runs with the
+same noise would cancel it. See docs/explanation/keys-and-claims-of-the-root-secret.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from dpsgd.files import SECRET, fsync_folder, open_own
 
 ROOT_BYTES = 32
-"""Length of the root secret: 256 bits."""
+"""Length of the root secret, bytes."""
 
 _HEADER = "dpsgd-root-key-v2"
 _ORIGINS = {"entropy": False, "insecure-seed": True}  # how the file names `insecure`
@@ -33,14 +33,14 @@ _CLAIM, _USE = "claim", "use"
 
 
 class RootKey:
-    """The root secret of a run; everything random in the run is derived from it.
+    """Root secret of a run; all randomness of the run derives from it.
 
-    Made by `from_entropy` (or, giving up the guarantee, `from_insecure_seed`), kept by `save`,
-    found again by `load`. It is never printed and never pickled.
+    `from_entropy` creates a root (`from_insecure_seed` one without a guarantee), `save` stores it,
+    `load` reads it. A root is never printed and never pickled.
 
     Attributes:
       insecure: True if the root comes from an integer seed. Such a seed can be searched, so a run
-        under it has no privacy guarantee and must say so wherever it reports a number.
+        under it has no privacy guarantee and says so beside every number.
 
     >>> RootKey.from_entropy()
     RootKey(<secret>, insecure=False)
@@ -58,7 +58,7 @@ class RootKey:
     )
 
     def __init__(self, secret: bytes, *, insecure: bool) -> None:
-        """Hold the 32 bytes `secret`; prefer `from_entropy`, `from_insecure_seed` and `load`."""
+        """Stores the 32 bytes `secret`; prefer `from_entropy`, `from_insecure_seed` and `load`."""
         if len(secret) != ROOT_BYTES:
             raise ValueError(f"a root secret has {ROOT_BYTES} bytes, got {len(secret)}")
         self._secret = bytes(secret)
@@ -72,7 +72,7 @@ class RootKey:
 
     @property
     def is_copy(self) -> bool:
-        """True if it was loaded from a copy of the file in which its run has claimed it."""
+        """True if loaded from a copy of the file that its run claimed."""
         return self._is_copy
 
     @property
@@ -82,42 +82,46 @@ class RootKey:
 
     @classmethod
     def from_entropy(cls) -> RootKey:
-        """Return a root of 256 bits from the operating system's cryptographic generator."""
+        """Returns 256 bits from the operating system's cryptographic generator."""
         return cls(os.urandom(ROOT_BYTES), insecure=False)
 
     @classmethod
     def from_insecure_seed(cls, seed: int) -> RootKey:
-        """Return the root of a reproducible run *without any privacy guarantee*.
+        """Returns the root of a reproducible run *without any privacy guarantee*.
 
         The hash spreads `seed` over all 256 bits, but adds no secrecy: an attacker tries the seeds.
 
         Args:
-          seed: an integer in [0, 2**64).
+          seed: Integer in [0, 2**64).
+
+        >>> RootKey.from_insecure_seed(7).insecure
+        True
 
         Raises:
-          ValueError: if `seed` is not an integer in that range.
+          ValueError: If `seed` is not an integer in that range.
         """
         message = _coordinate("insecure seed", seed)
         secret = hashlib.blake2b(message, digest_size=ROOT_BYTES, person=b"dpsgd insecure").digest()
         return cls(secret, insecure=True)
 
     def begin_run(self, run: str | None = None, uses: Mapping[str, str] | None = None) -> str:
-        """Claim the root for the run of this name, here and in its files, and refuse any other.
+        """Claims the root for a run, in memory and in its files.
 
-        An insecure root, which gives no guarantee, may be used again, to repeat a run.
+        Every other run is refused from then on, except under an insecure root, which gives no
+        guarantee and may repeat a run.
 
         Args:
-          run: Names it, without a space; by default no other run has the name.
-          uses: Digests of the inputs of the run, by names, both without a space: one that is named
-            again must be the same.
+          run: Name of the run, without a space; a new random name by default.
+          uses: Digests of the run's inputs by name, both without a space; an input that is named
+            again must have the same digest.
 
         Returns:
-          The name.
+          The name of the run.
 
         Raises:
-          ValueError: if another run has claimed it, or this one with other uses; or the process was
-            forked from the one that made the root.
-          OSError: if the claim cannot be written.
+          ValueError: If another run has claimed the root, or this run with other uses; or the
+            process was forked from the one that made the root.
+          OSError: If the claim cannot be written.
         """
         run, uses = run or secrets.token_hex(16), uses or {}
         self._check_process()
@@ -129,7 +133,7 @@ class RootKey:
             with contextlib.suppress(FileNotFoundError):  # removed: the root is in memory
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
                 with os.fdopen(descriptor, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)  # of two processes one is the first
+                    fcntl.flock(file, fcntl.LOCK_EX)  # one process claims, others then read it
                     root, claim, used = _parse(file.read(), path)
                     if root != self:
                         continue  # another one's file has taken its place
@@ -164,7 +168,7 @@ class RootKey:
             )
 
     def hold(self) -> None:
-        """Note that the files of this root are no copies: their run draws by keys of its own."""
+        """Marks this root's files as originals, as their run has its own keys."""
         for path in self._files:
             if self._is_copy and self._run and not self._insecure:
                 descriptor = open_own(path, os.O_RDWR | os.O_APPEND, SECRET)
@@ -175,13 +179,16 @@ class RootKey:
         self._is_copy = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the root to its own new file, readable and writable by its owner alone (0600).
+        """Writes the root to a new file that only its owner can access (0600).
 
         No root is ever overwritten. The file and its folder are fsynced before this returns.
 
+        Args:
+          path: Path of the new file.
+
         Raises:
-          FileExistsError: if `path` exists.
-          OSError: if the file cannot be written; nothing is left behind.
+          FileExistsError: If `path` exists.
+          OSError: If the file cannot be written; no partial file remains.
         """
         path = Path(path).absolute()
         origin = next(name for name, insecure in _ORIGINS.items() if insecure == self._insecure)
@@ -208,13 +215,16 @@ class RootKey:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RootKey:
-        """Read a root that `save` wrote.
+        """Reads a root that `save` wrote.
+
+        Args:
+          path: Path of the file.
 
         Raises:
-          FileNotFoundError: if there is no such file.
-          PermissionError: if the file's mode lets others than its owner read, write or execute it.
-          ValueError: if it is a link, has another name or another owner, is not a regular file, or
-            not a whole root-key file.
+          FileNotFoundError: If there is no such file.
+          PermissionError: If the file's mode lets others than its owner read, write or execute it.
+          ValueError: If it is a link, has another name or another owner, is not a regular file, or
+            not a complete root-key file.
         """
         path = Path(path).absolute()
         try:
@@ -238,13 +248,16 @@ class RootKey:
 
     @staticmethod
     def remove(path: str | os.PathLike[str]) -> None:
-        """Overwrite the secret in a file, under all names that the file has, and remove this one.
+        """Overwrites the secret in a file and deletes `path`.
 
-        What a file system keeps of earlier blocks (snapshots, journals, flash memory) is beyond it,
-        and so are copies. A file that is not there is removed already.
+        All names of the file are overwritten with it. Earlier blocks that the file system keeps
+        (snapshots, journals, flash memory) and copies remain. A missing file counts as removed.
+
+        Args:
+          path: Path of the file.
 
         Raises:
-          ValueError: if there is a link or something else in its place: the secret is not there.
+          ValueError: If `path` is a link or no file of one's own; the secret is then elsewhere.
         """
         path = Path(path)
         with contextlib.suppress(FileNotFoundError):
@@ -262,26 +275,33 @@ class RootKey:
             path.unlink()
 
     def sampling_seed(self, attempt: int) -> int:
-        """Return the 256-bit seed of the sampling stream, for `numpy.random.SeedSequence`."""
+        """Returns the 256-bit seed of the sampling stream, for `numpy.random.SeedSequence`."""
         return int.from_bytes(self._derive("sampling", attempt, size=32), "little")
 
     def noise_key(self, attempt: int) -> np.ndarray:
-        """Return the key of the noise stream, uint32 `[4]` (128 bits), for `dpsgd.noise.gaussian`.
+        """Returns the key of the noise stream, uint32 `[4]`, for `dpsgd.noise.gaussian`.
 
         Pass it to the compiled step as an argument: a constant is part of the program's text and
         caches.
+
+        >>> RootKey.from_insecure_seed(7).noise_key(attempt=0).shape
+        (4,)
         """
         return self._key("noise", attempt, words=4)
 
     def loss_key(self, attempt: int) -> np.ndarray:
-        """Return the key of the loss stream, uint32 `[2]`; no guarantee depends on its secrecy."""
+        """Returns the key of the loss stream, uint32 `[2]`; privacy does not depend on it."""
         return self._key("loss", attempt, words=2)
 
     def child(self, purpose: str) -> RootKey:
-        """Return the root of another stream of the same run, such as the sums after training.
+        """Returns the root of another stream of this run.
 
-        Its streams are independent of this one's and of other purposes'. It is in no file: this
-        root derives it again. One object has one child of a purpose, which remembers its uses.
+        The sums after training are an example. The child's streams are independent of this root's
+        and of other purposes'. It is in no file: this root derives it again. One object has one
+        child per purpose, which remembers its uses.
+
+        Args:
+          purpose: Name of the stream.
         """
         self._check_process()
         if purpose in self._children:
@@ -295,9 +315,10 @@ class RootKey:
         return root
 
     def blind(self, text: str) -> str:
-        """Return a keyed digest of `text`: equal for equal texts, random without the root.
+        """Returns a keyed digest of `text`, equal for equal texts.
 
-        An unkeyed digest of private data would let anyone confirm a guess of them.
+        It looks random without the root; an unkeyed digest of private data would let anyone confirm
+        a guess.
         """
         return hashlib.blake2b(
             text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"
@@ -317,12 +338,11 @@ class RootKey:
 
     @classmethod
     def require(cls, root: Any) -> None:
-        """Raises TypeError unless `root` is a root key."""
+        """Raises TypeError unless `root` is a `RootKey`."""
         if not isinstance(root, cls):
             raise TypeError(
-                f"root is of type {type(root).__name__}, and no RootKey: pass "
-                "RootKey.from_entropy(), or RootKey.from_insecure_seed(seed), which repeats a run "
-                "and has no guarantee"
+                f"root is of type {type(root).__name__}; pass RootKey.from_entropy(), or "
+                "RootKey.from_insecure_seed(seed) to repeat a run without a guarantee"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -343,7 +363,7 @@ class RootKey:
 
 
 def _coordinate(name: str, value: int) -> bytes:
-    """Encode one public coordinate of a derivation in 8 bytes, so that no two collide."""
+    """Encodes one public coordinate of a derivation in 8 bytes, without collisions."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} must be an integer, got {value!r}")
     if not 0 <= value <= _MAX_COORDINATE:
@@ -356,8 +376,10 @@ def _words(use: str) -> str:
 
 
 def _parse(content: bytes, path: Path) -> tuple[RootKey, tuple[str, str] | None, dict[str, str]]:
-    """Returns the root that a file holds, the last claim on it (run and file number), and uses."""
-    lines = content.decode("ascii", errors="replace").split("\n")[:-1]  # what has no end is no line
+    """Returns the root in a file, its last claim (run and file number), and the uses."""
+    lines = content.decode("ascii", errors="replace").split("\n")[
+        :-1
+    ]  # a torn last line is dropped
     words = lines[0].split() if lines else []
     notes = [line.split() for line in lines[1:]]
     # The message must not quote the file: it may hold most of a secret.
@@ -372,26 +394,26 @@ def _parse(content: bytes, path: Path) -> tuple[RootKey, tuple[str, str] | None,
 
 
 def _notes(descriptor: int, run: str | None, uses: Mapping[str, str] | None = None) -> str:
-    """Returns the lines of a claim, if there is a run, and of the uses, for an open file."""
+    """Returns the lines that record a claim, if there is a run, and the uses."""
     claim = f"{_CLAIM} {run} {_number(descriptor)}\n" if run else ""
     return claim + "".join(f"{_USE} {name} {use}\n" for name, use in sorted((uses or {}).items()))
 
 
 def _append(descriptor: int, lines: str) -> None:
-    """Adds lines to a file that is open for appending; when this returns, they are on the disk."""
+    """Appends lines to an open file and syncs them to disk."""
     if not (line := lines.encode()):
         return
-    whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rfind(b"\n") + 1
-    os.ftruncate(descriptor, whole)  # at most by a claim that a crash tore
+    complete_bytes = os.pread(descriptor, os.fstat(descriptor).st_size, 0).rfind(b"\n") + 1
+    os.ftruncate(descriptor, complete_bytes)  # at most by a claim that a crash tore
     try:
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
     except OSError:
-        os.ftruncate(descriptor, whole)
+        os.ftruncate(descriptor, complete_bytes)
         raise
 
 
 def _number(descriptor: int) -> str:
-    """Returns what tells an open file from its copies: its number in its file system."""
+    """Returns the inode of an open file, which tells it from its copies."""
     return str(os.fstat(descriptor).st_ino)

@@ -1,4 +1,4 @@
-"""Philox4x32-10: random words of an array's coordinates, by key, step, leaf and index.
+"""Philox4x32-10: pseudorandom words by key, step, leaf and index.
 
 See docs/explanation/float-noise-on-a-public-grid.md.
 """
@@ -13,10 +13,10 @@ import numpy as np
 from jax import lax
 
 COUNTED = 2**32
-"""Positions that one word counts."""
+"""Number of positions that one counter word distinguishes."""
 
 KEY_WORDS = 4
-"""Length of a noise key, in 32-bit words."""
+"""Length of a noise key, 32-bit words."""
 
 # Philox4x32: multipliers, and the Weyl increments of the key (Salmon et al. 2011, section 3.3).
 _MULTIPLIERS = (np.uint32(0xD2511F53), np.uint32(0xCD9E8D57))
@@ -28,11 +28,20 @@ _LOW_WORD, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 def words_at(
     noise_key, step, leaf, shape: tuple[int, ...], row=0, *, one_axis=False, position=None
 ) -> tuple[jax.Array, ...]:
-    """Return the Philox block of each coordinate: 4 arrays of `shape`, uint32.
+    """Returns the Philox block of each coordinate, 4 uint32 arrays.
 
-    Of row `row`, a traced 0 or a constant 0, of an array [1, *shape]. With `one_axis`, one position
-    counts all axes: `position`, or else those of `shape` in order. With a `position`, `leaf` may
-    differ from coordinate to coordinate as well.
+    Args:
+      noise_key: uint32 `[4]`, key of the noise stream.
+      step: Training step, an integer in [0, 2^32).
+      leaf: Index of the array in its tree, an integer in [0, 2^32); a scalar, or with `position`
+        one per coordinate.
+      shape: Shape of the array, and of the results.
+      row: Row of an array [1, *shape]: a traced or a constant 0.
+      one_axis: True to count all axes as one.
+      position: Row-major indices for `one_axis`, uint32; by default all of `shape`, in order.
+
+    Raises:
+      ValueError: If `noise_key` is not uint32 `[4]`, or `step` or `leaf` is out of range.
     """
     noise_key = jnp.asarray(noise_key)
     if noise_key.shape != (KEY_WORDS,) or noise_key.dtype != jnp.uint32:
@@ -65,7 +74,7 @@ def word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
 
 
 def _flat_index(positions: list[jax.Array], shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return the low and the high word of the row-major index of the `positions` by axis."""
+    """Returns the low and high words of a row-major index, given its `positions` by axis."""
     low = high = jnp.zeros(jnp.broadcast_shapes(*(p.shape for p in positions)), jnp.uint32)
     wide = math.prod(shape) > COUNTED
     for along, size in zip(positions, shape, strict=True):
@@ -81,11 +90,15 @@ def philox4x32(
     counter: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     key: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return the Philox4x32-10 block of a counter: 4 uint32 words, elementwise.
+    """Returns the Philox4x32-10 block of a counter: 4 uint32 words, elementwise.
 
-    One round maps (c0, c1, c2, c3) to (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1,
-    lo(M0 c0)), where hi and lo are the words of the 64-bit product; the key words advance by a Weyl
+    One round maps (c0, c1, c2, c3) to (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0
+    c0)), where hi and lo are the words of the 64-bit product; the key words advance by a Weyl
     sequence between rounds.
+
+    Args:
+      counter: Words (c0, c1, c2, c3), uint32 arrays of one shape.
+      key: Words (k0, k1), uint32 scalars.
 
     Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, section
     3.3.
@@ -110,7 +123,7 @@ def philox4x32(
 
 
 def _mulhi(a: jax.Array, b: np.uint32) -> jax.Array:
-    """Return the high word of the 64-bit product of uint32 `a` and the constant `b`."""
+    """Returns the high word of the 64-bit product of uint32 `a` and the constant `b`."""
     with jax.enable_x64(True):
         product = lax.convert_element_type(a, jnp.uint64) * np.uint64(b)
         return lax.convert_element_type(product >> np.uint64(32), jnp.uint32)

@@ -1,4 +1,4 @@
-"""Laws of noise by name, as a ledger records them."""
+"""Noise classes by name, as a ledger records them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUILT_IN: dict[str, type[Noise]] = {
 
 
 def noise_record(noise: Noise) -> dict[str, Any]:
-    """Returns the name and the settings of `noise` as JSON values, see `noise_from_record`.
+    """Returns the name and settings of `noise` as JSON values.
 
     >>> noise_record(BandedToeplitz((4.0, 3.0)))["name"]
     'banded toeplitz'
@@ -31,8 +31,14 @@ def noise_record(noise: Noise) -> dict[str, Any]:
 def noise_from_record(record: Mapping[str, Any]) -> Noise:
     """Returns the noise that `noise_record` recorded.
 
+    Args:
+      record: Name and settings of the noise.
+
+    >>> noise_from_record({"name": "independent"})
+    Independent()
+
     Raises:
-      ValueError: if this version knows no such noise.
+      ValueError: If no imported class has this name, or it refuses the settings.
     """
     settings = dict(record)
     name = str(settings.pop("name", None))
@@ -42,18 +48,18 @@ def noise_from_record(record: Mapping[str, Any]) -> Noise:
     try:
         return kind(**settings)
     except TypeError as error:
-        raise ValueError(f"there is no such {name} noise: {error}") from None
+        raise ValueError(f"noise {name!r} refuses its recorded settings: {error}") from None
 
 
 def _imported(name: str) -> type[Noise]:
-    """Returns the class that "module:qualified name" names; reading a record imports no module."""
+    """Returns the imported class named "module:qualified name", without importing a module."""
     module, _, qualified = name.partition(":")
     kind: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        kind = getattr(kind, part, None)
+    for attribute in qualified.split("."):
+        kind = getattr(kind, attribute, None)
     if not (isinstance(kind, type) and issubclass(kind, Noise)):
         raise ValueError(
-            f"there is no noise {name!a:.60} here, and what it costs is not known: one from "
-            "elsewhere must be imported first"
+            f"noise {name!a:.60} is unknown, and so is its privacy cost; import the module that "
+            "defines it first"
         )
     return kind

@@ -395,7 +395,7 @@ MISTAKEN = {
     "modules": ({"params": lambda: {"a": [module()]}}, r"params\['a'\]\[0\] is the module Linear"),
     "loss of a batch": ({"loss": over_batch}, "loss_fn takes a batch.*the loss of one example"),
     "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
-    "root": ({"root": 0}, r"root is of type int, and no RootKey: pass RootKey.from_entropy\(\)"),
+    "root": ({"root": 0}, r"root is of type int; pass RootKey.from_entropy\(\)"),
     "endless data": ({"rows": Endless}, "data is Endless and no array.*pass arrays"),
     "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
 }

@@ -133,9 +133,9 @@ def test_a_ledger_that_mixes_noises_is_not_believed(tmp_path, monkeypatch):
         (None, "an earlier version"),
         ({"name": "secure"}, "removed in 0.3.0"),
         ({"name": "buffered toeplitz", "weights": [0.5]}, "removed in 0.3.0"),
-        ({"name": "os:getcwd"}, "there is no noise 'os:getcwd'"),
-        ({"name": "nowhere:Noise"}, "must be imported first"),
-        ({"name": "independent", "bands": 2}, "no such independent noise"),
+        ({"name": "os:getcwd"}, "noise 'os:getcwd' is unknown"),
+        ({"name": "nowhere:Noise"}, "import the module"),
+        ({"name": "independent", "bands": 2}, "noise 'independent' refuses its recorded settings"),
     ],
     ids=repr,
 )

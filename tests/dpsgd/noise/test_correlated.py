@@ -128,11 +128,11 @@ def test_columns_have_norm_one_at_most(coefficients):
         ((0.0, 1.0), "the first > 0"),
         ((-1.0, 0.5), "the first > 0"),
         ((1.0, math.nan), "must be finite"),
-        ((1.0, 1.0), "grows from step to step"),
-        ((1.0, -1.0), "grows from step to step"),
-        ((1.0, 0.0, 1.5), "grows from step to step"),
-        ((1.0, -2.5, 1.0), "grows from step to step"),
-        ((1.0, -0.99999), "more than 32 times"),
+        ((1.0, 1.0), "coefficients=.* grows beyond"),
+        ((1.0, -1.0), "coefficients=.* grows beyond"),
+        ((1.0, 0.0, 1.5), "coefficients=.* grows beyond"),
+        ((1.0, -2.5, 1.0), "coefficients=.* grows beyond"),
+        ((1.0, -0.99999), "beyond 32 times"),
     ],
 )
 def test_numbers_that_make_no_noise_or_explode_are_refused_in_one_line(coefficients, message):
@@ -159,7 +159,7 @@ DRAWN = {
 @pytest.mark.parametrize(("sampler", "reach"), DRAWN.items(), ids=map(repr, DRAWN))
 def test_noise_is_refused_where_steps_of_an_example_may_be_nearer_than_it_reaches(sampler, reach):
     mechanism = Mechanism(sampler, 0.8, 1.0, noise=THREE)
-    why = f"is correlated over 3 steps, .* holds for noise with up to {reach}, .* a fixed order"
+    why = f"is correlated over 3 steps, more than the minimum separation {reach} .* a fixed order"
     for ask in (mechanism.privacy, lambda: mechanism.privacy_of([range(4)])):
         with pytest.raises(ValueError, match=why) as error:
             ask()
