@@ -20,7 +20,7 @@ from dpsgd.engine.programs import compiled, contents, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
-from dpsgd.gradients.losses import LossFn, of_row, row_of, takes_key
+from dpsgd.gradients.losses import LossFn, loss_row, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
 from dpsgd.noise.base import Noise
 
@@ -161,7 +161,7 @@ class FrozenGroup(ParamGroup):
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
         try:
-            found = frozen_leaves(of_row(self.loss_fn), params, row_of(self.loss_fn, example))
+            found = frozen_leaves(row_loss(self.loss_fn), params, loss_row(self.loss_fn, example))
         except Exception:
             if _takes_batch(self.loss_fn, params, example):
                 shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
@@ -182,7 +182,7 @@ def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
     """Returns whether a loss is that of a batch: defined where examples have one more axis."""
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((7, *x.shape), x.dtype), example)
     try:
-        loss = jax.eval_shape(of_row(loss_fn), params, row_of(loss_fn, batch))
+        loss = jax.eval_shape(row_loss(loss_fn), params, loss_row(loss_fn, batch))
     except Exception:
         return False
     return getattr(loss, "shape", None) in ((), (7,))

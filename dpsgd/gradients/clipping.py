@@ -1,4 +1,4 @@
-"""Per-example clipping: the sum, over a batch, of gradients whose L2 norm is at most C each."""
+"""Per-example clipping: batch sums of gradients with L2 norm at most C each."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from dpsgd.core.state import joined, parted
 from dpsgd.gradients import ghost, memory, norms
 from dpsgd.gradients.ghost import Gradients
 from dpsgd.gradients.isolation import ForeignCalls, isolated
-from dpsgd.gradients.losses import LossFn, of_row, rows_of, takes_key
+from dpsgd.gradients.losses import LossFn, loss_rows, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
 from dpsgd.packing import join, packs, split
 
 PyTree = Any
 Sums = dict[int, Array]
-"""Of each leaf that is trained, by its number."""
+"""Sum of each trained leaf, by the leaf's index."""
 SumTree = PyTree
 """Tree of the structure and shapes of the parameters, in float32."""
 
 
 class Diagnostics(NamedTuple):
-    """Sums over the real (weight > 0) examples of one batch. NOT private: never release them.
+    """Sums over a batch's real (weight > 0) examples. NOT private: never release them.
 
-    Those of several batches add up: `jax.tree.map(operator.add, a, b)`.
+    Diagnostics of several batches add up: `jax.tree.map(operator.add, a, b)`.
 
     Attributes:
-      loss_sum: float32, sum of the losses that are finite.
-      clipped_count: float32, examples that clipping made shorter, in any group of parameters.
-      nonfinite_count: float32, examples that contributed zero for a gradient with NaN or infinity.
+      loss_sum: float32, sum of the finite losses.
+      clipped_count: float32, number of examples shortened by clipping, in any group of parameters.
+      nonfinite_count: float32, number of examples that contributed zero for a NaN or infinite
+        gradient.
       batch_size: float32, number of real examples.
     """
 
@@ -53,40 +54,42 @@ def _vmap_gradients(
     batch: PyTree,
     groups: Sequence[Sequence[int]],
 ) -> Gradients:
-    """One gradient per example, all of them in memory: B times the size of the parameters."""
+    """Forms one gradient per example, B times the memory of the parameters."""
     example = _first_example(batch)
     foreign = isinstance(loss_fn, ForeignCalls)
     loss = isolated(loss_fn, params, example, foreign_calls=foreign)
-    every = dict(enumerate(jax.tree.leaves(params)))
-    own = {k: every[k] for k in sorted(k for group in groups for k in group)}
+    leaves_by_index = dict(enumerate(jax.tree.leaves(params)))
+    trained = {k: leaves_by_index[k] for k in sorted(k for group in groups for k in group)}
 
-    def of_own(own: dict[int, Array], params: PyTree, example: PyTree) -> Array:
-        return loss(joined(params, own), example)
+    def trained_loss(trained: dict[int, Array], params: PyTree, example: PyTree) -> Array:
+        return loss(joined(params, trained), example)
 
-    arguments = own, params, example
-    differentiated = isolated(jax.value_and_grad(of_own), *arguments, foreign_calls=foreign)
-    losses, grads = jax.vmap(differentiated, in_axes=(None, None, 0))(own, params, batch)
+    arguments = trained, params, example
+    differentiated = isolated(jax.value_and_grad(trained_loss), *arguments, foreign_calls=foreign)
+    losses, grads = jax.vmap(differentiated, in_axes=(None, None, 0))(trained, params, batch)
     if differentiated.narrow:
         grads = norms.shared(grads)
     leaves = {k: g.astype(jnp.float32) for k, g in grads.items()}
-    each = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
-    together = [pack for lines in each for pack in lines]
-    beside = [[join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in each]
+    packs_by_group = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
+    all_packs = [pack for lines in packs_by_group for pack in lines]
+    arrays_by_group = [
+        [join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in packs_by_group
+    ]
 
     def add_clipped(total: Sums, factors: Sequence[norms.ClipFactor]) -> SumTree:
         clipped = [
             norms.contribution(factor, g)
-            for factor, lines in zip(factors, beside, strict=True)
+            for factor, lines in zip(factors, arrays_by_group, strict=True)
             for g in lines
         ]
         sums = dict(total)
-        for pack, c in zip(together, clipped, strict=True):
+        for pack, c in zip(all_packs, clipped, strict=True):
             summed = split(jnp.sum(c, axis=0), [sums[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
                 sums[k] += x
         return sums
 
-    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in beside]
+    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in arrays_by_group]
     return Gradients(losses, group_norms, add_clipped)
 
 
@@ -106,10 +109,10 @@ def clipped_grad(
     devices: int = 1,
     frozen: Collection[int] = (),
 ) -> Callable[..., tuple[SumTree, Diagnostics]]:
-    r"""Builds the function (params, batch, weights) -> (sum of clipped gradients, diagnostics).
+    r"""Builds (params, batch, weights) -> (sum of clipped gradients, diagnostics).
 
     With $g_i$ the gradient of `loss_fn(params, example i)` over all leaves of `params` together,
-    cast to float32, and $C$ = `l2_clip_norm`, it returns
+    cast to float32, and $C$ = `l2_clip_norm`, the function returns
 
     $$ \sum_{i : w_i > 0,\ g_i \text{ finite}} g_i \min\{1, (1 - 17u) C / \|g_i\|_2\} $$
 
@@ -117,47 +120,46 @@ def clipped_grad(
     moves it by at most $C$ in L2 norm: the margin of 1e-6 covers rounding, see
     `dpsgd.gradients.norms`.
 
-    What happens at the edges, whatever the method:
+    Edge cases, under both methods:
 
       * A gradient with a NaN or an infinity contributes exactly zero and is counted.
       * A huge finite gradient (1e30, whose square overflows) is clipped like any other.
-      * A row of weight <= 0 or NaN contributes exactly zero, whatever it holds. All other weights
-        mean the same: the example counts once.
+      * A row of weight <= 0 or NaN contributes exactly zero, even if it holds NaN. Every other
+      weight counts the example once.
       * $C = \infty$ clips nothing (and a sum that overflows float32 is infinite).
 
     Args:
-      loss_fn: Pure function (params, example) -> scalar loss, or (params, example, key). It sees
-        one example, so examples cannot mix: it is traced on one, and a trace that could see the
-        batch it is mapped over, or calls what is no part of it, is refused, see
-        `dpsgd.gradients.isolation`. What it closes over is beyond that: data in a closure go around
-        clipping unseen.
+      loss_fn: Pure function (params, example) -> scalar loss, or (params, example, key). It is
+        traced on one example, so that examples cannot mix; a trace that could see the batch, or
+        calls foreign code, is refused, see `dpsgd.gradients.isolation`. Data in a closure bypass
+        clipping unnoticed.
       l2_clip_norm: $C > 0$, a float or a (traced) scalar; infinity turns clipping off.
-      clipping: The rule: `FlatClipping`, as above, `PerLayerClipping` or `AutomaticClipping`. Under
-        each, an example's contribution has norm C at most.
-      method: "ghost" (default) takes one backward pass and forms no per-example gradient where the
-        structure of the loss allows, see `dpsgd.gradients.ghost`; "vmap" forms them all.
-      microbatch_size: Examples processed at a time, in a scan. It changes memory and speed, not
-        the result (but for the order of float32 additions). By default as many as fit in
-        `dpsgd.gradients.memory.MICROBATCH_BYTES`, by an estimate from the shapes alone.
-      frozen: Numbers of leaves that no derivative of the loss reaches: they get no sum, and
-        `optax.MaskedNode` in its place, and a clipping rule does not see them.
-      devices: Among how many the compiler deals out the batch, in equal runs. A microbatch then
-        has its part of each run, and `microbatch_size` examples on each device: one that were of
-        consecutive examples would have every device compute all of it.
+      clipping: Clipping rule: `FlatClipping`, as above, `PerLayerClipping` or `AutomaticClipping`.
+        Each bounds an example's contribution by norm C.
+      method: "ghost" (default) takes one backward pass and forms per-example gradients only where
+        the loss requires it, see `dpsgd.gradients.ghost`; "vmap" forms them all.
+      microbatch_size: Number of examples processed at a time, in a scan. It changes memory and
+        speed, and the result only by the order of float32 additions. By default the most that fit
+        in `dpsgd.gradients.memory.MICROBATCH_BYTES`, estimated from the shapes.
+      frozen: Indices of leaves that no derivative of the loss reaches: the sum has
+        `optax.MaskedNode` in their place, and a clipping rule does not see them.
+      devices: Number of devices over which the compiler shards the batch, in equal consecutive
+        ranges. A microbatch takes `microbatch_size` examples of each range, so that all devices
+        work.
 
     Returns:
       A pure function of `params` (tree of floating-point arrays), `batch` (tree of arrays with a
       leading axis of B >= 1 examples) and `weights` (float32[B]: 1 for an example, 0 for padding);
       for a loss with a key, also of `keys` ([B], as from `jax.random.split`, or from
-      `dpsgd.gradients.losses.example_keys`). Drawn without a look at the examples, they cost no
+      `dpsgd.gradients.losses.example_keys`). Keys drawn independently of the examples cost no
       privacy.
 
     Raises:
-      ValueError: for a clip norm that is not positive, an unknown method or a microbatch size
-        below one, or a loss whose signature does not tell whether it takes a key; when called, for
-        keys that are missing, not asked for or of the kind "rbg", for parameters that are not
-        floating-point, for leading axes that differ, and for a loss that is not a real scalar, that
-        could see other examples than its own, or that closes over traced values.
+      ValueError: For a clip norm that is not positive, an unknown method, a microbatch size below
+        one, or a loss whose signature is ambiguous about a key. The function raises it for missing
+        or unexpected keys and keys of kind "rbg", parameters that are not floating-point, unequal
+        leading axes, and a loss that is not a real scalar, could see other examples, or closes over
+        traced values.
 
     Source: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 
@@ -179,30 +181,30 @@ def clipped_grad(
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
     gradients = _METHODS[method]
-    keyed, loss_fn = takes_key(loss_fn), of_row(loss_fn)
+    keyed, loss_fn = takes_key(loss_fn), row_loss(loss_fn)
 
     def add_microbatch(
         params: PyTree, carry: tuple[Sums, Diagnostics], batch: PyTree, weights: Array
     ) -> tuple[Sums, Diagnostics]:
-        total, so_far = carry
+        total, earlier = carry
         trained = [k for k in range(len(jax.tree.leaves(params))) if k not in frozen]
         groups = clipping.groups(parted(params, frozen)[0])
         groups = [[trained[k] for k in group] for group in groups]
-        losses, found, add_clipped = gradients(loss_fn, params, batch, groups)
+        losses, group_norms, add_clipped = gradients(loss_fn, params, batch, groups)
         real = weights > 0
-        factors = clipping.factors(found, l2_clip_norm, real)
+        factors = clipping.factors(group_norms, l2_clip_norm, real)
         shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
         losses = losses.astype(jnp.float32)
         finite = jnp.where(real & jnp.isfinite(losses), losses, 0.0)
         counted = finite, shortened, real & ~factors[0].keep, real
         # As one array, which is one sum to compile.
         diagnostics = Diagnostics(*jnp.sum(jnp.stack([c.astype(jnp.float32) for c in counted]), 1))
-        return add_clipped(total, factors), jax.tree.map(operator.add, so_far, diagnostics)
+        return add_clipped(total, factors), jax.tree.map(operator.add, earlier, diagnostics)
 
     def clipped_sum(
         params: PyTree, batch: PyTree, weights: ArrayLike, keys: PyTree = None
     ) -> tuple[SumTree, Diagnostics]:
-        batch = jax.tree.map(jnp.asarray, rows_of(batch, keys, keyed))
+        batch = jax.tree.map(jnp.asarray, loss_rows(batch, keys, keyed))
         weights = jnp.asarray(weights)
         _check(loss_fn, params, batch, weights)
         masked = parted(params, range(len(jax.tree.leaves(params))))[0]
@@ -213,30 +215,30 @@ def clipped_grad(
         }
         carry = zeros, Diagnostics(*(jnp.float32(0),) * 4)
         size = weights.shape[0] // devices
-        together = microbatch_size
-        if together is None:
-            together = memory.microbatch_size(
+        per_scan = microbatch_size
+        if per_scan is None:
+            per_scan = memory.microbatch_size(
                 size,
                 memory.bytes_per_example(
                     loss_fn, params, _first_example(batch), per_example_gradients=method == "vmap"
                 ),
             )
-        if together >= size:
+        if per_scan >= size:
             total, diagnostics = add_microbatch(params, carry, batch, weights)
             return joined(masked, total), diagnostics
-        count = -(-size // together)
+        count = -(-size // per_scan)
 
         # The last microbatch is filled up with copies of the last row, at weight zero.
-        rows = jnp.minimum(jnp.arange(count * together), size - 1)
+        rows = jnp.minimum(jnp.arange(count * per_scan), size - 1)
 
         def filled(x: Array) -> Array:
             return x[rows] if devices == 1 else x.reshape(devices, size, *x.shape[1:])[:, rows]
 
         def split(x: Array) -> Array:
             if devices == 1:
-                return x.reshape((count, together, *x.shape[1:]))
-            parts = x.reshape((devices, count, together, *x.shape[2:])).swapaxes(0, 1)
-            return parts.reshape((count, devices * together, *x.shape[2:]))
+                return x.reshape((count, per_scan, *x.shape[1:]))
+            shards = x.reshape((devices, count, per_scan, *x.shape[2:])).swapaxes(0, 1)
+            return shards.reshape((count, devices * per_scan, *x.shape[2:]))
 
         weights = jnp.where(jnp.arange(rows.size) < size, filled(weights), 0)
 

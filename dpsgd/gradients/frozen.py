@@ -1,4 +1,4 @@
-"""Parameters that no derivative of the loss reaches, as those under `jax.lax.stop_gradient`.
+"""Frozen parameters: no derivative of the loss reaches them, as under `jax.lax.stop_gradient`.
 
 Their gradient is 0 for every example: a fact of the trace, so that their sum needs no noise
 (docs/explanation/isolation-of-examples.md).
@@ -23,7 +23,7 @@ PyTree = Any
 def frozen_leaves(
     loss_fn: Callable[[PyTree, PyTree], Any], params: PyTree, example: PyTree
 ) -> frozenset[int]:
-    """Returns the numbers of the leaves of `params` without a path to the loss.
+    """Returns indices of the leaves without a path to the loss.
 
     >>> def loss(w, x):
     ...     return jax.lax.stop_gradient(w["a"]) * x + w["b"]
@@ -58,14 +58,14 @@ def _reached(jaxpr: core.Jaxpr) -> set[Any]:
             continue
         alone = jaxpr.replace(constvars=[], invars=inputs, outvars=eqn.outvars, eqns=[eqn])
         for out in eqn.outvars:  # of a call or a loop, each output reads some of its inputs
-            _, used = partial_eval.dce_jaxpr(alone, [out is other for other in eqn.outvars])
+            _, used = partial_eval.dce_jaxpr(alone, [out is outvar for outvar in eqn.outvars])
             if reached.intersection(v for v, read in zip(inputs, used, strict=True) if read):
                 reached.add(out)
     return reached
 
 
 def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
-    """Returns `params`, whose leaves of these numbers are read under `jax.lax.stop_gradient`."""
+    """Returns `params` with the leaves in `numbers` under `jax.lax.stop_gradient`."""
     leaves, structure = jax.tree.flatten(params)
     read = [jax.lax.stop_gradient(x) if k in numbers else x for k, x in enumerate(leaves)]
     return jax.tree.unflatten(structure, read)
@@ -73,16 +73,16 @@ def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
 
 @dataclass(frozen=True)
 class RunLoss:
-    """The loss of a task as a run computes it: of some parameters alone, or in a narrower type.
+    """Loss of a task as a run computes it, with frozen parameters and casts.
 
     Attributes:
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
-      pattern: Regular expression that is found in the names of what is trained, see `leaf_names`;
-        all others are read under `stop_gradient`. None for all.
-      compute: Type to which parameters in float32 are cast before the loss reads them.
+      pattern: Regular expression searched in the names of parameters, see `leaf_names`; parameters
+        without a match are read under `stop_gradient`. None trains all.
+      compute: Dtype to which float32 parameters are cast before the loss reads them.
 
     Raises:
-      ValueError: when called, if no name matches.
+      ValueError: When called, if no name matches.
     """
 
     loss_fn: Callable[..., Any]
@@ -90,23 +90,23 @@ class RunLoss:
     compute: str = "float32"
 
     @classmethod
-    def of(
+    def restrict(
         cls, loss_fn: Callable[..., Any], pattern: str | None, compute: str = "float32"
     ) -> Callable[..., Any]:
-        """Returns the loss of a run; the loss itself where it is that of all, in float32."""
+        """Returns the loss of a run, `loss_fn` itself without pattern and cast."""
         plain = pattern is None and compute == "float32"
         return loss_fn if plain else cls(loss_fn, pattern, compute)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Returns that of the loss."""
+        """Returns the signature of the loss."""
         return inspect.signature(self.loss_fn)
 
     def __call__(self, params: PyTree, *example: Any) -> Any:
         """Returns the loss."""
         if self.pattern is not None:
-            others = {*range(len(jax.tree.leaves(params)))} - matching_leaves(params, self.pattern)
-            params = stopped(params, others)
+            frozen = {*range(len(jax.tree.leaves(params)))} - matching_leaves(params, self.pattern)
+            params = stopped(params, frozen)
         if self.compute != "float32":
             params = jax.tree.map(self._cast, params)
         return self.loss_fn(params, *example)
@@ -117,26 +117,35 @@ class RunLoss:
 
 
 def leaf_names(params: PyTree) -> list[str]:
-    """Returns the names of the parameters, such as `dense.kernel`, by the numbers of the leaves.
+    """Returns parameter names, such as `dense.kernel`, by leaf index.
 
-    What `flax.nnx` has below a parameter, its `value`, is left out where the name stays unique.
+    The last part `value` of a `flax.nnx` parameter is dropped if the name stays unique.
     """
     names: list[str] = []
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
-        whole = jax.tree_util.keystr(path, simple=True, separator=".")
-        likely = (name for name in (whole.removesuffix(".value"), whole) if name not in names)
-        names.append(next(likely, jax.tree_util.keystr(path)))
+        path_name = jax.tree_util.keystr(path, simple=True, separator=".")
+        candidates = (
+            name for name in (path_name.removesuffix(".value"), path_name) if name not in names
+        )
+        names.append(next(candidates, jax.tree_util.keystr(path)))
     return names
 
 
 def matching_leaves(params: PyTree, pattern: str) -> set[int]:
-    """Returns the numbers of the leaves in whose names a regular expression is found.
+    """Returns indices of leaves whose names match a pattern.
+
+    Args:
+      params: Tree of arrays, or of their shapes.
+      pattern: Regular expression, searched in each name of `leaf_names`.
+
+    >>> sorted(matching_leaves({"bias": 0.0, "kernel": 0.0}, "kern"))
+    [1]
 
     Raises:
-      ValueError: if there are none; it lists the names.
+      ValueError: If no name matches.
     """
     names = leaf_names(params)
-    if found := {k for k, name in enumerate(names) if re.search(pattern, name)}:
-        return found
-    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if names[20:] else "")
-    raise ValueError(f"train: {pattern!r} is found in no parameter; there are {shown}")
+    if matches := {k for k, name in enumerate(names) if re.search(pattern, name)}:
+        return matches
+    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if names[20:] else "")
+    raise ValueError(f"train: {pattern!r} matches no parameter; choose among {listed}")

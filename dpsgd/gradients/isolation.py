@@ -1,7 +1,7 @@
-"""Examples cannot mix: a loss that is mapped over the batch sees one example at a time.
+"""Isolation of examples: a loss mapped over the batch sees one example at a time.
 
-A loss is traced on one example, and the trace is mapped by `jax.vmap`: every primitive of it must
-map row by row. Claim, proof and limits: docs/explanation/isolation-of-examples.md.
+A loss is traced on one example, and `jax.vmap` maps the trace: each of its primitives must act row
+by row. Claim, proof and limits: docs/explanation/isolation-of-examples.md.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ iota_2x32_shape random_bits random_clone random_fold_in random_gamma random_seed
 random_unwrap random_wrap threefry2x32
 """
 _ROW_BY_ROW = frozenset(" ".join([_ARITHMETIC, _ARRAYS, _DECOMPOSITIONS, _CALLS, _RANDOM]).split())
-"""Names of the primitives of JAX whose rule for batches does to each row what it does to one."""
+"""Names of JAX primitives whose batching rule acts on every row alone."""
 
 _BY_CALL = {"pure_callback", "ffi_call"}
-"""What is called as its parameter `vmap_method` says; refused but for `ForeignCalls`."""
+"""Primitives batched according to their parameter `vmap_method`; only for `ForeignCalls`."""
 _ONE_BY_ONE = {"sequential", "sequential_unrolled"}
 
 _OVER_AXES = {"psum", "pmax", "pmin"}
-"""What adds up, or compares, over axes that are named or numbered."""
+"""Primitives that reduce over named or numbered axes."""
 
 _KERNEL = "hands a kernel the arrays of the whole batch", "write it with jax.numpy or jax.lax"
 _CALLBACK = "hands the host private rows", "leave it out, and try the loss on rows that are public"
@@ -79,18 +79,18 @@ _KINDS = {
         "take a key as the third argument, and draw by jax.random",
     ),
 }
-"""What is wrong with some of the others, and what to do instead."""
+"""Reason to refuse a primitive, and the remedy."""
 
 
 @dataclass(frozen=True)
 class ForeignCalls:
-    """A loss whose host calls and foreign functions are let through: no guarantee covers them."""
+    """Loss that may make host and foreign calls, which no guarantee covers."""
 
     loss_fn: Callable[..., Any]
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Returns that of the loss."""
+        """Returns the signature of the loss."""
         return inspect.signature(self.loss_fn)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -100,26 +100,30 @@ class ForeignCalls:
 
 @dataclass(frozen=True)
 class Isolated:
-    """A function as its trace on one example says, see `isolated`."""
+    """Function that evaluates its trace on one example, see `isolated`."""
 
     trace: core.ClosedJaxpr
     structure: Any
-    """Of what it returns."""
+    """Tree structure of the result."""
 
     @property
     def narrow(self) -> bool:
-        """Whether it computes, or is given, floats that are narrower than float32."""
-        made = (v.aval for eqn in _equations(self.trace.jaxpr, set()) for v in eqn.outvars)
-        return any(map(is_narrow, (*self.trace.in_avals, *made)))
+        """True if an input or intermediate value is a float narrower than float32."""
+        intermediates = (v.aval for eqn in _equations(self.trace.jaxpr, set()) for v in eqn.outvars)
+        return any(map(is_narrow, (*self.trace.in_avals, *intermediates)))
 
     def __call__(self, *values: PyTree) -> PyTree:
-        """Returns what the function does."""
-        found = core.jaxpr_as_fun(self.trace)(*jax.tree.leaves(values))
-        return jax.tree.unflatten(self.structure, found)
+        """Returns the function's result."""
+        leaves = core.jaxpr_as_fun(self.trace)(*jax.tree.leaves(values))
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 def is_narrow(array: Any) -> bool:
-    """Returns whether an array, or its shape, holds floats that are narrower than float32."""
+    """Returns True for floats narrower than float32.
+
+    >>> is_narrow(np.zeros(2, np.float16)), is_narrow(np.zeros(2, np.int8))
+    (True, False)
+    """
     dtype = getattr(array, "dtype", np.float32)
     return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32)
 
@@ -127,19 +131,18 @@ def is_narrow(array: Any) -> bool:
 def isolated(
     function: Callable[..., PyTree], *arguments: PyTree, foreign_calls: bool = False
 ) -> Isolated:
-    """Returns `function` as what its trace on `arguments` says, if that cannot mix examples.
+    """Returns `function` as its trace, which cannot mix examples.
 
-    Under `jax.vmap` it is that trace that is mapped: Python code of the function, its derivative
-    rules included, meets the abstract values of one example and no batch.
+    `jax.vmap` then maps the trace: Python code of the function, its derivative rules included,
+    meets the abstract values of one example and never a batch.
 
     Args:
       function: Pure function of the arguments, such as a loss or its gradient.
-      arguments: Trees of arrays or `jax.ShapeDtypeStruct`, where an example is one, without the
-        axis of the batch.
-      foreign_calls: Whether host calls and foreign functions are let through.
+      arguments: Trees of arrays or `jax.ShapeDtypeStruct`; an example lacks the batch axis.
+      foreign_calls: True to allow host calls and foreign functions.
 
     Raises:
-      ValueError: if the trace has an equation that may see more than one example.
+      ValueError: If an equation of the trace may see more than one example.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     require_isolated(closed, foreign_calls=foreign_calls)
@@ -147,26 +150,31 @@ def isolated(
 
 
 def require_isolated(closed: core.ClosedJaxpr, *, foreign_calls: bool = False) -> None:
-    """Raises ValueError if an equation of the trace may see more than one example of a batch."""
+    """Refuses a trace whose equations may mix examples.
+
+    Args:
+      closed: Trace of a function on one example.
+      foreign_calls: True to allow host calls and foreign functions.
+    """
     for const in closed.consts:
         if isinstance(const, jax.core.Tracer):
             raise ValueError(
-                f"the loss closes over a traced value, {const.aval.str_short()}, that may be made "
-                "of other examples: make it part of the example, or a parameter under "
+                f"the loss closes over a traced value, {const.aval.str_short()}, that may depend "
+                "on other examples; make it part of the example, or a parameter under "
                 "jax.lax.stop_gradient"
             )
     for eqn in _equations(closed.jaxpr, set()):
-        if found := _fault(eqn, foreign_calls):
-            wrong, instead = found
-            where = source_info_util.summarize(eqn.source_info)
+        if fault := _fault(eqn, foreign_calls):
+            reason, remedy = fault
+            location = source_info_util.summarize(eqn.source_info)
             raise ValueError(
                 f"examples could mix: the loss uses {eqn.primitive.name}"
-                f"{f' at {where}' if where else ''}, which {wrong}; {instead}"
+                f"{f' at {location}' if location else ''}, which {reason}; {remedy}"
             )
 
 
 def _equations(jaxpr: core.Jaxpr, seen: set[int]) -> Iterator[core.JaxprEqn]:
-    """Yields the equations of a trace, and before each call those of the traces within it."""
+    """Yields a trace's equations, each call after the equations inside it."""
     if id(jaxpr) in seen:  # what is called twice is traced once
         return
     seen.add(id(jaxpr))
@@ -184,11 +192,11 @@ def _is_jaxpr(x: Any) -> bool:
 
 
 def _fault(eqn: core.JaxprEqn, foreign_calls: bool) -> tuple[str, str] | None:
-    """Returns why an equation may see more than one example, and what to do; None if it cannot."""
+    """Returns the reason why an equation may mix examples and the remedy, or None."""
     name = eqn.primitive.name
     if not _stands_in_jax(eqn.primitive):
         return (
-            "is no primitive of JAX, so that nothing is known of its rule for batches",
+            "is not defined in JAX, so that its batching rule is unknown",
             "write it with jax.numpy or jax.lax",
         )
     if name in _KINDS:
@@ -226,10 +234,13 @@ def _fault(eqn: core.JaxprEqn, foreign_calls: bool) -> tuple[str, str] | None:
 
 
 def host_fault(eqn: core.JaxprEqn) -> str | None:
-    """Returns why an equation may hand values to the host or foreign code, or take them from it."""
+    """Returns why an equation may exchange values with the host.
+
+    The result is None if it cannot.
+    """
     name = eqn.primitive.name
     if not _stands_in_jax(eqn.primitive):
-        return "is no primitive of JAX, so that nothing is known of what it calls"
+        return "is not defined in JAX, so that its calls are unknown"
     if name in _BY_CALL or _KINDS.get(name) is _CALLBACK or eqn.effects:
         return "calls the host or foreign code, which may bring private rows in or keep releases"
     return None
@@ -243,7 +254,7 @@ _known: set[core.Primitive] = set()
 
 
 def _stands_in_jax(primitive: core.Primitive) -> bool:
-    """Whether it is an object of a module of JAX, and no namesake from elsewhere."""
+    """True if a module of JAX holds this very object, not a namesake."""
     if primitive not in _known:
         modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "jax"]
         _known.update(x for m in modules for x in vars(m).values() if _is_primitive(x))

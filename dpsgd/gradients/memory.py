@@ -1,6 +1,6 @@
-"""The memory of one example, and so the number that are differentiated together.
+"""Memory of one example, which decides the size of a microbatch.
 
-By the shapes in the loss alone: a run that is resumed adds up its gradients in the same order.
+The estimate uses shapes alone: a resumed run adds up its gradients in the same order.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ import jax.numpy as jnp
 
 from dpsgd.gradients import ghost
 from dpsgd.gradients.frozen import frozen_leaves
-from dpsgd.gradients.losses import LossFn, of_row, row_of
+from dpsgd.gradients.losses import LossFn, loss_row, row_loss
 from dpsgd.gradients.taps import find_taps
 
 PyTree = Any
 
 MICROBATCH_BYTES = 2**31
-"""What the examples of a microbatch may take together, by the estimate of `bytes_per_example`."""
+"""Memory for the examples of a microbatch, bytes by the estimate of `bytes_per_example`."""
 
 
 def bytes_per_example(
     loss_fn: LossFn, params: PyTree, example: PyTree, *, per_example_gradients: bool = False
 ) -> int:
-    """Estimates the bytes that one example adds to the memory of a clipped sum.
+    """Estimates one example's memory in a clipped sum, bytes.
 
-    They are those of all values that the loss computes from the example, and the numbers that
-    clipping needs for each parameter.
+    It counts all values that the loss computes from the example, and the numbers that clipping
+    needs for each parameter.
 
     Args:
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
-      per_example_gradients: Whether all gradients are formed, or only where the ghost method must.
+      per_example_gradients: True if all gradients are formed, False if only those that the ghost
+        method must form.
     """
     params = jax.tree.map(jnp.asarray, params)
-    loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
+    loss_fn, example = row_loss(loss_fn), loss_row(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
     leaves = jax.tree.leaves(params)
     if per_example_gradients:
@@ -49,9 +50,13 @@ def bytes_per_example(
 
 
 def microbatch_size(batch_size: int, example_bytes: int) -> int:
-    """Returns how many of `batch_size` examples are differentiated together, at least one.
+    """Returns the number of examples differentiated together, at least one.
 
-    The microbatches are as few as `MICROBATCH_BYTES` allow, and as equal as they can be.
+    The microbatches are as few as `MICROBATCH_BYTES` allow, of sizes as equal as possible.
+
+    Args:
+      batch_size: Number of examples in the batch.
+      example_bytes: Memory of one example, bytes.
 
     >>> microbatch_size(8192, 20_000)  # all of them
     8192
@@ -60,16 +65,15 @@ def microbatch_size(batch_size: int, example_bytes: int) -> int:
     >>> microbatch_size(8, 2**40)
     1
     """
-    most = max(1, MICROBATCH_BYTES // max(1, example_bytes))
-    return math.ceil(batch_size / math.ceil(batch_size / most))
+    fitting = max(1, MICROBATCH_BYTES // max(1, example_bytes))
+    return math.ceil(batch_size / math.ceil(batch_size / fitting))
 
 
 def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
-    """Says, for each parameter, how the ghost method obtains its gradients, why, and at what cost.
+    """Tabulates each parameter's ghost route, its memory and reason.
 
-    The memory named is what one example adds to that of an ordinary backward pass; the last line
-    names the activations of that pass, and how many examples are differentiated together unless
-    `microbatch_size` says otherwise.
+    The memory is per example, beyond an ordinary backward pass; the last line has the activations
+    of that pass, and the number of examples differentiated together by default.
 
     Args:
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
@@ -88,7 +92,7 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
     activations 118 B an example; up to 10791376 examples together
     """
     params = jax.tree.map(jnp.asarray, params)
-    loss_fn, example = of_row(loss_fn), row_of(loss_fn, example)
+    loss_fn, example = row_loss(loss_fn), loss_row(loss_fn, example)
     taps = find_taps(loss_fn, params, example)
     frozen, lines = frozen_leaves(loss_fn, params, example), []
     for k, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
@@ -101,8 +105,8 @@ def explain(loss_fn: LossFn, params: PyTree, example: PyTree) -> str:
         for line in lines
     ]
     activations = taps.activation_bytes(len(lines))
-    most = microbatch_size(2**31, bytes_per_example(loss_fn, params, example))
-    table.append(f"activations {_bytes(activations)} an example; up to {most} examples together")
+    fitting = microbatch_size(2**31, bytes_per_example(loss_fn, params, example))
+    table.append(f"activations {_bytes(activations)} an example; up to {fitting} examples together")
     return "\n".join(table)
 
 

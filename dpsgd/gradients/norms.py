@@ -1,7 +1,7 @@
-"""Float32 norms of per-example gradients that neither overflow, underflow nor lose a clip.
+"""Float32 norms of per-example gradients, safe from overflow, underflow and missed clips.
 
-The clipped example is h t, h = g / M, t = min(M, C (1 - 17 u) / r), r = sqrt(sum_k h_k^2), with
-u = 2^-24 and M a power of two next to max_k |g_k|. Its norm, as float32 stores it, is at most C:
+The clipped example is h t, h = g / M, t = min(M, C (1 - 17 u) / r), r = sqrt(sum_k h_k^2), with u =
+2^-24 and M a power of two next to max_k |g_k|. Its norm, as float32 stores it, is at most C:
 docs/explanation/norms-and-clipping-in-float32.md.
 """
 
@@ -24,7 +24,7 @@ from dpsgd.gradients.isolation import is_narrow
 T = TypeVar("T")
 
 CLIP_MARGIN = 17 * 2.0**-24
-"""Relative distance, about 1e-6, kept from the clip norm so that rounding never exceeds it."""
+"""Relative distance from the clip norm, about 1e-6, that absorbs rounding."""
 
 _PAIRWISE = 16
 _BLOCK = 1024
@@ -36,7 +36,7 @@ class Norm(NamedTuple):
 
     Attributes:
       scale: float32[B], powers of two in [2^-100, 2^126].
-      square: float32[B], sum of squares of the scaled gradient; not finite where an entry is not.
+      square: float32[B], sum of squares of the scaled gradient; not finite if an entry is not.
     """
 
     scale: Array
@@ -44,13 +44,13 @@ class Norm(NamedTuple):
 
 
 class ClipFactor(NamedTuple):
-    """What turns per-example gradients into their contributions; see `contribution`.
+    """Factors that turn per-example gradients into their contributions, see `contribution`.
 
     Attributes:
       keep: bool[B], False for examples that contribute exactly zero.
       inverse_scale: float32[B], 1 / M.
-      target: float32[B], t: M if the example is not clipped, smaller if it is.
-      clipped: bool[B], True where the example counts and is scaled down.
+      target: float32[B], t: M for an unclipped example, smaller for a clipped one.
+      clipped: bool[B], True for an example that counts and is scaled down.
     """
 
     keep: Array
@@ -94,12 +94,12 @@ def _sum_of_squares(x: Array, factor: Array) -> Array:
     size = x.shape[1]
     width = max(1, -(-size // _PAIRWISE))
     # Slices, not a reshape of a padded copy: one pass over x that writes a sixteenth of its size.
-    parts = [
+    slices = [
         lax.slice_in_dim(x, start, min(start + width, size), axis=1)
         for start in range(0, max(1, size), width)
     ]
     column = _rows(factor, x)
-    squares = [lax.square(_clamped(part * column)) for part in parts]
+    squares = [lax.square(_clamped(piece * column)) for piece in slices]
     total = _pairwise(jnp.add, [_pad(square, width) for square in squares])
     # XLA for CPUs would fuse it into the compensated sum, which takes one number after another.
     return _sum(lax.platform_dependent(total, cpu=lax.optimization_barrier, default=lambda x: x))
@@ -114,16 +114,20 @@ def _pairwise(add: Callable[[T, T], T], terms: list[T]) -> T:
 
 
 def power_of_two(x: Array) -> Array:
-    """Returns for each float32 x >= 0 the power of two in (x/2, x], kept within [2^-100, 2^126].
+    """Returns powers of two in (x/2, x], clamped to [2^-100, 2^126].
 
-    The bounds keep the reciprocal a normal number: processors may flush others to zero.
+    The bounds keep the reciprocal of each float32 x >= 0 normal: processors may flush subnormals to
+    zero.
+
+    >>> power_of_two(jnp.float32([0.0, 1.0, 5.0])).tolist()[1:]
+    [1.0, 4.0]
     """
     exponent = (lax.bitcast_convert_type(x, jnp.int32) >> 23) & 0xFF  # biased by 127
     return lax.bitcast_convert_type(jnp.clip(exponent, 27, 253) << 23, jnp.float32)
 
 
 def scaled(x: Array, factor: Array) -> Array:
-    """Returns float32 x [B, ...] times factor[B], to be squared; infinities become large numbers.
+    """Returns float32 x [B, ...] times factor[B], clamped to finite numbers.
 
     The clamp keeps compilers from squaring constants and factors separately.
     """
@@ -138,20 +142,25 @@ def _clamped(x: Array) -> Array:
 
 
 def row_scale(x: Array) -> Array:
-    """Returns the power of two next to the largest magnitude of each row of float32[B, n]."""
+    """Returns powers of two next to each row's largest magnitude."""
     return power_of_two(jnp.max(jnp.abs(x), axis=1, initial=0.0))
 
 
 @jax.jit  # traced once for all arrays of one shape
 def norm(x: Array) -> Norm:
-    """Returns the norm of each row of `x` [B, ...], any real dtype; all other axes are summed."""
+    """Returns the norms of rows `x` [B, ...], any real dtype.
+
+    >>> row_norms = norm(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
+    >>> (row_norms.scale * jnp.sqrt(row_norms.square)).tolist()
+    [5.0, 0.0]
+    """
     x = x.astype(jnp.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
     scale = row_scale(x)
     return Norm(scale, _sum_of_squares(x, 1.0 / scale))
 
 
 def combine(norms: Sequence[Norm]) -> Norm:
-    """Returns the norm of the concatenation of gradients whose `norms` are given."""
+    """Returns the norms of concatenated gradients from their parts' norms."""
     if len(norms) == 1:
         return norms[0]
 
@@ -178,14 +187,19 @@ def combine(norms: Sequence[Norm]) -> Norm:
 
 
 def product(a: Norm, b: Norm) -> Norm:
-    """Returns the norm of the outer product of two vectors for each example: the product of theirs.
+    """Returns the norms of outer products of two vectors.
 
-    Where the entries of the outer product may leave the float32 range, the norm is not finite.
+    It is the product of their norms, and not finite if entries of the outer product may leave the
+    float32 range.
+
+    Args:
+      a: Norms of the first vectors, [B].
+      b: Norms of the second vectors, [B].
     """
     exact = a.scale * b.scale
     scale = jnp.clip(exact, 2.0**-100, 2.0**126)
-    rest = jnp.where(exact > scale, jnp.inf, a.scale / scale * b.scale)  # 1 in the ordinary range
-    return Norm(scale, a.square * b.square * rest * rest)
+    ratio = jnp.where(exact > scale, jnp.inf, a.scale / scale * b.scale)  # 1 in the ordinary range
+    return Norm(scale, a.square * b.square * ratio * ratio)
 
 
 def clip_factor(
@@ -196,19 +210,20 @@ def clip_factor(
     share: float | None = None,
     gamma: float | None = None,
 ) -> ClipFactor:
-    """Returns the factor that brings each norm to `l2_clip_norm` at most.
+    """Returns factors that bring norms to at most `l2_clip_norm`.
 
-    An example contributes nothing where `counts` (bool[B]) is False or its norm is not finite.
+    An example contributes nothing if `counts` is False for it or its norm is not finite.
 
     Args:
-      norm: Of the gradients.
-      l2_clip_norm: C > 0; infinity clips nothing.
-      counts: Which examples do.
-      share: In place of C, this times C, a number in (0, 1] that float32 holds.
-      gamma: Normalises in place of clipping: the factor is C / (norm + gamma). In [2^-100, 2^96].
+      norm: Norms of the gradients, [B].
+      l2_clip_norm: Clip norm C > 0; infinity clips nothing.
+      counts: bool[B], True for the examples that count.
+      share: Factor of C, a float32 number in (0, 1].
+      gamma: Stability constant in [2^-100, 2^96] for normalising in place of clipping: the factor
+        is C / (norm + gamma).
     """
-    given = marked(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
-    limit = given * jnp.float32(1.0 - CLIP_MARGIN)
+    marked_clip_norm = marked(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
+    limit = marked_clip_norm * jnp.float32(1.0 - CLIP_MARGIN)
     limit = limit if share is None else limit * jnp.float32(share)
     keep = counts & jnp.isfinite(norm.square)
     square = jnp.where(keep, norm.square, 0.0)
@@ -232,17 +247,17 @@ def clip_factor(
 
 
 def contribution(factor: ClipFactor, x: Array) -> Array:
-    """Scales `x` [B, ...], anything linear in the gradients, to float32 contributions."""
+    """Scales `x` [B, ...], linear in the gradients, to float32 contributions."""
     return shortened(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
 
 
 def normalized(factor: ClipFactor, x: Array) -> Array:
-    """Returns h = x / M for `x` [B, ...], with zeros in the rows that do not count."""
+    """Returns h = x / M for `x` [B, ...], zero in uncounted rows."""
     return select(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
 
 
 def shortened(factor: ClipFactor, x: Array) -> Array:
-    """Returns x t for `x` [B, ...], with zeros in the rows that do not count.
+    """Returns x t for `x` [B, ...], zero in uncounted rows.
 
     `normalized` of one factor of a product and `shortened` of the other make a contribution.
     """
@@ -250,18 +265,18 @@ def shortened(factor: ClipFactor, x: Array) -> Array:
 
 
 def select(factor: ClipFactor, x: Array) -> Array:
-    """Returns `x` [B, ...] in float32 with zeros in the rows that do not count.
+    """Returns `x` [B, ...] in float32, zero in uncounted rows.
 
-    They are selected away, not multiplied: 0 * NaN is NaN.
+    The rows are selected away, not multiplied: 0 * NaN is NaN.
     """
     return jnp.where(_rows(factor.keep, x), x.astype(jnp.float32), 0.0)
 
 
 def shared(tree: T) -> T:
-    """Returns arrays as norm and sum both read them: narrow floats become the float32 they are.
+    """Returns arrays with narrow floats widened to float32, computed once.
 
-    The barrier has each computed once. Reduced precision stays where a compiler would leave out a
-    pair of conversions for one of its readers, and so give it digits that the other has not.
+    Norm and sum read the same values: the barrier prevents a second computation, and the reduced
+    precision stays even if a compiler drops a pair of conversions for one reader.
     """
 
     def exact(x: Array) -> Array:

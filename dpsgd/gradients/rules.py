@@ -1,7 +1,7 @@
-"""Clipping rules: norms of groups of leaves -> factors that bring each example to C at most.
+"""Clipping rules: from norms of groups of leaves to factors that bring each example to C.
 
-Every method of computing clipped sums takes one. Proofs, in float32:
-docs/explanation/norms-and-clipping-in-float32.md. JAX is imported where it computes: a spec names
+Every method of computing clipped sums takes a rule. Proofs, in float32:
+docs/explanation/norms-and-clipping-in-float32.md. JAX is imported inside functions: a spec names
 its rule without it.
 """
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 PyTree = Any
 
 GAMMA = 2.0**-100, 2.0**96
-"""Between these lies the stability constant of automatic clipping, as C does."""
+"""Range of automatic clipping's stability constant, in units of the gradient's norm."""
 
 _LEAST_SHARE = 2.0**-40  # of C^2: a group's budget is far above what float32 takes for zero
 
 
 @runtime_checkable
 class ClippingRule(Protocol):
-    """How an example's gradient is brought to an L2 norm of at most C: a frozen dataclass."""
+    """Rule that brings an example's gradient to L2 norm at most C, a frozen dataclass."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
-        """Returns the numbers of the leaves that are scaled by one factor, group by group.
+        """Returns groups of leaf indices, each scaled by one factor.
 
         Every leaf is in exactly one group.
         """
@@ -42,18 +42,18 @@ class ClippingRule(Protocol):
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
-        """Returns the factor of each group, under which the whole has norm C at most.
+        """Returns each group's factor; together they bound the norm.
 
         Args:
           group_norms: Per-example norms of each group.
-          l2_clip_norm: C > 0; infinity clips nothing.
-          counts: bool[B]. An example contributes nothing where it is False, or where the norm of
-            any group is not finite: `keep` is the same for all groups.
+          l2_clip_norm: Clip norm C > 0; infinity clips nothing.
+          counts: bool[B], True for examples that count. An example contributes nothing if False or
+            if any group's norm is not finite: `keep` is the same for all groups.
         """
 
 
 class _OneGroup:
-    """Rules of one factor for the whole gradient."""
+    """Base of rules with one factor for the whole gradient."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
         import jax
@@ -75,14 +75,14 @@ class FlatClipping(_OneGroup):
 
 @dataclass(frozen=True)
 class PerLayerClipping:
-    """Each group of leaves is clipped by itself, under budgets whose squares add up to C^2.
+    """Clipping of each group of leaves on its own, under squared budgets that total C^2.
 
     Source: McMahan, Andrew et al., "A General Approach to Adding Differential Privacy to Iterative
     Training Procedures", 2018, section 3.
 
     Raises:
-      ValueError: for a pattern that is no regular expression, and shares that are not positive
-        numbers, one for each pattern; when called, for a leaf or a pattern without a match.
+      ValueError: For a pattern that is not a regular expression, or shares that are not one
+        positive number per pattern; when called, for a leaf or a pattern without a match.
     """
 
     patterns: tuple[str, ...] | None = field(default=None, metadata={"option": "clip_groups"})
@@ -97,15 +97,17 @@ class PerLayerClipping:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"clip_groups: {pattern!r} is no pattern: {error}") from None
+                raise ValueError(
+                    f"clip_groups: {pattern!r} is not a regular expression: {error}"
+                ) from None
         if self.patterns == ():
             raise ValueError("clip_groups must name a group, or be left out")
         if self.shares is None:
             return
         if self.patterns is None or len(self.shares) != len(self.patterns):
             raise ValueError(
-                f"clip_shares must be as many as clip_groups, got {len(self.shares)} for "
-                f"{len(self.patterns or ())}"
+                f"clip_shares has {len(self.shares)} numbers; give one for each of the "
+                f"{len(self.patterns or ())} clip_groups"
             )
         positive = all(0 < share < math.inf for share in self.shares)
         if not positive or min(self.shares) < _LEAST_SHARE * math.fsum(self.shares):
@@ -118,25 +120,25 @@ class PerLayerClipping:
 
         from dpsgd.gradients.frozen import leaf_names
 
-        found: dict[str, list[int]] = {pattern: [] for pattern in self.patterns or ()}
+        groups: dict[str, list[int]] = {pattern: [] for pattern in self.patterns or ()}
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         for k, (path, name) in enumerate(zip(paths, leaf_names(params), strict=True)):
             if self.patterns is None:
-                found.setdefault(jax.tree_util.keystr(path[:1]), []).append(k)
+                groups.setdefault(jax.tree_util.keystr(path[:1]), []).append(k)
                 continue
             group = next((p for p in self.patterns if re.search(p, name)), None)
             if group is None:
                 raise ValueError(
-                    f"clip_groups: no pattern matches the parameter {name}: add one, such as '.*' "
+                    f"clip_groups: no pattern matches the parameter {name}; add one, such as '.*' "
                     "at the end"
                 )
-            found[group].append(k)
-        if empty := [pattern for pattern, leaves in found.items() if not leaves]:
+            groups[group].append(k)
+        if empty := [pattern for pattern, leaves in groups.items() if not leaves]:
             raise ValueError(
-                f"clip_groups: {empty[0]!r} has no parameter of its own that is trained: each "
-                "belongs to the first pattern that matches it"
+                f"clip_groups: {empty[0]!r} is the first match of no trained parameter; leave it "
+                "out or move it forward"
             )
-        return list(found.values())
+        return list(groups.values())
 
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
@@ -157,13 +159,13 @@ class PerLayerClipping:
 
 @dataclass(frozen=True)
 class AutomaticClipping(_OneGroup):
-    """Every gradient is normalised: ``g C / (|g| + gamma)``, so that C is no setting to tune.
+    """Normalisation of every gradient, ``g C / (|g| + gamma)``, so that C needs no tuning.
 
     Source: Bu, Wang, Zha, Karypis, "Automatic Clipping: Differentially Private Deep Learning Made
     Easier and Stronger", NeurIPS 2023, equation (4.1).
 
     Raises:
-      ValueError: for a gamma outside `GAMMA`.
+      ValueError: For a gamma outside `GAMMA`.
     """
 
     gamma: float = field(default=0.01, metadata={"option": "clip_gamma"})

@@ -1,4 +1,4 @@
-"""Where a loss uses its parameters, and the cotangents there.
+"""Taps: the uses of parameters in a loss, and the cotangents there.
 
 A *tap* is a zero added to the output of an operation that is linear in a parameter. Its derivative
 is the cotangent of that output, which gives the parameter's gradient: `dpsgd.gradients.ghost`.
@@ -25,30 +25,30 @@ Path = tuple[int, ...]
 _VIEWS = {"transpose", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice"}
 _REMAT = {"remat", "remat2", "checkpoint"}
 CALLS = {"jit", "pjit", "closed_call", "core_call"} | _REMAT
-"""Calls that are mere wrappers."""
+"""Primitives of calls that only wrap their body."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A variable that holds a parameter, or part of it, in another layout.
+    """Variable that holds a parameter, or part of it, in another layout.
 
     Attributes:
       leaf: Index of the parameter.
-      chain: The (primitive, its parameters) that lead from the parameter to the variable.
-      labels: One name for each axis, equal for two views of one part only if the axes are the same
-        axis of its coordinates; None for an axis of length 1 that the view has added.
-      part: Names the coordinates of the parameter that are in view: how they were sliced out.
-      isometric: Each coordinate of the parameter occurs at most once.
-      whole: Each coordinate of the parameter occurs exactly once, and none has been rearranged but
-        by casts: the variable is the parameter itself.
+      chain: Pairs (primitive, its parameters) that lead from the parameter to the variable.
+      labels: One name for each axis, equal for two views of one slice only for the same axis of the
+        parameter; None for an axis of length 1 that the view has added.
+      slicing: Name of the visible coordinates of the parameter, by the slices that led to them.
+      isometric: True if each coordinate of the parameter occurs at most once.
+      identity: True if the variable is the parameter itself up to casts: every coordinate occurs
+        exactly once, in its place.
     """
 
     leaf: int
     chain: tuple[tuple[core.Primitive, dict[str, Any]], ...]
     labels: tuple[str | None, ...]
-    part: str = ""
+    slicing: str = ""
     isometric: bool = True
-    whole: bool = True
+    identity: bool = True
 
     def __call__(self, x: Array) -> Array:
         """Applies the view to `x`, keeping its dtype: casts of the parameter are left out."""
@@ -60,17 +60,17 @@ class View:
 
 @dataclass(frozen=True)
 class Use:
-    """An operation, linear in one parameter, whose output is tapped.
+    """Operation, linear in one parameter, whose output is tapped.
 
     Attributes:
-      path: Where it is.
+      path: Position of the equation.
       op: Name of its primitive.
       params: Parameters of the primitive.
-      position: Which of its operands is the view of the parameter.
-      view: How the parameter gets there.
+      position: Index of the operand that views the parameter.
+      view: View of the parameter that the operation reads.
       operand: Shape and dtype of that operand.
       out: Shape and dtype of the output.
-      primitive: The primitive.
+      primitive: Primitive of the equation.
     """
 
     path: Path
@@ -83,7 +83,12 @@ class Use:
     primitive: core.Primitive
 
     def linear(self, parameter: Array, others: Sequence[Array]) -> Array:
-        """Applies the operation to a float32 `parameter` and the `others`, in highest precision."""
+        """Applies the operation to a float32 parameter, in highest precision.
+
+        Args:
+          parameter: float32 array in the parameter's layout.
+          others: Operands beside the parameter, in order.
+        """
         x = self.view(parameter)
         if self.op in ("add", "add_any"):
             return jnp.broadcast_to(x, self.out.shape)
@@ -101,13 +106,14 @@ class Use:
 
 @dataclass
 class Taps:
-    """The loss of one example as a jaxpr, and what is tapped in it.
+    """Loss of one example as a jaxpr, and its tapped outputs.
 
     Attributes:
-      closed: The jaxpr; its inputs are the leaves of the parameters, then those of the example.
-      uses: For each parameter its uses, all of which are tapped; empty if it is not used.
-      obstacle: For the parameters that are not tapped, the use that prevents it.
-      stopped: Parameters that are read under `stop_gradient`, which is no use, as well or alone.
+      closed: Jaxpr of the loss; its inputs are the leaves of the parameters, then those of the
+        example.
+      uses: Tapped uses of each parameter; empty for an unused parameter.
+      obstacle: Operation that prevents tapping, for each parameter without taps.
+      stopped: Indices of parameters that are also, or only, read under `stop_gradient`.
     """
 
     closed: core.ClosedJaxpr
@@ -125,10 +131,11 @@ class Taps:
         return {path: jnp.zeros(u.out.shape, u.out.dtype) for path, u in self._tapped.items()}
 
     def activation_bytes(self, num_leaves: int) -> int:
-        """Returns the bytes of all values that the loss computes from the example.
+        """Returns the bytes of all values computed from the example.
 
         Args:
-          num_leaves: How many inputs are parameters, on which alone no value that counts depends.
+          num_leaves: Number of leading inputs that are parameters; values of parameters alone do
+            not count.
         """
         inputs = self.closed.jaxpr.invars
         return _value_bytes(self.closed.jaxpr, [k >= num_leaves for k in range(len(inputs))])[0]
@@ -140,58 +147,63 @@ class Taps:
         taps: Mapping[Path, Array],
         others: Mapping[Path, Sequence[Array]] | None = None,
     ) -> tuple[Array, dict[Path, list[ArrayLike]]]:
-        """Returns the loss of one example and, for each tap, the operands beside the parameter.
+        """Returns an example's loss and each tap's other operands.
 
-        These may be constants of the trace, which `jax.checkpoint` hands on as no arrays yet.
+        Operands may be constants of the trace, which `jax.checkpoint` passes on unconverted.
 
         Args:
-          leaves: The parameters.
-          example: The example.
-          taps: What is added to the outputs, where it is.
-          others: What takes the place of the operands beside the parameter, for some of the uses.
+          leaves: Leaves of the parameters.
+          example: Tree of one example.
+          taps: Arrays added to tapped outputs, by path.
+          others: Replacements for the operands beside the parameter, by the path of a use.
         """
         args = [*leaves, *jax.tree.leaves(example)]
-        given = taps, others or {}
-        outs, found = self._evaluate(self.closed.jaxpr, self.closed.consts, args, given, ())
-        return outs[0], found
+        replacements = taps, others or {}
+        outs, operands = self._evaluate(
+            self.closed.jaxpr, self.closed.consts, args, replacements, ()
+        )
+        return outs[0], operands
 
     def _evaluate(
         self,
         jaxpr: core.Jaxpr,
         consts: Sequence[Any],
         args: Sequence[Any],
-        given: tuple[Mapping[Path, Array], Mapping[Path, Sequence[Array]]],
+        replacements: tuple[Mapping[Path, Array], Mapping[Path, Sequence[Array]]],
         path: Path,
     ) -> tuple[list[Any], dict[Path, list[ArrayLike]]]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-        others: dict[Path, list[ArrayLike]] = {}
+        beside_parameter: dict[Path, list[ArrayLike]] = {}
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
         for index, eqn in enumerate(jaxpr.eqns):
-            here = (*path, index)
+            place = (*path, index)
             operands = [read(atom) for atom in eqn.invars]
-            if here in self._calls:
+            if place in self._calls:
                 inner, inner_consts = body_of(eqn)
 
-                def call(operands, given, inner=inner, inner_consts=inner_consts, here=here):
-                    return self._evaluate(inner, inner_consts, operands, given, here)
+                def call(
+                    operands, replacements, inner=inner, inner_consts=inner_consts, place=place
+                ):
+                    return self._evaluate(inner, inner_consts, operands, replacements, place)
 
                 if eqn.primitive.name in _REMAT:
                     call = jax.checkpoint(
                         call, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"]
                     )
                 taps, replaced = (
-                    {p: x for p, x in those.items() if p[: len(here)] == here} for those in given
+                    {p: x for p, x in by_path.items() if p[: len(place)] == place}
+                    for by_path in replacements
                 )
-                outs, found = call(operands, (taps, replaced))
-                others |= found
-            elif here in given[1]:
-                use = self._tapped[here]
-                beside = list(given[1][here])
-                beside.insert(use.position, operands[use.position])
-                outs = [use.primitive.bind(*beside, **use.params)]
+                outs, inner_operands = call(operands, (taps, replaced))
+                beside_parameter |= inner_operands
+            elif place in replacements[1]:
+                use = self._tapped[place]
+                operands_of_use = list(replacements[1][place])
+                operands_of_use.insert(use.position, operands[use.position])
+                outs = [use.primitive.bind(*operands_of_use, **use.params)]
             else:
                 single = jaxpr.replace(
                     constvars=[], invars=_variables(eqn), outvars=eqn.outvars, eqns=[eqn]
@@ -199,23 +211,23 @@ class Taps:
                 outs = core.jaxpr_as_fun(core.ClosedJaxpr(single, []))(
                     *(env[v] for v in single.invars)
                 )
-            if here in self._tapped:
-                position = self._tapped[here].position
-                others[here] = [
+            if place in self._tapped:
+                position = self._tapped[place].position
+                beside_parameter[place] = [
                     jnp.asarray(x, _aval(atom).dtype)
                     for k, (x, atom) in enumerate(zip(operands, eqn.invars, strict=True))
                     if k != position
                 ]
-                if here in given[0]:
-                    outs = [outs[0] + given[0][here]]
+                if place in replacements[0]:
+                    outs = [outs[0] + replacements[0][place]]
             env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars], others
+        return [read(atom) for atom in jaxpr.outvars], beside_parameter
 
 
 def _value_bytes(jaxpr: core.Jaxpr, varies: Sequence[bool]) -> tuple[int, list[bool]]:
-    """Returns the bytes of the values that depend on certain inputs, and which outputs are such.
+    """Returns the bytes of values that depend on the varying inputs, and the varying outputs.
 
-    All rounds of a scan count. In loops and branches every input is taken for one that varies.
+    All rounds of a scan count. In loops and branches every input counts as varying.
     """
     counted = {v for v, flag in zip(jaxpr.invars, varies, strict=True) if flag}
     total = 0
@@ -255,10 +267,15 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
 
     A parameter is tapped if each of its uses, seen through views and wrappers (jit, remat), is a
     contraction, a convolution, a look-up, or a sum or product of entries; not if a loop, a branch,
-    or a function with its own derivative rule gets hold of it.
+    or a function with its own derivative rule reads it.
+
+    Args:
+      loss_fn: (params, example) -> scalar.
+      params: Tree of floating-point arrays.
+      example: One example, arrays or `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: if examples could mix, see `dpsgd.gradients.isolation`.
+      ValueError: If examples could mix, see `dpsgd.gradients.isolation`.
     """
     closed = jax.make_jaxpr(loss_fn)(params, example)
     require_isolated(closed, foreign_calls=isinstance(loss_fn, ForeignCalls))
@@ -278,12 +295,12 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
             present = [(k, view) for k, view in enumerate(operands) if view is not None]
             if not present:
                 continue
-            here, name = (*path, index), eqn.primitive.name
+            place, name = (*path, index), eqn.primitive.name
             if name == "stop_gradient":
                 stopped.update(view.leaf for _, view in present)
                 continue  # a value like others: no gradient flows back
             if name in CALLS:
-                results = visit(body_of(eqn)[0], operands, here)
+                results = visit(body_of(eqn)[0], operands, place)
                 env.update(
                     (v, view)
                     for v, view in zip(eqn.outvars, results, strict=True)
@@ -291,13 +308,13 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
                 )
                 continue
             position, view = present[0]
-            seen = _seen_through(view, eqn) if name in _VIEWS and len(eqn.invars) == 1 else None
-            if seen is not None:
-                env[eqn.outvars[0]] = seen
+            viewed = _apply_view(view, eqn) if name in _VIEWS and len(eqn.invars) == 1 else None
+            if viewed is not None:
+                env[eqn.outvars[0]] = viewed
             elif len(present) == 1 and _is_linear(name, position, eqn):
                 operand, out = _aval(eqn.invars[position]), _aval(eqn.outvars[0])
                 use = Use(
-                    path=here,
+                    path=place,
                     op=name,
                     params=dict(eqn.params),
                     position=position,
@@ -312,11 +329,11 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
                     obstacle.setdefault(view.leaf, name)
         return [lookup(atom) for atom in jaxpr.outvars]
 
-    whole = [
+    identities = [
         View(k, (), tuple(str(axis) for axis in range(jnp.ndim(leaf))))
         for k, leaf in enumerate(leaves)
     ]
-    inputs = [*whole, *(None for _ in closed.jaxpr.invars[len(leaves) :])]
+    inputs = [*identities, *(None for _ in closed.jaxpr.invars[len(leaves) :])]
     for result in visit(closed.jaxpr, inputs, ()):
         if result is not None:
             obstacle.setdefault(result.leaf, "the loss itself")
@@ -324,41 +341,47 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
     return Taps(closed, used, obstacle, frozenset(stopped))
 
 
-def _seen_through(view: View, eqn: Any) -> View | None:
-    """Returns the view that the equation makes of another, or None if it makes something else."""
+def _apply_view(view: View, eqn: Any) -> View | None:
+    """Returns the view after an equation, or None if its result is not a view."""
     name, params = eqn.primitive.name, dict(eqn.params)
-    before, after = _aval(eqn.invars[0]), _aval(eqn.outvars[0])
-    longer = replace(view, chain=(*view.chain, (eqn.primitive, params)), whole=False)
+    input_aval, output_aval = _aval(eqn.invars[0]), _aval(eqn.outvars[0])
+    longer = replace(view, chain=(*view.chain, (eqn.primitive, params)), identity=False)
     # Axes that are not those of the parameter any more are named after the way they came about.
     history = "/".join(f"{p.name}{q}" for p, q in longer.chain if p.name != "convert_element_type")
-    fresh = tuple(f"{history}:{axis}" for axis in range(len(after.shape)))
+    fresh = tuple(f"{history}:{axis}" for axis in range(len(output_aval.shape)))
     if name == "convert_element_type":
-        if not jnp.issubdtype(after.dtype, jnp.floating):
+        if not jnp.issubdtype(output_aval.dtype, jnp.floating):
             return None
-        return replace(longer, whole=view.whole)
+        return replace(longer, identity=view.identity)
     if name == "transpose":
         return replace(longer, labels=tuple(view.labels[axis] for axis in params["permutation"]))
     if name == "slice":
-        return replace(longer, labels=fresh, part=history)
+        return replace(longer, labels=fresh, slicing=history)
     if name == "broadcast_in_dim":
-        labels: list[str | None] = [None] * len(after.shape)
+        labels: list[str | None] = [None] * len(output_aval.shape)
         for axis, target in enumerate(params["broadcast_dimensions"]):
             labels[target] = view.labels[axis]
         return replace(
             longer,
             labels=tuple(labels),
-            isometric=view.isometric and before.size == after.size,
+            isometric=view.isometric and input_aval.size == output_aval.size,
         )
-    kept = [label for label, size in zip(view.labels, before.shape, strict=True) if size != 1]
+    long_labels = [
+        label for label, size in zip(view.labels, input_aval.shape, strict=True) if size != 1
+    ]
     in_order = name == "squeeze" or params["dimensions"] is None  # a reshape may transpose first
-    if in_order and [n for n in before.shape if n != 1] == [n for n in after.shape if n != 1]:
-        names = iter(kept)
-        return replace(longer, labels=tuple(None if n == 1 else next(names) for n in after.shape))
+    if in_order and [n for n in input_aval.shape if n != 1] == [
+        n for n in output_aval.shape if n != 1
+    ]:
+        names = iter(long_labels)
+        return replace(
+            longer, labels=tuple(None if n == 1 else next(names) for n in output_aval.shape)
+        )
     return replace(longer, labels=fresh)
 
 
 def _is_linear(name: str, position: int, eqn: Any) -> bool:
-    """Whether the equation is an operation with a rule, linear in the operand at `position`."""
+    """True if an equation has a rule and is linear in the operand at `position`."""
     if not jnp.issubdtype(_aval(eqn.outvars[0]).dtype, jnp.floating):
         return False
     if name in ("dot_general", "add", "add_any", "sub", "mul"):

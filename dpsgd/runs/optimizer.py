@@ -24,7 +24,7 @@ def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> 
     """Returns what a run of a loss computes in `num_steps` steps; step sizes are of its state."""
     average = next(iter(vars(spec.average)), None)
     return dpsgd(
-        RunLoss.of(loss_fn, spec.train, spec.compute),
+        RunLoss.restrict(loss_fn, spec.train, spec.compute),
         optimizer(_kind(spec), spec.optimizer.step_sizes, average),
         clipping=spec.clipping,
         microbatch_size=spec.microbatch_size,

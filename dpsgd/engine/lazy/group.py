@@ -26,7 +26,7 @@ from dpsgd.engine.placement import Exchange
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.frozen import RunLoss
 from dpsgd.gradients.isolation import ForeignCalls
-from dpsgd.gradients.losses import LossFn, of_row, row_of, rows_of, takes_key
+from dpsgd.gradients.losses import LossFn, loss_row, loss_rows, row_loss, takes_key
 from dpsgd.gradients.taps import Path
 from dpsgd.noise.base import Independent
 
@@ -114,7 +114,7 @@ def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
     Raises:
       ValueError: if it has no table, or one that is not float32, or too large.
     """
-    taken_apart = TableLoss(of_row(loss_fn), params, row_of(loss_fn, example))
+    taken_apart = TableLoss(row_loss(loss_fn), params, loss_row(loss_fn, example))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not taken_apart.tables:
         largest = max(range(len(leaves)), key=lambda k: math.prod(jnp.shape(leaves[k][1])))
@@ -297,9 +297,9 @@ class LazyRows:
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
         shapes, exchange, tables = context.shapes, context.exchange, state.lazy_tables
         leaves = jax.tree.leaves(shapes)
-        examples = rows_of(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
+        examples = loss_rows(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
-        loss = TableLoss(of_row(self.loss_fn), shapes, example)
+        loss = TableLoss(row_loss(self.loss_fn), shapes, example)
         assert set(loss.tables) == set(tables), "as the state was made"
         num_rows = {k: len(leaves[k]) for k in loss.tables}
         look_ups = LookUps.of(loss, num_rows, examples, view.weights, exchange)

@@ -22,7 +22,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.ghost.uses import row_axes
-from dpsgd.gradients.losses import of_row, row_of
+from dpsgd.gradients.losses import loss_row, row_loss
 from dpsgd.gradients.taps import Path, Taps, Use, find_taps
 
 PyTree = Any
@@ -140,8 +140,8 @@ def index_ranges(algorithm: Algorithm, params: PyTree, rows: PyTree, *lead: int)
     loss = getattr(algorithm.clipped_sum, "loss_fn", None)
     if loss is None or not any(jnp.issubdtype(x.dtype, jnp.integer) for x in jax.tree.leaves(rows)):
         return {}
-    example = row_of(loss, shapes_of_rows(rows, *lead))
-    return TableLoss(of_row(loss), params, example).index_ranges()
+    example = loss_row(loss, shapes_of_rows(rows, *lead))
+    return TableLoss(row_loss(loss), params, example).index_ranges()
 
 
 def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], Array]]:
@@ -178,7 +178,7 @@ def _no_table(taps: Taps, leaf: int, shape: tuple[int, ...]) -> str | None:
     for use in taps.uses[leaf]:
         if use.op not in ("gather", "dynamic_slice"):
             return f"it is used by {use.op}"
-        if not use.view.whole:
+        if not use.view.identity:
             return f"it is looked up after a {use.view.chain[0][0].name}"
         if row_axes(use) != (0,):
             return f"{use.op} does not read whole rows, single ones along axis 0"

@@ -1,4 +1,4 @@
-"""One backward pass to the outputs of all uses, and what is made of it."""
+"""One backward pass to the outputs of all uses, and the gradients' algebra after it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PyTree = Any
 
 
 class Gradients(NamedTuple):
-    """What a method knows about the gradients of one (micro)batch of B examples.
+    """Losses, norms and clipped sums of one (micro)batch of B examples.
 
     Attributes:
-      losses: [B].
+      losses: Losses of the examples, [B].
       group_norms: The B gradient norms over each group of parameters.
-      add_clipped: (sums so far, factor of each group) -> sums so far + sums of the contributions,
-        by the number of the leaf.
+      add_clipped: (sums so far, factor of each group) -> sums with the contributions added, by leaf
+        index.
     """
 
     losses: Array
@@ -42,14 +42,14 @@ def gradients(
     batch: PyTree,
     groups: Sequence[Sequence[int]],
 ) -> Gradients:
-    """Differentiates the losses of `batch` once; norms and clipped sums are then algebra.
+    """Differentiates the losses of `batch` once, for ghost clipping.
 
     Args:
       loss_fn: (params, example) -> scalar.
       params: Tree of floating-point arrays.
       batch: Tree of arrays with a leading axis of B examples.
-      groups: Numbers of the leaves that are clipped together; each leaf is in one group, or in
-        none where no derivative reaches it.
+      groups: Indices of the leaves that are clipped together; each leaf is in one group, or in none
+        if no derivative reaches it.
     """
     params = jax.tree.map(jnp.asarray, params)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
@@ -65,8 +65,8 @@ def gradients(
     def loss(
         variables: tuple[dict, dict], leaves: list[Array], example: PyTree
     ) -> tuple[Array, Any]:
-        own, zeros = variables
-        return taps.loss([own.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
+        trained, zeros = variables
+        return taps.loss([trained.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
 
     variables = direct, taps.zeros()
     differentiated = isolated(
@@ -76,32 +76,34 @@ def gradients(
         example,
         foreign_calls=isinstance(loss_fn, ForeignCalls),
     )
-    (losses, others), (own, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
+    (losses, operands), (trained, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
         variables, leaves, batch
     )
     if differentiated.narrow:
-        others, own, cotangents = norms.shared((others, own, cotangents))
+        operands, trained, cotangents = norms.shared((operands, trained, cotangents))
 
-    formed, parts = dict(own), {}
+    formed, terms_by_leaf = dict(trained), {}
     for k, route in enumerate(routes):
         if route.kind == "entries":
-            formed[k] = _entries(taps.uses[k], leaves[k].shape, others, cotangents)
+            formed[k] = _entries(taps.uses[k], leaves[k].shape, operands, cotangents)
         elif route.kind not in ("frozen", "unused", "vmap"):
-            parts[k] = parts_of(route, taps.uses[k], others, cotangents)
+            terms_by_leaf[k] = parts_of(route, taps.uses[k], operands, cotangents)
     packs, joined, group_norms = [], [], []
     for number, group in enumerate(groups):
         sizes = {k: leaves[k].size for k in formed if k in group}
-        lines = _packs(taps, sizes)
-        beside = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in lines]
-        squares = [norms.norm(g) for g in beside] + [
-            norm_of(routes[k], taps.uses[k], part, cotangents)
-            for k, part in parts.items()
+        group_packs = _packs(taps, sizes)
+        arrays = [
+            join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in group_packs
+        ]
+        squares = [norms.norm(g) for g in arrays] + [
+            norm_of(routes[k], taps.uses[k], terms, cotangents)
+            for k, terms in terms_by_leaf.items()
             if k in group
         ]
         nothing = jnp.zeros((losses.shape[0], 1))
         group_norms.append(norms.combine(squares) if squares else norms.norm(nothing))
-        packs += [(number, pack) for pack in lines]
-        joined += beside
+        packs += [(number, pack) for pack in group_packs]
+        joined += arrays
 
     def add_clipped(
         total: dict[int, Array], factors: Sequence[norms.ClipFactor]
@@ -111,17 +113,17 @@ def gradients(
             summed = split(sum_entries(g, factors[number]), [leaves[k].shape for k in pack])
             for k, x in zip(pack, summed, strict=True):
                 sums[k] += x
-        for k, part in parts.items():
+        for k, terms in terms_by_leaf.items():
             factor = factors[group_of[k]]
             for u in taps.uses[k]:
-                sums[k] = add_use(sums[k], u, part, others[u.path], cotangents[u.path], factor)
+                sums[k] = add_use(sums[k], u, terms, operands[u.path], cotangents[u.path], factor)
         return sums
 
     return Gradients(losses, group_norms, add_clipped)
 
 
 def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
-    """Returns the parameters whose gradients are formed, in packs that are treated as one.
+    """Returns packs of parameters whose gradients are formed and treated as one.
 
     A bias whose gradient is the cotangent of one output stays alone, beside its kernel.
     """
@@ -139,18 +141,18 @@ def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
 def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangents: Any) -> Array:
     """Returns the gradient of each example, float32[B, *shape]."""
 
-    def one(use: Use, operands: list[Array], g: Array) -> Array:
+    def transpose_use(use: Use, operands: list[Array], g: Array) -> Array:
         parameter = jax.ShapeDtypeStruct(shape, jnp.float32)
         operands = [_as_float32(x) for x in operands]
         return jax.linear_transpose(lambda w: use.linear(w, operands), parameter)(g)[0]
 
-    parts = [
-        jax.vmap(lambda x, g, use=use: one(use, x, g))(
+    gradients_by_use = [
+        jax.vmap(lambda x, g, use=use: transpose_use(use, x, g))(
             others[use.path], cotangents[use.path].astype(jnp.float32)
         )
         for use in uses
     ]
-    return sum(parts[1:], start=parts[0])
+    return sum(gradients_by_use[1:], start=gradients_by_use[0])
 
 
 def _as_float32(x: Array) -> Array:

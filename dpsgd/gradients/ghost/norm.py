@@ -1,7 +1,6 @@
-"""Norms of one parameter's gradients, without the gradients.
+"""Norms of one parameter's gradients, without forming the gradients.
 
-Errors of Gram products, and the margin for them:
-docs/explanation/norms-and-clipping-in-float32.md.
+Errors of Gram products, and their margin: docs/explanation/norms-and-clipping-in-float32.md.
 """
 
 from __future__ import annotations
@@ -22,7 +21,14 @@ _GRAM_MARGIN = 2.0**-20
 
 
 def norm_of(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) -> norms.Norm:
-    """Returns the norms over one parameter, for the routes that form no entries."""
+    """Returns one parameter's gradient norms on a route without entries.
+
+    Args:
+      route: Route of the parameter.
+      uses: Tapped uses of the parameter.
+      parts: Sides of contractions and rows of look-ups, from `parts_of`.
+      cotangents: Cotangents of the tapped outputs by path, [B, ...].
+    """
     if route.kind == "slice":
         return norms.norm(cotangents[uses[0].path])
     looked_up = [parts.look_ups[u.path] for u in uses if u.path in parts.look_ups]
@@ -54,12 +60,12 @@ def norm_of(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) ->
 
 
 def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | None) -> norms.Norm:
-    """Returns the norm of sum_s left_s right_s^T, [B, batch, s, :], plus the looked-up rows.
+    """Returns the norm of sum_s left_s right_s^T, plus the looked-up rows.
 
     Args:
-      left: One side of the contractions.
-      right: The other one.
-      look_ups: Flat row indices, their cotangents, and whether the rows are the left side's.
+      left: One side of the contractions, [B, batch, s, :].
+      right: Other side, [B, batch, s, :].
+      look_ups: Flat row indices, their cotangents, and True if they are rows of the left side.
     """
     left, right = fold(left, right)
     left = norms.scaled(left, jnp.ones(len(left)))

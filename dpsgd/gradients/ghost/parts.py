@@ -1,4 +1,4 @@
-"""What norms and clipped sums are made of: the sides of contractions, the rows of look-ups."""
+"""Terms of norms and clipped sums: sides of contractions and rows of look-ups."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dpsgd.gradients.ghost.uses import contraction_of, dot_axes, named_axes, row
 from dpsgd.gradients.taps import Path, Use
 
 _PAIRWISE_ROWS = 64
-"""Up to so many look-ups an example, repeated rows are found by comparing all pairs."""
+"""Most look-ups per example whose repeated rows are found by comparing all pairs."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What norm and sum of one parameter are made of, by the path of the use.
+    """Terms of one parameter's norm and sum, by the path of the use.
 
     Attributes:
-      products: Both sides of the contractions, see `_factors`.
-      look_ups: Index and cotangents, see `_look_ups`.
+      products: Both sides of each contraction, see `_factors`.
+      look_ups: Index and cotangents of each look-up, see `_look_ups`.
     """
 
     products: dict[Path, tuple[Array, Array]]
@@ -34,7 +34,14 @@ class Parts:
 
 
 def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) -> Parts:
-    """Returns what norm and sum of one parameter are made of, on a route that forms no entries."""
+    """Returns the terms of one parameter's norm and sum.
+
+    Args:
+      route: Route of the parameter, which forms no entries.
+      uses: Tapped uses of the parameter.
+      others: Operands beside the parameter, by path.
+      cotangents: Cotangents of the tapped outputs by path, [B, ...].
+    """
     products = {
         u.path: _factors(u, others[u.path][0], cotangents[u.path])
         for u in uses
@@ -58,7 +65,7 @@ def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) ->
 
 
 def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Array]:
-    """Returns the inner [B, batch, length, inner] and the outer side [B, batch, length, outer]."""
+    """Returns the inner [B, batch, length, inner] and outer [B, batch, length, outer] sides."""
     c = contraction_of(use)
     assert c is not None
     size = activation.shape[0]
@@ -66,13 +73,15 @@ def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Arra
     if use.op == "dot_general":
         inner, batch, free, partners = dot_axes(use)
         contracted, batched = partners[: len(inner)], partners[len(inner) :]
-        rest = [k for k in range(a.ndim - 1) if k not in partners]
-        a = a.transpose([0, *(1 + k for k in (*batched, *rest, *contracted))])
+        sequence = [k for k in range(a.ndim - 1) if k not in partners]
+        a = a.transpose([0, *(1 + k for k in (*batched, *sequence, *contracted))])
         # The output has the batch axes, then the left operand's free axes, then the right one's.
-        mine = [len(batch) + (len(rest) if use.position else 0) + k for k in range(len(free))]
-        outer = [mine[free.index(k)] for k in named_axes(use, free)[0]]
-        others = [k for k in range(g.ndim - 1) if k not in mine]
-        g = g.transpose([0, *(1 + k for k in (*others, *outer))])
+        outer_axes = [
+            len(batch) + (len(sequence) if use.position else 0) + k for k in range(len(free))
+        ]
+        outer = [outer_axes[free.index(k)] for k in named_axes(use, free)[0]]
+        remaining_axes = [k for k in range(g.ndim - 1) if k not in outer_axes]
+        g = g.transpose([0, *(1 + k for k in (*remaining_axes, *outer))])
     else:
         a, g = _patches(use, a, g)
     return (
@@ -102,12 +111,12 @@ def _patches(use: Use, a: Array, g: Array) -> tuple[Array, Array]:
 
 
 def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Array, Array, Array]:
-    """Returns what a use looks up, and the cotangents.
+    """Returns the rows that a use looks up, and their cotangents.
 
     Returns:
-      The index of each look-up, int32[B, count, axes]; the same as one number, int32[B, count]; the
-      cotangents of the rows, float32[B, count, width], zero for look-ups out of bounds, from which
-      no gradient flows.
+      The index of each look-up, int32[B, count, axes]; the same as one flat number, int32[B,
+      count]; the cotangents of the rows, float32[B, count, width], zero for look-ups out of bounds,
+      from which no gradient flows.
     """
     axes, rows, shape = row_axes(use), rows_of(use), use.operand.shape
     assert axes is not None
@@ -144,9 +153,12 @@ def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Arra
 
 
 def sum_repeated(flat: Array, h: Array) -> Array:
-    """Sums, for each example, the vectors h[B, K, :] of equal rows flat[B, K].
+    """Sums vectors h[B, K, :] over equal rows flat[B, K].
 
-    Each sum takes the place of one of its terms; zeros take the others'.
+    Each sum takes the place of one of its terms; the other terms become zero.
+
+    >>> sum_repeated(jnp.array([[4, 7, 4]]), jnp.ones((1, 3, 1))).ravel().tolist()
+    [2.0, 1.0, 0.0]
     """
     count = flat.shape[1]
     if count == 1:
@@ -157,7 +169,7 @@ def sum_repeated(flat: Array, h: Array) -> Array:
         sums = jnp.einsum("bkl,bld->bkd", same.astype(h.dtype), h, precision=lax.Precision.HIGHEST)
         return jnp.where(first[..., None], sums, 0.0)
 
-    def one(ids: Array, x: Array) -> Array:
+    def sum_example(ids: Array, x: Array) -> Array:
         order = jnp.argsort(ids)
         ordered = ids[order]
         starts = jnp.pad(ordered[1:] != ordered[:-1], (1, 0))
@@ -165,13 +177,13 @@ def sum_repeated(flat: Array, h: Array) -> Array:
         place = jnp.zeros_like(order).at[order].set(order[start])
         return jnp.zeros_like(x).at[place].add(x)
 
-    return jax.vmap(one)(flat, h)
+    return jax.vmap(sum_example)(flat, h)
 
 
 def fold(x: Array, y: Array) -> tuple[Array, Array]:
-    """Moves the magnitude of each vector of x, a power of two, to its partner in y.
+    """Moves each vector's magnitude from x to its partner in y.
 
-    Then y alone tells how large the products are.
+    The magnitude is a power of two; afterwards y alone bounds the products.
     """
     # In two dimensions: compilers see that these are the activations and cotangents themselves, and
     # the maxima those of the norms, and keep no second copy.

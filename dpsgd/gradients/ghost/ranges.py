@@ -1,7 +1,7 @@
-"""Ranges of integers in a jaxpr, for every input: whether look-ups of one example can coincide.
+"""Integer ranges in a jaxpr for every input, to prove look-ups distinct.
 
-Interval arithmetic, entry by entry: a variable is known by its least and its greatest values. An
-operation without a rule, and one that may overflow, gives the whole range of its dtype.
+Interval arithmetic, entry by entry: the least and the greatest value of each variable. An operation
+without a rule, and one that may overflow, gives the whole range of its dtype.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dpsgd.gradients.ghost.uses import row_axes
 from dpsgd.gradients.taps import CALLS, Path, Use, body_of
 
 Integers = np.ndarray
-"""Of dtype object: Python's integers do not overflow."""
+"""Array of dtype object, whose Python integers do not overflow."""
 
 _MOST = 2**14
-"""Entries of an array that are followed one by one; of a larger one only the dtype is known."""
+"""Largest array followed entry by entry; of a larger one only the dtype is known."""
 
 
 class Range(NamedTuple):
-    """The least and the greatest value of each entry of an array of integers or booleans."""
+    """Least and greatest value of each entry of an integer or boolean array."""
 
     low: Integers
     high: Integers
@@ -39,7 +39,7 @@ def _equal(a: Range, b: Range) -> tuple[Any, Any]:
 
 
 _COMPARED: dict[str, Callable[[Range, Range], tuple[Any, Any]]] = {
-    # Whether it holds for all values, and whether for any.
+    # (True if it holds for all values, True if it holds for any).
     "eq": _equal,
     "ne": lambda a, b: (1 - _equal(a, b)[1] * 1, 1 - _equal(a, b)[0] * 1),
     "lt": lambda a, b: (a.high < b.low, a.low < b.high),
@@ -55,30 +55,34 @@ _MOVED = {
 
 
 def never_coincide(closed: core.ClosedJaxpr, uses: Sequence[Use]) -> bool:
-    """Returns whether no two look-ups of rows, in all `uses` of one parameter, can be of one row.
+    """Returns True if look-ups provably read distinct rows.
 
-    It is proved for every input, whatever it holds; False says only that it was not.
+    The proof covers every input; False means that no proof was found.
+
+    Args:
+      closed: Jaxpr of the loss of one example.
+      uses: All uses of the parameter.
     """
-    found = _found(closed)
+    ranges_by_path = _find_look_up_ranges(closed)
     rows: list[Range] = []
     for use in uses:
         axes = row_axes(use)
-        if use.op != "gather" or axes is None or len(axes) != 1 or use.path not in found:
+        if use.op != "gather" or axes is None or len(axes) != 1 or use.path not in ranges_by_path:
             return False
-        if found[use.path].low.size > _MOST:
+        if ranges_by_path[use.path].low.size > _MOST:
             return False
-        index, limit = found[use.path], use.operand.shape[axes[0]]
+        index, limit = ranges_by_path[use.path], use.operand.shape[axes[0]]
         if np.any(index.low < 0) or np.any(index.high >= limit):
             return False  # a row that is clamped may be one that another look-up reads
         rows.append(Range(index.low.ravel(), index.high.ravel()))
-    low, high = (np.concatenate(ends) for ends in zip(*rows, strict=True))
+    low, high = (np.concatenate(bounds) for bounds in zip(*rows, strict=True))
     order = np.argsort(low)
     return bool(np.all(high[order][:-1] < low[order][1:]))
 
 
-def _found(closed: core.ClosedJaxpr) -> dict[Path, Range]:
+def _find_look_up_ranges(closed: core.ClosedJaxpr) -> dict[Path, Range]:
     """Returns the ranges of the indices of all look-ups."""
-    found: dict[Path, Range] = {}
+    ranges_by_path: dict[Path, Range] = {}
 
     def visit(jaxpr: core.Jaxpr, args: Sequence[Range | None], path: Path) -> list[Range | None]:
         env: dict[Any, Range | None] = {}
@@ -86,31 +90,31 @@ def _found(closed: core.ClosedJaxpr) -> dict[Path, Range]:
         def define(variables: Sequence[Any], values: Sequence[Range | None]) -> None:
             for v, x in zip(variables, values, strict=True):
                 # A constant of 64 bits may be one of 32 in the program, where it wraps.
-                env[v] = _fitted(x, v.aval) or _whole(v.aval)
+                env[v] = _fitted(x, v.aval) or _dtype_range(v.aval)
 
         def read(atom: Any) -> Range | None:
             if isinstance(atom, core.Literal):
-                return _fitted(_constant(atom.val), atom.aval) or _whole(atom.aval)
+                return _fitted(_constant(atom.val), atom.aval) or _dtype_range(atom.aval)
             return env[atom]
 
         define([*jaxpr.constvars, *jaxpr.invars], args)
 
         for number, eqn in enumerate(jaxpr.eqns):
-            here, operands = (*path, number), [read(atom) for atom in eqn.invars]
+            place, operands = (*path, number), [read(atom) for atom in eqn.invars]
             if eqn.primitive.name in CALLS:
                 inner, consts = body_of(eqn)
-                outs = visit(inner, [*map(_constant, consts), *operands], here)
+                outs = visit(inner, [*map(_constant, consts), *operands], place)
             else:
                 if eqn.primitive.name == "gather" and operands[1] is not None:
-                    found[here] = operands[1]
+                    ranges_by_path[place] = operands[1]
                 outs = [_result(eqn, operands)] if len(eqn.outvars) == 1 else []
                 outs += [None] * (len(eqn.outvars) - len(outs))
             define(eqn.outvars, outs)
         return [read(atom) for atom in jaxpr.outvars]
 
-    inputs = [_whole(v.aval) for v in closed.jaxpr.invars]
+    inputs = [_dtype_range(v.aval) for v in closed.jaxpr.invars]
     visit(closed.jaxpr, [*map(_constant, closed.consts), *inputs], ())
-    return found
+    return ranges_by_path
 
 
 def _is_integer(dtype: Any) -> bool:
@@ -121,20 +125,22 @@ def _limits(dtype: Any) -> tuple[int, int]:
     return (0, 1) if dtype == np.bool_ else (int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max))
 
 
-def _whole(aval: Any) -> Range | None:
-    """Returns the range of the dtype; None for what holds no integers."""
+def _dtype_range(aval: Any) -> Range | None:
+    """Returns the whole range of the dtype; None if it is not an integer."""
     if not _is_integer(aval.dtype):
         return None
-    low, high = (np.broadcast_to(np.array(end, object), aval.shape) for end in _limits(aval.dtype))
+    low, high = (
+        np.broadcast_to(np.array(bound, object), aval.shape) for bound in _limits(aval.dtype)
+    )
     return Range(low, high)
 
 
 def _fitted(x: Range | None, aval: Any) -> Range | None:
-    """Returns a range in the shape of its variable; None if it is empty or beyond the dtype."""
+    """Returns a range in its variable's shape; None if empty or beyond the dtype."""
     if x is None:
         return None
     # An operand without axes goes with every entry of the other one.
-    x = Range(*(np.broadcast_to(np.asarray(end, object), aval.shape) for end in x))
+    x = Range(*(np.broadcast_to(np.asarray(bound, object), aval.shape) for bound in x))
     low, high = _limits(aval.dtype)
     fits = np.all(x.low >= low) and np.all(x.low <= x.high) and np.all(x.high <= high)
     return x if fits else None
@@ -144,56 +150,56 @@ def _constant(value: Any) -> Range | None:
     if isinstance(value, jax.core.Tracer) or not _is_integer(jnp.result_type(value)):
         return None
     if np.size(value) > _MOST:
-        return _whole(np.asarray(value))
+        return _dtype_range(np.asarray(value))
     exact = np.asarray(value).astype(object)
     return Range(exact, exact)
 
 
 def _result(eqn: Any, operands: Sequence[Range | None]) -> Range | None:
-    """Returns the range of the one output of an equation; None if it is not known."""
-    known = [x for x in operands if x is not None]
+    """Returns the range of an equation's output; None if it is not known."""
+    ranges = [x for x in operands if x is not None]
     name, dtype = eqn.primitive.name, eqn.outvars[0].aval.dtype
-    sizes = [eqn.outvars[0].aval.size, *(x.low.size for x in known)]
-    if len(known) < len(operands) or not _is_integer(dtype) or max(sizes) > _MOST:
+    sizes = [eqn.outvars[0].aval.size, *(x.low.size for x in ranges)]
+    if len(ranges) < len(operands) or not _is_integer(dtype) or max(sizes) > _MOST:
         return None
     if name == "iota":
         return _constant(_evaluated(eqn))
     if name in _ARITHMETIC:
-        a, b = known
-        ends = [_ARITHMETIC[name](x, y) for x in a for y in b]
-        return Range(functools.reduce(np.minimum, ends), functools.reduce(np.maximum, ends))
+        a, b = ranges
+        bounds = [_ARITHMETIC[name](x, y) for x in a for y in b]
+        return Range(functools.reduce(np.minimum, bounds), functools.reduce(np.maximum, bounds))
     if name in _COMPARED:
-        always, ever = _COMPARED[name](*known)
+        always, ever = _COMPARED[name](*ranges)
         return Range(np.asarray(always, object) * 1, np.asarray(ever, object) * 1)
     monotone = np.minimum if name == "and" and dtype == np.bool_ else _MONOTONE.get(name)
     if monotone is not None:
-        return Range(*(monotone(*ends) for ends in zip(*known, strict=True)))
-    if name == "rem" and np.all(known[1].low > 0):
-        (low, high), most = known[0], known[1].high - 1
-        return Range(np.where(low < 0, -most, 0), np.where(high < 0, 0, most))
+        return Range(*(monotone(*bounds) for bounds in zip(*ranges, strict=True)))
+    if name == "rem" and np.all(ranges[1].low > 0):
+        (low, high), largest = ranges[0], ranges[1].high - 1
+        return Range(np.where(low < 0, -largest, 0), np.where(high < 0, 0, largest))
     if name == "and":
         # Where one side has no sign bit, the result has none, and is at most that side.
-        sure = [np.where(x.low >= 0, x.high, _limits(dtype)[1] + 1) for x in known]
+        sure = [np.where(x.low >= 0, x.high, _limits(dtype)[1] + 1) for x in ranges]
         return Range(np.zeros((), object), np.minimum(*sure))
     if name == "select_n":
-        which, *cases = known
-        if np.any(which.low < 0) or np.any(which.high >= len(cases)):
+        selector, *cases = ranges
+        if np.any(selector.low < 0) or np.any(selector.high >= len(cases)):
             return None  # what is selected then is not defined
-        chosen = [(which.low <= k) & (which.high >= k) for k in range(len(cases))]
+        chosen = [(selector.low <= k) & (selector.high >= k) for k in range(len(cases))]
         lows = [np.where(c, x.low, np.inf) for c, x in zip(chosen, cases, strict=True)]
         highs = [np.where(c, x.high, -np.inf) for c, x in zip(chosen, cases, strict=True)]
         return Range(functools.reduce(np.minimum, lows), functools.reduce(np.maximum, highs))
     if name == "clamp":
-        return Range(*(np.minimum(np.maximum(x, a), b) for a, x, b in zip(*known, strict=True)))
+        return Range(*(np.minimum(np.maximum(x, a), b) for a, x, b in zip(*ranges, strict=True)))
     if name == "convert_element_type":
-        return known[0]
+        return ranges[0]
     if name in _MOVED:
-        return Range(*(_moved(eqn, [x[end] for x in known]) for end in (0, 1)))
+        return Range(*(_moved(eqn, [x[index] for x in ranges]) for index in (0, 1)))
     return None
 
 
 def _moved(eqn: Any, operands: Sequence[Integers]) -> Integers:
-    """Moves entries as the equation does: it is applied to their numbers."""
+    """Rearranges entries as the equation does, by applying it to their numbers."""
     starts = np.cumsum([0, *(x.size for x in operands[:-1])])
     numbers = [
         np.arange(start, start + x.size, dtype=np.int32).reshape(x.shape)
@@ -203,6 +209,6 @@ def _moved(eqn: Any, operands: Sequence[Integers]) -> Integers:
 
 
 def _evaluated(eqn: Any, *operands: np.ndarray) -> np.ndarray:
-    """Returns what one equation makes of known operands."""
+    """Evaluates one equation on concrete operands."""
     with jax.ensure_compile_time_eval():
         return np.asarray(eqn.primitive.bind(*map(jnp.asarray, operands), **eqn.params))

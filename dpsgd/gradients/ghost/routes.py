@@ -1,4 +1,4 @@
-"""How the gradients of each parameter are obtained: by what it is used for, and what that costs."""
+"""Routes: the cheapest exact way to obtain the gradients of each parameter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dpsgd.gradients.taps import Taps
 
 @dataclass(frozen=True)
 class Route:
-    """How the gradients of one parameter are obtained.
+    """Way to obtain the gradients of one parameter.
 
     Attributes:
-      kind: "frozen", "unused", "vmap", "entries" (gradients of each example, from taps),
-        "slice" (norm of the cotangent), "rows", "outer" or "gram".
-      why: One line for people.
-      floats: Numbers that each example takes beyond the backward pass: gradients, and again scaled.
-      distinct: Of "rows": no example looks one up twice, whatever it holds.
+      kind: "frozen", "unused", "vmap", "entries" (gradients of each example, from taps), "slice"
+        (norm of the cotangent), "rows", "outer" or "gram".
+      why: Reason for the route, one line.
+      floats: Numbers per example beyond the backward pass: gradients, and their scaled copies.
+      distinct: True if, on route "rows", no example looks up a row twice.
     """
 
     kind: str
@@ -32,7 +32,13 @@ FROZEN = Route("frozen", "no derivative of the loss reaches it", 0)
 
 
 def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
-    """Chooses how to obtain the gradients of parameter number `leaf`."""
+    """Chooses the route to the gradients of one parameter.
+
+    Args:
+      taps: Taps of the loss.
+      leaf: Index of the parameter.
+      shape: Shape of the parameter.
+    """
     uses, size = taps.uses[leaf], math.prod(shape)
     if leaf in taps.obstacle:
         return Route("vmap", f"used by {taps.obstacle[leaf]}, which has no rule", 2 * size)
@@ -47,7 +53,7 @@ def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
         if len(uses) == 1 and uses[0].op == "dynamic_slice":
             return Route("slice", "dynamic_slice of distinct entries", 0)
         return Route("entries", ops, 2 * size)
-    if len({u.view.part for u in uses}) > 1:
+    if len({u.view.slicing for u in uses}) > 1:
         return Route("entries", f"{ops} of different parts", 2 * size)
     same_rows = len({(r.rows, r.columns) for r in look_ups}) <= 1
     sides = {(frozenset((c.inner, c.outer)), c.batch) for c in products}

@@ -22,17 +22,28 @@ def add_use(
     cotangent: Array,
     factor: norms.ClipFactor,
 ) -> Array:
-    """Adds the clipped gradients of one use, summed over the batch, to `total`."""
+    """Adds one use's clipped gradient sum to `total`.
+
+    Args:
+      total: Sum so far, float32 in the parameter's shape.
+      use: Use of the parameter.
+      parts: Sides of contractions and rows of look-ups.
+      others: Operands beside the parameter, [B, ...].
+      cotangent: Cotangent of the output, [B, ...].
+      factor: Clip factors of the examples.
+    """
     if use.path in parts.look_ups:
         look_up = parts.look_ups[use.path]
-        if use.view.whole:
+        if use.view.identity:
             return _add_rows(total, use, *look_up, factor)
         operand = _add_rows(jnp.zeros(use.operand.shape), use, *look_up, factor)
         return total + _transpose_view(use, total, operand)
     if use.op == "dot_general":
         return total + _transpose_view(use, total, _sum_products(use, parts, factor))
-    # What is left is a convolution or a slice.
-    kept = [norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others]
+    # The remaining operations are convolutions and slices.
+    selected = [
+        norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others
+    ]
     scaled = norms.contribution(factor, cotangent)
     # Huge cotangents of tiny activations may overflow here: then the example gives this parameter
     # nothing, which makes its contribution smaller.
@@ -40,7 +51,7 @@ def add_use(
     scaled = jnp.where(finite, scaled, 0.0)
 
     def whole_batch(parameter: Array) -> Array:
-        return jax.vmap(lambda x: use.linear(parameter, x), axis_size=len(scaled))(kept)
+        return jax.vmap(lambda x: use.linear(parameter, x), axis_size=len(scaled))(selected)
 
     parameter = jax.ShapeDtypeStruct(total.shape, jnp.float32)
     return total + jax.linear_transpose(whole_batch, parameter)(scaled)[0]
@@ -89,10 +100,10 @@ def _sum_products(use: Use, parts: Parts, factor: norms.ClipFactor) -> Array:
 
 
 def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFactor) -> Array:
-    """Contracts two sides whose products, for each example, are a gradient, and clips it.
+    """Contracts two sides whose products are each example's gradient, and clips it.
 
-    The right side, cotangents, is scaled without looking at the left one, as a layer and its bias
-    share them.
+    The right side, cotangents, is scaled without reading the left one: a layer and its bias share
+    it.
     """
     right, left = fold(right, left)
     left, right = norms.normalized(factor, left), norms.shortened(factor, right)
@@ -100,11 +111,11 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
 
 
 def sum_entries(g: Array, factor: norms.ClipFactor) -> Array:
-    """Sums clipped gradients g[B, n]: those of a layer whose input is one."""
+    """Sums clipped gradients g[B, n], float32[n]."""
     return _contract("bi,bo->io", jnp.ones((len(g), 1)), g, factor)[0]
 
 
 def _transpose_view(use: Use, like: Array, x: Array) -> Array:
-    """Brings a cotangent of the operand of a use back to the parameter's own layout."""
+    """Brings a cotangent of a use's operand back to the parameter's layout."""
     parameter = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     return jax.linear_transpose(use.view, parameter)(x)[0]

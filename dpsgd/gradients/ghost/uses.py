@@ -1,4 +1,4 @@
-"""What a use does with a parameter: a contraction or a look-up of rows, by named axes."""
+"""Uses of a parameter by named axes: contractions and look-ups of rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dpsgd.gradients.taps import Use
 
 @dataclass(frozen=True)
 class Contraction:
-    """A use whose gradient is sum_s left_s right_s^T for each index of `batch`, s < `length`.
+    """Use with gradient sum_s left_s right_s^T for each index of `batch`, s < `length`.
 
     The sides are named by the parameter's axes: `inner` is contracted with the activation, `outer`
-    shows up in the output. Sizes are the products of those axes.
+    is in the output. Sizes are the products of those axes.
     """
 
     inner: tuple[str, ...]
@@ -28,9 +28,9 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Rows:
-    """A use that looks up `count` rows of the parameter, each a block of `width` entries.
+    """Use that looks up `count` rows of the parameter, blocks of `width` entries.
 
-    A row is named by its position in the axes `rows`, in the order of their names.
+    A row is identified by its position in the axes `rows`, in the order of their names.
     """
 
     rows: tuple[str, ...]
@@ -40,9 +40,9 @@ class Rows:
 
 
 def named_axes(use: Use, axes: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Sorts axes of the operand by name, which makes their order the same in all uses.
+    """Sorts operand axes by name, alike in all uses.
 
-    Axes of length one have no name, and none is needed.
+    Axes of length one have no name.
     """
     labels, shape = use.view.labels, use.operand.shape
     ordered = sorted(axes, key=lambda axis: (labels[axis] or "", axis))
@@ -57,14 +57,18 @@ def size_of(shape: Sequence[int], axes: Sequence[int]) -> int:
 def dot_axes(use: Use) -> tuple[list[int], list[int], list[int], list[int]]:
     """Returns four lists of axes of a dot_general.
 
-    They are the parameter's contracted axes, sorted by name, its batch axes and its free axes; then
-    the axes of the activation that belong to the first two, in the same order.
+    The lists are the parameter's contracted axes, sorted by name, its batch axes and its free axes;
+    then the axes of the activation that belong to the first two, in the same order.
     """
     (contracted, batch) = use.params["dimension_numbers"]
-    mine, theirs = use.position, 1 - use.position
-    inner = list(zip(contracted[mine], contracted[theirs], strict=True))
-    batched = list(zip(batch[mine], batch[theirs], strict=True))
-    free = [k for k in range(len(use.operand.shape)) if k not in (*contracted[mine], *batch[mine])]
+    own_side, other_side = use.position, 1 - use.position
+    inner = list(zip(contracted[own_side], contracted[other_side], strict=True))
+    batched = list(zip(batch[own_side], batch[other_side], strict=True))
+    free = [
+        k
+        for k in range(len(use.operand.shape))
+        if k not in (*contracted[own_side], *batch[own_side])
+    ]
     order = named_axes(use, [w for w, _ in inner])[0]
     partner = dict(inner)
     return (
@@ -76,7 +80,7 @@ def dot_axes(use: Use) -> tuple[list[int], list[int], list[int], list[int]]:
 
 
 def contraction_of(use: Use) -> Contraction | None:
-    """Returns the use as a contraction, or None if it is none."""
+    """Returns the use as a contraction, or None."""
     shape = use.operand.shape
     if use.op == "dot_general":
         inner, batch, free, _ = dot_axes(use)
@@ -104,7 +108,7 @@ def contraction_of(use: Use) -> Contraction | None:
 
 
 def row_axes(use: Use) -> tuple[int, ...] | None:
-    """Returns the axes along which a look-up selects single entries, the others being whole."""
+    """Returns the axes along which a look-up selects, or None."""
     shape = use.operand.shape
     if use.op == "gather":
         numbers = use.params["dimension_numbers"]
@@ -117,12 +121,12 @@ def row_axes(use: Use) -> tuple[int, ...] | None:
         return None
     sizes = use.params["slice_sizes"]
     single = all(sizes[k] == 1 for k in axes)
-    whole = all(sizes[k] == shape[k] for k in range(len(shape)) if k not in axes)
-    return axes if axes and single and whole and size_of(shape, axes) < 2**31 else None
+    complete = all(sizes[k] == shape[k] for k in range(len(shape)) if k not in axes)
+    return axes if axes and single and complete and size_of(shape, axes) < 2**31 else None
 
 
 def rows_of(use: Use) -> Rows | None:
-    """Returns the use as a look-up of rows, or None if it is none."""
+    """Returns the use as a look-up of rows, or None."""
     axes = row_axes(use)
     if axes is None or use.out.size == 0:
         return None

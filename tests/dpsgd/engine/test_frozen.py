@@ -106,7 +106,7 @@ def test_frozen_leaves_are_found_by_rows_and_have_no_clipping_budget():
     ):
         next(train_blocks(algorithm, mechanism, state, ROWS, root=RootKey.from_insecure_seed(0)))
     rule = PerLayerClipping(("table", "bias", "weight"), (1.0, 1.0, 1.0))
-    with pytest.raises(ValueError, match="'weight' has no parameter of its own that is trained"):
+    with pytest.raises(ValueError, match="'weight' is the first match of no trained parameter"):
         train(dpsgd(loss_fn, ADAMW, clipping=rule), mechanism, start(), ROWS, delta=1e-5)
 
 
@@ -182,7 +182,7 @@ class Adapted(nnx.Module):
 def test_what_is_not_asked_for_has_no_path_to_the_loss():
     adapted, apply = split_module(Adapted(nnx.Rngs(0)), trained=nnx.LoRAParam)
     losses = {
-        "bias|^table": (RunLoss.of(loss_fn, "bias|^table"), start()),
+        "bias|^table": (RunLoss.restrict(loss_fn, "bias|^table"), start()),
         "lora_": (lambda params, row: apply(params, row["x"]), adapted),
     }
     row = jax.tree.map(lambda x: x[0], ROWS)

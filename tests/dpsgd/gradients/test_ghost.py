@@ -14,7 +14,7 @@ from jax import lax
 
 from dpsgd.gradients import ghost, norms
 from dpsgd.gradients.clipping import clipped_grad
-from dpsgd.gradients.losses import Keyed, of_row
+from dpsgd.gradients.losses import Keyed, row_loss
 from dpsgd.gradients.memory import explain
 from dpsgd.gradients.rules import FLAT
 
@@ -374,7 +374,7 @@ def random_numbers():
     routes = {"table": "rows", "positions": "entries", "weights": "vmap", "size": "entries"}
     routes |= {"remat": "outer", "loop": "vmap"}
     rows = Keyed(integers(6, 9, B, 3), jax.random.split(jax.random.key(7), B))
-    return params, of_row(loss_fn), rows, routes
+    return params, row_loss(loss_fn), rows, routes
 
 
 def control_flow():

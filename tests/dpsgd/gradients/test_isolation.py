@@ -144,7 +144,7 @@ COULD_SEE_A_BATCH = {
     "a state": (remembered, "uses new_ref"),
     "a kernel": (doubled_by_a_kernel, "pallas_call"),
     "devices": (on_devices, "shard_map"),
-    "a primitive that calls itself sin": (own_primitive().bind, "no primitive of JAX"),
+    "a primitive that calls itself sin": (own_primitive().bind, "not defined in JAX"),
     "memory that nobody has written": (lambda x: x + lax.empty(x.shape, x.dtype), "uses empty"),
 }
 

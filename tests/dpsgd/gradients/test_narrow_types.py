@@ -51,7 +51,7 @@ halved.defvjp(
     lambda x: (x, None), lambda _, g: ((g.astype(jnp.bfloat16) * 1.7).astype(jnp.float32),)
 )
 LOSSES = {
-    "parameters": RunLoss.of(net, None, "bfloat16"),
+    "parameters": RunLoss.restrict(net, None, "bfloat16"),
     "activations": lambda params, example: net(params, example, lambda x: x.astype(jnp.bfloat16)),
     "derivatives": lambda params, example: net(jax.tree.map(halved, params), example),
 }

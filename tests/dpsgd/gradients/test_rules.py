@@ -192,13 +192,16 @@ def test_a_rule_that_exceeds_c_is_caught(faulty):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: PerLayerClipping(("(",)), "is no pattern"),
+        (lambda: PerLayerClipping(("(",)), "is not a regular expression"),
         (lambda: PerLayerClipping(()), "must name a group"),
-        (lambda: PerLayerClipping(("a", "b"), (1.0,)), "as many as clip_groups"),
-        (lambda: PerLayerClipping(None, (1.0,)), "as many as clip_groups"),
+        (lambda: PerLayerClipping(("a", "b"), (1.0,)), "one for each of the"),
+        (lambda: PerLayerClipping(None, (1.0,)), "one for each of the"),
         (lambda: PerLayerClipping(("a", "b"), (1.0, 0.0)), "finite and > 0"),
         (lambda: PerLayerClipping(("kernel",)).groups(PARAMS), "matches the parameter dense.bias"),
-        (lambda: PerLayerClipping((".*", "dense")).groups(PARAMS), "'dense' has no parameter"),
+        (
+            lambda: PerLayerClipping((".*", "dense")).groups(PARAMS),
+            "'dense' is the first match of",
+        ),
         (lambda: AutomaticClipping(0.0), "clip_gamma must be"),
         (lambda: AutomaticClipping(np.nan), "clip_gamma must be"),
     ],

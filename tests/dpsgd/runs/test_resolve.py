@@ -259,7 +259,7 @@ UNFIT = [
     (line, {"bands": "auto"}, "bands auto compares at one guarantee"),
     (line, {"tables": "lazy"}, "tables lazy: the loss has no tables, .* dot_general$"),
     (words, {"tables": "lazy", "train": "^w"}, "tables lazy: .*no tables"),
-    (words, {"train": "logit"}, ".*'logit' is found in no parameter; there are table, w"),
+    (words, {"train": "logit"}, ".*'logit' matches no parameter; choose among table, w"),
     (Line(rows=0), {}, ".*equally many rows, one an example; they have 0"),
     (Line(rows=10), {}, ".*batch"),
     (Wrong(recommended={"epochs": 3}), {"learning_rate": None}, ".*dpsgd.Settings, got dict"),
