@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from accounting import Bound, PrivacyProfile, attack_advantage, epsilon
 from dpsgd.core.guarantee import UNKNOWN, Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.segments import Part, Segment, Trials
+from dpsgd.core.segments import Initial, Part, Segment, Trials, check_together
 from samplers.base import BatchSampler, stated_law
 from samplers.settings import name_of
 
@@ -27,13 +27,11 @@ LAZY_TABLES = (
 )
 """What a reader should know of tables with deferred noise (`dpsgd.engine.lazy.group`)."""
 
-EARLIER = (
-    "training started from an earlier model: this guarantee is for the rows of this run. A unit "
-    "with rows in several runs pays for all of them together (dpsgd ledger RUN --with and each "
-    "earlier one); rows that differ may still be of one user. To choose among earlier models "
-    "by private rows is not covered"
+WARM_START = (
+    "training started from a trained model. A unit with rows in both runs pays for both, also if "
+    "its rows differ; choosing the initial model by private rows is not covered"
 )
-"""What a reader should know of a run from an earlier model (`dpsgd.runs.initial`)."""
+"""Note on runs that started from a trained model (`dpsgd.runs.initial`)."""
 
 
 def cost(segments: Sequence[Part], delta: float) -> Guarantee:
@@ -73,9 +71,9 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     `accounting.SelectionProfile`.
     """
     *before, last = segments
-    taken = tuple(part for part in segments if part.steps)
-    planned = tuple(part for part in (*before, last.planned()) if part.steps)
-    told = taken if last.steps else (*taken, last)
+    told = tuple(part for part in segments if part.steps or part is last)
+    taken = tuple(without_initial(part) for part in segments if part.steps)
+    planned = tuple(without_initial(part) for part in (*before, last.planned()) if part.steps)
     whole = Guarantee(
         epsilon=None,
         delta=delta,
@@ -86,7 +84,6 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         void=_void(taken, last),
         left_out=_left_out(told),
         by_task=tuple(dict.fromkeys(text for part in told for text in part.not_covered)),
-        earlier=tuple(text for one in _chains(told) for text in one),
     )
     if whole.void:
         return whole
@@ -107,19 +104,37 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         )
     if whole.lazy_tables:
         notes.append(LAZY_TABLES)
-    if whole.earlier:
-        notes.append(EARLIER)
-    distance = _total_variation(taken)
+    initials = tuple(dict.fromkeys(part.initial for part in told if part.initial))
+    if initials:
+        notes.append(WARM_START)
     return dataclasses.replace(
-        whole, epsilon=interval, total_variation=distance, notes=tuple(notes)
+        whole,
+        epsilon=interval,
+        total_variation=_total_variation(taken),
+        notes=tuple(notes),
+        initial_names=tuple(initial.name for initial in initials),
+        together=_together(initials, segments, delta),
     )
 
 
-def _chains(parts: Sequence[Part]) -> list[tuple[str, ...]]:
-    """Returns the models before some parts, once where those of one are before another as well."""
-    chains = {part.earlier for part in parts}
-    rest = {chain[k:] for chain in chains for k in range(1, len(chain))}
-    return [chain for chain in dict.fromkeys(p.earlier for p in parts) if chain not in rest]
+def _together(
+    initials: Sequence[Initial], segments: Sequence[Part], delta: float
+) -> Guarantee | None:
+    """Returns the guarantee of a run and of the runs before it, or None if it is not known."""
+    if not initials or not all(initial.segments for initial in initials):
+        return None
+    before = [segment for initial in initials for segment in initial.segments]
+    parts = [*before, *map(without_initial, segments)]
+    try:
+        check_together(parts)
+    except ValueError:
+        return None
+    return cost(parts, delta)
+
+
+def without_initial(part: Part) -> Part:
+    """Returns a part as that of a run from fresh parameters."""
+    return part if part.initial is None else dataclasses.replace(part, initial=None)
 
 
 def _left_out(parts: Sequence[Part]) -> tuple[str, ...]:

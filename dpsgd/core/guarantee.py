@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,9 @@ class Guarantee:
       notes: What a reader should know about the interval.
       left_out: What it does not cover beside what no guarantee does.
       foreign_calls: Whether the loss may call the host and foreign functions.
-      earlier: What the rows of the models keep that the run started from, the nearest first.
+      initial_names: Names of the trained models that the run started from.
+      together: Guarantee of the run and the initial model's together, which holds for rows that
+        trained the initial model; None if it is not known.
       by_task: Sentences of the task about what its guarantee does not cover.
     """
 
@@ -80,7 +81,8 @@ class Guarantee:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     foreign_calls: bool = False
-    earlier: tuple[str, ...] = ()
+    initial_names: tuple[str, ...] = ()
+    together: Guarantee | None = None
     by_task: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -136,27 +138,38 @@ class Guarantee:
         return (
             f"epsilon <= {self.epsilon.format_upper()} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
-            f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()}); "
-            f"certified: epsilon in {self.epsilon}; "
+            f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()})"
+            f"{self._of_initial()}; certified: epsilon in {self.epsilon}; "
             f"{self.attack()}{self._exceptions()}"
-            f"{self._of_earlier()}"
         )
 
     def _exceptions(self) -> str:
         found = (*self.by_task, *[FOREIGN_CALLS] * self.foreign_calls)
         return f". NOT COVERED: {'; '.join(found)}" if found else ""
 
-    def _of_earlier(self) -> str:
-        if not self.earlier:
+    def _of_initial(self) -> str:
+        if not self.initial_names:
             return ""
-        counted = Counter(self.earlier).items()
-        kept = [text if n == 1 else f"each of {n} models {text}" for text, n in counted]
-        return f". For the rows of the models before it: {'; '.join(kept)}"
+        if self.together is None:
+            cost = "its cost adds to this"
+        elif self.together.epsilon is None or math.isinf(self.together.epsilon.upper):
+            cost = NO_GUARANTEE
+        else:
+            upper = self.together.epsilon.format_upper()
+            names = " and ".join(self.initial_names)
+            cost = f"epsilon <= {upper} (this run and {names} together)"
+        return f" for rows that did not train the initial model; for rows that did, {cost}"
 
     def _of_noise(self) -> str:
         words = words_on(noise_record(self.mechanism.noise))
         late = ", lazy tables" if self.lazy_tables else ""
         return late if words == INDEPENDENT else f", {words}{late}"
+
+    def _upper_together(self) -> float | None:
+        if self.together is None or self.together.epsilon is None:
+            return None
+        upper = self.together.epsilon.upper
+        return upper if math.isfinite(upper) else None
 
     def attack(self) -> str:
         """Returns what bounds a membership attack, or that nothing does, in words."""
@@ -187,7 +200,8 @@ class Guarantee:
             "noise": noise_record(mechanism.noise),
             "full_sums": dataclasses.asdict(sums) if sums else None,
             "lazy_tables": self.lazy_tables,
-            "earlier": list(self.earlier),
+            "initial_names": list(self.initial_names),
+            "epsilon_upper_together": self._upper_together(),
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }

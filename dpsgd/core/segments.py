@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from accounting import SelectionProfile, TrialCount
 from accounting.releases.envelope import EnvelopeProfile
 from dpsgd.core.mechanism import Mechanism
+from samplers import Multistage, UnitsThenPoisson
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Segment:
         the data is an example.
       reproducible_noise: Whether the noise comes from a seed that can be guessed.
       lazy_tables: Whether noise of tables is deferred: the cost is the same.
-      earlier: What is guaranteed to the rows of models that the run started from, see `Guarantee`.
+      initial: Trained model that the run started from; None for fresh parameters.
       not_covered: Sentences of the task about what its guarantee does not cover.
 
     Raises:
@@ -39,7 +41,7 @@ class Segment:
     unit: str = ""
     reproducible_noise: bool = False
     lazy_tables: bool = False
-    earlier: tuple[str, ...] = ()
+    initial: Initial | None = None
     not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,6 +68,22 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Initial:
+    """Trained model whose parameters a run starts from.
+
+    Attributes:
+      sha256: SHA-256 of its file of parameters, in hexadecimal.
+      segments: Segments of the run that trained it; empty if they are not known, or if no cost of
+        both runs together is proved.
+      name: Name of its folder or file, for messages.
+    """
+
+    sha256: str
+    segments: tuple[Segment, ...] = ()
+    name: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
 class Trials:
     """A private selection: the best of a random number of whole runs, and nothing else.
 
@@ -83,7 +101,7 @@ class Trials:
 
     complete = True
     steps = range(1)
-    earlier: ClassVar[tuple[str, ...]] = ()
+    initial: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not self.candidates or not all(one.complete for one in self.candidates):
@@ -147,3 +165,22 @@ class Trials:
 
 
 Part = Segment | Trials
+
+
+def check_together(parts: Sequence[Part]) -> None:
+    """Checks that a joint privacy cost is proved for a unit with rows in several runs.
+
+    Args:
+      parts: Segments and selections of all the runs.
+
+    Raises:
+      ValueError: if one is a selection, draws units from a tree (they may lie elsewhere in each
+        run), or protects another unit than the others.
+    """
+    if any(isinstance(part, Trials) for part in parts):
+        raise ValueError("the cost of a selection together with another run is not computed")
+    if len(units := dict.fromkeys(part.unit for part in parts)) > 1:
+        raise ValueError(f"the runs protect different units: {' and '.join(units)}")
+    trees = Multistage | UnitsThenPoisson
+    if any(isinstance(part.mechanism.sampler, trees) for part in parts):
+        raise ValueError("runs that draw units from a tree are not counted together")

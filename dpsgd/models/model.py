@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import GUARANTEE, MODEL, Bundle
 from dpsgd.runs.task import data_digest, find, load, made_of
+from dpsgd.runs.terms import segment_records
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,6 +159,7 @@ def read_model(
     params = folder.read_params(_shapes(task))
     folder.check_released()
     guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
+    guarantee["segments"] = segment_records(run.history.parts)
     if trained := run.history.attempts[-1].terms.fingerprint.get("trained"):
         guarantee["trained"] = trained
     return TrainedModel(path, run.task, guarantee, task, params)

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpsgd.core.cost import cost
+from dpsgd.core.cost import cost, without_initial
 from dpsgd.core.guarantee import Guarantee
-from dpsgd.core.segments import Part
+from dpsgd.core.segments import Part, check_together
 from dpsgd.files import parse_json
 from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Selection, Terms
-from samplers import Multistage, UnitsThenPoisson
 from samplers.settings import UnknownSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
@@ -181,24 +180,25 @@ class History:
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone.
 
-        With `earlier` runs, in their order, it is what all keep for a unit with rows in each.
+        Args:
+          earlier: Finished runs; with them, it is the guarantee for a unit with rows in every run.
 
         Raises:
-          ValueError: if one of several runs is not finished, is a selection, protects other units
-            than the last, or draws units from a tree: they may lie elsewhere in each run, and no
-            cost is proved of that.
+          ValueError: if one of several runs is not finished, or `check_together` refuses them.
         """
-        for history in (*earlier, self) if earlier else ():
-            if not history.released or history.selection is not None:
-                raise ValueError("runs are counted together when finished, and no selection is")
-            for terms in (attempt.terms for attempt in history.attempts):
-                if terms.unit != self.attempts[-1].terms.unit:
-                    raise ValueError(f"one run protects each {terms.unit}, and another does not")
-                if isinstance(terms.mechanism.sampler, Multistage | UnitsThenPoisson):
-                    raise ValueError("runs that draw units from a tree are not counted together")
-        before = [part for history in earlier for part in history.parts]
+        runs = (*earlier, self)
+        parts = [part for run in runs for part in run.parts]
+        if earlier:
+            if not all(run.released for run in runs):
+                raise ValueError("only finished runs are counted together")
+            check_together(parts)
+            counted = {run.released for run in runs}
+            parts = [
+                without_initial(part) if part.initial and part.initial.sha256 in counted else part
+                for part in parts
+            ]
         last = self.selection or self.attempts[-1].terms
-        return cost([*before, *self.parts], last.delta)
+        return cost(parts, last.delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
         """Takes in one more line, or raises ValueError if it does not follow the ones before."""

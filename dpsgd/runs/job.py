@@ -19,7 +19,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.segments import Segment
+from dpsgd.core.segments import Initial, Segment
 from dpsgd.core.state import TrainState, opened
 from dpsgd.engine import programs
 from dpsgd.engine.batch_files import BatchFiles
@@ -32,7 +32,7 @@ from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
 from dpsgd.runs.fingerprint import fingerprint, task_code_digest
-from dpsgd.runs.initial import earlier_guarantees, initial_params
+from dpsgd.runs.initial import initial_model, initial_params
 from dpsgd.runs.optimizer import (
     algorithm_of,
     hyperparameters,
@@ -102,7 +102,7 @@ class Training:
       data_on: Where the data lie, see `train_blocks`.
       block_steps: Steps per dispatch.
       step_sizes: Arguments of `hyperparameters` for a state, if its optimizer is of `optimizer`.
-      earlier: What is guaranteed to the rows of models that the run starts from.
+      initial: Trained model that the run starts from; None for fresh parameters.
       not_covered: Sentences of the task about what its guarantee does not cover.
       same_audit: What is equal for jobs of equal synthetic rows, whose audits are one; None for
         none.
@@ -122,7 +122,7 @@ class Training:
     data_on: Literal["device", "host"] | None
     block_steps: int = BLOCK_STEPS
     step_sizes: Mapping[str, Any] | None = None
-    earlier: tuple[str, ...] = ()
+    initial: Initial | None = None
     not_covered: tuple[str, ...] = ()
     same_audit: Any = None
 
@@ -144,7 +144,7 @@ class Training:
             unit=self.unit,
             reproducible_noise=reproducible_noise,
             lazy_tables=self.algorithm.tables is not None,
-            earlier=self.earlier,
+            initial=self.initial,
             not_covered=self.not_covered,
         )
         found = cost([segment], self.delta)
@@ -288,13 +288,11 @@ class Job(Training):
       task: What is trained.
       spec: How.
       population: What is public of the training rows.
-      taken: Which arrays of a file the run starts from, as JSON values.
     """
 
     task: Task
     spec: RunSpec
     population: Population
-    taken: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -314,13 +312,7 @@ class Job(Training):
         spec, mechanism = run.spec, run.mechanism
         sampler = mechanism.sampler
         algorithm = algorithm_of(task.loss, spec, sampler.num_steps)
-        params, taken = initial_params(
-            task.init(spec.init_seed),
-            spec.init_from,
-            spec.init_map,
-            getattr(task, "init_map", ()),
-            spec.init_sha256,
-        )
+        params = initial_params(task.init(spec.init_seed), spec.init_from)
         if placement is not None:
             state = jax.eval_shape(lambda p: algorithm.init(p, mechanism, data), params)
             placement = placement.fitting(state, placement.memory)
@@ -340,13 +332,12 @@ class Job(Training):
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
             step_sizes=step_sizes(spec, sampler.num_steps),
-            earlier=earlier_guarantees(spec.init_from),
+            initial=initial_model(spec.init_from),
             not_covered=exceptions_of(task),
             same_audit=task,
             task=task,
             spec=spec,
             population=population,
-            taken=taken,
         )
 
     def digest(self) -> str:
@@ -395,5 +386,5 @@ class Job(Training):
             stated["trained"] = [name for k, name in enumerate(names) if k not in frozen]
         # Public, and a task's own: another start under one noise would show both without it.
         stated["initial_params"] = arrays_digest(self.params)
-        texts = self.earlier, self.not_covered
-        return Terms(self.mechanism, self.delta, root.insecure, stated, self.unit, *texts)
+        about = self.unit, self.initial, self.not_covered
+        return Terms(self.mechanism, self.delta, root.insecure, stated, *about)

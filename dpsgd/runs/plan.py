@@ -22,7 +22,7 @@ from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.fingerprint import environment
 from dpsgd.runs.history import NO_HEAD, Attempt, History, check_same_noise
-from dpsgd.runs.initial import check_other_rows, earlier_task, pinned, taken_in_words
+from dpsgd.runs.initial import check_same_start, earlier_task, with_absolute_path
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
@@ -92,7 +92,7 @@ def settled_task(
     spec: RunSpec, task: Task, name: str | None, progress: Progress
 ) -> tuple[Task, dict[str, Any], RunSpec, Rows]:
     """Returns a task that leaves nothing open, what it chose, the spec, and the rows unread."""
-    spec = pinned(spec)
+    spec = with_absolute_path(spec)
     check(spec)
     check_task(task, name or "the task")
     rows = rows_of(task)
@@ -143,11 +143,7 @@ def _prepared(
     record = {"task": task_record(task, name), **chosen.spec.record()}
     if choices := {**({"task": own} if own else {}), **chosen.chosen}:
         record["chosen"] = choices
-    if job.taken:
-        record["initial"] = dict(job.taken)
-        progress(f"note: {taken_in_words(record['initial'])}")
     digest = job.digest()
-    check_other_rows(spec.init_from, digest)
     stages.begin("compile")
     progress("compiling the program that trains")
     job.programs()
@@ -247,9 +243,9 @@ def resumed(
     job.check_rows()
     check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
     digest = job.digest()
-    check_other_rows(asked.spec.init_from, digest)
     stages.begin("compile")
     terms = job.terms(record, digest, root)
+    check_same_start(asked.spec.init_from, last.fingerprint, terms.fingerprint)
     how = how_to_repeat(job, alone=processes.share(not root.is_copy))
     checkpoint = last_checkpoint(job, folder, ledger.history, terms, progress, **how)
     step, origin = _place(checkpoint)

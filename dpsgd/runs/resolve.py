@@ -521,10 +521,6 @@ def differing(asked: RunSpec, found: RunSpec) -> list[str]:
     asked = dataclasses.replace(asked, sampler=sampler)
     if asked.init_from is not None and found.init_from is not None:  # wherever the model lies
         asked = dataclasses.replace(asked, init_from=found.init_from)
-        if asked.init_sha256 is None:  # nor is it `pinned`
-            asked = dataclasses.replace(
-                asked, init_map=found.init_map, init_sha256=found.init_sha256
-            )
     left = {*asked.open, "target_delta", "schedule"}
     left |= {"average_tail"} if averages_by_rule(asked) else set()
     ours, theirs = asked.options(), found.options()

@@ -157,7 +157,7 @@ def checked_fields(record: Mapping[str, Any], kinds: Mapping[str, Any], where: s
 # --- Exported models ------------------------------------------------------------------------------
 
 MODEL, PARAMS, GUARANTEE = "model.json", "params.npz", "guarantee.json"
-_FORMAT, _VERSION = "dpsgd-model", 2
+_FORMAT, _VERSION = "dpsgd-model", 3
 
 
 @dataclass(frozen=True)

@@ -293,18 +293,9 @@ class RunSpec(_Checked):
     init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
     """Public seed of the initial parameters."""
     init_from: str | None = None
-    """In place of fresh parameters, those of an earlier model: a finished run, an exported model,
-    a file .npz or .safetensors, or a checkpoint of Orbax. The guarantee is for the rows of this
-    run; those of the earlier model keep theirs, and a unit with rows in both pays for both
-    together."""
-    init_map: tuple[str, ...] = ()
-    """Which arrays of init_from become which parameters: REGEX=NAME, with :T after it for the
-    transpose, :first for the first rows, :K/N for one of several parts; REGEX= leaves arrays out,
-    and =REGEX has parameters start fresh. @FILE holds such rules, one a line. By default arrays
-    have the names of parameters, or those that the task knows."""
-    init_sha256: str | None = None
-    """SHA-256 that the file of init_from must have; it is recorded, and a run resumes from no
-    other."""
+    """Start from the parameters of a finished run, an exported model or a file .npz in place of
+    fresh ones. The guarantee's epsilon is for rows that did not train that model; the sentence
+    also says what it is for rows that did."""
     insecure_seed: int | None = _setting(None, must=(lambda x: 0 <= x < 2**64, "lie in [0, 2^64)"))
     """Seed that makes sampling and noise reproducible, for debugging. Voids the guarantee."""
     audit: bool = True
@@ -329,9 +320,6 @@ class RunSpec(_Checked):
                 'sampler must be settings, such as samplers.settings.SETTINGS["poisson"](), or a '
                 f"BatchSampler, got {self.sampler!r:.80}"
             )
-        if self.init_from is None and (self.init_map or self.init_sha256):
-            name = "init_map" if self.init_map else "init_sha256"
-            raise ValueError(f"{name} goes with init_from: give it, or leave out {name}")
         if self.delta is not None and self.delta != "1/n":
             delta = check_guarantee_delta(float(self.delta), "target_delta")
             object.__setattr__(self, "delta", delta)  # NumPy's numbers too, as Python's

@@ -86,8 +86,6 @@ class Task(Trainable, Protocol):
     * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
       make of noisy sums over all rows after their last step, to be part of the model; equal tasks
       have equal ones (`RunSpec.calibration`); None where labels have none;
-    * `init_map`, rules (see `dpsgd.runs.initial.Rule`) by which arrays of files that others wrote
-      are parameters: the names that `RunSpec.init_from` understands without rules of the user;
     * `described(description, where)`, a static method that returns what predicts, reads and
       evaluates, from what `describe` returned and without the training rows; `where` begins the
       line of its ValueError. By default a task is made of the settings, but for `data`.

@@ -13,9 +13,9 @@ from accounting.checks import check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
-from dpsgd.core.segments import Segment, Trials
+from dpsgd.core.segments import Initial, Part, Segment, Trials
 from dpsgd.noise.registry import noise_from_record, noise_record
-from dpsgd.removed import NOTICE
+from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, to_json
 from samplers.settings import kind_of, name_of
 
@@ -32,7 +32,7 @@ class Terms:
         only where all of it is unchanged. It must not tell anything about private data.
       unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
         the data is an example.
-      earlier: What is guaranteed to the rows of models that the run started from.
+      initial: Trained model that the run started from; None for fresh parameters.
       not_covered: Sentences of the task about what its guarantee does not cover.
     """
 
@@ -41,7 +41,7 @@ class Terms:
     reproducible_noise: bool
     fingerprint: Mapping[str, Any]
     unit: str = ""
-    earlier: tuple[str, ...] = ()
+    initial: Initial | None = None
     not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,69 +55,138 @@ class Terms:
             unit=self.unit,
             reproducible_noise=self.reproducible_noise,
             lazy_tables=self.fingerprint.get("tables") == "lazy",
-            earlier=self.earlier,
+            initial=self.initial,
             not_covered=self.not_covered,
             **how,
         )
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
-        mechanism = self.mechanism
-        sampler = mechanism.sampler
-        finite = math.isfinite(mechanism.l2_clip_norm)
         return to_json(
             {
-                "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
-                "noise_multiplier": mechanism.noise_multiplier,
-                "l2_clip_norm": mechanism.l2_clip_norm if finite else None,
-                "noise": noise_record(mechanism.noise),
-                "full_sums": mechanism.full_sums,
+                **mechanism_record(self.mechanism),
                 "unit": self.unit,
-                "adjacency": ADJACENCY,
                 "delta": self.delta,
                 "reproducible_noise": self.reproducible_noise,
                 "fingerprint": self.fingerprint,
-                **({"earlier": self.earlier} if self.earlier else {}),
+                **({"initial": initial_record(self.initial)} if self.initial else {}),
                 **({"not_covered": self.not_covered} if self.not_covered else {}),
             }
         )
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
-        """Returns the terms in a line of the ledger, as `record` gave them.
-
-        The sampler has the price of the one that was recorded; a tree it knows by its shape alone.
-        """
+        """Returns the terms in a line of the ledger, as `record` gave them."""
 
         def found(name: str, kind: Any) -> Any:
             return checked(body[name], kind, name)
 
-        fields = dict(found("sampler", dict[str, Any]))
-        # Whoever reads a ledger executes nothing that it names.
-        sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
-        if "noise" not in body:
-            raise ValueError("it is of an earlier version, which said otherwise what noise is")
-        if body.get("data_release") is not None:
-            raise ValueError(f"data_release was {NOTICE}")
-        if body["adjacency"] != ADJACENCY:
-            raise ValueError("this version would account for it with another adjacency")
-        body = {"earlier": [], "not_covered": [], **body}
-        clip, sums = found("l2_clip_norm", float | None), found("full_sums", dict[str, Any] | None)
+        for name in body:
+            if body[name] and (notice := removal_notice(name)):
+                raise ValueError(f"{name}: {notice}")
+        body = {"initial": None, "not_covered": [], **body}
+        initial = found("initial", dict[str, Any] | None)
         return cls(
-            Mechanism(
-                sampler,
-                found("noise_multiplier", float),
-                math.inf if clip is None else clip,
-                noise_from_record(found("noise", dict[str, Any])),
-                None if sums is None else build(FullSums, sums, "full_sums"),
-            ),
+            mechanism_from_record(body),
             check_guarantee_delta(found("delta", float)),
             found("reproducible_noise", bool),
             found("fingerprint", dict[str, Any]),
             found("unit", str),
-            tuple(found("earlier", list[str])),
+            None if initial is None else initial_from_record(initial),
             tuple(found("not_covered", list[str])),
         )
+
+
+def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
+    """Returns the terms of a mechanism that its price depends on, as JSON values."""
+    sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
+    return {
+        "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
+        "noise_multiplier": mechanism.noise_multiplier,
+        "l2_clip_norm": clip if math.isfinite(clip) else None,
+        "noise": noise_record(mechanism.noise),
+        "full_sums": mechanism.full_sums,
+        "adjacency": ADJACENCY,
+    }
+
+
+def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
+    """Returns the mechanism in a record, as `mechanism_record` gave it.
+
+    The sampler has the price of the recorded one; it knows a tree by its shape alone.
+    """
+
+    def found(name: str, kind: Any) -> Any:
+        return checked(body[name], kind, name)
+
+    fields = dict(found("sampler", dict[str, Any]))
+    # Whoever reads a ledger executes nothing that it names.
+    sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
+    if "noise" not in body:
+        raise ValueError("it is of an earlier version, which said otherwise what noise is")
+    if body["adjacency"] != ADJACENCY:
+        raise ValueError("this version would account for it with another adjacency")
+    clip, sums = found("l2_clip_norm", float | None), found("full_sums", dict[str, Any] | None)
+    return Mechanism(
+        sampler,
+        found("noise_multiplier", float),
+        math.inf if clip is None else clip,
+        noise_from_record(found("noise", dict[str, Any])),
+        None if sums is None else build(FullSums, sums, "full_sums"),
+    )
+
+
+def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Returns the segments of a run as JSON values, by which another run can price both.
+
+    The list is empty if no cost of both runs together could be computed from it: for selections,
+    runs that started from a trained model, and samplers or noises from outside this package.
+    """
+    records = [
+        {
+            **mechanism_record(part.mechanism),
+            "unit": part.unit,
+            "reproducible_noise": part.reproducible_noise,
+            "steps": [part.steps.start, part.steps.stop],
+        }
+        for part in parts
+        if isinstance(part, Segment) and part.initial is None
+    ]
+    foreign = any(":" in one["sampler"]["name"] or ":" in one["noise"]["name"] for one in records)
+    return [] if foreign or len(records) < len(parts) else to_json(records)
+
+
+def segments_from_records(records: Sequence[Any]) -> tuple[Segment, ...]:
+    """Returns the segments in records, as `segment_records` gave them.
+
+    Raises:
+      ValueError: if a record is damaged.
+    """
+    segments = []
+    for record in records:
+        body = checked(record, dict[str, Any], "segment")
+        first, stop = checked(body["steps"], list[int], "steps")
+        segment = Segment(
+            mechanism_from_record(body),
+            range(first, stop),
+            checked(body["unit"], str, "unit"),
+            checked(body["reproducible_noise"], bool, "reproducible_noise"),
+        )
+        segments.append(segment)
+    return tuple(segments)
+
+
+def initial_record(initial: Initial) -> dict[str, Any]:
+    """Returns the trained model that a run starts from as JSON values."""
+    segments = segment_records(initial.segments)
+    return {"sha256": initial.sha256, "name": initial.name, "segments": segments}
+
+
+def initial_from_record(record: Mapping[str, Any]) -> Initial:
+    """Returns the trained model in a record, as `initial_record` gave it."""
+    segments = segments_from_records(checked(record["segments"], list[Any], "segments"))
+    sha256, name = (checked(record[key], str, key) for key in ("sha256", "name"))
+    return Initial(sha256, segments, name)
 
 
 @dataclass(frozen=True)

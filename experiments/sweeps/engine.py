@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.initial import earlier_task, pinned
+from dpsgd.runs.initial import earlier_task, initial_model, with_absolute_path
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import checked
@@ -211,7 +211,8 @@ def _checked(
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     runs = [
-        dataclasses.replace(run, spec=pinned(run.spec)) for run in plan(sweep, out / RUNS, where)
+        dataclasses.replace(run, spec=with_absolute_path(run.spec))
+        for run in plan(sweep, out / RUNS, where)
     ]
     task = task_of(sweep, data, where)
     columns, population = rows_of(task)
@@ -318,7 +319,11 @@ def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
     record = directory.read_json("config.json")
     found = RunSpec.from_record(record, where)
     begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
-    _refuse_another(run, task, begun, found, same_data=set(directory.data()) == {digest})
+    names = [] if set(directory.data()) == {digest} else ["data"]
+    if attempts := directory.history().attempts:
+        same_start = attempts[-1].terms.initial == initial_model(run.spec.init_from)
+        names += [] if same_start else ["init_from"]
+    _refuse_another(run, task, begun, found, names)
     return directory.finished
 
 
@@ -327,10 +332,17 @@ def _refuse_another(
     task: Mapping[str, Any],
     begun: Mapping[str, Any],
     found: RunSpec,
-    *,
-    same_data: bool = True,
+    others: Sequence[str] = (),
 ) -> None:
-    """Raises ValueError if another run than the planned one was begun in its folder."""
+    """Raises ValueError if another run than the planned one was begun in its folder.
+
+    Args:
+      run: Planned run.
+      task: Record of its task.
+      begun: Record of the task of the run in its folder.
+      found: Specification of the run in its folder.
+      others: Names of further differences.
+    """
     names = differing(run.spec, found)
     if not names:
         for part in ("settings", "description"):
@@ -338,8 +350,7 @@ def _refuse_another(
             keys = {**ours, **theirs}.keys() - {"data"}  # wherever they lie now
             names += sorted(key for key in keys if ours.get(key) != theirs.get(key))
     names += ["task"] if task["name"] != begun.get("name") else []
-    names += [] if same_data else ["data"]
-    if names:
+    if names := [*names, *others]:
         raise ValueError(
             f"{run.out} holds another run than this sweep's, with another "
             f"{', '.join(names)}: name another --out, or remove it"

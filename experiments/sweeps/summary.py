@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpsgd.core.cost import EARLIER
+from dpsgd.core.cost import WARM_START
 from dpsgd.core.guarantee import INDEPENDENT
 from experiments.results.metrics import Better, Headline
 from experiments.results.render import render
@@ -151,7 +151,7 @@ class Summary:
         found += [*self.remarks, *NOT_COVERED]
         for row in self.table.rows:
             found += row["not_covered"] if row["epsilon_upper"] is not None else []
-            found += [EARLIER] if EARLIER in row["notes"] else []
+            found += [WARM_START] if WARM_START in row["notes"] else []
         found += [
             f"the {' and the '.join(grid.tune).replace('_', ' ')} shown are, point by point, the "
             f"best on {chosen}"

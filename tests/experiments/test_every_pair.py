@@ -102,7 +102,6 @@ REFUSED = [
     ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),
     (LAZY, {"images", "part"}, "tables lazy: the loss has no tables"),
     ({"--calibration KIND"}, {"part", "table"}, "calibration platt cannot be had: it would"),
-    ({"images"}, {"run"}, "was trained on these very rows"),
     (
         {"--noise-multiplier 1"},
         {"--bands auto"},
@@ -193,7 +192,7 @@ class Days:
             assert cli.main(["export", str(place), str(self.folder / f"{kind}-export")]) == 0
             params = read_model(place, kinds=TASKS).params
             named = zip(leaf_names(params), jax.tree.leaves(params), strict=True)
-            arrays = {f"other.{name}": np.asarray(x) for name, x in named}
+            arrays = {name: np.asarray(x) for name, x in named}
             np.savez(self.folder / f"{kind}-file.npz", **arrays)
         return self.folder / f"{kind}-{form}"
 
@@ -222,7 +221,6 @@ def words_of(row, days):
     if start:
         form = "file.npz" if start == "file" else start
         words += ["--init-from", str(days.start(kind, form))]
-        words += ["--init-map", r"other\.(.*)=\1"] if start == "file" else []
     words = [CALIBRATED.get(kind, "platt") if w == "KIND" else w for w in words]
     return [*words, "--checkpoint-seconds", "0"]
 

@@ -16,6 +16,8 @@ import dpsgd
 from dpsgd import RunSpec, load_exported, run
 from dpsgd.models import model as models
 from dpsgd.models.model import export, read_model
+from dpsgd.runs.ledger import read
+from dpsgd.runs.terms import segment_records
 from samplers import Deterministic
 
 NAME = "readable_task:Readable"
@@ -55,7 +57,8 @@ def test_a_model_brings_its_guarantee_and_what_is_public_of_its_task(home, model
     audit = json.loads((home / "run" / "report.json").read_text())["audit"]
     assert audit.startswith("not made: ")
     stated = json.loads((home / "run" / "guarantee.json").read_text())
-    assert model.guarantee == {**stated, "audit": audit}
+    segments = segment_records(read(home / "run" / "ledger.jsonl").parts)
+    assert model.guarantee == {**stated, "audit": audit, "segments": segments}
     assert model.description == readable.describe()
     assert model.num_params == 3
     shown = repr(model)

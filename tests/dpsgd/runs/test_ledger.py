@@ -300,7 +300,7 @@ def test_copies_that_are_resumed_in_one_way_get_different_keys(path, changes):
     ("changes", "message"),
     [
         ({"reproducible_noise": False}, "it has no nonce"),
-        ({"data_release": {"noise_multiplier": 4.0}}, "data_release was removed in 0.3.0"),
+        ({"data_release": {"noise_multiplier": 4.0}}, "data_release: removed in 0.3.0"),
     ],
 )
 def test_terms_that_cannot_be_priced_are_refused(path, changes, message):

@@ -114,8 +114,6 @@ REFUSED = [
     ({"sampler": SETTINGS["poisson"](batch_size=0)}, "batch_size must"),
     ({"init_seed": -1}, r"init_seed must lie in \[0, 2\^32\)"),
     ({"train": "("}, r"train: '\(' is no pattern"),
-    ({"init_map": ("a=b",)}, "init_map goes with init_from"),
-    ({"init_sha256": "0" * 64}, "init_sha256 goes with init_from"),
 ]
 
 

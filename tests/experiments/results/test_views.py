@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from dpsgd.core.cost import EARLIER
+from dpsgd.core.cost import WARM_START
 from experiments.results import listings
 from experiments.results import page as pages
 from experiments.results.draw import draw
@@ -276,8 +276,8 @@ def test_what_is_tuned_by_the_rows_that_it_is_shown_on_is_said_to_be_too_good(su
 
 def test_whose_rows_are_covered_is_said_of_runs_from_an_earlier_model(summary_of):
     clicks = {"headline": "test_auc", "better": "higher"}
-    assert EARLIER not in summary_of(auc, NOISE, task=clicks).statements
-    assert EARLIER in summary_of(auc, NOISE, task={**clicks, "notes": [EARLIER]}).statements
+    assert WARM_START not in summary_of(auc, NOISE, task=clicks).statements
+    assert WARM_START in summary_of(auc, NOISE, task={**clicks, "notes": [WARM_START]}).statements
 
 
 def test_another_metric_of_the_task_can_be_put_first(summary_of):
