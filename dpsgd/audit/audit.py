@@ -97,9 +97,9 @@ def audit_queries(
       ValueError: if there are no sums, or a row could see others.
     """
     sums = mechanism.full_sums
-    run = sums_run(refinement, mechanism.of_sums(), params, rows, placement)
+    run = sums_run(refinement, mechanism.sums_mechanism(), params, rows, placement)
     algorithm, released, state, read, _ = run
-    assert sums is not None, "or of_sums had refused"
+    assert sums is not None, "or sums_mechanism had refused"
     # Of what is priced, whatever the run of the sums says of itself.
     sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
     noise = released.noise if released.noise.bands == 1 else Independent()

@@ -15,7 +15,7 @@ from dpsgd.audit.synthetic import probe_columns, varied_rows
 from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import Table, TrainState, joined
+from dpsgd.core.state import Table, TrainState, join_leaves
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.look_ups import index_ranges
 from dpsgd.engine.loop import Block, train_blocks
@@ -229,7 +229,7 @@ class Probe:
             for k, table in self._taken_back(after, number).items():
                 read = np.equal(table.steps, number + 1).reshape(-1, *[1] * (table.values.ndim - 1))
                 rows[k] = np.where(read, table.values, np.float32(0))
-            shown = joined(after.params_without_tables, rows)
+            shown = join_leaves(after.params_without_tables, rows)
         leaves = [
             np.ravel(np.zeros(0) if k in self.frozen else np.asarray(leaf))
             for k, leaf in enumerate(jax.tree.leaves(shown))
@@ -280,7 +280,7 @@ class Probe:
     def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
         """Returns a state, which is given away, with all deferred noise."""
         state = self.layout.put_state(state)
-        known = self._schedules.after(int(state.step))
+        known = self._schedules.flush_arrays(int(state.step))
         how = known, self._noise_key(attempt), mechanism.scales(), self.layout.placement
         return flushed(self.algorithm, state, *how)
 
@@ -367,7 +367,7 @@ class Probe:
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))
         steps = range(int(state.step), int(state.step) + 1)
         if steps not in self._known:
-            self._known[steps] = self._schedules.of(steps, self.layout.block_steps)
+            self._known[steps] = self._schedules.block_arrays(steps, self.layout.block_steps)
         arguments = self._noise_key(attempt), mechanism.scales(), watch, loss_key
         after, log, _ = self.program(state, data, plan, *arguments, self._known[steps])
         return after, log

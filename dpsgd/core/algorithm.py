@@ -1,4 +1,4 @@
-"""A private training algorithm as pure functions, and the one place where its sums get noise."""
+"""Private training algorithm as pure functions, and the one place that adds noise."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ jax.tree_util.register_dataclass(
 
 
 class Context(NamedTuple):
-    """What a parameter group knows of a step, beside the state."""
+    """Inputs of a parameter group in a step, beside the training state."""
 
     noise_key: Any
     scales: Scales
-    known: Any = None
-    """What `Schedule.of` or `Schedule.after` returned; None for a group without one."""
+    schedule: Any = None
+    """Arrays of the group's `Schedule`; None for a group without one."""
     place: Any = 0
-    """Number of the step in its block."""
+    """Index of the step in its block."""
     shapes: PyTree = None
-    """Shapes of all parameters, also where a device holds a part of them."""
+    """Global shapes of all parameters, sharded ones included."""
     exchange: Any = None
-    """Between devices, see `dpsgd.engine.placement.Exchange`."""
+    """Communication between devices, see `dpsgd.engine.placement.Exchange`."""
     return_gradient: Any = False
-    """Whether the private mean gradient takes the place of the updated parameters, for an audit."""
+    """True to return the private mean gradient in place of updated parameters, for an audit."""
 
 
 class View(NamedTuple):
-    """What is differentiated in a step: parameters and examples as parameter groups see them."""
+    """Inputs of a step's derivative: parameters and examples as parameter groups view them."""
 
     params: PyTree
     batch: PyTree
@@ -51,50 +51,61 @@ class View(NamedTuple):
     keys: tuple[Any, ...]
     """Keys [B] of the examples, if the loss takes one."""
     loss: dict[str, Any]
-    """By the name `loss_fn` the loss of such parameters and examples, if it is another one."""
+    """{"loss_fn": loss of the viewed parameters and examples}; empty for the algorithm's loss."""
 
 
 @runtime_checkable
 class Schedule(Protocol):
-    """What a parameter group knows of all steps of a run before it begins: public numbers."""
+    """Public numbers for all steps of a run, known beforehand."""
 
-    def of(self, steps: range, room: int) -> Any:
-        """Returns arrays of consecutive steps, with room for `room` of them."""
+    def block_arrays(self, steps: range, room: int) -> Any:
+        """Returns the arrays of consecutive steps, padded to `room` steps."""
 
-    def after(self, steps: int) -> Any:
-        """Returns arrays for a flush after so many steps of the run."""
+    def flush_arrays(self, steps: int) -> Any:
+        """Returns the arrays of a flush after `steps` steps."""
 
 
 @runtime_checkable
 class ParamGroup(Protocol):
-    """How some leaves of the parameters get their noise and their update.
+    """Group of parameter leaves with its own noise and update.
 
     Each function takes the whole training state and returns it with the group's part changed. The
-    last group of an algorithm has all leaves that no other group has. A class that derives from
-    this one views the parameters as they are, and has no pending noise.
+    last group of an algorithm has all leaves that no other group has. By default a group views the
+    parameters unchanged and has no pending noise.
     """
 
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        """Returns the numbers of the group's own leaves: none for the last group.
+        """Returns the group's leaf indices; none for the last group.
 
         Args:
           params: Parameters, or their shapes.
-          mechanism: Of the run.
-          rows: Training rows, or their shapes; None if they were not given.
+          mechanism: Mechanism of the run.
+          rows: Training rows, or their shapes; None if unknown.
 
         Raises:
-          ValueError: if the group cannot train such parameters under such a mechanism.
+          ValueError: If the group cannot train these parameters under this mechanism.
         """
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        """Returns the first state, with the group's part in it."""
+        """Returns the first state with the group's part added.
+
+        Args:
+          state: State before the first step, without the group's part.
+          leaves: Indices of the group's leaves.
+        """
 
     def schedule(self, num_steps: int) -> Schedule | None:
-        """Returns what the group knows of a run of so many steps; None for nothing."""
+        """Returns the group's schedule for `num_steps` steps, or None."""
         return None
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Any]:
-        """Returns what is differentiated, and what `update` needs to know of it."""
+        """Returns the inputs of the derivative, and data for `update`.
+
+        Args:
+          state: Training state before the step.
+          view: Inputs of the derivative after the groups before this one.
+          context: Context of the step.
+        """
         return view, None
 
     def update(
@@ -104,82 +115,83 @@ class ParamGroup(Protocol):
         viewed: Any,
         context: Context,
     ) -> tuple[TrainState, PyTree]:
-        """Returns the state after a noisy update of the group's leaves, but for its step.
+        """Returns the state after a noisy update of the group's leaves.
+
+        The step count stays unchanged.
 
         Args:
-          state: Before the update.
-          total: Sum of clipped gradients, a tree like the parameters that were differentiated,
-            with `optax.MaskedNode` in the place of frozen leaves.
-          viewed: As `view` returned it.
-          context: Of the step.
+          state: Training state before the update.
+          total: Sum of clipped gradients, a tree like the differentiated parameters, with
+            `optax.MaskedNode` for frozen leaves.
+          viewed: Data that `view` returned.
+          context: Context of the step.
 
         Returns:
-          The state, and the private mean gradient of the last group's leaves; None of others.
+          The state, and the private mean gradient of the last group's leaves; None from other
+          groups.
         """
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
-        """Returns the state with all pending noise of the group's leaves added."""
+        """Returns the state with the group's pending noise added."""
         return state
 
 
 class Schedules:
-    """The schedules of all parameter groups of a run."""
+    """Schedules of all parameter groups of a run."""
 
     def __init__(self, groups: tuple[ParamGroup, ...], num_steps: int) -> None:
-        self._each = [group.schedule(num_steps) for group in groups]
+        self._by_group = [group.schedule(num_steps) for group in groups]
 
-    def of(self, steps: range, room: int) -> tuple[Any, ...]:
-        """Returns `Schedule.of` of each group."""
-        return tuple(one and one.of(steps, room) for one in self._each)
+    def block_arrays(self, steps: range, room: int) -> tuple[Any, ...]:
+        """Returns `Schedule.block_arrays` of each group."""
+        return tuple(s and s.block_arrays(steps, room) for s in self._by_group)
 
-    def after(self, steps: int) -> tuple[Any, ...]:
-        """Returns `Schedule.after` of each group."""
-        return tuple(one and one.after(steps) for one in self._each)
+    def flush_arrays(self, steps: int) -> tuple[Any, ...]:
+        """Returns `Schedule.flush_arrays` of each group."""
+        return tuple(s and s.flush_arrays(steps) for s in self._by_group)
 
 
 def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
-    """Returns that all parameters are trained."""
+    """Returns the empty set: all parameters are trained."""
     return frozenset()
 
 
 class Algorithm(NamedTuple):
-    """A private training algorithm as pure functions of explicit state, scales and keys.
+    """Private training algorithm as pure functions of explicit state, scales and keys.
 
-    A value: what `dpsgd` makes of equal arguments is equal, and shares what was compiled of it.
-    Which mechanism it runs under is said where it is run.
+    Algorithms made by `dpsgd` from equal arguments are equal and share compiled programs. The
+    functions that run an algorithm take its mechanism.
     """
 
     init: Callable[..., TrainState]
-    """(params, mechanism, rows) -> state before the first step, in buffers of its own, which blocks
-    may overwrite. The mechanism may be left out where its noise keeps nothing from step to step,
-    and the rows of the data, some of them or their shapes, where there are no lazy tables and no
-    derivative of the loss misses a leaf."""
+    """(params, mechanism, rows) -> state before the first step, in new buffers, which blocks may
+    overwrite. The mechanism is needed for correlated noise, the rows of the data (some of them, or
+    their shapes) for lazy tables and frozen leaves."""
     clipped_sum: Callable[..., tuple[PyTree, Diagnostics]]
     """(params, batch, weights, scales) -> (sum of clipped per-example gradients, diagnostics).
 
-    The sum is in float32. Where the loss takes a key, a fifth argument is the keys of the batch's
-    examples. By name it takes `devices`, the number of devices over which the compiler shards the
-    batch where it shards the parameters, `loss_fn`, the loss in place of its own where a parameter
-    group views the parameters otherwise, and `frozen`, the numbers of the leaves that get no sum,
-    if there are any."""
+    The sum is in float32. A loss with a key needs the keys of the batch's examples as the fifth
+    argument. Keyword arguments are `devices`, the number of devices over which the compiler shards
+    the batch if it shards the parameters, `loss_fn`, the loss of viewed parameters, and `frozen`,
+    the indices of the leaves without a sum."""
     update: Callable[..., tuple[TrainState, PyTree]]
-    """(state, sum, noise_key, scales) -> (state after one noisy update, what the update was made
-    of: the private mean gradient of `dense_params`, in their types). By name it takes `viewed` and
-    `contexts`, what each parameter group needs, if a group needs it."""
+    """(state, sum, noise_key, scales) -> (state after one noisy update, private mean gradient of
+    `dense_params`, in their types). Keyword arguments are `viewed` and `contexts`, inputs of each
+    parameter group that needs them."""
     takes_key: bool = False
-    """Whether the loss takes a key."""
+    """True if the loss takes a key."""
     groups: tuple[ParamGroup, ...] = ()
-    """How which leaves are trained; the last group has all that are in no other."""
+    """Parameter groups; the last one has all leaves that are in no other."""
     frozen: Callable[[PyTree, PyTree], frozenset[int]] = nothing_frozen
-    """(params, example), or their shapes -> numbers of the leaves that no derivative reaches."""
+    """(params, example), or their shapes -> indices of the leaves that no derivative reaches."""
     foreign_calls: bool = False
-    """Whether the loss may call the host and foreign functions, which no guarantee covers."""
+    """True if the loss may call the host and foreign functions, which no guarantee covers."""
 
     @property
     def tables(self) -> Any:
-        """The `LazyTables` of the algorithm; None if all leaves get their noise in each step."""
-        found = (getattr(group, "tables", None) for group in self.groups)
-        return next((tables for tables in found if tables is not None), None)
+        """Settings `LazyTables` of the algorithm; None without lazy tables."""
+        tables_by_group = (getattr(group, "tables", None) for group in self.groups)
+        return next((tables for tables in tables_by_group if tables is not None), None)
 
 
 def privatize(
@@ -190,22 +202,21 @@ def privatize(
     scales: Scales,
     rows: tuple[int, jax.Array] | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """Returns the private mean gradient (sum + sigma C n) / b, and the state of the noise n.
+    """Returns the private mean gradient and the next noise state.
 
-    Sum, then noise, then division, in this one place. The divisor b is the sampler's *expected*
-    batch size, a public constant: the realised size depends on who took part, and dividing by it
-    would release that without noise.
+    The mean is (sum + sigma C n) / b: sum, then noise, then division, in this one place. The
+    divisor b is the sampler's *expected* batch size, a public constant: the realised size depends
+    on the participants, and dividing by it would release it without noise.
 
     Args:
-      clipped_sum: Sum over the batch of gradients of L2 norm at most C, in float32. With `rows`,
-        that of some rows of a table: float32 [U, ...].
-      noise_state: What n needs from the steps before.
-      noise_key: Key of the run's noise stream; with `step` and the leaf it names what in n
-        is fresh.
-      step: int scalar, the number of the update.
-      scales: C, sigma C and b, and the law of n, if any.
-      rows: Number of the leaf that is a table, and of its rows: int32 [U]. Their noise is
-        independent, and that of no dense leaf.
+      clipped_sum: Sum over the batch of gradients of L2 norm at most C, float32. With `rows`, the
+        sum of these rows of a table, float32 [U, ...].
+      noise_state: State of the noise n after the previous step.
+      noise_key: Key of the run's noise stream; key, step and leaf name the fresh part of n.
+      step: int scalar, number of the update.
+      scales: Scales C, sigma C and b, and the law of n, if any.
+      rows: (index of the leaf that is a table, indices of its rows, int32 [U]). Their noise is
+        independent, and not shared with a dense leaf.
     """
     divisor = scales.expected_batch_size
     if scales.noise is None:

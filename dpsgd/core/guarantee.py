@@ -1,6 +1,6 @@
-"""A guarantee as it may be printed: an interval, its terms, and what it leaves out.
+"""Guarantee of a run for printing: epsilon interval, terms and exclusions.
 
-How to read one: docs/explanation/what-a-guarantee-says.md.
+Its reading: docs/explanation/what-a-guarantee-says.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.noise.registry import noise_from_record, noise_record
 
 ADJACENCY = "zero-out"
-"""One unit is replaced by the null example, whose gradient is 0; how many there are is public."""
+"""Adjacency: the null example, with gradient 0, replaces one unit; the number of units is public.
+"""
 
 NOT_COVERED = (
     "choices of hyper-parameters that looked at private data and are not counted above",
@@ -30,44 +31,44 @@ NOT_COVERED = (
     "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
     "a fast generator in 32 bits is Gaussian to about 1e-6",
 )
-"""What no guarantee covers; on floating point see `dpsgd.noise.gaussian`."""
+"""Exclusions of every guarantee; on floating point see `dpsgd.noise.gaussian`."""
 
 FOREIGN_CALLS = (
     "host calls and foreign functions of the loss, which may carry private rows from one example "
     "to another"
 )
-"""What is not covered where a loss makes such calls (`dpsgd.gradients.isolation`)."""
+"""Exclusion for losses with host and foreign calls (`dpsgd.gradients.isolation`)."""
 
 NO_GUARANTEE = "NO GUARANTEE"
-"""Stands for a guarantee where there is none."""
+"""Text in place of a guarantee that does not exist."""
 
 UNKNOWN = Bound(0.0, 1.0)
-"""Of a total variation distance, where no profile bounds it."""
+"""Total variation distance that no profile bounds."""
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What (epsilon, delta)-differential privacy a run gives the units in its training data.
+    """(epsilon, delta)-differential privacy of a run for its training units.
 
-    It is made by `dpsgd.core.cost.cost` alone.
+    Only `dpsgd.core.cost.cost` creates it.
 
     Attributes:
-      epsilon: Interval that contains the mechanism's epsilon; its upper end is what is guaranteed.
-        None where nothing is guaranteed; `void` then says why.
-      delta: The delta at which epsilon is given, in (0, 0.1).
+      epsilon: Interval that contains the mechanism's epsilon; its upper end is guaranteed. None
+        without a guarantee; `void` then states the reason.
+      delta: Probability delta at which epsilon holds, in (0, 0.1).
       mechanism: Sampler, sigma, C, noise and full-batch queries of the run, or of its last attempt.
-      unit: What one neighbour differs in ('example' or 'user').
+      unit: Unit in which neighbours differ ('example' or 'user').
       total_variation: Interval that contains the mechanism's delta(0), from its own profile.
-      lazy_tables: Whether noise of tables is deferred, which changes no number here.
-      scope: What part of a run this is about, and on what condition; empty for a whole run.
-      void: Why there is no guarantee, or empty.
-      notes: What a reader should know about the interval.
-      left_out: What it does not cover beside what no guarantee does.
-      foreign_calls: Whether the loss may call the host and foreign functions.
+      lazy_tables: True if noise of tables is deferred, which changes no number here.
+      scope: Covered part of a run and its condition; empty for a whole run.
+      void: Reason why there is no guarantee, or empty.
+      notes: Notes on the interval for a reader.
+      left_out: Exclusions beside the standard ones.
+      foreign_calls: True if the loss may call the host and foreign functions.
       initial_names: Names of the trained models that the run started from.
-      together: Guarantee of the run and the initial model's together, which holds for rows that
-        trained the initial model; None if it is not known.
-      by_task: Sentences of the task about what its guarantee does not cover.
+      together: Joint guarantee of the run and the initial model's, which holds for rows that
+        trained the initial model; None if unknown.
+      by_task: Exclusions that the task states, sentences.
     """
 
     epsilon: Bound | None
@@ -89,14 +90,14 @@ class Guarantee:
         check_guarantee_delta(self.delta)
 
     def stopped(self, steps: int, whole: int) -> Guarantee:
-        """Returns this guarantee, of a whole run, as that of a run that was stopped.
+        """Returns the whole run's guarantee for a run stopped early.
 
-        It costs no less: the decision to stop may depend on what was released, see `cost`, and
-        all that is known is then a function of what the whole run would have released.
+        Stopping saves nothing: the decision to stop may depend on releases, see `cost`, and all
+        releases are a function of the whole run's.
 
         Args:
-          steps: Steps that were done.
-          whole: Steps of the whole run.
+          steps: Number of steps done.
+          whole: Number of steps of the whole run.
         """
         return dataclasses.replace(
             self,
@@ -111,21 +112,21 @@ class Guarantee:
 
     @property
     def attack_advantage(self) -> Bound | None:
-        """The largest advantage of a membership attack; None where nothing is guaranteed.
+        """Largest advantage of a membership attack; None without a guarantee.
 
-        Whether a unit was in the training data or zeroed out is guessed by whoever knows all else:
-        see `accounting.attack` for the game and the proof. The upper end is that of the whole
-        profile, delta(0), or what this (epsilon, delta) alone implies, whichever is less.
+        The attacker knows everything else and guesses if a unit was in the training data or zeroed
+        out: see `accounting.attack` for the game and the proof. The upper end is the smaller of the
+        profile's delta(0) and the bound that (epsilon, delta) alone implies.
         """
         if self.epsilon is None or math.isinf(self.epsilon.upper):
             return None
-        found = self.total_variation
-        upper = min(found.upper, implied_advantage(self.epsilon.upper, self.delta))
-        return Bound.resting_on(found, min(found.lower, upper), upper)
+        distance = self.total_variation
+        upper = min(distance.upper, implied_advantage(self.epsilon.upper, self.delta))
+        return Bound.resting_on(distance, min(distance.lower, upper), upper)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the guarantee leaves out, in sentences."""
+        """Exclusions of the guarantee, sentences."""
         return (*self.left_out, *self.by_task, *[FOREIGN_CALLS] * self.foreign_calls, *NOT_COVERED)
 
     def sentence(self) -> str:
@@ -144,8 +145,8 @@ class Guarantee:
         )
 
     def _exceptions(self) -> str:
-        found = (*self.by_task, *[FOREIGN_CALLS] * self.foreign_calls)
-        return f". NOT COVERED: {'; '.join(found)}" if found else ""
+        exceptions = (*self.by_task, *[FOREIGN_CALLS] * self.foreign_calls)
+        return f". NOT COVERED: {'; '.join(exceptions)}" if exceptions else ""
 
     def _of_initial(self) -> str:
         if not self.initial_names:
@@ -161,7 +162,7 @@ class Guarantee:
         return f" for rows that did not train the initial model; for rows that did, {cost}"
 
     def _of_noise(self) -> str:
-        words = words_on(noise_record(self.mechanism.noise))
+        words = noise_label(noise_record(self.mechanism.noise))
         late = ", lazy tables" if self.lazy_tables else ""
         return late if words == INDEPENDENT else f", {words}{late}"
 
@@ -172,7 +173,7 @@ class Guarantee:
         return upper if math.isfinite(upper) else None
 
     def attack(self) -> str:
-        """Returns what bounds a membership attack, or that nothing does, in words."""
+        """Returns the bound on a membership attack, in words."""
         advantage = self.attack_advantage
         if advantage is None:
             return "nothing bounds the accuracy of a membership attack"
@@ -180,9 +181,9 @@ class Guarantee:
         return f"a membership attack with a fair prior has an accuracy of at most {accuracy}"
 
     def record(self) -> dict[str, Any]:
-        """Returns the guarantee as JSON values; an end that is not finite is null."""
-        ends = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
-        lower, upper = (end if math.isfinite(end) else None for end in ends)
+        """Returns the guarantee as JSON values, null for infinite ends."""
+        bounds = (self.epsilon.lower, self.epsilon.upper) if self.epsilon else (math.inf, math.inf)
+        lower, upper = (bound if math.isfinite(bound) else None for bound in bounds)
         advantage, mechanism = self.attack_advantage, self.mechanism
         sums, clip = mechanism.full_sums, mechanism.l2_clip_norm
         return {
@@ -210,10 +211,10 @@ class Guarantee:
 INDEPENDENT = "independent noise"
 
 
-def words_on(noise: Mapping[str, Any]) -> str:
-    """Returns what a noise is called, of which this is the description.
+def noise_label(noise: Mapping[str, Any]) -> str:
+    """Returns the printed name of a noise from its record.
 
-    >>> words_on({"name": "banded toeplitz", "coefficients": [4, 3]})
+    >>> noise_label({"name": "banded toeplitz", "coefficients": [4, 3]})
     'BandedToeplitz noise of 2 bands'
     """
     try:

@@ -1,8 +1,8 @@
-"""Names in a program's trace for what its privacy rests on; a compiled program has none of them.
+"""Marks: names in a program's trace for the values on which privacy rests.
 
-A mark is the identity on its first argument. The others say what that was made of, so that the
-static audit (`dpsgd.audit.runtime.flow`) finds sums, draws and releases without a guess. XLA sees
-nothing.
+A mark is the identity on its first argument; the further arguments name its inputs, so that the
+static audit (`dpsgd.audit.runtime.flow`) finds sums, draws and releases without guessing. Marks
+vanish in compilation.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def _batched(arguments: Any, axes: Any, **how: Any) -> Any:
 batching.primitive_batchers[mark] = _batched
 
 
-def marked(x: Any, kind: Kind, **made_of: Any) -> Any:
-    """Returns `x`, which the trace names from here on.
+def mark_value(x: Any, kind: Kind, **inputs: Any) -> Any:
+    """Returns `x` under a mark in the trace.
 
     Args:
-      x: An array.
+      x: Array to mark.
       kind: "sum" is a sum of clipped gradients, "clip" the clipping norm as the clipping rule reads
         it, "draw" fresh noise, "ring" the place of a step in a ring of fixed length, and "release"
         a noised sum.
-      **made_of: Arrays from which it was made, by name: of a draw its `key` and `step`; of a
-        release `total`, and what else the noise was given.
+      **inputs: Arrays that `x` was computed from, by name: `key` and `step` of a draw; `total` and
+        the inputs of the noise of a release.
     """
-    given = {name: value for name, value in made_of.items() if value is not None}
-    return mark.bind(x, *given.values(), kind=kind, names=tuple(given))
+    named = {name: value for name, value in inputs.items() if value is not None}
+    return mark.bind(x, *named.values(), kind=kind, names=tuple(named))

@@ -1,4 +1,4 @@
-"""The one description of a private mechanism: sampler, sigma and C. It computes without JAX."""
+"""Mechanism: the one description of sampler, sigma and C, without JAX."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from samplers import BatchSampler, FullBatch
 from samplers.base import MAX_STEPS
 
 SCALES = 2.0**-100, 2.0**96
-"""Between these lie C and sigma C, where there is noise: float32 holds all that a step computes.
+"""Range of C and sigma C under noise, in which float32 holds every value of a step.
 
-At least 2^-100: nothing that decides on clipping or noise is subnormal, which XLA takes for 0
-(`dpsgd.gradients.norms`, `dpsgd.noise.gaussian`). At most 2^96: a sum of 2^31 clipped gradients,
-the most there can be, is at most 2^127 and noise below 2^100, so there is no infinity, which no
-noise would hide.
+Above 2^-100 no value that decides on clipping or noise is subnormal, which XLA takes for 0
+(`dpsgd.gradients.norms`, `dpsgd.noise.gaussian`). Below 2^96 a sum of 2^31 clipped gradients, the
+largest batch, is at most 2^127 and noise below 2^100, so that no infinity escapes the noise.
 """
 
 _INDEPENDENT = Independent()
@@ -35,19 +34,19 @@ _COARSE = 0.25  # of an epsilon, a width at which nothing takes long
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The one description of the privacy mechanism that training and accounting both read.
+    """Privacy mechanism that training and accounting both read.
 
     Attributes:
-      sampler: Who takes part in which step, and what that costs.
+      sampler: Sampler of the batches, which also states their privacy cost.
       noise_multiplier: Standard deviation of the noise on the sum of clipped gradients, in units of
         `l2_clip_norm`. 0 gives a mechanism without any guarantee.
       l2_clip_norm: Bound C on the L2 norm of the gradient of each example, or of each unit that the
-        sampler has clipped as one; infinite only without noise. With it, C and sigma C are within
+        sampler clips as one; infinite only without noise. Under noise, C and sigma C are within
         `SCALES`.
-      noise: Its law over the steps: `Independent`, or another `Noise` whose cost is known for this
-        sampler.
-      full_sums: What is released after the sampler's last step, if anything: noisy sums over all
-        rows, which count as further steps of the run.
+      noise: Law of the noise over the steps: `Independent`, or another `Noise` whose cost is known
+        for this sampler.
+      full_sums: Noisy sums over all rows, released after the sampler's last step and counted as
+        further steps of the run; None without.
     """
 
     sampler: BatchSampler
@@ -73,57 +72,57 @@ class Mechanism:
             )
         law = type(self.noise)
         if not getattr(vars(law).get("__dataclass_params__"), "frozen", False):
-            # Else two of one class were equal whatever they hold, to prices, programs and ledgers.
+            # Otherwise any two of one class would be equal to prices, programs and ledgers.
             raise ValueError(
-                f"noise must be of a frozen dataclass, and {law.__name__} itself is none: write "
+                f"noise is of the class {law.__name__}, not a frozen dataclass; write "
                 "@dataclass(frozen=True) above the class"
             )
-        for part in (self.sampler, self.noise):
-            fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-            if unseen := [field.name for field in fields if not field.compare]:
+        for value in (self.sampler, self.noise):
+            fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+            if uncompared := [field.name for field in fields if not field.compare]:
                 raise ValueError(
-                    f"{type(part).__name__} is compared without its {unseen[0]}, so that a cost "
-                    "could be taken for that of another: leave out compare=False"
+                    f"{type(value).__name__} is compared without its {uncompared[0]}, so that its "
+                    "cost could be mistaken for another's; leave out compare=False"
                 )
-            if fields and (hidden := _hidden(part, {field.name for field in fields})):
+            if fields and (hidden := _hidden(value, {field.name for field in fields})):
                 raise ValueError(
-                    f"{type(part).__name__} is compared without its {hidden[0]}, so that a cost "
-                    "could be taken for that of another: write @dataclass(frozen=True) above the "
+                    f"{type(value).__name__} is compared without its {hidden[0]}, so that its "
+                    "cost could be mistaken for another's; write @dataclass(frozen=True) above the "
                     "class, and make it a field"
                 )
         if self.full_sums is not None:
             if sigma == 0:
-                raise ValueError("full_sums are private, and a run without noise is not")
+                raise ValueError("full_sums need noise, got noise_multiplier=0; leave them out")
             if self.sampler.unit != "example":
                 raise ValueError(
-                    f"what is protected is a {self.sampler.unit}, and in full_sums each row by "
-                    "itself is clipped"
+                    f"full_sums clip each row alone, but the sampler protects a "
+                    f"{self.sampler.unit}; leave out full_sums"
                 )
-            self.of_sums()  # refuses scales that float32 does not hold
+            self.sums_mechanism()  # refuses scales that float32 does not hold
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole run: the sampler's, and one for each sum over all rows."""
+        """Number of steps of the run, sums over all rows included."""
         return self.sampler.num_steps + (self.full_sums.count if self.full_sums else 0)
 
     @property
     def signal_to_noise(self) -> float:
-        """The most that gradients can add up to over the run, over the noise in their direction.
+        """Largest ratio of the run's summed gradients to the noise in their direction.
 
-        N steps of b examples add up to N b C at most, where all of them agree, and independent
-        noise to a standard deviation of sqrt(N) sigma C in any direction: their ratio is sqrt(N) b
-        / sigma. It is infinite without noise, and where noise is correlated and adds up to less.
+        N steps of b agreeing examples add up to N b C, and independent noise to a standard
+        deviation of sqrt(N) sigma C in any direction: the ratio is sqrt(N) b / sigma. It is
+        infinite without noise, and for correlated noise, which adds up to less.
         """
         if self.noise_multiplier == 0 or self.noise.bands > 1:
             return math.inf
         size = math.sqrt(self.sampler.num_steps) * self.sampler.expected_batch_size
         return size / self.noise_multiplier
 
-    def of_sums(self) -> Mechanism:
-        """Returns the mechanism by which the sums over all rows are released.
+    def sums_mechanism(self) -> Mechanism:
+        """Returns the mechanism that releases the sums over all rows.
 
         Raises:
-          ValueError: if there are none.
+          ValueError: If the mechanism has no full sums.
         """
         sums = self.full_sums
         if sums is None:
@@ -132,16 +131,23 @@ class Mechanism:
         return Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm)
 
     def privacy(self) -> PrivacyProfile:
-        """Returns what a whole run costs, or raises ValueError where there is no noise."""
+        """Returns the privacy cost of a whole run.
+
+        Raises:
+          ValueError: If there is no noise.
+        """
         if self.noise_multiplier == 0:
             raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
         return self._with_sums(self.noise.privacy(self.sampler, self.noise_multiplier))
 
     def privacy_of(self, segments: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above what parts of runs cost together, see `BatchSampler.privacy_of`.
+        """Bounds from above the joint privacy cost of segments of runs.
 
-        The steps beyond the sampler's are sums over all rows: each counts, as often as it is
-        released under other noise.
+        See `BatchSampler.privacy_of`. Steps beyond the sampler's are sums over all rows: each
+        counts once per release under other noise.
+
+        Args:
+          segments: Ranges of steps.
         """
         last = self.sampler.num_steps
         steps = [range(s.start, min(s.stop, last)) for s in segments if s and s.start < last]
@@ -154,7 +160,7 @@ class Mechanism:
     def _with_sums(
         self, trained: PrivacyProfile | None, count: int | None = None
     ) -> PrivacyProfile:
-        """Returns what steps cost with `count` sums, by default all."""
+        """Returns the cost of steps with `count` sums, by default all."""
         sums = self.full_sums
         if sums is None or count == 0:
             assert trained is not None, "nothing is released"
@@ -165,22 +171,22 @@ class Mechanism:
         return WithGaussianReleaseProfile(trained, release.noise_multiplier)
 
     def parts(self, delta: float) -> list[Bound]:
-        """Bounds what parts of a whole run cost, each priced by itself: its steps, and one sum.
+        """Bounds the cost of a run's steps and of one sum.
 
-        Steps cost as if no batch were cut. The guarantee of the whole at `delta` is no less, see
-        `dpsgd.core.cost`. Lower ends are what counts: they take little time.
+        Steps cost as if no batch were truncated. The guarantee of the whole at `delta` is no less,
+        see `dpsgd.core.cost`, which needs the lower ends alone: they are cheap.
         """
-        parts = [self.noise.privacy(self.sampler.untruncated(), self.noise_multiplier)]
+        profiles = [self.noise.privacy(self.sampler.untruncated(), self.noise_multiplier)]
         if self.full_sums is not None:
-            parts.append(GaussianProfile(self.full_sums.noise_multiplier))
-        return [part.epsilon(delta, _COARSE) for part in parts]
+            profiles.append(GaussianProfile(self.full_sums.noise_multiplier))
+        return [profile.epsilon(delta, _COARSE) for profile in profiles]
 
     def until(self, *, epsilon: float, delta: float) -> Mechanism:
-        """Returns this mechanism with as many epochs as `epsilon` at `delta` pays for.
+        """Returns this mechanism with the most epochs within `epsilon`.
 
-        To train until epsilon is to choose the number of epochs beforehand, by cost alone: the
-        largest whose whole run costs no more. That run may then be stopped early by any rule that
-        looks at what was released, and still costs no more, see `dpsgd.cost`.
+        Training until epsilon means choosing the number of epochs beforehand, by cost alone: the
+        largest whose whole run costs at most `epsilon`. Any rule that looks at releases may then
+        stop the run early, at no further cost, see `dpsgd.cost`.
 
         >>> from samplers import Poisson
         >>> mechanism = Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)
@@ -188,11 +194,11 @@ class Mechanism:
         12
 
         Args:
-          epsilon: What may be spent, >= 0.
-          delta: In (0, 1).
+          epsilon: Budget epsilon >= 0.
+          delta: Probability delta of the guarantee, in (0, 1).
 
         Raises:
-          ValueError: if there is no noise, or not one epoch can be paid for.
+          ValueError: If there is no noise, or one epoch costs more.
         """
         self.privacy()  # refuses where there is no noise
 
@@ -203,15 +209,15 @@ class Mechanism:
         limit = min(1_000_000, MAX_STEPS // self.sampler.steps_per_epoch)
         epochs = largest_count(privacy, epsilon=epsilon, delta=delta, limit=limit)
         if epochs == 0:
-            one = privacy(1).epsilon(delta)
+            price = privacy(1).epsilon(delta)
             raise ValueError(
-                f"one epoch costs epsilon {one} at delta {format_delta(delta)}, more than "
+                f"one epoch costs epsilon {price} at delta {format_delta(delta)}, more than "
                 f"{epsilon}: raise noise_multiplier"
             )
         return dataclasses.replace(self, sampler=self.sampler.with_epochs(epochs))
 
     def scales(self) -> Scales:
-        """Returns the numbers that the compiled step reads; rounding never shortens the noise."""
+        """Returns the compiled step's scales, with noise rounded up."""
         clip = np.float32(self.l2_clip_norm)
         batch = np.float32(self.sampler.expected_batch_size)
         if self.noise_multiplier == 0:
@@ -223,13 +229,13 @@ class Mechanism:
         return Scales(clip, stddev, batch, self.noise)
 
 
-def _hidden(part: Any, fields: set[str]) -> list[str]:
-    """Returns the attributes of an object that are neither fields nor computed of them, once."""
+def _hidden(component: Any, fields: set[str]) -> list[str]:
+    """Returns the names of attributes that are neither fields nor cached properties."""
     return [
         name
-        for name in getattr(part, "__dict__", ())
+        for name in getattr(component, "__dict__", ())
         if name not in fields
         and not isinstance(
-            inspect.getattr_static(type(part), name, None), functools.cached_property
+            inspect.getattr_static(type(component), name, None), functools.cached_property
         )
     ]

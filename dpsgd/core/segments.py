@@ -1,4 +1,4 @@
-"""What a run released, as it is accounted for: segments of its steps, or a private selection."""
+"""Releases of a run as `cost` counts them: segments of steps, or a private selection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from samplers import Multistage, UnitsThenPoisson
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive steps of one run under one set of keys, with all that their cost depends on.
+    """Consecutive steps of one run under one set of keys.
+
+    It has everything that their cost depends on.
 
     >>> from samplers import Poisson
     >>> Segment(Mechanism(Poisson(10_000, batch_size=100), 1.0, l2_clip_norm=1.0)).steps
@@ -23,17 +25,17 @@ class Segment:
 
     Attributes:
       mechanism: Sampler, sigma, C, noise and full-batch queries of the whole run, as planned.
-      steps: Those that are taken: first the sampler's steps, then one for each full-batch query. By
-        default all.
-      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
-        the data is an example.
-      reproducible_noise: Whether the noise comes from a seed that can be guessed.
-      lazy_tables: Whether noise of tables is deferred: the cost is the same.
+      steps: Range of steps: first the sampler's, then one for each full-batch query. All by
+        default.
+      unit: Protected unit, see `BatchSampler.protected_unit`; by default for data with one row per
+        example.
+      reproducible_noise: True if the noise comes from a seed that can be guessed.
+      lazy_tables: True if noise of tables is deferred; the cost is the same.
       initial: Trained model that the run started from; None for fresh parameters.
-      not_covered: Sentences of the task about what its guarantee does not cover.
+      not_covered: Exclusions that the task states, sentences.
 
     Raises:
-      ValueError: if the run has not these steps.
+      ValueError: If the run does not have these steps.
     """
 
     mechanism: Mechanism
@@ -45,25 +47,25 @@ class Segment:
     not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        whole = self.mechanism.num_steps
-        steps = range(whole) if self.steps is None else self.steps
-        if steps.step != 1 or not 0 <= steps.start <= steps.stop <= whole:
-            raise ValueError(f"steps must be in [0, {whole}], the run's number, got {steps}")
+        num_steps = self.mechanism.num_steps
+        steps = range(num_steps) if self.steps is None else self.steps
+        if steps.step != 1 or not 0 <= steps.start <= steps.stop <= num_steps:
+            raise ValueError(f"steps must be in [0, {num_steps}], the run's number, got {steps}")
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
 
     @property
     def complete(self) -> bool:
-        """Whether these are all steps of the run."""
+        """True if these are all steps of the run."""
         return self.steps == range(self.mechanism.num_steps)
 
     @property
     def mechanisms(self) -> list[Mechanism]:
-        """What may have run."""
+        """Mechanisms that may have run."""
         return [self.mechanism]
 
     def planned(self) -> Segment:
-        """Returns the segment that lasts to the last step of the run."""
+        """Returns the segment extended to the last step of the run."""
         return dataclasses.replace(self, steps=range(self.steps.start, self.mechanism.num_steps))
 
 
@@ -85,13 +87,13 @@ class Initial:
 
 @dataclass(frozen=True)
 class Trials:
-    """A private selection: the best of a random number of whole runs, and nothing else.
+    """Private selection: release of the best of a random number of whole runs.
 
     Attributes:
-      count: The law of the number of trials, which stays secret.
-      candidates: What a trial may be, each equally likely; at least one.
-      score: What the best is chosen by.
-      released: The candidate that was released; by default the first stands for it.
+      count: Law of the number of trials, which stays secret.
+      candidates: Possible runs of a trial, each equally likely; at least one.
+      score: Name of the score that the best trial maximises or minimises.
+      released: Candidate that was released; by default the first stands for it.
     """
 
     count: TrialCount
@@ -104,46 +106,48 @@ class Trials:
     initial: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        if not self.candidates or not all(one.complete for one in self.candidates):
+        if not self.candidates or not all(candidate.complete for candidate in self.candidates):
             raise ValueError("a selection needs at least one candidate, and whole runs alone")
-        if len({one.unit for one in self.candidates}) > 1:
+        if len({candidate.unit for candidate in self.candidates}) > 1:
             raise ValueError("candidates must protect one unit")
 
     @property
     def mechanism(self) -> Mechanism:
-        """That of the run which was released."""
-        return self._shown.mechanism
+        """Mechanism of the released run."""
+        return self._released_segment.mechanism
 
     @property
     def unit(self) -> str:
-        """What is protected."""
-        return self._shown.unit
+        """Protected unit."""
+        return self._released_segment.unit
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences of the task, which all candidates train."""
-        return self._shown.not_covered
+        """Exclusions that the task of all candidates states."""
+        return self._released_segment.not_covered
 
     @property
     def lazy_tables(self) -> bool:
-        """Whether noise of tables was deferred in the run that was released."""
-        return self._shown.lazy_tables
+        """True if noise of tables was deferred in the released run."""
+        return self._released_segment.lazy_tables
 
     @property
     def reproducible_noise(self) -> bool:
-        """Whether the noise of a trial may come from a seed that can be guessed."""
-        return any(one.reproducible_noise for one in self.candidates)
+        """True if the noise of a trial may come from a seed that can be guessed."""
+        return any(candidate.reproducible_noise for candidate in self.candidates)
 
     @property
     def mechanisms(self) -> list[Mechanism]:
-        """Those of the candidates that differ in more than the clipping norm."""
-        found = (dataclasses.replace(one.mechanism, l2_clip_norm=1.0) for one in self.candidates)
-        return list(dict.fromkeys(found))
+        """Mechanisms of the candidates, distinct up to the clipping norm."""
+        mechanisms = (
+            dataclasses.replace(one.mechanism, l2_clip_norm=1.0) for one in self.candidates
+        )
+        return list(dict.fromkeys(mechanisms))
 
     @property
     def profile(self) -> SelectionProfile:
-        """The privacy profile of the whole: each candidate's lies below the envelope of all."""
-        envelope = EnvelopeProfile(tuple(one.privacy() for one in self.mechanisms))
+        """Privacy profile of the selection, from the envelope of the candidates' profiles."""
+        envelope = EnvelopeProfile(tuple(mechanism.privacy() for mechanism in self.mechanisms))
         return SelectionProfile(envelope, self.count)
 
     def planned(self) -> Trials:
@@ -151,7 +155,7 @@ class Trials:
         return self
 
     def __str__(self) -> str:
-        """Returns what is done, in words."""
+        """Returns the selection in words."""
         few = len(self.candidates)
         return (
             f"the best by {self.score} of a random number of trials (mean {self.count.mean:g}, "
@@ -160,7 +164,7 @@ class Trials:
         )
 
     @property
-    def _shown(self) -> Segment:
+    def _released_segment(self) -> Segment:
         return self.released or self.candidates[0]
 
 
@@ -177,10 +181,10 @@ def check_together(parts: Sequence[Part]) -> None:
       ValueError: if one is a selection, draws units from a tree (they may lie elsewhere in each
         run), or protects another unit than the others.
     """
-    if any(isinstance(part, Trials) for part in parts):
+    if any(isinstance(piece, Trials) for piece in parts):
         raise ValueError("the cost of a selection together with another run is not computed")
-    if len(units := dict.fromkeys(part.unit for part in parts)) > 1:
+    if len(units := dict.fromkeys(piece.unit for piece in parts)) > 1:
         raise ValueError(f"the runs protect different units: {' and '.join(units)}")
     trees = Multistage | UnitsThenPoisson
-    if any(isinstance(part.mechanism.sampler, trees) for part in parts):
+    if any(isinstance(piece.mechanism.sampler, trees) for piece in parts):
         raise ValueError("runs that draw units from a tree are not counted together")

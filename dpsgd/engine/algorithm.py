@@ -15,7 +15,7 @@ from jax import Array
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, parted
+from dpsgd.core.state import TrainState, split_leaves
 from dpsgd.engine.programs import compiled, contents, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
@@ -269,7 +269,7 @@ class DenseGroup(ParamGroup):
         self, state: TrainState, total: PyTree, viewed: None, context: Context
     ) -> tuple[TrainState, PyTree]:
         key, scales, old = context.noise_key, context.scales, state.dense_params
-        total, _ = parted(total, {*state.tables, *state.frozen})
+        total, _ = split_leaves(total, {*state.tables, *state.frozen})
         gradient, noise = privatize(total, state.noise, key, state.step, scales)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)

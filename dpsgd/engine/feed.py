@@ -13,7 +13,7 @@ import numpy as np
 
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, opened
+from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import cut, most_passes, plan_blocks, widened, with_rows
 from dpsgd.engine.placement import Placement
@@ -108,8 +108,10 @@ class Layout(NamedTuple):
         keys = keys_of(algorithm, root, 0)
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        state = state if state.pending else jax.eval_shape(opened, state)
-        known = Schedules(algorithm.groups, sampler.num_steps).of(range(1), self.block_steps)
+        state = state if state.pending else jax.eval_shape(defer_noise, state)
+        known = Schedules(algorithm.groups, sampler.num_steps).block_arrays(
+            range(1), self.block_steps
+        )
         watch = Watch.nothing(state.raw_params)
         return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], known
 
@@ -120,16 +122,16 @@ class Layout(NamedTuple):
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
-    def opened(self, state: TrainState) -> TrainState:
-        """Returns `state.opened` of a state whose buffers are given away."""
+    def defer_noise(self, state: TrainState) -> TrainState:
+        """Returns `defer_noise` of a state whose buffers are given away."""
         if state.pending or not state.tables:
             return state
         shardings = None
         if self.placement is not None:
-            end = jax.eval_shape(opened, state)
+            end = jax.eval_shape(defer_noise, state)
             shardings = (self.placement.state(state),), self.placement.state(end)
         how: Any = {"donate_argnums": (0,), "shardings": shardings}
-        return program(opened, (), (state,), **how).compiled(state)
+        return program(defer_noise, (), (state,), **how).compiled(state)
 
     def transport(self, sampler: BatchSampler, shards: range | None = None) -> Resident | Streamed:
         """Returns how rows and plans of some data shards, by default all, get to the devices."""

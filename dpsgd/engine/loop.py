@@ -148,8 +148,8 @@ def train_blocks(
     program, begun = None, False  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
-            now = layout.opened(now)
-            known = schedules.of(steps, layout.block_steps)
+            now = layout.defer_noise(now)
+            known = schedules.block_arrays(steps, layout.block_steps)
             arguments = now, rows, plan, noise_key, scales, watch, loss_key, known
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
@@ -165,7 +165,7 @@ def train_blocks(
             under_way.append(log)
             ends = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
             if now.pending and ends:
-                known = schedules.after(steps.stop)
+                known = schedules.flush_arrays(steps.stop)
                 now = flushed(algorithm, now, known, noise_key, scales, layout.placement)
             yield Block(now, steps, log, watched)
 

@@ -133,7 +133,7 @@ def sums_run(
 
     Args:
       refinement: What is summed.
-      mechanism: Of the sums, as `Mechanism.of_sums` has it.
+      mechanism: Of the sums, as `Mechanism.sums_mechanism` has it.
       params: Released parameters.
       data: Arrays of rows, of any number.
       placement: Which devices compute; by default one.
@@ -195,7 +195,7 @@ def refine(
         not the mechanism's number of rows, or a row could see others.
     """
     first, last = mechanism.sampler.num_steps, mechanism.num_steps
-    data, mechanism = columns_of(mechanism.sampler, data), mechanism.of_sums()
+    data, mechanism = columns_of(mechanism.sampler, data), mechanism.sums_mechanism()
     if placement is not None:
         params = hosted(params)
     sums = sums_run(refinement, mechanism, params, data, placement)

@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from dpsgd.core.algorithm import Algorithm, Context, View
-from dpsgd.core.marks import marked
+from dpsgd.core.marks import mark_value
 from dpsgd.core.mechanism import Scales
-from dpsgd.core.state import TrainState, parted
+from dpsgd.core.state import TrainState, split_leaves
 from dpsgd.engine.closures import require_closed
 from dpsgd.engine.placement import AXIS, Exchange, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows
@@ -152,7 +152,7 @@ class _Step:
             how = {"batch_at": batch, "devices": len(placement.devices)}
             found, _ = self._sum(state, j, data, plan, scales, loss_key, contexts, **how)
             total, diagnostics = found
-            shardings, _ = parted(placement.params(state.raw_params), state.frozen)
+            shardings, _ = split_leaves(placement.params(state.raw_params), state.frozen)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
         def of_device(step, params, j, data, plan, scales, loss_key):
@@ -194,7 +194,7 @@ class _Step:
 
     def _updated(self, state, total, viewed, frozen, contexts):
         """Returns the state after the update, or with the private mean gradient if it is asked."""
-        total = jax.tree.map(lambda leaf: marked(leaf, "sum"), total)
+        total = jax.tree.map(lambda leaf: mark_value(leaf, "sum"), total)
         noise_key, scales, *_ = contexts[-1]
         # Asked when the loss has been differentiated, which refuses one that examples could mix in.
         if (found := frozen()) != frozenset(state.frozen):

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from dpsgd.core.state import joined, parted
+from dpsgd.core.state import join_leaves, split_leaves
 from dpsgd.gradients import ghost, memory, norms
 from dpsgd.gradients.ghost import Gradients
 from dpsgd.gradients.isolation import ForeignCalls, isolated
@@ -62,7 +62,7 @@ def _vmap_gradients(
     trained = {k: leaves_by_index[k] for k in sorted(k for group in groups for k in group)}
 
     def trained_loss(trained: dict[int, Array], params: PyTree, example: PyTree) -> Array:
-        return loss(joined(params, trained), example)
+        return loss(join_leaves(params, trained), example)
 
     arguments = trained, params, example
     differentiated = isolated(jax.value_and_grad(trained_loss), *arguments, foreign_calls=foreign)
@@ -188,7 +188,7 @@ def clipped_grad(
     ) -> tuple[Sums, Diagnostics]:
         total, earlier = carry
         trained = [k for k in range(len(jax.tree.leaves(params))) if k not in frozen]
-        groups = clipping.groups(parted(params, frozen)[0])
+        groups = clipping.groups(split_leaves(params, frozen)[0])
         groups = [[trained[k] for k in group] for group in groups]
         losses, group_norms, add_clipped = gradients(loss_fn, params, batch, groups)
         real = weights > 0
@@ -207,7 +207,7 @@ def clipped_grad(
         batch = jax.tree.map(jnp.asarray, loss_rows(batch, keys, keyed))
         weights = jnp.asarray(weights)
         _check(loss_fn, params, batch, weights)
-        masked = parted(params, range(len(jax.tree.leaves(params))))[0]
+        masked = split_leaves(params, range(len(jax.tree.leaves(params))))[0]
         zeros = {
             k: jnp.zeros(jnp.shape(p), jnp.float32)
             for k, p in enumerate(jax.tree.leaves(params))
@@ -225,7 +225,7 @@ def clipped_grad(
             )
         if per_scan >= size:
             total, diagnostics = add_microbatch(params, carry, batch, weights)
-            return joined(masked, total), diagnostics
+            return join_leaves(masked, total), diagnostics
         count = -(-size // per_scan)
 
         # The last microbatch is filled up with copies of the last row, at weight zero.
@@ -247,7 +247,7 @@ def clipped_grad(
 
         xs = (jax.tree.map(lambda x: split(filled(x)), batch), split(weights))
         total, diagnostics = lax.scan(body, carry, xs)[0]
-        return joined(masked, total), diagnostics
+        return join_leaves(masked, total), diagnostics
 
     return clipped_sum
 

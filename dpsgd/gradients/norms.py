@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from dpsgd.core.marks import marked
+from dpsgd.core.marks import mark_value
 from dpsgd.gradients.isolation import is_narrow
 
 T = TypeVar("T")
@@ -222,7 +222,7 @@ def clip_factor(
       gamma: Stability constant in [2^-100, 2^96] for normalising in place of clipping: the factor
         is C / (norm + gamma).
     """
-    marked_clip_norm = marked(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
+    marked_clip_norm = mark_value(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
     limit = marked_clip_norm * jnp.float32(1.0 - CLIP_MARGIN)
     limit = limit if share is None else limit * jnp.float32(share)
     keep = counts & jnp.isfinite(norm.square)

@@ -1,1 +1,1 @@
-"""Finished models: read back with their guarantee, exported without secrets, and asked."""
+"""Finished models: reading with their guarantee, prediction, and export without secrets."""

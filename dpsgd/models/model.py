@@ -1,7 +1,7 @@
-"""The model of a finished run, or one that was exported: read back with its guarantee, and asked.
+"""Models of finished runs or exports, with their guarantee.
 
-Whatever a task knows of its models serves all of them alike: `predict`, `read`, `evaluate` and
-`encode` (see `dpsgd.runs.task.Task`).
+A task's methods `predict`, `read`, `evaluate` and `encode` serve all its models (see
+`dpsgd.runs.task.Task`).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 PyTree = Any
 
 TASKS = "dpsgd.tasks"
-"""Group of the entry points by which installed packages name their tasks, "module:Class"."""
+"""Entry point group in which installed packages name their tasks, "module:Class"."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Parameters, what can be asked of them, and what is guaranteed to those who trained them.
+    """Trained parameters, their task and their guarantee.
 
     Attributes:
-      path: Where it was read.
-      record: The "name", "settings" and "description" of the task that it was trained for.
-      guarantee: The guarantee as `Guarantee.record` has it: "guarantee" is its sentence; and what
-        the "audit" before training saw, or that none was made.
-      task: What predicts and reads.
-      params: The parameters.
+      path: Folder of the model.
+      record: "name", "settings" and "description" of the task that it was trained for.
+      guarantee: `Guarantee.record`, whose "guarantee" is the sentence, and the result of the
+        "audit" before training.
+      task: Task that predicts and reads.
+      params: Parameters of the model.
     """
 
     path: Path
@@ -48,25 +48,25 @@ class TrainedModel:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What is public of the task, as its `describe` had it."""
+        """Public description of the task, from its `describe`."""
         return self.record["description"]
 
     @property
     def num_params(self) -> int:
-        """How many parameters there are."""
+        """Number of parameters."""
         import jax
 
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     def predict(self, rows: Any) -> np.ndarray:
-        """Returns what the model says of rows: an array with a row each.
+        """Returns the predictions for rows, an array with one row each.
 
         Args:
-          rows: As people have them, where the task knows such (its `encode`): of a table, column
-            name to values as they stand in a raw file. Else as they were trained on.
+          rows: Raw rows, if the task has `encode`: for a table, column name to values as in a raw
+            file. Otherwise rows as in training.
 
         Raises:
-          TypeError, ValueError: if they are not such rows.
+          TypeError, ValueError: If the task cannot read the rows.
         """
         import jax
 
@@ -80,26 +80,30 @@ class TrainedModel:
     def predictions(
         self, path: str | os.PathLike[str], *, split: str | None = None
     ) -> Iterator[np.ndarray]:
-        """Returns what the model says of the rows of a file, labelled or not, block by block.
+        """Returns the predictions for a file's rows, block by block.
 
         Args:
-          path: A file in the format of the task.
-          split: Which of its rows, where it has several parts; by default all.
+          path: File in the format of the task, with or without labels.
+          split: Part of the file to predict; by default all.
 
         Raises:
-          ValueError: if it cannot be read, or does not fit the model.
+          ValueError: If the file cannot be read, or does not fit the model.
         """
         from dpsgd.models.predictions import predictions
 
         predict, read = self._method("predict"), self._method("read")
-        blocks = read(Path(path), labelled=False, **_given(split))
+        blocks = read(Path(path), labelled=False, **_split_option(split))
         return (predictions(predict, self.params, block) for block in blocks)
 
     def keys(self, path: str | os.PathLike[str], column: str) -> Iterator[str]:
-        """Returns what a column of a file says of its rows, as text, in the order of `predictions`.
+        """Returns a column of a file as text, in the order of `predictions`.
+
+        Args:
+          path: File in the format of the task.
+          column: Name of the column.
 
         Raises:
-          ValueError: if the file, or its format, has no such column.
+          ValueError: If the file, or its format, has no such column.
         """
         keys: Iterator[str] = self._method("keys")(Path(path), column)
         return keys
@@ -107,9 +111,14 @@ class TrainedModel:
     def evaluate(
         self, path: str | os.PathLike[str], *, split: str | None = None
     ) -> dict[str, float]:
-        """Returns the metrics of the model on the labelled rows of a file, see `predictions`."""
+        """Returns the model's metrics on the labelled rows of a file.
+
+        Args:
+          path: File in the format of the task.
+          split: Part of the file to evaluate; by default all.
+        """
         evaluate, read = self._method("evaluate"), self._method("read")
-        return dict(evaluate(self.params, read(Path(path), **_given(split))))
+        return dict(evaluate(self.params, read(Path(path), **_split_option(split))))
 
     def _method(self, name: str) -> Any:
         method = getattr(self.task, name, None)
@@ -121,41 +130,41 @@ class TrainedModel:
         return method
 
 
-def _given(split: str | None) -> dict[str, str]:
+def _split_option(split: str | None) -> dict[str, str]:
     return {} if split is None else {"split": split}
 
 
 def read_model(
     path: Path, *, task: Any = None, kinds: Mapping[str, str] | None = None
 ) -> TrainedModel:
-    """Reads the model of a finished run, or one that was exported.
+    """Reads the model of a finished run, or an exported one.
 
-    An exported model may come from elsewhere: it chooses among `kinds`, and imports no other
-    module. The directory of a run is its owner's, and names the task that it was made by.
+    An exported model may come from elsewhere: its task is one of `kinds`, and no other module is
+    imported. A run's directory is its owner's, and names the task that made it.
 
     Args:
-      path: The directory of a run, or an exported model.
-      task: The task whose model it is, or its class, to be asked in place of the one it names.
+      path: Directory of a run, or an exported model.
+      task: Task of the model, or its class, in place of the named one.
       kinds: Names of tasks, each standing for "module:Class"; by default `installed_tasks`.
 
     Raises:
-      FileNotFoundError: if there is none.
-      ValueError: if it is damaged, or of a task that is not known.
+      FileNotFoundError: If there is no model.
+      ValueError: If the model is damaged, or its task is unknown.
     """
     from dpsgd.runs.result import FinishedRun
 
     kinds = installed_tasks() if kinds is None else kinds
     if (path / MODEL).is_file():
         bundle = Bundle.read(path)
-        found = task or _known(path, bundle.task["name"], kinds)
-        task = _finished(bundle.task, found, f"{path / MODEL} is damaged")
+        task_or_class = task or _installed_task(path, bundle.task["name"], kinds)
+        task = _finished_task(bundle.task, task_or_class, f"{path / MODEL} is damaged")
         params = RunDirectory(path).read_params(_shapes(task))
         return TrainedModel(path, bundle.task, bundle.guarantee, task, params)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} is neither an exported model nor the directory of a run")
     run = FinishedRun.read(path)
-    folder, where = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
-    task = _finished(run.task, task or _named(path, run.task["name"], kinds), where)
+    folder, damage = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
+    task = _finished_task(run.task, task or _recorded_task(path, run.task["name"], kinds), damage)
     params = folder.read_params(_shapes(task))
     folder.check_released()
     guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
@@ -166,16 +175,15 @@ def read_model(
 
 
 def load_exported(path: str | os.PathLike[str], task: Any = None) -> TrainedModel:
-    """Returns the model that `dpsgd export` wrote into the folder `path`, ready to be asked.
+    """Returns the model that `dpsgd export` wrote into `path`.
 
     Args:
-      path: The folder.
-      task: The task whose model it is, or its class; by default the one of that name that an
-        installed package has.
+      path: Folder of the export.
+      task: Task of the model, or its class; by default an installed package's task of that name.
 
     Raises:
-      FileNotFoundError: if there is no bundle, or one of its files is missing.
-      ValueError: if it is damaged, of another version, or of a task that no installed package has.
+      FileNotFoundError: If there is no bundle, or one of its files is missing.
+      ValueError: If it is damaged, of another version, or of a task that no installed package has.
     """
     path = Path(path)
     if not (path / MODEL).is_file():
@@ -186,16 +194,22 @@ def load_exported(path: str | os.PathLike[str], task: Any = None) -> TrainedMode
 def export(
     run_path: Path, out: Path, *, task: Any = None, kinds: Mapping[str, str] | None = None
 ) -> None:
-    """Writes the model of a finished run into the new folder `out`; `load_exported` reads it.
+    """Writes the model of a finished run into a new folder.
 
-    Nothing is copied: the parameters are read as those of the model and written again, and the
+    `load_exported` reads it. The parameters are read as the model's and written again, and the
     guarantee is computed from the ledger, so that no key, seed, batch index, optimizer state or
-    diagnostic can come along; nor where the data lie.
+    diagnostic can leak; nor the path of the data.
+
+    Args:
+      run_path: Directory of the run.
+      out: Folder to create.
+      task: Task of the run, or its class, in place of the named one.
+      kinds: Names of tasks, each standing for "module:Class"; by default `installed_tasks`.
 
     Raises:
-      FileNotFoundError: if there is no finished run.
-      FileExistsError: if there is something at `out`.
-      ValueError: if the ledger or the parameters do not hold together.
+      FileNotFoundError: If there is no finished run.
+      FileExistsError: If `out` exists.
+      ValueError: If the ledger and the parameters contradict each other.
     """
     RunDirectory.refuse_existing(out, option="OUT")
     RunDirectory.open(run_path)  # a bundle is none
@@ -209,62 +223,64 @@ def export(
 
 
 def trained_on(model: TrainedModel, data: Path, *, kinds: Mapping[str, str]) -> bool:
-    """Returns whether these are known to be data that trained the model, wherever they lie.
+    """Returns True if `data` are known to have trained the model.
 
-    They are those of its run, and of the runs before it. Unknown of an exported model: its training
-    rows stay where it was trained.
+    The data of its run and of the runs before it are known; an exported model's are not: its
+    training rows stay where it was trained.
     """
     from dpsgd.runs.initial import chain
     from dpsgd.runs.job import rows_of
 
-    known = [digest for run in chain(str(model.path)) for digest in run.data() if digest]
-    if not known:
+    digests = [digest for run in chain(str(model.path)) for digest in run.data() if digest]
+    if not digests:
         return False
     try:
         task = load(model.record, str(model.path), kinds=kinds, data=data)
         columns, population = rows_of(task)
-        return data_digest(task, columns, population) in known
+        return data_digest(task, columns, population) in digests
     except ValueError:  # no data that could train it
         return False
 
 
 def installed_tasks() -> dict[str, str]:
-    """Returns the tasks that installed packages name, as "module:Class", by their names.
+    """Returns the tasks of installed packages, name to "module:Class".
+
+    >>> "no such task" in installed_tasks()
+    False
 
     Raises:
-      ValueError: if two packages have a task of one name.
+      ValueError: If two packages have a task of one name.
     """
-    found: dict[str, str] = {}
+    tasks: dict[str, str] = {}
     for entry in entry_points(group=TASKS):
-        if found.setdefault(entry.name, entry.value) != entry.value:
+        if tasks.setdefault(entry.name, entry.value) != entry.value:
             raise ValueError(
                 f"two installed packages have a task {entry.name}: keep one of "
-                f"{found[entry.name]}, {entry.value}"
+                f"{tasks[entry.name]}, {entry.value}"
             )
-    return found
+    return tasks
 
 
-def _known(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
-    """Returns what an exported model names, if it is among `kinds`."""
-    named = kinds.get(name or "", name)
-    if named is None or named not in kinds.values():
+def _installed_task(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
+    """Returns the task class that an exported model names, if it is among `kinds`."""
+    qualified_name = kinds.get(name or "", name)
+    if qualified_name is None or qualified_name not in kinds.values():
         raise ValueError(
-            f"{path} is a model of the task {name!a:.60}, which is not among those of installed "
-            f"packages ({', '.join(sorted(kinds)) or 'none'}): give the task itself (--task), or "
-            "install or update the package that has it"
+            f"{path} is a model of the task {name!a:.60}, which no installed package has "
+            f"({', '.join(sorted(kinds)) or 'none'}); pass it by --task, or install or update "
+            "its package"
         )
-    return find(named)
+    return find(qualified_name)
 
 
-def _named(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
-
+def _recorded_task(path: Path, name: str | None, kinds: Mapping[str, str]) -> Any:
     if name is None:
-        raise ValueError(f"{path}: its task was given as an object without a name: give it again")
+        raise ValueError(f"{path}: its task was an object without a name; pass it as task=")
     return find(kinds.get(name, name))
 
 
-def _finished(record: Mapping[str, Any], task: Any, where: str) -> Any:
-    """Returns what predicts and reads, of a task or of its class and what was recorded of it."""
+def _finished_task(record: Mapping[str, Any], task: Any, where: str) -> Any:
+    """Returns a task that predicts and reads, from itself or its class and record."""
     if callable(described := getattr(task, "described", None)):
         return described(record["description"], where)
     if isinstance(task, type):
@@ -273,7 +289,7 @@ def _finished(record: Mapping[str, Any], task: Any, where: str) -> Any:
 
 
 def _shapes(task: Any) -> PyTree:
-    """Returns the shapes of the parameters, which are not made where `init` can be traced."""
+    """Returns the shapes of the parameters, traced if `init` allows it."""
     import jax
 
     try:

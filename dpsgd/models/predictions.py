@@ -1,4 +1,4 @@
-"""What a model says of rows: batch by batch in one compiled program, in memory or in a file."""
+"""Predictions, batch by batch in one compiled program, in memory or to a file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dpsgd.runs.directory import RunDirectory
 PyTree = Any
 
 BATCH = 8192
-"""Rows that are looked at at once, in one compiled program."""
+"""Number of rows that one call of the compiled program predicts."""
 
 FEW = 64
-"""Where no more rows than these are given, a program of its own takes them."""
+"""Largest number of rows that use a smaller compiled program."""
 
 
 def predictions(
@@ -33,31 +33,34 @@ def predictions(
     *,
     batch: int | None = None,
 ) -> np.ndarray:
-    """Returns what `predict` says of `rows`: an array with a row each.
+    """Returns the predictions for `rows`, an array with one row each.
+
+    >>> predictions(lambda w, x: w * x, 2.0, np.arange(3.0, dtype=np.float32)).tolist()
+    [0.0, 2.0, 4.0]
 
     Args:
       predict: (params, rows) -> array, a pure function that treats every row alike. It is compiled
-        once for each size of batch.
-      params: The model's parameters, best on the device.
-      rows: Arrays with one leading row an example.
-      batch: Rows to look at at once; by default `BATCH`.
+        once for each batch size.
+      params: Parameters of the model, preferably on the device.
+      rows: Arrays with one leading row per example.
+      batch: Rows per call; by default `BATCH`.
     """
     compiled, batch = _compiled(predict), batch or BATCH
     num_rows = len(jax.tree.leaves(rows)[0])
     if not num_rows:
-        none = jax.eval_shape(predict, params, rows)
-        return np.zeros(none.shape, none.dtype)
-    found = []  # all batches are sent before one is awaited
+        empty = jax.eval_shape(predict, params, rows)
+        return np.zeros(empty.shape, empty.dtype)
+    batches = []  # all batches are sent before one is awaited
     for start in range(0, num_rows, batch):
         # The last batch repeats a row up to the fixed shape; its surplus is cut off again.
-        at = np.minimum(np.arange(start, start + batch), num_rows - 1)
-        found.append(compiled(params, jax.tree.map(lambda x, at=at: x[at], rows)))
-    return np.concatenate(found)[:num_rows]
+        rows_at = np.minimum(np.arange(start, start + batch), num_rows - 1)
+        batches.append(compiled(params, jax.tree.map(lambda x, rows_at=rows_at: x[rows_at], rows)))
+    return np.concatenate(batches)[:num_rows]
 
 
 @functools.lru_cache(maxsize=8)
 def _compiled(predict: Callable[[PyTree, PyTree], Any]) -> Callable[[PyTree, PyTree], Any]:
-    """Returns one compiled program for all who ask."""
+    """Returns the compiled program of `predict`, shared by all calls."""
     return jax.jit(predict)
 
 
@@ -70,30 +73,30 @@ def write_predictions(
     keys: tuple[str, Iterable[str]] | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> tuple[int, int]:
-    """Writes predictions to a CSV file, one line a row, in constant memory.
+    """Writes predictions to a CSV file, one line per row, in constant memory.
 
-    Either `out` is a whole file in the end or it does not exist.
+    `out` is either complete in the end or does not exist.
 
     Args:
       out: File to create, compressed if its name ends in ".gz".
-      blocks: Predictions of consecutive rows: a number each, or several.
-      name: Of the one column; of several "name_0", "name_1", ...
-      columns: What stands for 0, 1, ... in names of several.
+      blocks: Predictions of consecutive rows: one number each, or several.
+      name: Name of a single column; several are "name_0", "name_1", ...
+      columns: Suffixes in place of 0, 1, ... for several columns.
       keys: Name of a first column, and its value for each row.
-      progress: Called with the number of rows done, after every block.
+      progress: Function of the number of rows done, called after every block.
 
     Returns:
-      (rows, how many of them the model gives no number: NaN).
+      (number of rows, number of rows without a prediction: NaN).
 
     Raises:
-      FileExistsError: if there is something at `out`; it is left as it is.
-      FileNotFoundError: if there is no folder for it.
+      FileExistsError: If `out` exists; it stays unchanged.
+      FileNotFoundError: If its folder does not exist.
     """
     RunDirectory.refuse_existing(out)
     if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}, where {out.name} is to be written, is no folder")
+        raise FileNotFoundError(f"{out.parent} is not a folder; create it for {out.name}")
     num_rows = undefined = 0
-    key, of_rows = (None, None) if keys is None else (keys[0], iter(keys[1]))
+    key, row_keys = (None, None) if keys is None else (keys[0], iter(keys[1]))
 
     def line(fields: Iterable[str]) -> str:
         text = io.StringIO()
@@ -110,11 +113,11 @@ def write_predictions(
                 wide = columns or range(table.shape[1])
                 header = [f"{name}_{i}" for i in wide] if block.ndim > 1 else [name]
                 put(line([*first, *header]).encode())
-            found = [[f"{x:.9g}" for x in row] for row in table.tolist()]
-            if of_rows is None:
-                put("".join(",".join(row) + "\n" for row in found).encode())
+            cells = [[f"{x:.9g}" for x in row] for row in table.tolist()]
+            if row_keys is None:
+                put("".join(",".join(row) + "\n" for row in cells).encode())
             else:
-                named = zip(itertools.islice(of_rows, len(found)), found, strict=True)
+                named = zip(itertools.islice(row_keys, len(cells)), cells, strict=True)
                 put("".join(line([value, *row]) for value, row in named).encode())
             num_rows += len(table)
             undefined += int(np.isnan(table).any(axis=1).sum())

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpsgd.core.marks import marked
+from dpsgd.core.marks import mark_value
 from dpsgd.noise.philox import COUNTED, word, words_at
 from dpsgd.packing import join, packs, split
 
@@ -196,7 +196,7 @@ def add_gaussian_noise(
     outputs = lax.platform_dependent(totals, cpu=in_place, default=fused)
     leaf_noises = noises if noise is not None else [None] * len(leaves)
     outputs = [
-        marked(output, "release", total=total, noise=z, **inputs)
+        mark_value(output, "release", total=total, noise=z, **inputs)
         for output, total, z in zip(outputs, totals, leaf_noises, strict=True)
     ]
     return jax.tree.unflatten(structure, outputs)
@@ -253,7 +253,7 @@ def add_row_noise(
     name, fraction = _purpose(leaf, STEP), total_cells - whole_cells
     rounded = _rounded_noise(noise_key, step, name, 0, cells, fraction, position, True)
     noised = ((whole_cells + rounded) * cell).reshape(total.shape)
-    return marked(noised, "release", total=total, **inputs)
+    return mark_value(noised, "release", total=total, **inputs)
 
 
 STEP, MOMENTUM, VALUE = 1, 2, 3
@@ -303,7 +303,7 @@ def _draw(transform, noise_key, step, leaf, shape, out=None, rows=None, **how) -
     step = word(step, "step")
     values = transform(words_at(noise_key, step, leaf, shape, **how))
     named = {"key": noise_key, "step": step} | ({} if rows is None else {"rows": rows})
-    return marked(values if out is None else values.reshape(out), "draw", **named)
+    return mark_value(values if out is None else values.reshape(out), "draw", **named)
 
 
 def _grid_of(stddev: Any, spread: float = 1.0) -> tuple[jax.Array, jax.Array]:

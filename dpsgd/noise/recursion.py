@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpsgd.core.marks import marked
+from dpsgd.core.marks import mark_value
 from dpsgd.noise.gaussian import normal_line
 from dpsgd.noise.philox import COUNTED
 from dpsgd.packing import packs, split
@@ -71,7 +71,7 @@ def next_noise(
         return lax.fori_loop(jnp.uint32(0), rows, recursed, past)
 
     if history_steps := ratios.size:
-        slot = marked(jnp.asarray(step, jnp.int32) % history_steps, "ring", step=step)
+        slot = mark_value(jnp.asarray(step, jnp.int32) % history_steps, "ring", step=step)
         rows_back = slot - 1 - np.arange(history_steps, dtype=np.int32)
         lag = rows_back % history_steps  # row k holds n of step t - 1 - lag[k]
         weights = jnp.asarray(ratios)[lag]

@@ -20,7 +20,7 @@ from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Initial, Segment
-from dpsgd.core.state import TrainState, opened
+from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine import programs
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
@@ -174,13 +174,13 @@ class Training:
     def shapes(self) -> tuple[TrainState, TrainState]:
         """Returns the shapes of a state: without pending noise, and as blocks leave it."""
         shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
-        return shapes, jax.eval_shape(opened, shapes)
+        return shapes, jax.eval_shape(defer_noise, shapes)
 
     def programs(self) -> list[Any]:
         """Returns the compiled programs of steps and queries; refuses one that mixes examples."""
         found = [self.layout.program(self.algorithm, self.mechanism, self.shapes()[0], self.data)]
         if self.refinement is not None:
-            of, rows = self.mechanism.of_sums(), self.synthetic(1)
+            of, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
             sums = sums_run(self.refinement, of, self.params, rows, self.query_placement)
             found.append(sums.program())
         return found
@@ -229,7 +229,7 @@ class Training:
                 rows, root = self.synthetic(probe_rows(mechanism)), Processes.current().root()
                 return audit_queries(refinement, mechanism, state.params, rows, root=root, **where)
 
-            key = same, refinement, mechanism.of_sums(), self.query_placement
+            key = same, refinement, mechanism.sums_mechanism(), self.query_placement
             checks += once(queries, state.params, key).checks
             parts.append("the sums over all rows")
         return verdict(AuditReport(checks), parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from accounting import Bound
 from accounting.profile import format_delta
-from dpsgd.core.guarantee import INDEPENDENT, words_on
+from dpsgd.core.guarantee import INDEPENDENT, noise_label
 from dpsgd.runs.log import WORDS
 from dpsgd.runs.recommendation import sentence
 
@@ -138,7 +138,7 @@ def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -
             for (name, usual), words in _SHOWN.items()
             if (value := config.get(name, usual)) not in (usual, None)
         },
-        "noise": words_on(record["noise"]),
+        "noise": noise_label(record["noise"]),
         **({"tables": "lazy: deferred noise"} if record["lazy_tables"] else {}),
         "epsilon [lower, upper]": interval(record),
         "delta": format_delta(record["delta"]),
@@ -266,7 +266,7 @@ def comparison(
     splits = {name.partition("_")[0] for name in metrics}
     alike = len(splits) == 1 and all("_" in name for name in metrics)
     names = [label(name.partition("_")[2] if alike else name) for name in metrics]
-    noises = [words_on(record["noise"]) for record in records]
+    noises = [noise_label(record["noise"]) for record in records]
     deltas = [format_delta(record["delta"]) for record in records]
     columns = {
         "sampler": [record["sampler"] for record in records],

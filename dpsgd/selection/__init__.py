@@ -1,1 +1,1 @@
-"""The best of a random number of private runs, of which nothing else is seen: `dpsgd.select`."""
+"""Private selection: the best of a random number of private runs, see `dpsgd.select`."""

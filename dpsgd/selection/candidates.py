@@ -1,4 +1,4 @@
-"""What a selection is asked for: candidates on some data, and the noise that its target takes."""
+"""Candidates of a private selection, and the noise for its target."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from dpsgd.selection import noise
 from samplers import BatchSampler
 
 _SHARE = 0.7
-"""About the share of the selection's epsilon that a trial has, at ten trials on average."""
+"""Approximate share of the selection's epsilon in one trial, at ten trials on average."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What a selection is asked for: see `dpsgd.select`.
+    """Task, candidate runs and score of a private selection, see `dpsgd.select`.
 
     Attributes:
-      task: What is trained.
-      name: What it is called.
-      specs: How a trial may be trained.
-      score: By which the best is chosen.
-      better: Which of its values are better.
-      count: The law of the number of trials.
+      task: Task to train.
+      name: Name of the task.
+      specs: Candidate runs of a trial.
+      score: Name of the metric that chooses the best trial.
+      better: Direction of the better score.
+      count: Law of the number of trials.
 
     Raises:
-      ValueError: for a task or candidates that cannot be selected from.
+      ValueError: For a task or candidates that a selection cannot use.
     """
 
     task: Task
@@ -80,7 +80,9 @@ class Candidates:
             if spec.init_from is not None:
                 raise ValueError("init_from: a selection trains from fresh parameters alone")
             if getattr(spec.privacy, "optimistic", False):
-                raise ValueError("optimistic noise need not keep the target of a selection")
+                raise ValueError(
+                    "optimistic noise may miss the target of a selection; leave it out"
+                )
         if len({type(spec.privacy) for spec in self.specs}) > 1:
             raise ValueError(
                 "give noise_multiplier or target_epsilon: the same one to all candidates"
@@ -98,21 +100,25 @@ class Candidates:
 
     @cached_property
     def rows(self) -> tuple[Any, Any]:
-        """The training rows, and what is public of them."""
+        """Training rows, and their public population."""
         return rows_of(self.task)
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What is recorded of the task."""
+        """Record of the task."""
         return task_record(self.task, self.name)
 
     @cached_property
     def data(self) -> str:
-        """What names the training rows: a secret, as they are."""
+        """Digest of the training rows, as secret as the rows."""
         return data_digest(self.task, *self.rows)
 
     def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
-        """Returns what must be unchanged where a selection resumes, blinded by `root`."""
+        """Returns the terms that a resumed selection must share.
+
+        Args:
+          root: Root key that blinds the digest of the data; by default none.
+        """
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),
@@ -121,7 +127,7 @@ class Candidates:
         }
 
     def declared(self, root: RootKey) -> Selection:
-        """Returns the selection as it is declared, with each candidate's noise."""
+        """Returns the selection as declared, with each candidate's noise."""
         population = self.rows[1]
         terms = []
         for spec in self._with_noise():
@@ -141,10 +147,10 @@ class Candidates:
         return selection
 
     def check_programs(self) -> None:
-        """Compiles every candidate at some noise, and takes the score of untrained parameters.
+        """Compiles every candidate, and scores untrained parameters.
 
         Raises:
-          ValueError: if a loss, its parameters or the name of the score are refused.
+          ValueError: If a loss, its parameters or the name of the score is refused.
         """
         scores: dict[str, Any] = {}
         for spec in self._chosen:
@@ -153,30 +159,35 @@ class Candidates:
             job.programs()
             scores = scores or dict(self.task.metrics(job.params))
             if self.score not in scores:
-                known = ", ".join(scores)
-                raise ValueError(f"there is no metric {self.score!r}; there are {known}")
+                listed = ", ".join(scores)
+                raise ValueError(f"score {self.score!r} is no metric; choose among {listed}")
 
     def rehearse(self, selection: Selection, progress: Callable[[str], None]) -> None:
-        """Audits every candidate as it is declared."""
+        """Audits every candidate as declared.
+
+        Args:
+          selection: Declared selection.
+          progress: Function of one line of text, called for each candidate.
+        """
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             run = resolved(spec_of_trial(terms), self.rows[1])
             job = Job.of(self.task, run, rows=self.rows)
             if (job.mechanism, job.delta, job.unit) != (terms.mechanism, terms.delta, terms.unit):
-                raise ValueError(f"candidate {number} would not be trained as it is declared")
+                raise ValueError(f"candidate {number} would train differently than declared")
             job.audit()
 
     @cached_property
     def _chosen(self) -> list[RunSpec]:
-        """The candidates with nothing left open but their noise, chosen for a trial's share."""
-        about = self._about_a_trial()
-        asked = self.specs
-        if not isinstance(about, NoiseMultiplier):
-            asked = tuple(dataclasses.replace(spec, privacy=about) for spec in asked)
-        return [choose(spec, self.task, self.rows)[0] for spec in asked]
+        """Candidates with all choices made but the noise, for a trial's share of epsilon."""
+        goal = self._about_a_trial()
+        specs = self.specs
+        if not isinstance(goal, NoiseMultiplier):
+            specs = tuple(dataclasses.replace(spec, privacy=goal) for spec in specs)
+        return [choose(spec, self.task, self.rows)[0] for spec in specs]
 
     def _with_noise(self) -> list[RunSpec]:
-        """Returns the candidates with nothing left open, and noise at which the target is met."""
+        """Returns the candidates with all choices made, and noise that meets the target."""
         population, goal = self.rows[1], self.specs[0].privacy
         if isinstance(goal, NoiseMultiplier):
             return self._chosen
@@ -188,8 +199,8 @@ class Candidates:
             for sampler, spec in zip(samplers, specs, strict=True)
         ]
         unique = dict(zip(kinds, specs, strict=True))
-        # What a run's sums after training are depends on its noise: they are found with those of
-        # about as much, and the noise is then that with which the very mechanisms suffice.
+        # A run's sums after training depend on its noise: search with sums for a similar noise,
+        # then raise the noise until the final mechanisms suffice.
         delta = specs[0].delta_of(population)
         privacies = [
             privacy_with(
@@ -200,24 +211,25 @@ class Candidates:
             for (sampler, *_), spec in unique.items()
         ]
 
-        def at(spec: RunSpec, sigma: float) -> RunSpec:
+        def noised(spec: RunSpec, sigma: float) -> RunSpec:
             return dataclasses.replace(spec, privacy=NoiseMultiplier(sigma))
 
         def profiles(sigmas: list[float]) -> list[PrivacyProfile]:
             pairs = zip(unique.values(), sigmas, strict=True)
             return [
-                resolved(at(spec, sigma), population).mechanism.privacy() for spec, sigma in pairs
+                resolved(noised(spec, sigma), population).mechanism.privacy()
+                for spec, sigma in pairs
             ]
 
         assert isinstance(goal, TargetEpsilon), "no candidate is without privacy"
         sigmas = noise.for_epsilon(
             privacies, self.count, epsilon=goal.epsilon, delta=delta, profiles=profiles
         )
-        found = dict(zip(unique, sigmas, strict=True))
-        return [at(spec, found[kind]) for spec, kind in zip(specs, kinds, strict=True)]
+        sigma_of = dict(zip(unique, sigmas, strict=True))
+        return [noised(spec, sigma_of[kind]) for spec, kind in zip(specs, kinds, strict=True)]
 
     def _about_a_trial(self) -> Any:
-        """Returns about what a trial may cost, by which what is left open is chosen."""
+        """Returns an approximate privacy goal of one trial, for choices before the noise."""
         goal = self.specs[0].privacy
         if isinstance(goal, TargetEpsilon):
             return TargetEpsilon(_SHARE * goal.epsilon)
@@ -225,10 +237,10 @@ class Candidates:
 
 
 def spec_of_trial(terms: Terms) -> RunSpec:
-    """Returns how the trials of a declared candidate are trained."""
+    """Returns the run configuration of a declared candidate's trials."""
     return RunSpec.from_record(terms.fingerprint["settings"], "the ledger", execute=True)
 
 
 def _cost_class(law: Noise, sampler: BatchSampler) -> bool | Noise:
-    """Returns what the cost of a noise law depends on: itself, where it reaches over epochs."""
+    """Returns the part of a noise law that its cost depends on."""
     return law if law.bands > sampler.separation else law.bands > 1

@@ -1,7 +1,7 @@
-"""Private selection carried out: a random number of trials, one released model.
+"""Private selection: a random number of trials, one released model.
 
-Prepare, declare, draw the number of trials, try, release the best, destroy the rest. Killed
-anywhere, the same call resumes. Steps, and the reasons for secrecy:
+Prepare, declare, draw the number of trials, try, release the best, destroy the rest. The same call
+resumes a killed selection. Steps, and reasons for secrecy:
 docs/explanation/secrecy-of-a-selection.md.
 """
 
@@ -34,12 +34,12 @@ from dpsgd.selection.release import NOTHING, ended, release, release_nothing
 from dpsgd.selection.vault import Vault
 
 DEFAULT_COUNT = TrialCount(mean=10.0, shape=0.0)
-"""The law of the number of trials, if none is asked for: logarithmic."""
+"""Default law of the number of trials: logarithmic with mean 10."""
 
 ROOT = "root.key"
 
 _STATUS = ("RESOURCE_EXHAUSTED", "INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-"""Status codes of XLA that an error may name: they tell nothing of rows."""
+"""Status codes of XLA that an error may name: they reveal nothing about rows."""
 
 
 def select(
@@ -53,45 +53,45 @@ def select(
     name: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Trains a random number of candidates, and releases the best with the guarantee of the whole.
+    """Trains a random number of candidates and releases the best.
 
-    A candidate's `target_epsilon` is that of the whole selection, and must be alike in all; the
-    noise that this takes is found. With `noise_multiplier` each candidate has its own. Called
-    again, it resumes.
+    The guarantee covers the whole selection. All candidates share one `target_epsilon`, that of the
+    selection, and the noise is found for it; with `noise_multiplier` each candidate has its own
+    noise. The same call resumes a stopped selection.
 
     Args:
-      task: What is trained.
-      candidates: How a trial may be trained; each trial is one of them, equally likely.
-      out: Folder to make; a selection that was begun there is resumed. In the end it is a run
-        directory of the best model, for all that reads runs.
-      score: By which the best is chosen: one of the task's metrics, of rows that are not protected.
-      better: Which of its values are better.
-      count: The law of the number of trials.
-      name: As for `dpsgd.run`.
-      progress: Called with one line of text whenever there is something to tell. How many trials
-        there are, which of them is under way and how good they are is never told.
+      task: Task to train.
+      candidates: Possible runs of a trial, each equally likely.
+      out: Folder to create, or of a selection to resume. In the end it is a run directory of the
+        best model.
+      score: Metric of the task that chooses the best trial; its rows are not protected.
+      better: Direction of the better score.
+      count: Law of the number of trials.
+      name: Name of the task, as for `dpsgd.run`.
+      progress: Function of one line of text. The lines never tell the number of trials, the current
+        one, or their scores.
 
     Returns:
-      What `report.json` holds, as for `dpsgd.run`; how long it took is None.
+      Content of `report.json`, as from `dpsgd.run`; durations are None.
 
     Raises:
-      FileExistsError: if there is something else at `out`; it is left as it is.
-      ValueError: for what cannot be selected from, or is not what was begun in `out`; if a trial
-        ends in an error of the program, such as a lack of memory on the device, whose mended task
-        the same call resumes; or if every trial failed, so that nothing is released.
-      OSError: if the disk is full; the same call then resumes.
-      Stopped: if SIGTERM or SIGINT asked for it; the same call then resumes.
+      FileExistsError: If `out` holds something else; it stays unchanged.
+      ValueError: For candidates that a selection cannot use, or that differ from those begun in
+        `out`; after a program error in a trial, such as a lack of device memory, from which the
+        same call resumes with a mended task; or if every trial failed, so that nothing is released.
+      OSError: If the disk is full; the same call then resumes.
+      Stopped: If SIGTERM or SIGINT asked for it; the same call then resumes.
     """
     folder = RunDirectory(out)
-    begun = folder.ledger_path.is_file() and folder.history().selection is not None
-    if not begun:
+    exists = folder.ledger_path.is_file() and folder.history().selection is not None
+    if not exists:
         RunDirectory.refuse_existing(out)
     progress("checking the data")
-    wanted = Candidates(task, name, tuple(candidates), score, better, count)
-    if not begun:
-        _begin(wanted, folder, progress)
+    request = Candidates(task, name, tuple(candidates), score, better, count)
+    if not exists:
+        _begin(request, folder, progress)
     if ended(folder):
-        _declared(wanted, folder, None)
+        _declared(request, folder, None)
     else:
         if not (out / SECRETS).is_dir():
             raise ValueError(
@@ -99,11 +99,11 @@ def select(
                 "what it declared counts all the same: name another folder"
             )
         root = RootKey.load(out / SECRETS / ROOT)
-        selection = _declared(wanted, folder, root)
-        if begun:
-            wanted.rehearse(selection, progress)
+        selection = _declared(request, folder, root)
+        if exists:
+            request.rehearse(selection, progress)
         with stop_requests() as stop, _nameless_errors(folder):
-            _carry_out(wanted, selection, folder, root, stop, progress)
+            _carry_out(request, selection, folder, root, stop, progress)
     destroy(out / SECRETS)
     if (out / NOTHING).exists():
         raise ValueError(
@@ -114,35 +114,34 @@ def select(
 
 
 def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], None]) -> None:
-    """Declares a selection in a new folder, once nothing is left that could be refused."""
+    """Declares a selection in a new folder, after all possible refusals."""
     progress("compiling the candidates")
     wanted.check_programs()
     progress("finding the noise for the guarantee that is wanted")
     root = RootKey.from_entropy()
     selection = wanted.declared(root)
     wanted.rehearse(selection, progress)
-    with RunDirectory.create(folder.path) as made:
+    with RunDirectory.create(folder.path) as directory:
         content, head = line_of({"selection": selection.record()}, NO_HEAD)
-        make_folder(made.path / SECRETS, 0o700)
+        make_folder(directory.path / SECRETS, 0o700)
         root.begin_run(head)
-        root.save(made.path / SECRETS / ROOT)
-        write_atomically(made.ledger_path, lambda file: file.write(content))
+        root.save(directory.path / SECRETS / ROOT)
+        write_atomically(directory.ledger_path, lambda file: file.write(content))
 
 
 def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) -> Selection:
-    """Returns the selection that was begun in a folder, which must be what is asked for.
+    """Returns the selection begun in a folder, which must equal the request.
 
-    A copy of one that may resume elsewhere is refused too. Its root is there while it is not
-    finished.
+    A copy of an unfinished selection is refused. An unfinished selection has its root.
     """
-    history, where = folder.history(), folder.path
+    history, path = folder.history(), folder.path
     selection = history.selection
     assert selection is not None
     if root is not None:
         root.begin_run(history.name)
         if root.is_copy:
             raise ValueError(
-                f"{where} is a copy of a selection that is not finished: both would have the same "
+                f"{path} is a copy of a selection that is not finished: both would have the same "
                 "number of trials, and two releases under one number have another cost; resume "
                 "it where it was begun, or begin another one"
             )
@@ -154,7 +153,7 @@ def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) ->
     changed += ["law of the number of trials"] * (selection.count != wanted.count)
     if changed:
         raise ValueError(
-            f"{where} holds another selection, with another {', '.join(changed)}: what it declared "
+            f"{path} holds another selection, with another {', '.join(changed)}: what it declared "
             "stays as it is; name another folder"
         )
     return selection
@@ -168,7 +167,7 @@ def _carry_out(
     stop: Callable[[], bool],
     progress: Callable[[str], None],
 ) -> None:
-    """Tries until all trials are finished, and releases the best."""
+    """Runs all trials, and releases the best."""
     progress("trials are under way; how many is a secret, and so is the time that they take")
     law, better = selection.count, selection.better
     with contextlib.closing(Vault(folder.path / SECRETS, root, law, better)) as vault:
@@ -193,15 +192,15 @@ def _carry_out(
 
 
 class _ProgramError(Exception):
-    """An error of a trial that depends on the program; the text names its kind alone."""
+    """Error of a trial that depends on the program; the text names its kind alone."""
 
 
 def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
-    """Carries out a trial, and returns its score; None for one whose results have none.
+    """Runs a trial, and returns its score; None for a failed trial.
 
-    A trained model depends on private rows, and so does whether its numbers can be computed with: a
-    trial fails by an error of arithmetic, or by one of a value once it is trained. All other errors
-    are those of the program, whichever the rows are (docs/explanation/secrecy-of-a-selection.md).
+    A trained model depends on private rows, and so does the success of computing with it: a trial
+    fails by an arithmetic error, or by a ValueError after training. All other errors are the
+    program's, independent of the rows (docs/explanation/secrecy-of-a-selection.md).
     """
     while True:
         try:
@@ -219,8 +218,8 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
             ):
                 return None
             status, code = type(error).__name__, str(error).partition(":")[0]
-            known = isinstance(error, jax.errors.JaxRuntimeError) and code in _STATUS
-            raise _ProgramError(f"{status} ({code})" if known else status) from None
+            named = isinstance(error, jax.errors.JaxRuntimeError) and code in _STATUS
+            raise _ProgramError(f"{status} ({code})" if named else status) from None
         if _as_declared(RunDirectory(path).history(), terms):
             return record["metrics"].get(wanted.score)
         # Under another name: what is destroyed in part is no trial to resume (`Vault.clear`).
@@ -228,7 +227,7 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
 
 
 def _as_declared(history: History, terms: Terms) -> bool:
-    """Returns whether a finished trial released what its candidate declares, and no more."""
+    """Returns True if a finished trial released exactly what its candidate declares."""
     if not is_trial_of(terms, history.attempts[0].terms):
         raise AssertionError("a trial was trained otherwise than its candidate declares")
     return [g.steps for g in history.attempts] == [range(terms.mechanism.num_steps)]
@@ -236,12 +235,12 @@ def _as_declared(history: History, terms: Terms) -> bool:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Has nothing that trials print, warn of or log be seen: it could be counted.
+    """Hides everything that trials print, warn of or log, as lines could be counted.
 
-    Nor what compiled code and other processes write to the descriptors, past Python's streams.
+    The output of compiled code and other processes to the descriptors is hidden, too.
     """
-    before, streams = logging.root.manager.disable, (sys.stdout, sys.stderr)
-    kept: dict[int, int] = {}
+    disabled_level, streams = logging.root.manager.disable, (sys.stdout, sys.stderr)
+    saved_descriptors: dict[int, int] = {}
     logging.disable(logging.CRITICAL)
     try:
         with (
@@ -252,15 +251,15 @@ def _silence() -> Iterator[None]:
             _flush(*streams)
             for descriptor in (1, 2):
                 with contextlib.suppress(OSError):  # it is closed
-                    kept[descriptor] = os.dup(descriptor)
+                    saved_descriptors[descriptor] = os.dup(descriptor)
                     os.dup2(nowhere.fileno(), descriptor)
             yield
     finally:
         _flush(*streams, sys.__stdout__, sys.__stderr__)  # what is left in a buffer, to nowhere
-        for descriptor, saved in kept.items():
+        for descriptor, saved in saved_descriptors.items():
             os.dup2(saved, descriptor)
             os.close(saved)
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
 def _flush(*streams: Any) -> None:
@@ -271,7 +270,7 @@ def _flush(*streams: Any) -> None:
 
 @contextmanager
 def _nameless_errors(folder: RunDirectory) -> Iterator[None]:
-    """Has errors, and being stopped, tell nothing of the trial that was under way."""
+    """Removes traces of the current trial from errors and stops."""
     out = folder.path
     try:
         yield

@@ -1,4 +1,4 @@
-"""The noise of the candidates of a selection: the least at which the whole meets its target."""
+"""Least noise of each candidate at which a selection meets its target."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from accounting.releases.envelope import EnvelopeProfile
 Privacy = Callable[[float], PrivacyProfile]
 """Maps a noise multiplier to the profile of a mechanism that uses it."""
 
-
 Profiles = Callable[[list[float]], list[PrivacyProfile]]
-"""Maps a noise multiplier of each candidate to the profiles of the trials that have them."""
+"""Maps the candidates' noise multipliers to the profiles of their trials."""
 
 _STEP = 1.0005
-"""By which noise is raised until the trials suffice, where they differ from what was searched."""
+"""Factor that raises the noise in steps until the trials suffice."""
 _MOST_STEPS = 200
 
 
@@ -34,34 +33,41 @@ def for_epsilon(
     delta: float,
     profiles: Profiles | None = None,
 ) -> list[float]:
-    r"""Returns each candidate's noise multiplier, so that the selection costs at most `epsilon`.
+    r"""Returns each candidate's noise multiplier for a selection's epsilon.
 
-    The theorem of `accounting.SelectionProfile` asks a trial's profile at two points alone: with an
-    e of :math:`(1 - \gamma) \delta(e) \le \gamma (\exp(e) - 1)`, the whole costs at most :math:`b +
-    (\eta + 1) e` where :math:`\delta(b) \le \delta / E[K]`. So the first candidate has the least
-    noise at which its own selection meets the target; its (e, b) are those that every other one has
-    to meet, each by the least noise that does. What is returned was seen to suffice, for the
-    envelope of all: of `profiles`, where those of the trials are only about those of `candidates`.
+    `accounting.SelectionProfile` needs a trial's profile at two points: with an e of :math:`(1 -
+    \gamma) \delta(e) \le \gamma (\exp(e) - 1)`, the selection costs at most :math:`b + (\eta + 1)
+    e` where :math:`\delta(b) \le \delta / E[K]`. The first candidate has the least noise at which
+    its own selection meets the target; every other candidate has the least noise that meets the
+    same (e, b). The result is checked with the envelope of all `profiles`, as those of the trials
+    may differ from `candidates`.
+
+    Args:
+      candidates: Profile of each candidate as a function of its noise multiplier.
+      count: Law of the number K of trials.
+      epsilon: Target of the whole selection.
+      delta: Probability delta of the guarantee.
+      profiles: Profiles of the trials at given noise multipliers; by default those of `candidates`.
 
     Raises:
-      ValueError: if no noise suffices.
+      ValueError: If no noise suffices.
     """
-    first, *others = candidates
+    first, *other_candidates = candidates
     sigma = calibrate(lambda s: SelectionProfile(first(s), count), epsilon=epsilon, delta=delta)
     sigmas = [sigma]
     shared = delta / count.mean / _ROUNDING
     b = first(sigma).epsilon(shared).upper
     e = (epsilon - b) / (count.shape + 1.0)
     condition = count.gamma / (1.0 - count.gamma) * math.expm1(e) / _ROUNDING
-    for privacy in others:
+    for privacy in other_candidates:
         needed = [calibrate(privacy, epsilon=b, delta=shared)]
         if condition < 1.0:
             needed.append(least_noise(privacy, e, condition))
         sigmas.append(max(needed))
-    profiles = profiles or _of(candidates)
+    profiles = profiles or _profiles_of(candidates)
     for _ in range(_MOST_STEPS):
-        whole = SelectionProfile(EnvelopeProfile(tuple(profiles(sigmas))), count)
-        if whole.epsilon(delta).upper <= epsilon:
+        selection = SelectionProfile(EnvelopeProfile(tuple(profiles(sigmas))), count)
+        if selection.epsilon(delta).upper <= epsilon:
             return sigmas
         sigmas = [sigma * _STEP for sigma in sigmas]
     raise ValueError(
@@ -72,5 +78,5 @@ def for_epsilon(
 _ROUNDING = 1.0 + 1e-6
 
 
-def _of(candidates: Sequence[Privacy]) -> Profiles:
+def _profiles_of(candidates: Sequence[Privacy]) -> Profiles:
     return lambda sigmas: [p(sigma) for p, sigma in zip(candidates, sigmas, strict=True)]

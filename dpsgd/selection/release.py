@@ -1,7 +1,7 @@
-"""What is released of a selection: a run directory of the best model, under the whole's guarantee.
+"""Release of a selection: a run directory of the best model, under the joint guarantee.
 
-Nothing of the trial's own ledger, guarantee, environment or times is taken over: they would tell
-the privacy cost of one trial, and of the others. A second attempt writes the same again.
+The trial's own ledger, guarantee, environment and times stay secret: they would reveal the privacy
+cost of one trial, and of the others. A second attempt writes the same bytes.
 """
 
 from __future__ import annotations
@@ -24,28 +24,36 @@ from dpsgd.runs.terms import Terms
 from dpsgd.selection.candidates import Candidates
 
 NOTHING = "nothing_released.json"
-"""In place of a model, where every trial failed."""
+"""File in place of a model after every trial failed."""
 
 _KEPT = ("metrics", "num_params", "calibration")
-"""What the trial's report says that tells nothing of other trials, nor of the time."""
+"""Report entries of a trial that reveal nothing about other trials or time."""
 
 
 def ended(folder: RunDirectory) -> bool:
-    """Returns whether all that is released is there."""
+    """Returns True if everything is released."""
     return folder.finished or (folder.path / NOTHING).exists()
 
 
 def release_nothing(folder: RunDirectory) -> None:
-    """Writes down that no trial came to anything."""
+    """Records that every trial failed."""
     folder.write_json(NOTHING, {"why": "every trial failed or diverged"})
 
 
 def release(
     wanted: Candidates, terms: Terms, best: Path, folder: RunDirectory, root: RootKey
 ) -> None:
-    """Writes the run directory of the best trial, which was the candidate of these terms."""
+    """Writes the run directory of the best trial.
+
+    Args:
+      wanted: Selection as asked for.
+      terms: Terms of the best trial's candidate.
+      best: Directory of the best trial's run.
+      folder: Directory to write.
+      root: Root key of the selection.
+    """
     trial = RunDirectory(best)
-    record, own = trial.read_json("config.json"), trial.read_json("report.json")
+    record, trial_report = trial.read_json("config.json"), trial.read_json("report.json")
     task, name, sampler = wanted.task, record["task"]["name"], terms.mechanism.sampler
     code = task_code_digest(task, name, sampler, identity=identity(task, name))
     stated = fingerprint(record, wanted.data, root, code, "")
@@ -54,31 +62,31 @@ def release(
     if trained := trial.history().attempts[-1].terms.fingerprint.get("trained"):
         stated["trained"] = trained
     content = trial.params_path.read_bytes()
-    lines = {"audit": own["audit"]}, {"released": hashlib.sha256(content).hexdigest()}
+    lines = {"audit": trial_report["audit"]}, {"released": hashlib.sha256(content).hexdigest()}
     history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root, lines)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
     folder.write_json("guarantee.json", history.guarantee().record())
     folder.write_json(DATA, {"data": [wanted.data]})
-    if own["calibration"]:
-        folder.write_json(CALIBRATION, own["calibration"])
+    if trial_report["calibration"]:
+        folder.write_json(CALIBRATION, trial_report["calibration"])
     write_atomically(folder.params_path, lambda file: file.write(content))
-    found: dict[str, Any] = {
+    released: dict[str, Any] = {
         **proved(history),
         "ledger_head": history.head,
-        **{key: own[key] for key in _KEPT},
+        **{key: trial_report[key] for key in _KEPT},
         "stage_seconds": None,
         "training_seconds": None,
         "examples_per_second": None,
     }
-    folder.write_text("report.md", report.markdown(found, record))
-    folder.write_json("report.json", found)
+    folder.write_text("report.md", report.markdown(released, record))
+    folder.write_json("report.json", released)
 
 
 def _write_ledger(
     folder: RunDirectory, terms: Terms, root: RootKey, last: Iterable[dict[str, Any]]
 ) -> History:
-    """Adds to what was declared that a model of these terms is released, and the `last` lines."""
+    """Appends the release of a model of these terms, and the `last` lines, to the ledger."""
     content = folder.ledger_path.read_bytes()
     head, content = folder.history().name, content[: content.index(b"\n") + 1]
     beginning = {"attempt": 0, "first_step": 0, "origin": NO_HEAD, "nonce": root.blind("model")}

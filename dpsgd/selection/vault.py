@@ -1,7 +1,7 @@
-"""The secret folder of a selection under way: its root, a journal of its trials, and their runs.
+"""Secret folder of an unfinished selection: root, journal of trials, and their runs.
 
 The number of trials, their candidates and ties are functions of the root; a trial is finished once
-its line stands in the journal. See docs/explanation/secrecy-of-a-selection.md.
+its line is in the journal. See docs/explanation/secrecy-of-a-selection.md.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dpsgd.runs.records import checked
 
 @dataclass(frozen=True)
 class Trial:
-    """A finished trial.
+    """Finished trial.
 
     Attributes:
-      number: 1, 2, ...
-      score: What it came to; None if it failed or diverged, which is worse than any score.
-      tie: An independent uniform number of 256 bits: of equal scores the larger one is the best.
+      number: Number of the trial, from 1.
+      score: Score of the trial; None if it failed or diverged, which is worse than any score.
+      tie: Independent uniform integer of 256 bits: among equal scores the largest wins.
     """
 
     number: int
@@ -37,24 +37,28 @@ class Trial:
     tie: int
 
     def merit(self, better: Literal["higher", "lower"]) -> tuple[float, int]:
-        """Returns what is larger for the better of two trials."""
+        """Returns a tuple that is larger for the better trial.
+
+        >>> Trial(1, 0.5, tie=7).merit("higher") < Trial(2, 0.6, tie=3).merit("higher")
+        True
+        """
         if self.score is None or not math.isfinite(self.score):
             return -math.inf, self.tie
         return (self.score if better == "higher" else -self.score), self.tie
 
 
 class Vault:
-    """The secret folder, held by one process.
+    """Secret folder, locked by one process.
 
     Attributes:
-      path: The folder.
-      count: The number K of trials.
-      done: How many of them are finished.
-      best: The best of these; None before the first.
+      path: Path of the folder.
+      count: Number K of trials.
+      done: Number of finished trials.
+      best: Best finished trial; None before the first.
     """
 
     def __init__(self, path: Path, root: RootKey, law: TrialCount, better: Any) -> None:
-        """Opens the folder of a selection, and draws the number of its trials if need be."""
+        """Opens the folder of a selection, and draws the number of trials if it is new."""
         self.path, self._root, self._better = path, root, better
         self._trials = path / "trials"
         self._trials.mkdir(mode=0o700, exist_ok=True)
@@ -78,25 +82,30 @@ class Vault:
             raise
 
     def close(self) -> None:
-        """Lets another process have it."""
+        """Unlocks the folder for other processes."""
         os.close(self._journal)
 
     def candidate(self, trial: int, candidates: int) -> int:
-        """Returns which of so many candidates a trial is: uniform to 2^-200, and independent."""
+        """Returns a trial's candidate index, uniform to 2^-200.
+
+        Args:
+          trial: Number of the trial.
+          candidates: Number of candidates.
+        """
         return self._stream("candidates", trial) % candidates
 
     def folder(self, trial: int) -> Path:
-        """Returns where a trial's run lies."""
+        """Returns the directory of a trial's run."""
         return self._trials / str(trial)
 
     def finish(self, score: float | None) -> None:
-        """Writes down what the next trial came to, and destroys whichever is not the best."""
+        """Records the score of the next trial, and destroys all runs but the best."""
         self._append({"score": score if score is not None and math.isfinite(score) else None})
         self._take(score)
         self.clear()
 
     def clear(self) -> None:
-        """Destroys the runs of all finished trials but the best one."""
+        """Destroys the runs of all finished trials but the best."""
         best = self.best.number if self.best else None
         for path in list(self._trials.iterdir()):
             if path.name not in (str(best), str(self.done + 1)):
@@ -109,7 +118,7 @@ class Vault:
             self.best = trial
 
     def _stream(self, purpose: str, number: int) -> int:
-        """Returns a number of 256 bits: as random as the root, and independent of all others."""
+        """Returns 256 pseudorandom bits, independent for each purpose and number."""
         return self._root.child(f"selection: {purpose}").sampling_seed(number)
 
     def _lock(self) -> None:
@@ -122,14 +131,14 @@ class Vault:
 
     def _read(self) -> list[dict[str, Any]]:
         content = os.pread(self._journal, os.fstat(self._journal).st_size, 0)
-        whole = content.rfind(b"\n") + 1
-        os.ftruncate(self._journal, whole)  # at most a line that a crash left unended
-        where = f"{self.path}: the journal is damaged"
+        complete_bytes = content.rfind(b"\n") + 1
+        os.ftruncate(self._journal, complete_bytes)  # at most a line that a crash left unended
+        location = f"{self.path}: the journal is damaged"
         try:
-            lines = [parse_json(line) for line in content[:whole].splitlines()]
+            lines = [parse_json(line) for line in content[:complete_bytes].splitlines()]
         except ValueError:
-            raise ValueError(where) from None
-        return checked(lines, list[dict[str, Any]], where)
+            raise ValueError(location) from None
+        return checked(lines, list[dict[str, Any]], location)
 
     def _append(self, line: dict[str, Any]) -> None:
         os.write(self._journal, f"{json.dumps(line)}\n".encode())

@@ -22,7 +22,7 @@ from dpsgd import (
     dpsgd,
 )
 from dpsgd.core.algorithm import Algorithm, Schedules
-from dpsgd.core.state import TrainState, joined, opened, parted
+from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
 from dpsgd.engine.lazy.look_ups import Row as RowOfTables
 from dpsgd.engine.lazy.look_ups import TableLoss
 from dpsgd.engine.programs import compiler_options
@@ -105,7 +105,7 @@ class Program:
         if self._schedules is None:
             return ()
         steps = range(self._done, self._done + self._block_steps)
-        return (self._schedules.of(steps, self._block_steps),)
+        return (self._schedules.block_arrays(steps, self._block_steps),)
 
     def __call__(self) -> None:
         known = self.known()
@@ -117,9 +117,9 @@ class Program:
         assert self._algorithm is not None
         assert self._schedules is not None
         _, _, noise_key, scales, *_ = self.inputs
-        known = self._schedules.after(self._done)
+        known = self._schedules.flush_arrays(self._done)
         state = flushed(self._algorithm, self.state, known, noise_key, scales)
-        self.state = jax.block_until_ready(opened(state))
+        self.state = jax.block_until_ready(defer_noise(state))
 
 
 def copies_of(tree: PyTree) -> Callable[[], PyTree]:
@@ -357,7 +357,7 @@ class Steps:
         mechanism = self.mechanism if mechanism is None else mechanism
 
         def start() -> Any:
-            return opened(algorithm.init(model.params(), mechanism, model.columns))
+            return defer_noise(algorithm.init(model.params(), mechanism, model.columns))
 
         return self._program(
             changed(block_function(algorithm, mechanism.sampler)),
@@ -383,10 +383,12 @@ class Steps:
 
         def start() -> TrainState:
             params = model.params()
-            return TrainState(jnp.int32(0), params, optimizer.init(parted(params, loss.tables)[0]))
+            return TrainState(
+                jnp.int32(0), params, optimizer.init(split_leaves(params, loss.tables)[0])
+            )
 
         def one_step(state: TrainState, batch: PyTree) -> tuple[TrainState, jax.Array]:
-            dense, tables_now = parted(state.raw_params, loss.tables)
+            dense, tables_now = split_leaves(state.raw_params, loss.tables)
             names = jax.vmap(loss.rows)(batch)
             numbers, places = {}, {}
             for k in loss.tables:
@@ -399,7 +401,7 @@ class Steps:
 
             def mean(dense: PyTree, rows: dict[int, jax.Array]) -> jax.Array:
                 def of_one(rows: dict[int, jax.Array], example: PyTree) -> jax.Array:
-                    return loss.loss(joined(dense, rows), RowOfTables(example, places))
+                    return loss.loss(join_leaves(dense, rows), RowOfTables(example, places))
 
                 return jnp.sum(jax.vmap(of_one)(rows, batch)) / batch_size
 
@@ -410,7 +412,7 @@ class Steps:
             moved = {
                 k: table.at[numbers[k]].add(-rate * of_rows[k]) for k, table in tables_now.items()
             }
-            params = joined(optax.apply_updates(dense, updates), moved)
+            params = join_leaves(optax.apply_updates(dense, updates), moved)
             return TrainState(state.step + 1, params, opt_state), value
 
         def block(state: TrainState, data: PyTree, plan: IndexBlock) -> tuple[TrainState, Any]:

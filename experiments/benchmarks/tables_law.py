@@ -97,7 +97,7 @@ def _caught_up(
     """Returns the state of rows of one coordinate each, as a step brings them up."""
     *m, theta = (jnp.asarray(x)[:, None] for x in state)
     old = Table(theta, m[0] if m else None, jnp.full(len(theta), start, jnp.int32))
-    found = _program(old, laws.after(stop), jnp.int32(stop), stddev)
+    found = _program(old, laws.flush_arrays(stop), jnp.int32(stop), stddev)
     parts = found.momentum, found.values
     return np.stack([np.asarray(x, np.float64).ravel() for x in parts if x is not None])
 

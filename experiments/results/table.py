@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from dpsgd.core.guarantee import words_on
+from dpsgd.core.guarantee import noise_label
 from dpsgd.files import write_atomically
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.spec import PARTS, known_options
@@ -239,7 +239,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
         "l2_clip_norm": record["l2_clip_norm"] if private else None,
         "bands": options.get("bands") or 1 if private else None,
         **{name: record[name] for name in GUARANTEE},
-        "noise": words_on(record["noise"]),
+        "noise": noise_label(record["noise"]),
         "seconds": None if stages is None else sum(stages.values()),
         "training_seconds": record["training_seconds"],
         "examples_per_second": record["examples_per_second"],

@@ -46,7 +46,7 @@ SEAMS = {
     "row noise": ("dpsgd.core.algorithm:privatize", "noised sums, those of rows among them"),
     "row update": ("dpsgd.engine.lazy.group:_updated_rows", "rows after a step"),
     # full-batch queries
-    "queries": ("dpsgd.core.mechanism:Mechanism.of_sums", "the mechanism of the queries"),
+    "queries": ("dpsgd.core.mechanism:Mechanism.sums_mechanism", "the mechanism of the queries"),
     "cost of queries": ("dpsgd.core.queries:FullSums.release", "what so many of them cost"),
     "cost of all rows": ("samplers.full_batch:FullBatch.privacy", "what sums of all rows cost"),
     "cost with queries": ("dpsgd.core.mechanism:Mechanism._with_sums", "steps' cost and queries'"),

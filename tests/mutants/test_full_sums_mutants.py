@@ -243,7 +243,7 @@ def costs_are_those_of_one_gaussian_release():
         "a run whose sums were released again": (
             of.privacy_of([range(last + count), range(last, last + count)]), epochs, 2 * count),
         "a run that was stopped": (of.privacy_of([range(last)]), epochs, 0),
-        "a run under the sums' mechanism": (of.of_sums().privacy(), 0, count),
+        "a run under the sums' mechanism": (of.sums_mechanism().privacy(), 0, count),
     }  # fmt: skip
     for what, (cost, steps, sums) in costs.items():
         mu = math.sqrt(steps / sigma**2 + sums / of_sum**2)
@@ -265,7 +265,7 @@ def noise_is_none_of_the_steps():
     # The same program under the run's own key is what the steps would have drawn from.
     root, of = RootKey.from_insecure_seed(3), whole()
     found = queries.refine(Kept(), of, PARAMS, ROWS, root=root).params
-    algorithm, sums, state, read, _ = queries.sums_run(Kept(), of.of_sums(), PARAMS, ROWS)
+    algorithm, sums, state, read, _ = queries.sums_run(Kept(), of.sums_mechanism(), PARAMS, ROWS)
     *_, block = train_blocks(algorithm, sums, state, read, root=root)
     assert np.abs(np.asarray(found) - np.asarray(block.state.params["state"])).min() > 0
 
@@ -284,7 +284,7 @@ def what_could_read_other_rows_is_refused():
 
 def what_holds_rows_is_refused():
     with pytest.raises(ValueError, match="parts that have a hash"):
-        queries.sums_run(Kept(ROWS["x"]), whole().of_sums(), PARAMS, ROWS)
+        queries.sums_run(Kept(ROWS["x"]), whole().sums_mechanism(), PARAMS, ROWS)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SILENT, deferred_checks
 from dpsgd.audit.runtime.sums import SINGLE, sum_checks
-from dpsgd.core.state import joined
+from dpsgd.core.state import join_leaves
 from dpsgd.engine.lazy import rows
 from dpsgd.noise.gaussian import STEP, VALUE
 from samplers import BallsAndBins
@@ -118,7 +118,7 @@ def stale(found, state):
         k: state.lazy_tables[k].values.at[x.numbers].get(mode="fill", fill_value=0)
         for k, x in viewed.rows.items()
     }
-    return view._replace(params=joined(state.params_without_tables, old)), viewed
+    return view._replace(params=join_leaves(state.params_without_tables, old)), viewed
 
 
 BUGS = {

@@ -220,7 +220,7 @@ class _Tables:
                     name = f"{self.names[k]} flushed at step {stop:,}"
                     law.compare_flushed(self._found, found[k], new, stop, name)
                 now = found
-                state = probe.layout.opened(state)
+                state = probe.layout.defer_noise(state)
                 flushes.remove(stop)
             if step < self._end:
                 state, now = self._read(state, now, step, mechanism)

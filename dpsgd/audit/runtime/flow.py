@@ -20,7 +20,7 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, parted
+from dpsgd.core.state import TrainState, split_leaves
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import block_program, flush_program
@@ -331,7 +331,7 @@ def flow_checks(
         *_leaks("what a block shows", () if after.pending else shown, _SECRET),
     ]
     example = shapes_of_rows(data, *mechanism.sampler.clipped_shape)
-    still = parted(after.raw_params, algorithm.frozen(state.raw_params, example))[1]
+    still = split_leaves(after.raw_params, algorithm.frozen(state.raw_params, example))[1]
     leaks += _leaks("frozen parameters", still, frozenset({RELEASE}))
     if after.step != Flow(frozenset({STEP}), _LAST):
         leaks.append("a step counts something else than one step")
@@ -363,7 +363,7 @@ def _flush(
 ) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
     state, key, scales = arguments[0], *arguments[3:5]
-    known = Schedules(algorithm.groups, num_steps).after(0)
+    known = Schedules(algorithm.groups, num_steps).flush_arrays(0)
     trace = flush_program(algorithm, (state, known, key, scales), layout.placement).traced
     given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)

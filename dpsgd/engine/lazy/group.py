@@ -17,7 +17,7 @@ import numpy as np
 
 from dpsgd.core.algorithm import Context, View, privatize
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import Table, TrainState, joined, parted
+from dpsgd.core.state import Table, TrainState, join_leaves, split_leaves
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
 from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
@@ -284,7 +284,7 @@ class LazyRows:
         return found_tables(self.loss_fn, params, example).tables
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        _, values = parted(state.raw_params, leaves)
+        _, values = split_leaves(state.raw_params, leaves)
         tables = {
             k: Table(None, jnp.zeros_like(x) if self.tables.momentum else None)
             for k, x in values.items()
@@ -304,7 +304,7 @@ class LazyRows:
         num_rows = {k: len(leaves[k]) for k in loss.tables}
         look_ups = LookUps.of(loss, num_rows, examples, view.weights, exchange)
 
-        pending = _pending(context.known.at(context.place).gaps, state.step, context)
+        pending = _pending(context.schedule.at(context.place).gaps, state.step, context)
         shares = {
             k: Share.of(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
             for k, table in tables.items()
@@ -313,15 +313,15 @@ class LazyRows:
         small = {k: x.values for k, x in rows.items()}
         # Of a row that lies elsewhere there are zeros here.
         small |= exchange.total({k: small[k] for k, share in shares.items() if share.sharded})
-        params = joined(state.params_without_tables, small)
+        params = join_leaves(state.params_without_tables, small)
         batch = Row(examples, look_ups.places)
         return View(params, batch, view.weights, (), {"loss_fn": loss.loss}), Viewed(shares, rows)
 
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context
     ) -> tuple[TrainState, None]:
-        laws = context.known.at(context.place)
-        _, totals = parted(total, state.tables)
+        laws = context.schedule.at(context.place)
+        _, totals = split_leaves(total, state.tables)
         tables = {}
         for k, table in state.lazy_tables.items():
 
@@ -335,7 +335,7 @@ class LazyRows:
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
         leaves = jax.tree.leaves(context.shapes)
-        pending = _pending(context.known, state.step, context)
+        pending = _pending(context.schedule, state.step, context)
         tables = {}
         for k, table in state.lazy_tables.items():
             first = context.exchange.first_row(len(table.steps), len(leaves[k]))

@@ -122,7 +122,7 @@ class RunLaws:
         self._gaps = Gaps(optimizer)
         self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
 
-    def of(self, steps: range, room: int) -> StepLaws:
+    def block_arrays(self, steps: range, room: int) -> StepLaws:
         gaps_by_step = [self._gaps.at(step) for step in steps]
         step_sizes = np.zeros(room, np.float32)
         step_sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
@@ -133,6 +133,6 @@ class RunLaws:
         momentum = np.float32(self._optimizer.momentum)
         return StepLaws(step_sizes, momentum, LawTables(self._to_multiple, *ends))
 
-    def after(self, steps: int) -> LawTables:
+    def flush_arrays(self, steps: int) -> LawTables:
         at = self._gaps.at(steps)
         return LawTables(self._to_multiple, packed(at.from_multiples), packed(at.from_recent))

@@ -101,5 +101,6 @@ def test_what_is_equal_and_costs_otherwise_is_refused(kind):
 def test_sums_over_all_rows_have_independent_noise(noise):
     full_sums = FullSums(2, 3.0, 4.0)
     assert (
-        Mechanism(Deterministic(64, 8), 1.0, 1.0, noise, full_sums).of_sums().noise == Independent()
+        Mechanism(Deterministic(64, 8), 1.0, 1.0, noise, full_sums).sums_mechanism().noise
+        == Independent()
     )

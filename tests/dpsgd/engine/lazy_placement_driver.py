@@ -14,7 +14,7 @@ import pytest
 
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.core.algorithm import Schedules
-from dpsgd.core.state import TrainState, opened
+from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine import programs
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy
@@ -104,9 +104,9 @@ def trained(placement, loss_fn=loss, sampler=POISSON, sigma=1e-3, state=None, bl
 def programs_of(algorithm, mechanism, like, data, placement, block_steps, num_steps):
     """Returns the compiled block, and what flushes."""
     layout = Layout.of(mechanism.sampler, data, block_steps=block_steps, placement=placement)
-    known = Schedules(algorithm.groups, num_steps).after(block_steps)
+    known = Schedules(algorithm.groups, num_steps).flush_arrays(block_steps)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
-    arguments = jax.eval_shape(opened, like), known, key, mechanism.scales()
+    arguments = jax.eval_shape(defer_noise, like), known, key, mechanism.scales()
     block = layout.program(algorithm, mechanism, like, data)
     return block, flush_program(algorithm, arguments, placement).compiled
 

@@ -138,7 +138,7 @@ def test_no_vector_of_a_row_is_longer_than_the_norm_that_it_is_clipped_to(kind):
 @each_kind
 def test_no_row_is_clipped(kind):
     sums = FullSums(1, 1.0, kind.most)
-    mechanism = Mechanism(Poisson(N, 10), 1.0, 1.0, full_sums=sums).of_sums()
+    mechanism = Mechanism(Poisson(N, 10), 1.0, 1.0, full_sums=sums).sums_mechanism()
     run = sums_run(kind.of, mechanism, (), kind.wild(np.random.default_rng(1)))
     _, counted = jax.jit(run.algorithm.clipped_sum)(
         run.state.params, run.rows, jnp.ones(N), mechanism.scales()

@@ -12,7 +12,7 @@ from jax import lax
 
 from dpsgd import Independent, LazyTables, Mechanism, dpsgd, explain, split_module, train
 from dpsgd.audit.runtime.flow import flow_checks
-from dpsgd.core.state import joined, parted
+from dpsgd.core.state import join_leaves, split_leaves
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
 from dpsgd.gradients.frozen import RunLoss, frozen_leaves, leaf_names
@@ -116,7 +116,7 @@ def test_the_audit_sees_a_frozen_leaf_that_moves():
     def planted(state, total, noise_key, scales):
         after, gradient = sound.update(state, total, noise_key, scales)
         moved = jax.tree.map(lambda p: p + gradient["bias"], after.params)
-        found = joined(after.dense_params, parted(moved, state.frozen)[1])
+        found = join_leaves(after.dense_params, split_leaves(moved, state.frozen)[1])
         return after._replace(raw_params=found), gradient
 
     mechanism, layout = Mechanism(SAMPLER, 1.0, 1.0), Layout.of(SAMPLER, ROWS)

@@ -52,5 +52,5 @@ def test_a_file_that_is_interrupted_is_not_there(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_predictions(tmp_path / "out.csv", blocks())
     assert not list(tmp_path.iterdir())
-    with pytest.raises(FileNotFoundError, match=r"where out\.csv is to be written, is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"is not a folder; create it for out\.csv"):
         write_predictions(tmp_path / "no" / "out.csv", [])

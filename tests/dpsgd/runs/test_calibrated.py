@@ -251,7 +251,7 @@ def test_the_sums_are_audited_before_the_run_and_before_it_goes_on(tmp_path, mon
         monkeypatch.setattr(module, "audit_program", counted)
     out = killed(tmp_path / "run", "before the sums", monkeypatch, audit=True)
     assert [mechanism.full_sums for mechanism in made] == [SUMS, None]
-    assert made[1] == made[0].of_sums()
+    assert made[1] == made[0].sums_mechanism()
     audit._passed.clear()
     record = resume(out, calibrated)
     assert [mechanism.full_sums for mechanism in made[2:]] == [None]  # no step is left

@@ -472,7 +472,7 @@ def test_a_target_is_met_by_training_and_calibration_together(noise):
             found = resolve(sgd(sampler=ORDER(**SIZES), **how), calibrated, rows_of(calibrated))
         assert 0.98 * most <= epsilon(found.mechanism.privacy(), 1e-5).upper <= most
         if found.mechanism.full_sums:
-            assert found.mechanism.of_sums().noise == Independent()
+            assert found.mechanism.sums_mechanism().noise == Independent()
         sigmas.append(found.mechanism.noise_multiplier)
     assert sigmas[1] > 1.01 * sigmas[0]
 

@@ -290,7 +290,7 @@ def asks(**privacy):
         ([], "at least one candidate"),
         ([asks(non_private=True)], "without privacy"),
         ([config_of(insecure_seed=1)], "insecure_seed voids"),
-        ([asks(target_epsilon=3.0, optimistic=True)], "optimistic noise need not keep"),
+        ([asks(target_epsilon=3.0, optimistic=True)], "optimistic noise may miss"),
         ([config_of(), asks(target_epsilon=3.0)], "the same one to all candidates"),
         ([asks(target_epsilon=e) for e in (3.0, 4.0)], "a target is that of the whole"),
         ([config_of(target_delta=1e-3), config_of()], "target_delta is that of the whole"),
@@ -305,7 +305,7 @@ def test_what_cannot_be_selected_from_is_refused_before_a_folder_is_made(
 
 
 def test_a_score_that_is_not_measured_is_refused_before_anything_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match="no metric 'validation_auc'; there are test_error"):
+    with pytest.raises(ValueError, match="score 'validation_auc' is no metric; choose among test_error"):
         select(tmp_path / "out", grid()[:1], score="validation_auc")
     assert not list(tmp_path.iterdir())
 
@@ -369,7 +369,7 @@ class Unfit(Line):
     ("asked", "error", "message"),
     [
         ({"task": Unfit()}, TypeError, "of the wrong shape"),
-        ({"score": "validation_auc"}, ValueError, "no metric 'validation_auc'"),
+        ({"score": "validation_auc"}, ValueError, "score 'validation_auc' is no metric"),
     ],
 )
 def test_candidates_are_refused_before_noise_is_searched(

@@ -97,13 +97,13 @@ def others_are_given(self, num_steps):
     return OF_RUN(dataclasses.replace(self, learning_rate=lambda k: cosine(k // 2)), num_steps)
 
 
-OF, AT, OF_RUN = RunLaws.of, Gaps.at, LazyTables.of_run
+OF, AT, OF_RUN = RunLaws.block_arrays, Gaps.at, LazyTables.of_run
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "check"),
     [
-        (RunLaws, "of", first_steps_sizes, LAW),
+        (RunLaws, "block_arrays", first_steps_sizes, LAW),
         (Gaps, "at", first_steps_gaps, LAW),
         (Gaps, "at", one_step_more, LAW),
         (LazyTables, "of_run", others_are_given, SIZES),

@@ -43,7 +43,7 @@ def test_a_step_looks_up_a_root_of_the_covariance_to_the_digits_of_float32(momen
     laws, bounds = RunLaws(run), [(0, STEPS - 1), (7, 900), (7, 500), (STEPS - 2, STEPS - 1)]
     short = [(stop - length, stop) for stop in range(520, 560) for length in (1, 2)]
     for start, stop in bounds + short:
-        a, low = law_of(laws.after(stop), jnp.array([start]), jnp.int32(stop))
+        a, low = law_of(laws.flush_arrays(stop), jnp.array([start]), jnp.int32(stop))
         a, low = (np.array([[float(x[0]) for x in row] for row in of]) for of in (a, low))
         expected = run.law(start, stop)
         own = np.sqrt(np.diag(expected.covariance))[:, None]

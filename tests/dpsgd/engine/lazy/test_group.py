@@ -164,7 +164,12 @@ def test_draws_for_a_gap_have_its_covariance(momentum):
         none if momentum else None,
         jnp.full(count, 7, jnp.int32),
     )
-    how = {"laws": RunLaws(run).after(23), "noise_key": KEY, "leaf": 0, "stddev": jnp.float32(2.0)}
+    how = {
+        "laws": RunLaws(run).flush_arrays(23),
+        "noise_key": KEY,
+        "leaf": 0,
+        "stddev": jnp.float32(2.0),
+    }
     after = jax.jit(lambda table: flushed_table(table, 2**18, step=jnp.int32(23), **how))(table)
     parts = [part for part in (after.momentum, after.values) if part is not None]
     x = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=1) / 2.0
@@ -251,12 +256,14 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
     @jax.jit
     def trained(before):
         table = Table(before, None, steps=jnp.zeros(2, jnp.int32))
-        one = read(table, jnp.array([1], jnp.int32), laws=laws.after(7), step=jnp.int32(7), **how)
+        one = read(
+            table, jnp.array([1], jnp.int32), laws=laws.flush_arrays(7), step=jnp.int32(7), **how
+        )
         noise = add_row_noise(jnp.zeros((1, width)), one.numbers, KEY, 7, 0, 1.3, 100.0)
         values = one.values - jnp.float32(0.1) * noise
         stepped = one._replace(values=values, steps=one.steps + 1)
         table = written(table, stepped)
-        return flushed_table(table, 2, laws=laws.after(20), step=jnp.int32(20), **how)[0]
+        return flushed_table(table, 2, laws=laws.flush_arrays(20), step=jnp.int32(20), **how)[0]
 
     after = np.asarray(trained(before))
     scale = np.sqrt(np.float32(run.law(0, 20).covariance.item()))

@@ -311,7 +311,7 @@ def test_a_bad_line_is_an_error_with_its_place_and_leaves_nothing(
 def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_path, capsys):
     words = ["score", home / "model", home / "train.txt"]
     line = in_one_line(capsys, *words, "--out", tmp_path / "no" / "scores.csv")
-    assert "where scores.csv is to be written, is no folder" in line
+    assert "is not a folder; create it for scores.csv" in line
     line = in_one_line(capsys, *words, "--split", "test", "--out", tmp_path / "scores.csv")
     assert "is no store, which alone has splits: leave out --split" in line
     line = in_one_line(capsys, "score", tmp_path, home / "train.txt", "--out", tmp_path / "s.csv")
