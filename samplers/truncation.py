@@ -52,6 +52,13 @@ class CappedBatchSampler(BatchSampler):
         if self.max_batch_size is not None:
             cap = check_count("max_batch_size", self.max_batch_size, at_most=MAX_EXAMPLES)
             object.__setattr__(self, "max_batch_size", cap)
+            expected = self.expected_batch_size / self.num_shards
+            if not self.accumulates and cap < expected * (1.0 - 1e-9):
+                raise ValueError(
+                    f"max_batch_size={cap} is below the expected batch size {expected:g}"
+                    f"{' of a shard' if self.num_shards > 1 else ''}: pass more, or leave it out "
+                    f"for the default of {self.default_batch_size}"
+                )
 
     @abc.abstractmethod
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:

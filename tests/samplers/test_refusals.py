@@ -54,6 +54,7 @@ REFUSED = [
     (lambda: UnitsThenPoisson(TREE, (4,), 0.5), "the root has 3 children"),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.0), "sampling_prob must be in"),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.5, max_batch_size=0), "max_batch_size must be"),
+    (lambda: UnitsThenPoisson(TREE, (2,), 0.5, max_batch_size=1), "=1 is below the expected"),
     (lambda: UnitsThenPoisson(TREE, (2,), 0.5, target_delta=0.1), "target_delta must lie in"),
     (lambda: Multistage(DEEP, (1, 1, 2)), "partner=7, product=y has 1 children"),
     *(
@@ -61,6 +62,8 @@ REFUSED = [
         for kind in (Poisson, BallsAndBins)
         for given, message in (
             ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
+            ({"max_batch_size": 9}, "max_batch_size=9 is below the expected batch size 10: pass"),
+            ({"max_batch_size": 2, "num_shards": 4}, r"=2 is below .* size 2.5 of a shard: "),
             *(({"target_delta": x}, r"target_delta must lie in \(0, 0.1\)") for x in DELTAS),
         )
     ),
