@@ -11,6 +11,7 @@ import scipy
 from accounting.attack import attack_advantage
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
 from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, UpperEnd
+from accounting.profiles.truncation import TruncatedProfile
 
 _COARSE = 0.02
 """Relative width, in noise, at which `calibrate` begins to look closely; of an epsilon that is far
@@ -68,7 +69,8 @@ def least_noise(
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met, or roughly."""
         tolerance = _ROUGH * max(1.0, epsilon) if coarse else EPSILON_TOLERANCE
-        bound = _from_above(privacy(math.exp(log_sigma))).epsilon(delta, tolerance)
+        profile = _from_above(privacy(math.exp(log_sigma)), delta if coarse else 0.0)
+        bound = profile.epsilon(delta, tolerance)
         found = _middle(bound) if coarse else bound.upper
         return math.log(max(found, 1e-9 * epsilon) / epsilon) if found < math.inf else math.inf
 
@@ -112,7 +114,7 @@ def calibrate_advantage(
 
     def excess(log_sigma: float, coarse: bool) -> float:
         """log(mu / its target) at this noise; <= 0 only where the upper bound is at most that."""
-        profile = _from_above(privacy(math.exp(log_sigma)))
+        profile = _from_above(privacy(math.exp(log_sigma)), advantage if coarse else 0.0)
         upper = _middle(profile.delta(0.0, _ROUGH)) if coarse else attack_advantage(profile).upper
         mu = float(scipy.special.erfinv(upper))
         value = math.log(max(mu, 1e-9 * target) / target) if mu < math.inf else math.inf
@@ -128,9 +130,17 @@ def calibrate_advantage(
     return found
 
 
-def _from_above(profile: PrivacyProfile) -> PrivacyProfile:
-    """Returns the profile that the upper end comes from: what the lower one costs is saved."""
-    return profile.profile if isinstance(profile, UpperEnd) else profile
+def _from_above(profile: PrivacyProfile, delta: float = 0.0) -> PrivacyProfile:
+    """Returns a cheaper profile of the same upper end, or roughly the same at `delta`.
+
+    What a lower end of its own costs is saved; for a rough answer, batches that are hardly ever
+    cut are not cut.
+    """
+    if isinstance(profile, UpperEnd):
+        return profile.profile
+    if isinstance(profile, TruncatedProfile) and math.exp(profile.log_spent) <= _COARSE * delta:
+        return profile.profile
+    return profile
 
 
 def _middle(bound: Bound) -> float:

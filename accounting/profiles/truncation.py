@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,13 @@ _FEW_BINS = 3e-4
 """Share of bins whose loss does not matter to epsilon: they are simply taken away."""
 _FARTHEST = 1e6
 _ROUNDS = 12
+_MARGIN = 1e-5
+"""Share of delta that the lower end gives up without asking again."""
+_FEW = 3e-4
+"""Share of delta whose part in epsilon is not looked for."""
+_BELOW_ONE = 1.0 - 1e-9
+_SMALL_DELTA = math.log(1e6)
+"""Logs of a share of delta and of a probability that hurt a lower end alike differ by this."""
 _NOTE = "the cost of cutting batches is not known more exactly: raise the maximum batch size"
 
 
@@ -73,27 +79,77 @@ class Case(NamedTuple):
             total += part.charge(epsilon) if sharp else weight
         return total * (1.0 + _UP)
 
+    def upper_epsilon(self, question: Question, low: float) -> float:
+        """Returns an epsilon at which the sum of this case is at most the delta asked for.
+
+        If c = charge(e), then epsilon_0(delta - c) suffices where it is above e; a point far beyond
+        does where c is too much. From there the sum is solved for by secants.
+
+        Args:
+          question: Asks for the epsilon at a delta.
+          low: A point not above the answer.
+        """
+        delta, tolerance = question.at, question.tolerance
+        if _exp(self.log_rest) * (1.0 + _UP) >= delta:
+            return math.inf
+
+        def excess(at: float) -> float:
+            total = self.profile.delta(at, tolerance).upper + self.charge(at, delta)
+            return math.log(max(total, 1e-320) / delta)
+
+        charged = self.charge(low, delta)
+        at_low, high = math.log1p(charged / delta), low
+        if charged < (1.0 - _UP) * delta:
+            left = (delta - charged) * (1.0 - _UP)
+            high = max(low, self.profile.epsilon(left, tolerance).upper)
+            spared = charged - self.charge(high, delta) if high < math.inf else 0.0
+            if spared <= _FEW * left:
+                return high
+            at_high = math.log1p(-spared / delta)
+        else:
+            step, at_high = max(0.1, 0.1 * low), at_low
+            while at_high > 0.0:
+                if high > _FARTHEST:
+                    return math.inf
+                low, at_low, high, step = high, at_high, high + step, 2.0 * step
+                at_high = excess(high)
+        for _ in range(_ROUNDS):
+            if high - low <= 0.3 * wanted_width(tolerance, high):
+                break
+            guess = low + (high - low) * at_low / (at_low - at_high)
+            # A little past the root, so that the next interval has both ends near it.
+            guess = min(guess + 0.1 * wanted_width(tolerance, high), 0.5 * (guess + high))
+            at_guess = excess(guess)
+            if at_guess <= 0.0:
+                high, at_high, at_low = guess, at_guess, 0.5 * at_low
+            else:
+                low, at_low, at_high = guess, at_guess, 0.5 * at_high
+        return high
+
 
 @dataclass(frozen=True)
 class TruncatedProfile(Profile):
     r"""The profile of a mechanism whose batches are cut to a maximum size, at random.
 
     .. math:: \delta(\epsilon) \le \delta_0(\epsilon) + \sum_i p_i \delta_i(\epsilon) + r, \qquad
-        \delta(\epsilon) \ge \delta_{\text{below}}(\epsilon) - e^\epsilon \rho
+        \delta(\epsilon) \ge (1 - x) \delta_{\text{below}}(\epsilon - \log(1 - x)) - e^\epsilon \rho
 
     for each of several `cases` (delta_0 its `profile`, p_i and delta_i its `flagged`, r its
-    rest), below = `profile` and log rho = `log_dropped`. Made by `truncated_steps`,
-    `truncated_bins` and `truncated_users`. Proof: docs/explanation/truncated-batches.md.
+    rest), below = `profile`, log x = epsilon + `log_thinned` and log rho = `log_moved`. Made by
+    `truncated_steps`, `truncated_bins` and `truncated_users`.
+    Proof: docs/explanation/truncated-batches.md.
 
     Attributes:
       profile: The mechanism without the cut; its lower end is that of a concrete pair.
       cases: Proved upper bounds, the least rest last.
-      log_dropped: Log of the most by which the cut moves the pair's laws.
+      log_thinned: Log of the largest share that the cut takes from a weight of the pair's mixture.
+      log_moved: Log of the most by which the cut moves the pair's laws.
     """
 
     profile: ComposesWithGaussian
     cases: tuple[Case, ...]
-    log_dropped: float
+    log_thinned: float = -math.inf
+    log_moved: float = -math.inf
 
     @property
     def log_spent(self) -> float:
@@ -120,102 +176,73 @@ class TruncatedProfile(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by the case whose rest matters no more, or is least."""
         if question.wanted == "epsilon":
-            return self._epsilon(question)
+            bound = self._epsilon(question)
+            if question.width(bound) < bound.width < 4.0 * question.width(bound):
+                bound = bound.intersection(self._epsilon(question, 0.3))
+        else:
+            bound = self._delta(question)
+        wide = bound.width > question.width(bound) and not bound.note
+        return dataclasses.replace(bound, note=_NOTE) if wide else bound
+
+    def _delta(self, question: Question) -> Bound:
         inner = question.of(self.profile)
         case = self._case(inner.lower)
         upper = inner.upper if case.profile == self.profile else question.of(case.profile).upper
         upper = min(1.0, upper + case.charge(question.at, inner.lower))
-        lower = max(0.0, inner.lower - self._moved(question.at))
-        return _noted(question, Bound.resting_on(inner, lower, max(lower, upper)))
+        moved, shift = self._lost(question.at)
+        lower = (inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - _UP) - moved
+        if _MARGIN * inner.lower < shift < math.inf:
+            below = question._replace(at=question.at + shift).of(self.profile)
+            lower = max(lower, below.lower * math.exp(-shift) * (1.0 - _UP) - moved)
+        lower = max(0.0, lower)
+        return Bound.resting_on(inner, lower, max(lower, upper))
 
     def _case(self, delta: float) -> Case:
         """Returns the first case whose rest is negligible at `delta`, or the one of the least."""
         few = (case for case in self.cases if _exp(case.log_rest) <= 1e-3 * delta)
         return next(few, self.cases[-1])
 
-    def _epsilon(self, question: Question) -> Bound:
-        inner = question.of(self.profile)
-        upper = _upper_epsilon(self._case(question.at), question, inner)
-        lower = self._lower_epsilon(question, inner.upper)
-        return _noted(question, Bound.resting_on(inner, lower, max(lower, upper)))
+    def _epsilon(self, question: Question, share: float = 1.0) -> Bound:
+        """Bounds epsilon by answers that are as sharp as a share of the tolerance."""
+        delta, tolerance = question.at, share * question.tolerance
+        below = self.profile.epsilon(min((1.0 + _MARGIN) * delta, _BELOW_ONE), tolerance)
+        upper = self._case(delta).upper_epsilon(question._replace(tolerance=tolerance), below.lower)
+        lower = self._lower_epsilon(delta, below, tolerance)
+        return Bound.resting_on(below, lower, max(lower, upper))
 
-    def _moved(self, epsilon: float) -> float:
-        return _exp(min(epsilon + self.log_dropped, 700.0)) * (1.0 + _UP)
+    def _lost(self, epsilon: float) -> tuple[float, float]:
+        """Returns e^epsilon rho, and -log(1 - x), which is infinite where x >= 1."""
+        moved = _exp(epsilon + self.log_moved) * (1.0 + _UP)
+        thinned = _exp(epsilon + self.log_thinned) * (1.0 + _UP)
+        return moved, -math.log1p(-thinned) if thinned < 1.0 else math.inf
 
-    def _lower_epsilon(self, question: Question, ceiling: float) -> float:
-        """Returns e <= `ceiling` such that below it the pair's delta is above the one asked for."""
+    def _lower_epsilon(self, delta: float, below: Bound, tolerance: float) -> float:
+        """Returns a lower end: a point below which the pair's delta is above `delta`.
+
+        Args:
+          delta: The delta asked for.
+          below: Epsilon of `profile` at (1 + _MARGIN) `delta`.
+          tolerance: How sharply another one is asked for.
+        """
 
         def proved(most: float) -> float:
-            spent = question.at + self._moved(most)
-            if spent >= 1.0:
+            moved, shift = self._lost(most)
+            needed = (delta + moved) * math.exp(min(shift, 700.0)) * (1.0 + 1e-15)
+            if needed >= _BELOW_ONE:
                 return 0.0
-            return min(most, self.profile.epsilon(spent, question.tolerance).lower)
+            found = below
+            if needed > (1.0 + _MARGIN) * delta:
+                found = self.profile.epsilon(needed, tolerance)
+            return max(0.0, min(most, found.lower - shift))
 
-        lower, high = proved(ceiling), ceiling
-        if self._moved(ceiling) <= _NEGLIGIBLE * question.at:
-            return lower
+        lower, high = proved(below.lower), below.lower
         for _ in range(_ROUNDS):
-            moves = self._moved(high) > 10.0 * _NEGLIGIBLE * question.at
-            if not moves or high - lower <= 0.3 * wanted_width(question.tolerance, high):
+            if high - lower <= 0.3 * wanted_width(tolerance, high):
                 break
             middle = 0.5 * (lower + high)
             found = proved(middle)
             lower, high = max(lower, found), middle if found < middle else high
         return lower
-
-
-def _noted(question: Question, bound: Bound) -> Bound:
-    wide = bound.width > question.width(bound) and not bound.note
-    return dataclasses.replace(bound, note=_NOTE) if wide else bound
-
-
-def _upper_epsilon(case: Case, question: Question, inner: Bound) -> float:
-    """Returns an epsilon at which the sum of `case` is at most the delta asked for.
-
-    Where e is below the answer, no more than charge(e) is charged there: epsilon_0(delta -
-    charge(e)) suffices. Between such an e and that point it is bisected.
-    """
-    delta, tolerance = question.at, question.tolerance
-    rest = _exp(case.log_rest) * (1.0 + _UP)
-    if rest >= delta:
-        return math.inf
-
-    def suffices(at: float) -> float:
-        left = (delta - charge(at)) * (1.0 - _UP)
-        if left <= 0.0:
-            return math.inf
-        return max(at, case.profile.epsilon(left, tolerance).upper)
-
-    @functools.cache
-    def charge(at: float) -> float:
-        return case.charge(at, delta)
-
-    low = inner.lower
-    high = suffices(low)
-    step = max(0.1, 0.1 * low)
-    while high == math.inf and low < _FARTHEST:
-        further = low + step
-        found = suffices(further)
-        if found < math.inf and found > further:
-            low, high = further, found
-        elif found < math.inf:  # the sum is at most delta there
-            high = further
-            break
-        else:
-            low, step = further, 2.0 * step
-    if high == math.inf:
-        return high
-    for _ in range(_ROUNDS):
-        moves = charge(low) - charge(high) > 3e-4 * (delta - charge(low))
-        if not moves or high - low <= 0.3 * question.width(Bound(low, high)):
-            break
-        middle = 0.5 * (low + high)
-        found = suffices(middle)
-        if found > middle:
-            low, high = middle, min(high, found)
-        else:
-            high = middle
-    return high
 
 
 @dataclass(frozen=True)
@@ -254,8 +281,8 @@ class Cap:
             return _log(cap / m) + self.log_overflow() + _UP
         return _log(rate) + self.log_full() + _UP
 
-    def log_dropped(self) -> float:
-        """Returns the log of a bound on: an example is drawn and dropped."""
+    def log_dropped_if_drawn(self) -> float:
+        """Returns the log of a bound on the probability that a drawn example is dropped."""
         m, rate, cap = self.num_examples, self.sampling_prob, self.max_batch_size
         most = float(m - cap)
         if rate < 1.0:
@@ -263,7 +290,7 @@ class Cap:
             ratio = (m - cap - 1) / (cap + 2) * rate / (1.0 - rate)
             if ratio < 1.0:
                 most = min(most, 1.0 / (1.0 - ratio))
-        return min(math.log(rate), self.log_overflow() + math.log(most / m)) + _UP
+        return min(0.0, self.log_overflow() + math.log(most / (m * rate))) + _UP
 
 
 def truncated_steps(
@@ -280,9 +307,11 @@ def truncated_steps(
     """
     log_pi = math.log(steps) + cap.log_kept()
     flagged = Flagged(log_pi, _beside(profile, noise_multiplier))
-    dropped = cap.log_dropped() if exact else math.log(2.0) + cap.log_overflow() + _UP
     case = Case(profile, (flagged,), 2.0 * log_pi - math.log(2.0))
-    return TruncatedProfile(profile, (case,), math.log(steps) + dropped)
+    if exact:
+        return TruncatedProfile(profile, (case,), math.log(steps) + cap.log_dropped_if_drawn())
+    log_moved = math.log(2.0 * steps) + cap.log_overflow() + _UP
+    return TruncatedProfile(profile, (case,), log_moved=log_moved)
 
 
 def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
@@ -315,8 +344,8 @@ def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
             if full > _FEW_BINS * bins and log_full_bins < -math.log(2.0):
                 one = profile, Flagged(log_full_bins, fewer)
             cases.append(Case(one[0], (Flagged(log_pi, beside),), rest, one[1]))
-    dropped = math.log(epochs * bins) + cap.log_dropped()
-    return TruncatedProfile(profile, tuple(cases), dropped)
+    log_thinned = math.log(epochs) + cap.log_dropped_if_drawn()
+    return TruncatedProfile(profile, tuple(cases), log_thinned)
 
 
 def truncated_users(
@@ -353,7 +382,15 @@ def truncated_users(
             chance = log_overflow + min(0.0, log_any + low * log_share) + _UP
             flagged.append(Flagged(chance, _beside(profile, noise_multiplier / high)))
     case = Case(profile, tuple(flagged), 2.0 * log_pi - math.log(2.0))
-    return TruncatedProfile(profile, (case,), log_steps + math.log(most) + cap.log_dropped())
+    log_drawn = log_steps + math.log(most * cap.sampling_prob)
+    log_moved = log_drawn + cap.log_dropped_if_drawn()
+    if most < cap.max_batch_size:  # as if all rows of the user were drawn
+        fuller = dataclasses.replace(cap, max_batch_size=cap.max_batch_size - most)
+        log_thinned = log_drawn + math.log(cap.num_examples / cap.max_batch_size)
+        log_thinned += fuller.log_dropped_if_drawn()
+        if log_thinned < log_moved + _SMALL_DELTA:
+            return TruncatedProfile(profile, (case,), log_thinned)
+    return TruncatedProfile(profile, (case,), log_moved=log_moved)
 
 
 def _doubling(most: int) -> Iterator[tuple[int, int]]:
