@@ -17,7 +17,7 @@ from dpsgd.audit.synthetic import Generated, generated_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.engine.algorithm import owned
+from dpsgd.engine.algorithm import copy_buffers
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.loop import Block, check_parameters, columns_of
 from dpsgd.engine.placement import Placement
@@ -184,7 +184,7 @@ class _Callback(Journal):
         self.done = block.steps.stop
         if self._on_block is None:
             return False
-        return bool(self._on_block(self.done, owned(block.state.params)))
+        return bool(self._on_block(self.done, copy_buffers(block.state.params)))
 
 
 def not_finite(tree: PyTree) -> list[str]:

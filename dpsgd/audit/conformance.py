@@ -174,7 +174,7 @@ def check_optimizer(
     algorithm, mechanism = dpsgd(loss, optimizer), Mechanism(Poisson(97, 8), 1.0, 1.0)
     state = algorithm.init(params, mechanism)
     rows = {"x": np.ones(97, np.float32)}
-    layout = Layout.of(mechanism.sampler, rows)
+    layout = Layout.choose(mechanism.sampler, rows)
     checks = flow_checks(algorithm, mechanism, state, rows, layout)
     gradient = jax.tree.map(jnp.ones_like, params)
     updates, after = jax.eval_shape(optimizer.update, gradient, state.opt_state, params)
@@ -265,7 +265,7 @@ def _public_view(task: Any, batch_size: int) -> dict[str, Any]:
     algorithm = dpsgd(task.loss, optax.sgd(0.1))
     mechanism = Mechanism(Poisson(num_rows, min(batch_size, num_rows)), 1.0, 1.0)
     state = algorithm.init(params, mechanism)
-    program = Layout.of(mechanism.sampler, columns, block_steps=4).program(
+    program = Layout.choose(mechanism.sampler, columns, block_steps=4).program(
         algorithm, mechanism, state, columns
     )
     return {

@@ -20,7 +20,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.look_ups import index_ranges
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
-from dpsgd.engine.step import Watch, flushed
+from dpsgd.engine.step import Watch, flush_noise
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from samplers.batches import IndexBlock, zeros
@@ -117,7 +117,7 @@ class Probe:
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
         self.units, self.nan, self.copies = synthetic.units, synthetic.nan, synthetic.copies
         self.huge, self.marked, self._starts = synthetic.huge, synthetic.marked, synthetic.starts
-        self.layout = layout or Layout.of(sampler, synthetic.columns)
+        self.layout = layout or Layout.choose(sampler, synthetic.columns)
         self._transport = self.layout.transport(sampler)
         self.columns = self._transport.hold(synthetic.columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
@@ -282,7 +282,7 @@ class Probe:
         state = self.layout.put_state(state)
         known = self._schedules.flush_arrays(int(state.step))
         how = known, self._noise_key(attempt), mechanism.scales(), self.layout.placement
-        return flushed(self.algorithm, state, *how)
+        return flush_noise(self.algorithm, state, *how)
 
     def blocks(
         self,
@@ -361,7 +361,7 @@ class Probe:
         """
         plan = members if isinstance(members, IndexBlock) else self._plan(members)
         state, mechanism = self.layout.put_state(state), mechanism or self.mechanism
-        data, plan = self._transport.put(self.columns, plan)
+        data, plan = self._transport.put_block(self.columns, plan)
         # One sum, whatever the noise.
         loss_key = jnp.asarray(self.root.loss_key(0)) if self.algorithm.takes_key else None
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))

@@ -214,9 +214,8 @@ def _caveats(parts: Sequence[Part], delta: float) -> list[str]:
                 f"the run ends in {sums}, such as those of a calibration: they are counted as its "
                 f"last {sums.count} of {mechanism.num_steps:,} steps"
             )
-        unique += (
-            [f"of one trial: {note}" for note in notes] if isinstance(piece, Trials) else notes
-        )
+        prefix = "of one trial: " if isinstance(piece, Trials) else ""
+        unique += [prefix + note for note in notes]
     return list(dict.fromkeys(unique))
 
 

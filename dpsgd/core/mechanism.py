@@ -145,9 +145,6 @@ class Mechanism:
 
         See `BatchSampler.privacy_of`. Steps beyond the sampler's are sums over all rows: each
         counts once per release under other noise.
-
-        Args:
-          segments: Ranges of steps.
         """
         last = self.sampler.num_steps
         steps = [range(s.start, min(s.stop, last)) for s in segments if s and s.start < last]

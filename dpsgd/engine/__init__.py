@@ -1,1 +1,1 @@
-"""What trains: the step, its groups of parameters, its feed, and where it is computed."""
+"""Training: the step, its parameter groups, feed and placement."""

@@ -1,4 +1,4 @@
-"""DP-SGD as a product: per-example clipping x noise x parameter groups, one of them dense."""
+"""DP-SGD as a product: per-example clipping x noise x parameter groups."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dpsgd.noise.base import Noise
 PyTree = Any
 
 
-def owned(tree: PyTree) -> PyTree:
-    """Returns a copy of the arrays of `tree`, in buffers of its own and of no weak type."""
-    return compiled(copied, (), (tree,))(tree)
+def copy_buffers(tree: PyTree) -> PyTree:
+    """Returns a copy of the arrays of `tree`, in new buffers, without weak types."""
+    return compiled(copy_leaves, (), (tree,))(tree)
 
 
-def copied(tree: PyTree) -> PyTree:
-    """Returns what `owned` does, as part of a program."""
+def copy_leaves(tree: PyTree) -> PyTree:
+    """Copies arrays as `copy_buffers` does, within a program."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.result_type(leaf)), tree)
 
 
@@ -46,42 +46,44 @@ def dpsgd(
     tables: Any = None,
     foreign_calls: bool = False,
 ) -> Algorithm:
-    """Returns DP-SGD (Abadi et al. 2016, Algorithm 1) for any per-example loss and optimizer.
+    """Returns DP-SGD for a per-example loss and an optimizer.
 
-    g_t = (sum_{i in B_t} clip_C(grad loss(theta_t, x_i)) + sigma C z_t) / b, and theta_{t+1} is
-    what the optimizer makes of theta_t and g_t. Sampler, sigma and C are the mechanism's, which
-    `train` is given beside the algorithm: runs that differ in sigma, C or b, or in a sampler with
-    batches of one shape, share one compiled program; with and without noise are two.
+    g_t = (sum_{i in B_t} clip_C(grad loss(theta_t, x_i)) + sigma C z_t) / b, and the optimizer maps
+    theta_t and g_t to theta_{t+1} (Abadi et al. 2016, Algorithm 1). Sampler, sigma and C are the
+    mechanism's, which `train` takes beside the algorithm: runs that differ in sigma, C or b, or in
+    samplers with batches of one shape, share one compiled program; with and without noise are two.
 
-    A leaf of the parameters without a path to the loss, such as one that the loss reads under
-    `jax.lax.stop_gradient`, stays as it is: it gets no noise and no update, weight decay included,
-    and no state of noise or optimizer is kept for it. `init` is then given rows to find it by.
+    A leaf of the parameters without a path to the loss, such as one under `jax.lax.stop_gradient`,
+    stays constant: it gets no noise, no update, weight decay included, and no state. `init` needs
+    rows to find it.
 
     Args:
-      loss_fn: Pure function (params, example) -> scalar loss of what is clipped as one: an example,
-        or a unit, of which it sees all rows of the batch, [*sampler.clipped_shape, ...] each leaf.
-        Or (params, example, key), for dropout: the key is fresh for each row of the data and each
-        step, and a function of these two alone. The guarantee is the same, for any such loss: given
-        all keys, which depend on no data, an example's clipped gradient is a function of the
-        parameters and of itself, and neighbours have the same keys
+      loss_fn: Pure function (params, example) -> scalar loss of one clipped unit: an example, or
+        all rows of a unit in the batch, [*sampler.clipped_shape, ...] each leaf. Or (params,
+        example, key), for dropout: the key is a function of the row and the step alone. Keys do not
+        change the guarantee, as neighbours have the same ones
         (docs/explanation/isolation-of-examples.md).
       optimizer: Any optax transformation; it sees only the private mean gradient.
-      clipping: The rule that brings an example's gradient to norm C: `FlatClipping`,
-        `PerLayerClipping` or `AutomaticClipping`. The privacy cost is the same.
-      microbatch_size: Examples whose gradients are formed together, on each device; None for as
-        many as fit, see `clipped_grad`.
-      tables: `LazyTables`, by which those leaves are trained of which the loss only looks up rows,
-        so that a step costs what its batch reads; `optimizer` is for the others. By default it is
-        for all. The law, and with it the privacy cost, is that of a step that writes
-        noise into all rows, see docs/explanation/deferred-noise-for-embedding-tables.md.
-      foreign_calls: Whether the loss may call the host (`jax.pure_callback`) and foreign functions
-        (`jax.ffi`), one example at a time. They may keep what they are called with, which no trace
-        shows, so the guarantee of such a run says that they are not covered.
+      clipping: Rule that brings an example's gradient to norm C: `FlatClipping`, `PerLayerClipping`
+        or `AutomaticClipping`. The privacy cost is the same.
+      microbatch_size: Number of examples differentiated together, on each device; None for the most
+        that fit, see `clipped_grad`.
+      tables: `LazyTables`, the optimizer of leaves that the loss only looks up rows of, so that a
+        step costs as much as its batch reads; by default `optimizer` trains all leaves. The law of
+        the noise and the privacy cost are the same, see
+        docs/explanation/deferred-noise-for-embedding-tables.md.
+      foreign_calls: True to allow the loss calls of the host (`jax.pure_callback`) and of foreign
+        functions (`jax.ffi`), one example at a time. They may keep their arguments, so the
+        guarantee says that they are not covered.
+
+    >>> algorithm = dpsgd(lambda w, x: (w - x) ** 2, optax.sgd(0.1))
+    >>> algorithm.takes_key
+    False
 
     Raises:
-      TypeError: if `optimizer` is none, or `tables` are no `LazyTables`.
-      ValueError: if `microbatch_size` is below one, the signature of `loss_fn` does not tell
-        whether it takes a key, or there are `tables` and `foreign_calls`.
+      TypeError: If `optimizer` is no optax transformation, or `tables` are no `LazyTables`.
+      ValueError: If `microbatch_size` is below one, the signature of `loss_fn` is ambiguous about a
+        key, or `tables` and `foreign_calls` are combined.
     """
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
@@ -117,7 +119,7 @@ def dpsgd(
 
 @dataclass(frozen=True)
 class _LossByContents:
-    """Wraps a loss with its own `__eq__`: equal wrappers have equal `contents`, too.
+    """Loss with its own `__eq__`: equal wrappers have equal `contents`, too.
 
     JAX keeps traces by the equality of functions.
     """
@@ -138,9 +140,9 @@ class _LossByContents:
 
 @dataclass(frozen=True)
 class FrozenGroup(ParamGroup):
-    """The `ParamGroup` of the leaves that no derivative of the loss reaches: they are left alone.
+    """Parameter group of leaves that no derivative reaches: they stay constant.
 
-    Called, it is `Algorithm.frozen`.
+    Calling it is `Algorithm.frozen`.
     """
 
     loss_fn: LossFn
@@ -161,25 +163,25 @@ class FrozenGroup(ParamGroup):
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
         try:
-            found = frozen_leaves(row_loss(self.loss_fn), params, loss_row(self.loss_fn, example))
+            frozen = frozen_leaves(row_loss(self.loss_fn), params, loss_row(self.loss_fn, example))
         except Exception:
             if _takes_batch(self.loss_fn, params, example):
                 shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", example)
                 raise ValueError(
-                    "loss_fn takes a batch, and is called with one example without the axis of the "
-                    f"batch, {shapes}: pass the loss of one example; dpsgd maps it over the batch"
+                    f"loss_fn takes a batch, but is called with one example, {shapes}; pass the "
+                    "loss of one example, which dpsgd maps over the batch"
                 ) from None
             raise
-        if len(found) == len(jax.tree.leaves(params)):
+        if len(frozen) == len(jax.tree.leaves(params)):
             raise ValueError(
-                "no parameter has a path to the loss: nothing can be trained; compute it of "
+                "no parameter has a path to the loss, so nothing can be trained; compute it from "
                 "floating-point params, some of them without jax.lax.stop_gradient"
             )
-        return found
+        return frozen
 
 
 def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
-    """Returns whether a loss is that of a batch: defined where examples have one more axis."""
+    """Returns True if a loss takes a batch: it is defined for examples with one more axis."""
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((7, *x.shape), x.dtype), example)
     try:
         loss = jax.eval_shape(row_loss(loss_fn), params, loss_row(loss_fn, batch))
@@ -207,10 +209,10 @@ def _initial(
     params: PyTree,
 ) -> TrainState:
     # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
-    state = TrainState(jnp.zeros((), jnp.int32), copied(params), ())
-    for group, own in zip(groups, leaves, strict=True):
-        state = group.init(state, own)
-    return state._replace(noise=copied(noise.init(state.dense_params)) if noise else ())
+    state = TrainState(jnp.zeros((), jnp.int32), copy_leaves(params), ())
+    for group, group_leaves in zip(groups, leaves, strict=True):
+        state = group.init(state, group_leaves)
+    return state._replace(noise=copy_leaves(noise.init(state.dense_params)) if noise else ())
 
 
 @dataclass(frozen=True)
@@ -245,16 +247,16 @@ class _Update:
         viewed = viewed or [None] * len(self.groups)
         contexts = contexts or [Context(noise_key, scales)] * len(self.groups)
         gradient = None
-        for group, seen, context in zip(self.groups, viewed, contexts, strict=True):
-            state, gradient = group.update(state, total, seen, context)
+        for group, group_view, context in zip(self.groups, viewed, contexts, strict=True):
+            state, gradient = group.update(state, total, group_view, context)
         return state._replace(step=state.step + 1), gradient
 
 
 @dataclass(frozen=True)
 class DenseGroup(ParamGroup):
-    """The `ParamGroup` of all leaves that no other group has: noise in each at every step.
+    """Parameter group of all remaining leaves, with noise in each at every step.
 
-    The optimizer sees the private mean gradient alone, and none but these leaves.
+    The optimizer sees the private mean gradient alone, and only these leaves.
     """
 
     optimizer: optax.GradientTransformation
@@ -263,7 +265,7 @@ class DenseGroup(ParamGroup):
         return ()
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        return state._replace(opt_state=copied(self.optimizer.init(state.dense_params)))
+        return state._replace(opt_state=copy_leaves(self.optimizer.init(state.dense_params)))
 
     def update(
         self, state: TrainState, total: PyTree, viewed: None, context: Context

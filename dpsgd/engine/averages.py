@@ -12,13 +12,13 @@ PyTree = Any
 
 
 class AverageState(NamedTuple):
-    """The state of `averaged`: that of its optimizer, and the average so far."""
+    """State of `averaged`: its optimizer's state, and the average so far."""
 
     inner: optax.OptState
     average: PyTree
-    """Float32 leaves of the shapes of the parameters."""
+    """float32 leaves of the parameters' shapes."""
     step: Any
-    """int32 scalar: updates done."""
+    """int32 scalar, number of updates done."""
 
 
 def averaged(
@@ -28,12 +28,11 @@ def averaged(
     tail: Any = None,
     decay: Any = None,
 ) -> optax.GradientTransformation:
-    """Returns an optimizer whose last step leads to an average of the parameters over the steps.
+    """Returns an optimizer whose last step averages the parameters.
 
-    With theta_t the parameters that `optimizer` makes in step t, the average is a_t = a_{t-1} +
-    w_t (theta_t - a_{t-1}). Step N = `num_steps` leads to a_N, all others to theta_t; a run that
-    ends before ends with theta_t. An average is a function of what is released, and costs no
-    privacy.
+    With theta_t the parameters that `optimizer` makes in step t, the average is a_t = a_{t-1} + w_t
+    (theta_t - a_{t-1}). Step N = `num_steps` leads to a_N, all others to theta_t; a run that ends
+    before ends with theta_t. An average is a function of releases, and costs no privacy.
 
     >>> params, optimizer = jnp.zeros(()), averaged(optax.sgd(1.0), 4, tail=0.5)
     >>> state = optimizer.init(params)
@@ -44,18 +43,18 @@ def averaged(
     4.0
 
     Args:
-      optimizer: Makes the steps.
-      num_steps: N, of the sampler.
-      tail: s in (0, 1]: the mean of the last s N parameters, w_t = 1 / (t - (1 - s) N), with
-        (1 - s) N rounded.
-      decay: beta in [0, 0.999999], in place of `tail`: the exponential moving average, corrected
-        for its start, w_t = (1 - beta) / (1 - beta^t).
+      optimizer: Optimizer of the steps.
+      num_steps: Number N of steps of the sampler.
+      tail: Fraction s in (0, 1]: the mean of the last s N parameters, w_t = 1 / (t - (1 - s) N),
+        with (1 - s) N rounded.
+      decay: Factor beta in [0, 0.999999], in place of `tail`: the exponential moving average,
+        corrected for its start, w_t = (1 - beta) / (1 - beta^t).
 
     Raises:
-      ValueError: unless one of `tail` and `decay` is given, and is in its range.
+      ValueError: Unless exactly one of `tail` and `decay` is given, in its range.
 
-    Source: B. Polyak, A. Juditsky, Acceleration of Stochastic Approximation by Averaging (1992),
-    on tails; D. Kingma, J. Ba, Adam (2015), section 7.2, on the moving average.
+    Source: B. Polyak, A. Juditsky, Acceleration of Stochastic Approximation by Averaging (1992), on
+    tails; D. Kingma, J. Ba, Adam (2015), section 7.2, on the moving average.
     """
     _check(tail, decay)
 
@@ -67,8 +66,8 @@ def averaged(
         updates, inner = optimizer.update(gradient, state.inner, params)
         step = state.step + 1
         weight = _weight(step, num_steps, tail, decay)
-        after = optax.apply_updates(params, updates)
-        average = jax.tree.map(lambda a, p: a + weight * (p - a), state.average, after)
+        next_params = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda a, p: a + weight * (p - a), state.average, next_params)
         updates = jax.tree.map(
             lambda u, a, p: jnp.where(step >= num_steps, (a - p).astype(u.dtype), u),
             updates,
@@ -93,5 +92,5 @@ def _weight(step: Any, num_steps: Any, tail: Any, decay: Any) -> Any:
     if tail is None:  # one decay in both, or digits of 1 - decay differ
         decay = jnp.asarray(decay, jnp.float32)
         return jnp.minimum((1 - decay) / (1 - jnp.power(decay, step)), 1)
-    before = jnp.round((1 - jnp.asarray(tail, jnp.float32)) * num_steps)
-    return 1 / jnp.maximum(step - before, 1)
+    skipped = jnp.round((1 - jnp.asarray(tail, jnp.float32)) * num_steps)
+    return 1 / jnp.maximum(step - skipped, 1)

@@ -1,6 +1,6 @@
-"""Batches drawn ahead and written down in step order, for rows that only a scan can read.
+"""Batch files: batches drawn ahead and stored in step order, for data that only a scan can read.
 
-Why they cost no more, and how secret they are: docs/explanation/batches-drawn-ahead.md.
+Their privacy cost and secrecy: docs/explanation/batches-drawn-ahead.md.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from samplers.batches import IndexBlock
 PyTree = Any
 
 FILE_BYTES = 1 << 26
-"""Most bytes of rows that one file has room for, where one step has fewer."""
+"""Capacity of one file, bytes of rows; a single step may exceed it."""
 
 MANIFEST = "batches.json"
-"""Written last: without it there are no batches."""
+"""File written last: without it a folder has no batches."""
 
 SEED = "seed"
-"""The sampling seed, for workers in other processes; gone when all batches are drawn."""
+"""File of the sampling seed for worker processes; destroyed when all batches are drawn."""
 
 _FORMAT = "dpsgd-batches-1"
 _MOST_SECRET = 1 << 10
@@ -43,14 +43,14 @@ _MOST_SECRET = 1 << 10
 
 @dataclass(frozen=True)
 class Draw:
-    """Which steps are drawn, for which attempt of which run: public.
+    """Steps to draw, for an attempt of a run: public.
 
     Attributes:
-      sampler: Of the run.
+      sampler: Sampler of the run.
       run: Name of the run, as in its ledger.
-      attempt: Which attempt of the run the batches are for.
-      first_step: The first of the steps; all after it are drawn too.
-      steps_per_file: Steps of each file but the last.
+      attempt: Attempt of the run for which the batches are drawn.
+      first_step: First step; all later steps are drawn, too.
+      steps_per_file: Number of steps of each file but the last.
     """
 
     sampler: BatchSampler
@@ -60,18 +60,18 @@ class Draw:
     steps_per_file: int
 
     @classmethod
-    def of(
+    def plan(
         cls, sampler: BatchSampler, data: PyTree, *, run: str, attempt: int, first_step: int
     ) -> Draw:
-        """Returns the draw of all steps from `first_step` on, in files of `FILE_BYTES` or a step.
+        """Returns the draw from `first_step`, in files of `FILE_BYTES`.
 
         Raises:
-          ValueError: if the sampler has several data shards.
+          ValueError: If the sampler has several data shards.
         """
         if sampler.num_shards > 1:
             raise ValueError(
-                f"the sampler has {sampler.num_shards} data shards, whose rows lie in several "
-                "places: batch files are for rows in one place"
+                f"num_shards={sampler.num_shards}: batch files need rows in one place; use a "
+                "sampler of one data shard"
             )
         row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(data))
         steps = max(1, FILE_BYTES // max(1, int(sampler.expected_batch_size * row)))
@@ -102,35 +102,35 @@ def file_name(file: int) -> str:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises FileExistsError if there is anything at `path`."""
+    """Raises FileExistsError if `path` exists."""
     if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already and is left as it is: name another folder")
 
 
 def save_seed(path: Path, seed: int) -> None:
-    """Writes the sampling seed beside batch files, for workers in other processes."""
+    """Writes the sampling seed beside batch files, for worker processes."""
     write_secret(path / SEED, f"{seed:064x}".encode())
 
 
 def load_seed(path: Path) -> int:
-    """Reads the sampling seed from the folder of batch files; raises as `open_own` does."""
+    """Reads the sampling seed; raises as `open_own` does."""
     with os.fdopen(open_own(path / SEED, os.O_RDONLY, SECRET), "rb") as file:
         return int(file.read(_MOST_SECRET), 16)
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600, whole or absent, even if several processes write it at once."""
-    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
+    """Writes a file of mode 0600, atomically among processes."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(own, path)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            own.unlink()
+            temporary.unlink()
         raise
 
 
@@ -140,13 +140,13 @@ def write_file(
     passes: Sequence[Sequence[np.ndarray]],
     columns: Sequence[np.ndarray],
 ) -> str:
-    """Writes one file of batches into the folder `path`, and returns its SHA-256.
+    """Writes one file of batches; returns its SHA-256.
 
     Args:
-      path: The folder.
+      path: Folder of the files.
       file: Number of the file.
-      passes: Of each of its steps, the examples of each pass.
-      columns: Of each leaf of the data, the rows of these examples, pass after pass.
+      passes: Example indices of each pass, for each step of the file.
+      columns: Rows of these examples, pass after pass, for each leaf of the data.
     """
     members = [examples for step in passes for examples in step]
     content = io.BytesIO()
@@ -162,14 +162,14 @@ def write_file(
 
 
 def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], data: PyTree) -> None:
-    """Ends the writing of batches of a draw with a seed, whose file it destroys.
+    """Completes a draw's batch files, and destroys the seed's.
 
     Args:
-      path: The folder.
-      draw: Of the batches.
-      seed: Of the sampler.
-      digests: The SHA-256 of each file.
-      data: The rows; a copy of the first, which stands in the place of padding, is kept.
+      path: Folder of the files.
+      draw: Draw of the batches.
+      seed: Seed of the sampler.
+      digests: SHA-256 of each file.
+      data: Rows of the data; the files keep a copy of the first, which serves as padding.
     """
     padding = write_file(path, draw.num_files, [], [x[:1] for x in jax.tree.leaves(data)])
     record = {"format": _FORMAT, "draw": draw.record(), "files": [*digests, padding]}
@@ -180,13 +180,20 @@ def write_manifest(path: Path, draw: Draw, seed: int, digests: Sequence[str], da
 
 
 def draw_here(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
-    """Draws and writes all files in this process, from rows at random; returns their SHA-256."""
+    """Draws and writes all files here; returns their SHA-256.
+
+    Args:
+      path: Folder of the files.
+      draw: Draw of the batches.
+      seed: Seed of the sampler.
+      data: Rows of the data, read at random.
+    """
     source = BatchSource(draw.sampler, seed)
     leaves = jax.tree.leaves(data)
     digests = []
     for file in range(draw.num_files):
-        passes = [[part for (part,) in source.cut(step)] for step in draw.steps(file)]
-        rows = np.concatenate([np.empty(0, np.int32), *(part for step in passes for part in step)])
+        passes = [[ids for (ids,) in source.cut(step)] for step in draw.steps(file)]
+        rows = np.concatenate([np.empty(0, np.int32), *(ids for step in passes for ids in step)])
         digests.append(write_file(path, file, passes, [leaf[rows] for leaf in leaves]))
     return digests
 
@@ -203,23 +210,24 @@ def _seal(record: dict[str, Any], seed: int) -> str:
 
 class _File(NamedTuple):
     passes: list[list[np.ndarray]]
-    """Of each step."""
+    """Example indices of each pass, by step."""
     columns: list[np.ndarray]
-    ends: np.ndarray
-    """Where the rows of each step begin, and end."""
+    """Rows of the file, one array for each leaf of the data."""
+    bounds: np.ndarray
+    """Offsets of the first row of each step, and of the end."""
 
 
 class BatchFiles(BatchSource):
-    """A `BatchSource` that reads the batches of a draw in step order, with their rows.
+    """Source that reads a draw's batches in step order, with their rows.
 
     Args:
-      path: The folder.
-      draw: Of the batches; they may begin before its first step.
-      seed: Of the sampler.
-      data: Pytree whose shapes and dtypes the rows have, [examples, ...] each.
+      path: Folder of the files.
+      draw: Draw of the batches; the files may begin before its first step.
+      seed: Seed of the sampler.
+      data: Pytree with the rows' shapes and dtypes, [examples, ...] each.
 
     Raises:
-      ValueError: if there are no such batches: others, or damaged ones; the line says what to do.
+      ValueError: If the folder has other, damaged or no batches; the message states the remedy.
     """
 
     def __init__(self, path: Path, draw: Draw, seed: int, data: PyTree) -> None:
@@ -227,7 +235,7 @@ class BatchFiles(BatchSource):
         self._path = path
         leaves, self._structure = jax.tree.flatten(data)
         self._row_shapes = [(leaf.dtype, leaf.shape[1:]) for leaf in leaves]
-        again = "draw them again with `dpsgd batches`"
+        remedy = "draw them again with `dpsgd batches`"
         try:
             with os.fdopen(open_own(path / MANIFEST, os.O_RDONLY, SECRET), "rb") as file:
                 record = parse_json(file.read())
@@ -237,16 +245,16 @@ class BatchFiles(BatchSource):
             self.draw = dataclasses.replace(draw, first_step=first, steps_per_file=steps_per_file)
             ours = record["format"] == _FORMAT and seal == _seal(record, seed)
         except (OSError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} holds no batches ({error}): {again}") from None
+            raise ValueError(f"{path} holds no batches ({error}): {remedy}") from None
         if not ours or record["draw"] != json.loads(json.dumps(self.draw.record())):
             raise ValueError(
                 f"{path} holds batches of another run, or of another attempt of this one, "
-                f"which draws anew; or they were changed: {again}"
+                f"which draws anew; or they were changed: {remedy}"
             )
         if first > draw.first_step:
             raise ValueError(
-                f"{path} holds the batches from step {first:,} on, and the run resumes at step "
-                f"{draw.first_step:,}: {again}"
+                f"{path} begins with step {first:,}, after step {draw.first_step:,} at which the "
+                f"run resumes: {remedy}"
             )
         self._digests = files
         self._held: dict[int, _File] = {}
@@ -258,9 +266,10 @@ class BatchFiles(BatchSource):
     def blocks(
         self, first_step: int, block_steps: int, *, ends: int | None = None
     ) -> Iterator[tuple[range, PyTree, IndexBlock]]:
-        """Yields steps, rows and plan of `plan_blocks`; the plan has its places among the rows.
+        """Yields steps, rows and plan of each block, see `plan_blocks`.
 
-        Of the data, a block has the first row, where places are padded, and those of its passes.
+        The plan's places count its examples among the rows: the data's first row, for
+        padding, and the rows of its passes.
         """
         how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
         for steps, plan in plan_blocks(self, **how):
@@ -269,15 +278,15 @@ class BatchFiles(BatchSource):
             sizes = plan.weights.sum(axis=1, dtype=np.int64)
             stops = np.cumsum(sizes)
             places = np.zeros(plan.indices.shape, np.int32)
-            for row, (end, size) in enumerate(zip(stops, sizes, strict=True)):
-                places[row, :size] = np.arange(end - size + 1, end + 1)
-            parts = [self._padding, *(self._rows(step) for step in steps)]
-            rows = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
+            for row, (stop, size) in enumerate(zip(stops, sizes, strict=True)):
+                places[row, :size] = np.arange(stop - size + 1, stop + 1)
+            pieces = [self._padding, *(self._rows(step) for step in steps)]
+            rows = [np.concatenate(columns) for columns in zip(*pieces, strict=True)]
             yield steps, jax.tree.unflatten(self._structure, rows), plan._replace(places=places)
 
     def _rows(self, step: int) -> list[np.ndarray]:
         file, place = self._file(step), self._place(step)
-        return [column[file.ends[place] : file.ends[place + 1]] for column in file.columns]
+        return [column[file.bounds[place] : file.bounds[place + 1]] for column in file.columns]
 
     def _place(self, step: int) -> int:
         return (step - self.draw.first_step) % self.draw.steps_per_file
@@ -291,8 +300,8 @@ class BatchFiles(BatchSource):
     def _read(self, file: int, steps: int) -> _File:
         path = self._path / file_name(file)
         try:
-            with os.fdopen(open_own(path, os.O_RDONLY, SECRET), "rb") as opened:
-                content = opened.read()
+            with os.fdopen(open_own(path, os.O_RDONLY, SECRET), "rb") as stream_file:
+                content = stream_file.read()
         except FileNotFoundError:
             raise ValueError(
                 f"{path} is missing: draw the batches again with `dpsgd batches`"
@@ -306,18 +315,18 @@ class BatchFiles(BatchSource):
         )
         if len(counts) != steps or [(c.dtype, c.shape[1:]) for c in columns] != self._row_shapes:
             raise ValueError(
-                f"{path} holds other rows than the data has: draw the batches again with "
+                f"{path} holds rows of other shapes than the data: draw the batches again with "
                 "`dpsgd batches`"
             )
-        parts = np.split(examples, np.cumsum(sizes)[:-1]) if len(sizes) else []
-        ends = np.concatenate([[0], np.cumsum(counts)]).astype(int)
-        passes = [parts[a:b] for a, b in itertools.pairwise(ends)]
-        rows = np.concatenate([[0], np.cumsum(sizes)]).astype(int)[ends]
+        pass_examples = np.split(examples, np.cumsum(sizes)[:-1]) if len(sizes) else []
+        pass_bounds = np.concatenate([[0], np.cumsum(counts)]).astype(int)
+        passes = [pass_examples[a:b] for a, b in itertools.pairwise(pass_bounds)]
+        rows = np.concatenate([[0], np.cumsum(sizes)]).astype(int)[pass_bounds]
         return _File(passes, columns, rows)
 
 
 def forget(path: Path, run: str) -> None:
-    """Destroys the batch files of a run in the folder `path`, and the folder if nothing is left."""
+    """Destroys a run's batch files, and their folder if empty."""
     if not path.is_dir() or path.is_symlink():
         return
     try:

@@ -1,4 +1,4 @@
-"""Plans of blocks, made ahead of them: who takes part, and for data on the host, rows."""
+"""Plans of blocks, made ahead: participants and, for data on the host, rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _T = TypeVar("_T")
 
 
 def most_passes(sampler: BatchSampler, block_steps: int) -> int:
-    """Returns how many passes a plan of so many steps has room for, at least two.
+    """Returns the number of passes that a plan has room for, at least two.
 
-    With one row, a compiler adds up in another order: a step by itself would have other bits.
+    With one row a compiler adds up in another order: a step alone would have other bits.
     """
     return max(2, block_steps, sampler.max_passes)
 
@@ -32,9 +32,14 @@ def plan_blocks(
     stop: int | None = None,
     ends: int | None = None,
 ) -> Iterator[tuple[range, IndexBlock]]:
-    """Yields steps and plan of every block from `first_step` to the sampler's last, or `stop`.
+    """Yields the steps and plan of every block.
 
-    A block ends at every multiple of `ends`, wherever the first one began.
+    Args:
+      source: Source of the batches.
+      first_step: First step of the first block.
+      block_steps: Number of steps of a full block.
+      stop: End of the last block; by default the sampler's number of steps.
+      ends: Period in steps: a block ends at each multiple.
     """
     sampler = source.sampler
     # Every block has the shapes of a full one, so that the whole run is one compiled program.
@@ -51,21 +56,25 @@ def plan_blocks(
 
 
 def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree, IndexBlock]:
-    """Returns the rows that a plan of NumPy arrays names, and the plan with their places in these.
+    """Returns the rows that a plan names, and the plan with their places.
 
-    Device after device has the rows of its places in all passes, and places are counted within it.
+    Args:
+      data: Columns [examples, ...].
+      plan: Plan of NumPy arrays.
+      devices: Number of devices. The rows are ordered by device, then pass, and places count within
+        a device.
     """
     passes, width = plan.indices.shape
-    held = plan.indices if plan.places is None else plan.places
-    parts = held.reshape(passes, devices, width // devices)
-    rows = parts.swapaxes(0, 1).ravel()
+    indices = plan.indices if plan.places is None else plan.places
+    indices_by_device = indices.reshape(passes, devices, width // devices)
+    rows = indices_by_device.swapaxes(0, 1).ravel()
     places = np.arange(rows.size // devices, dtype=np.int32).reshape(passes, -1)
     places = np.tile(places, devices)
     return jax.tree.map(lambda column: column[rows], data), plan._replace(places=places)
 
 
-def widened(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
-    """Returns a plan of `width` columns: each equal part is filled up by weight 0 at its end."""
+def pad_columns(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
+    """Returns a plan of `width` columns, each of `parts` equal parts padded by weight 0."""
 
     def wide(x: np.ndarray | None) -> np.ndarray | None:
         if x is None:
@@ -82,7 +91,7 @@ def widened(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
     )
 
 
-def cut(plan: IndexBlock, columns: slice) -> IndexBlock:
+def select_columns(plan: IndexBlock, columns: slice) -> IndexBlock:
     """Returns a plan of some columns of another."""
     places = None if plan.places is None else plan.places[:, columns]
     shards = None if plan.shards is None else plan.shards[columns]
@@ -95,7 +104,7 @@ def cut(plan: IndexBlock, columns: slice) -> IndexBlock:
 
 
 def in_background(items: Iterator[_T]) -> Generator[_T]:
-    """Yields `items`; a thread makes each while the one before it is in use."""
+    """Yields `items`; a thread makes each while the previous one is in use."""
     with ThreadPoolExecutor(1, thread_name_prefix="blocks") as background:
         coming = background.submit(next, items, None)
         while (item := coming.result()) is not None:

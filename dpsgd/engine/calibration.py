@@ -1,4 +1,4 @@
-"""Calibrations after training: Platt and temperature scaling, and affine calibration of numbers.
+"""Calibrations after training: Platt, temperature and affine scaling of predictions.
 
 Each rescales predictions by one or two numbers, fitted by noised Newton steps to sums over all
 rows. Statistics, their bounds, and the choice of noise: docs/explanation/private-calibration.md.
@@ -23,18 +23,18 @@ PyTree = Any
 
 
 class SumsRule(NamedTuple):
-    """Public constants by which the sums of a calibration are chosen."""
+    """Public constants that choose the sums of a calibration."""
 
     steps: int
     """Newton steps, one sum each."""
     l2_clip_norm: float
     """C, just above the norm of any row's vector."""
     noise_loss: float
-    """A: loss by the last gradient's noise, in units of sigma^2 / n^2."""
+    """Loss A from the last gradient's noise, in units of sigma^2 / n^2."""
     sigma_loss: float
-    """B: growth of the loss with the logarithm of the run's sigma."""
+    """Growth B of the loss with the logarithm of the run's sigma."""
     most_loss: float
-    """Loss by both, above which no sum is taken."""
+    """Total loss above which no sum is taken."""
 
 
 RULES = {
@@ -42,7 +42,7 @@ RULES = {
     "temperature": SumsRule(4, 1.0001, 75.0, 0.02, 3e-3),
     "affine": SumsRule(1, 1.6584, 140.0, 0.002, 3e-4),
 }
-"""Kind of calibration -> its rule; losses in nats, or squares of half the label's range."""
+"""Rule for each kind of calibration; losses in nats, or squares of half the label's range."""
 
 _FIRST_SCALE = 0.7
 """Scale of logits before the first step: clipping makes private logits too steep more often."""
@@ -61,39 +61,39 @@ _AFFINE_RANGE = (1 / 4, 4.0), (-1.0, 1.0)
 def calibration_sums(
     kind: str, num_examples: int, *, epsilon: float = 1.0, delta: float | None = None
 ) -> FullSums | None:
-    """Returns the sums of a calibration and their noise, or None if they would not pay.
+    """Returns a calibration's sums and noise, or None if they would not pay.
 
-    The sums and the run that pays for them lose least at this noise. The choice depends on public
-    numbers alone, and never decides what is guaranteed.
+    At this noise the sums and the run that pays for them lose least. The choice depends on public
+    numbers alone, and does not affect the guarantee.
 
     >>> print(calibration_sums("platt", 88_000, epsilon=3.0))
     4 noisy sums over all rows (noise multiplier 33, clipping norm 2.2361)
 
     Args:
       kind: Kind of calibration, a key of `RULES`: "platt", "temperature" or "affine".
-      num_examples: n, number of training rows.
+      num_examples: Number n of training rows.
       epsilon: Approximate privacy cost of the whole run.
-      delta: Delta of that cost; by default `accounting.default_delta`.
+      delta: Probability delta of that cost; by default `accounting.default_delta`.
     """
-    steps, clip, of_noise, of_sigma, most = RULES[kind]
+    steps, clip, noise_loss, sigma_loss, most_loss = RULES[kind]
     delta = default_delta(num_examples) if delta is None else delta
     mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=delta)
-    if math.sqrt(2 * of_noise * of_sigma * steps) / (mu * num_examples) > most:
+    if math.sqrt(2 * noise_loss * sigma_loss * steps) / (mu * num_examples) > most_loss:
         return None
-    square = num_examples * math.sqrt(of_sigma * steps / (2 * of_noise)) / mu
+    square = num_examples * math.sqrt(sigma_loss * steps / (2 * noise_loss)) / mu
     sigma = float(f"{math.sqrt(square):.2g}")  # equal for about equal runs
     return FullSums(steps, sigma, clip)
 
 
 @dataclass(frozen=True)
 class Platt(Refinement):
-    """Scales logits of a binary model to a l + c, fitted on the training rows.
+    """Rescaling of a binary model's logits to a l + c, fitted on the training rows.
 
     Attributes:
-      logit: (params, example) -> the logit l of the label 1, as the model predicts it.
+      logit: (params, example) -> predicted logit l of the label 1.
       label: example -> 0 or 1.
       rescaled: (params, a, c) -> parameters whose model predicts a l + c.
-      largest_logit: R > 0: beyond it a logit counts as R, or -R. A public number.
+      largest_logit: Bound R > 0 to which logits are clipped, a public number.
     """
 
     logit: Callable[[PyTree, PyTree], Any]
@@ -106,17 +106,17 @@ class Platt(Refinement):
             raise ValueError(f"largest_logit must be finite and > 0, got {self.largest_logit}")
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns x and y of a row."""
+        """Returns a row's feature x and label y."""
         logit = jnp.asarray(self.logit(params, example), jnp.float32)
         x = jnp.clip(logit, -self.largest_logit, self.largest_logit) / self._scale
         return {"x": x, "y": jnp.asarray(self.label(example), jnp.float32)}
 
     def start(self) -> PyTree:
-        """Returns the first a S and c."""
+        """Returns the initial a S and c."""
         return jnp.array([_FIRST_SCALE * self._scale, 0.0])
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns v."""
+        """Returns the row's vector v."""
         x = row["x"]
         return logistic_sums(state, jnp.stack([x, jnp.ones_like(x)]), row["y"], _PLATT_SQUARE)
 
@@ -126,7 +126,7 @@ class Platt(Refinement):
         units = jnp.array([self._scale, 1.0])
         step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / (units * jnp.array(_PLATT_STEP))))
         step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
-        low, high = (units * jnp.array(ends) for ends in zip(*_PLATT_RANGE, strict=True))
+        low, high = (units * jnp.array(bounds) for bounds in zip(*_PLATT_RANGE, strict=True))
         return jnp.clip(state + step, low, high)
 
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
@@ -144,14 +144,14 @@ class Platt(Refinement):
 
 @dataclass(frozen=True)
 class Temperature(Refinement):
-    """Scales logits of a model of several classes to a z, fitted on the training rows.
+    """Rescaling of a multi-class model's logits to a z, fitted on the training rows.
 
     Attributes:
-      logits: (params, example) -> the logits z of the classes, as the model predicts them: [K].
-      label: example -> the class, 0 ... K - 1; a row with another label counts for nothing.
+      logits: (params, example) -> predicted logits z of the classes, [K].
+      label: example -> class, 0 ... K - 1; a row with another label counts as zero.
       rescaled: (params, a) -> parameters whose model predicts a z.
-      largest_gap: D > 0: a logit farther below the largest of its row counts as D below it. A
-        public number.
+      largest_gap: Bound D > 0 on a logit's distance below the largest of its row, to which it is
+        clipped; a public number.
     """
 
     logits: Callable[[PyTree, PyTree], Any]
@@ -166,7 +166,7 @@ class Temperature(Refinement):
             raise ValueError(f"largest_gap must be finite and > 0, got {self.largest_gap}")
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns x of each class, in [0, 1], and x of the label, which is NaN for no class."""
+        """Returns each class's x in [0, 1], and the label's x, NaN without a class."""
         logits = jnp.asarray(self.logits(params, example), jnp.float32)
         gaps = jnp.minimum(jnp.max(logits) - logits, self.largest_gap)
         x = 1 - gaps / self.largest_gap
@@ -175,11 +175,11 @@ class Temperature(Refinement):
         return {"x": x, "at_label": jnp.where(jnp.any(is_label), at_label, jnp.nan)}
 
     def start(self) -> PyTree:
-        """Returns the first a D."""
+        """Returns the initial a D."""
         return jnp.array(_FIRST_SCALE * self.largest_gap)
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns v."""
+        """Returns the row's vector v."""
         x = row["x"]
         p = jax.nn.softmax(state * x)
         mean = jnp.sum(p * x)
@@ -192,7 +192,7 @@ class Temperature(Refinement):
         step = jnp.clip(
             step, -_TEMPERATURE_STEP * self.largest_gap, _TEMPERATURE_STEP * self.largest_gap
         )
-        low, high = (end * self.largest_gap for end in _SCALES)
+        low, high = (bound * self.largest_gap for bound in _SCALES)
         return jnp.clip(state + jnp.where(jnp.isfinite(mean).all(), step, 0.0), low, high)
 
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
@@ -206,17 +206,17 @@ class Temperature(Refinement):
 
 @dataclass(frozen=True)
 class Affine(Refinement):
-    """Makes predictions u of a number a u + c, by least squares on the training rows.
+    """Affine map a u + c of numeric predictions u, least squares on the training rows.
 
-    Predictions and labels are in units of half the label's public range, from its middle: both
-    count as -1 or 1 beyond.
+    Predictions and labels are in units of half the label's public range, from its middle, and
+    clipped to [-1, 1].
 
     Attributes:
-      prediction: (params, example) -> the prediction u.
-      label: example -> the label.
+      prediction: (params, example) -> prediction u.
+      label: example -> label.
       rescaled: (params, a, c) -> parameters whose model predicts a u + c.
-      largest_residual: rho in (0, 1]: a residual beyond it counts as rho, or -rho, as in Huber's
-        loss. A public number.
+      largest_residual: Bound rho in (0, 1] to which residuals are clipped, as in Huber's loss; a
+        public number.
     """
 
     prediction: Callable[[PyTree, PyTree], Any]
@@ -231,31 +231,31 @@ class Affine(Refinement):
             raise ValueError(f"largest_residual must lie in (0, 1], got {self.largest_residual}")
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns u and the residual of a row."""
+        """Returns a row's prediction u and residual."""
         u = jnp.clip(jnp.asarray(self.prediction(params, example), jnp.float32), -1, 1)
         label = jnp.clip(jnp.asarray(self.label(example), jnp.float32), -1, 1)
-        most = self.largest_residual
-        return {"u": u, "residual": jnp.clip(u - label, -most, most)}
+        bound = self.largest_residual
+        return {"u": u, "residual": jnp.clip(u - label, -bound, bound)}
 
     def start(self) -> PyTree:
         """Returns a = 1 and c = 0."""
         return jnp.array([1.0, 0.0])
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns v; residuals are those of a = 1 and c = 0."""
+        """Returns the row's vector v, with the residual at a = 1 and c = 0."""
         del state
         u, residual = row["u"], row["residual"]
-        one = jnp.ones_like(u)
-        moments = _AFFINE_MOMENTS * jnp.stack([u * u, math.sqrt(2) * u, one])
-        return jnp.concatenate([residual * jnp.stack([u, one]), moments])
+        ones = jnp.ones_like(u)
+        moments = _AFFINE_MOMENTS * jnp.stack([u * u, math.sqrt(2) * u, ones])
+        return jnp.concatenate([residual * jnp.stack([u, ones]), moments])
 
     def fold(self, state: PyTree, mean: Any) -> PyTree:
         """Returns a and c after the Newton step."""
-        square, first, one = mean[2:] / (_AFFINE_MOMENTS * jnp.array([1.0, math.sqrt(2), 1.0]))
-        hessian = jnp.array([[square, first], [first, one]])
+        square, first, weight = mean[2:] / (_AFFINE_MOMENTS * jnp.array([1.0, math.sqrt(2), 1.0]))
+        hessian = jnp.array([[square, first], [first, weight]])
         step = newton_step(mean[:2], hessian, _AFFINE_LEAST_CURVATURE)
         step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
-        low, high = (jnp.array(ends) for ends in zip(*_AFFINE_RANGE, strict=True))
+        low, high = (jnp.array(bounds) for bounds in zip(*_AFFINE_RANGE, strict=True))
         return jnp.clip(state + step, low, high)
 
     def apply(self, params: PyTree, state: PyTree) -> PyTree:

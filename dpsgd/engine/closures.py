@@ -1,6 +1,6 @@
 """Closures: a loss or an optimizer holds no array that may be private rows, and calls no host.
 
-Such data go around clipping and noise. An array of the shape of rows is refused, unless it is
+Data in a closure bypass clipping and noise. An array of the shape of rows is refused, unless
 declared public: docs/explanation/non-interference-of-the-program.md.
 """
 
@@ -25,7 +25,7 @@ from samplers import BatchSampler
 PyTree = Any
 
 _HANDFUL = 8
-"""Entries that an array of as many rows may have: biases of tiny models are no finding."""
+"""Largest array that is never refused, entries; biases of tiny models are allowed."""
 
 _LIBRARIES = {"flax", "jax", "jaxlib", "numpy", "optax", "scipy"}
 
@@ -35,10 +35,10 @@ _declared: set[bytes] = set()
 def public(arrays: PyTree) -> PyTree:
     """Declares arrays as public, so that a loss or an optimizer may hold them.
 
-    Their values must depend on no private row: no epsilon covers what they tell.
+    Their values must depend on no private row: no epsilon covers them.
 
     Args:
-      arrays: Array or tree of arrays; what is computed of them is declared by itself.
+      arrays: Array or tree of arrays; arrays computed from them need their own declaration.
 
     Returns:
       The same arrays.
@@ -50,20 +50,20 @@ def public(arrays: PyTree) -> PyTree:
 
 
 def _digest(array: Any) -> bytes:
-    """Returns a hash of an array as a program has it: in 32 bits."""
+    """Returns a hash of an array in a program's 32 bits."""
     array = np.asarray(array)
     with in_32_bits():
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-    found = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=32)
-    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.digest()
+    digest = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=32)
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 def held_arrays(trace: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the arrays that a trace holds, and where each is first used.
+    """Yields the arrays that a trace holds, and the place of first use.
 
-    Those of calls in it are among them; declared arrays and those of a handful of entries are not,
-    nor booleans that are all alike: JAX makes such of indices that are known beforehand.
+    Arrays of calls in the trace are included; declared arrays, arrays of a handful of entries and
+    constant booleans, which JAX makes from known indices, are not.
     """
     for jaxpr, consts in _traces(trace, set()):
         for variable, const in zip(jaxpr.constvars, consts, strict=True):
@@ -79,49 +79,49 @@ def _may_be_rows(array: Any) -> bool:
 
 
 def reachable_arrays(part: Any) -> Iterator[tuple[Any, str]]:
-    """Yields arrays that a function can reach without being given them, with their names.
+    """Yields arrays reachable from a function, with their names.
 
-    Followed are the variables of closures, the globals that the code and functions within it name,
-    default values, partials, containers, and the attributes and `__call__` of callable objects. The
-    object of a method, such as a task with its data, is searched for arrays that the method names
-    alone. Nothing is read in globals of JAX, Flax and Optax.
+    The search follows variables of closures, globals named in the code and in functions within it,
+    default values, partials, containers, and attributes and `__call__` of callable objects. The
+    object of a method, such as a task with its data, is searched only for arrays that the method
+    names. Globals of JAX, Flax and Optax are skipped.
     """
-    found, seen = [(part, "")], set[int]()
-    while found:
-        x, name = found.pop()
-        if id(x) in seen or isinstance(x, jax.core.Tracer):
+    waiting, visited = [(part, "")], set[int]()
+    while waiting:
+        x, name = waiting.pop()
+        if id(x) in visited or isinstance(x, jax.core.Tracer):
             continue
-        seen.add(id(x))
+        visited.add(id(x))
         if isinstance(x, np.ndarray | jax.Array):
             if x.dtype != object and _may_be_rows(x):
                 yield x, name
         elif isinstance(x, Mapping):
-            found += [(v, f"{name}[{k!r}]") for k, v in x.items()]
+            waiting += [(v, f"{name}[{k!r}]") for k, v in x.items()]
         elif isinstance(x, list | tuple | set | frozenset):
-            found += [(v, name) for v in x]
+            waiting += [(v, name) for v in x]
         elif isinstance(x, functools.partial):
-            found += [(x.func, name), (x.args, "an argument"), (x.keywords, "an argument")]
+            waiting += [(x.func, name), (x.args, "an argument"), (x.keywords, "an argument")]
         elif isinstance(x, types.MethodType):
-            held, code = getattr(x.__self__, "__dict__", {}), getattr(x.__func__, "__code__", None)
-            named = [(held[k], f"self.{k}") for k in _names(code) if k in held]
-            found += [(v, k) for v, k in named if isinstance(v, np.ndarray | jax.Array)]
-            found.append((x.__func__, name))
+            attrs, code = getattr(x.__self__, "__dict__", {}), getattr(x.__func__, "__code__", None)
+            named = [(attrs[k], f"self.{k}") for k in _names(code) if k in attrs]
+            waiting += [(v, k) for v, k in named if isinstance(v, np.ndarray | jax.Array)]
+            waiting.append((x.__func__, name))
         elif isinstance(x, types.FunctionType):
             cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-            found += [(_content(cell), variable) for variable, cell in cells]
-            found += [(x.__defaults__, "a default"), (x.__kwdefaults__, "a default")]
+            waiting += [(_content(cell), variable) for variable, cell in cells]
+            waiting += [(x.__defaults__, "a default"), (x.__kwdefaults__, "a default")]
             if x.__module__ and x.__module__.partition(".")[0] not in _LIBRARIES:
                 names = _names(x.__code__)
-                found += [(x.__globals__[k], k) for k in names if k in x.__globals__]
+                waiting += [(x.__globals__[k], k) for k in names if k in x.__globals__]
         elif callable(x) and not isinstance(x, type):
             call = type(x).__call__
-            found.append((call if isinstance(call, types.FunctionType) else None, name))
-            found.append((getattr(x, "__wrapped__", None), name))
-            found += [(v, f"{name}.{k}") for k, v in getattr(x, "__dict__", {}).items()]
+            waiting.append((call if isinstance(call, types.FunctionType) else None, name))
+            waiting.append((getattr(x, "__wrapped__", None), name))
+            waiting += [(v, f"{name}.{k}") for k, v in getattr(x, "__dict__", {}).items()]
 
 
 def _names(code: types.CodeType | None) -> list[str]:
-    """Returns the globals and attributes that code names, with those of functions within it."""
+    """Returns the globals and attributes named in code and in functions within it."""
     if code is None:
         return []
     inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
@@ -136,30 +136,30 @@ def _content(cell: Any) -> Any:
 
 
 def _first_use(jaxpr: core.Jaxpr, variable: Any) -> str:
-    """Returns file and line of the first use of a value, also within calls; "" for none."""
+    """Returns file and line of the first use of a value, also within calls, or ""."""
     for equation in jaxpr.eqns:
-        for back, operand in enumerate(reversed(equation.invars), 1):
+        for distance, operand in enumerate(reversed(equation.invars), 1):
             if operand is not variable:
                 continue
             for inner in _inner(equation):  # its last operands are the call's last
-                known = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
-                inside = known.invars[-back] if back <= len(known.invars) else None
-                if inside is not None and (where := _first_use(known, inside)):
-                    return where
+                body = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
+                inside = body.invars[-distance] if distance <= len(body.invars) else None
+                if inside is not None and (location := _first_use(body, inside)):
+                    return location
             return source_info_util.summarize(equation.source_info)
     return ""
 
 
-def _traces(part: Any, seen: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
+def _traces(body: Any, visited: set[int]) -> Iterator[tuple[core.Jaxpr, Any]]:
     """Yields all jaxprs within a trace, each once, with their constants."""
-    jaxpr, consts = (part.jaxpr, part.consts) if isinstance(part, core.ClosedJaxpr) else (part, ())
-    if id(jaxpr) in seen:
+    jaxpr, consts = (body.jaxpr, body.consts) if isinstance(body, core.ClosedJaxpr) else (body, ())
+    if id(jaxpr) in visited:
         return
-    seen.add(id(jaxpr))
+    visited.add(id(jaxpr))
     yield jaxpr, consts or [np.zeros(0)] * len(jaxpr.constvars)
     for equation in jaxpr.eqns:
         for inner in _inner(equation):
-            yield from _traces(inner, seen)
+            yield from _traces(inner, visited)
 
 
 def _inner(equation: Any) -> Iterator[Any]:
@@ -174,46 +174,46 @@ def _is_jaxpr(x: Any) -> bool:
 def require_closed(
     algorithm: Algorithm, sampler: BatchSampler, trace: core.ClosedJaxpr, state: TrainState
 ) -> None:
-    """Refuses closures that may hold rows, and an optimizer that calls the host.
+    """Refuses closures with rows, and optimizers that call the host.
 
     Args:
-      algorithm: Whose loss and optimizer they are.
-      sampler: Of the run; any array with an axis of its rows or units, or of one less or more, may
-        be rows.
-      trace: Of the program that trains, with the loss, its derivatives and the update.
+      algorithm: Algorithm with the loss and the optimizer.
+      sampler: Sampler of the run; an array with an axis of its number of rows or units, or one less
+        or more, may be rows.
+      trace: Trace of the training program, with the loss, its derivatives and the update.
       state: First state of the run, or its shapes.
 
     Raises:
-      ValueError: if an array may be rows and is not declared `public`, or the optimizer calls the
+      ValueError: If an array may be rows and is not declared `public`, or the optimizer calls the
         host or foreign code.
     """
-    own: tuple[core.ClosedJaxpr, ...] = ()
+    traces: tuple[core.ClosedJaxpr, ...] = ()
     optimizer = getattr(algorithm.groups[-1], "optimizer", None) if algorithm.groups else None
     if optimizer is not None:
         leaves, tree = jax.tree.flatten((state.dense_params, state.opt_state))
         shapes = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype) for x in leaves)
-        own = _traced(optimizer, tree, shapes)
-    for part in own:
-        for jaxpr, _ in _traces(part, set()):
+        traces = _traced(optimizer, tree, shapes)
+    for t in traces:
+        for jaxpr, _ in _traces(t, set()):
             for equation in jaxpr.eqns:
                 if fault := host_fault(equation):
-                    where = source_info_util.summarize(equation.source_info)
+                    location = source_info_util.summarize(equation.source_info)
                     raise ValueError(
-                        f"the optimizer uses {equation.primitive.name} at {where}, which {fault}: "
-                        "build it of jax.numpy, jax.lax and optax alone"
+                        f"the optimizer uses {equation.primitive.name} at {location}, which "
+                        f"{fault}; build it from jax.numpy, jax.lax and optax alone"
                     )
     counts = {sampler.num_examples, sampler.num_units}
-    near = {count + more for count in counts for more in (-1, 0, 1)}
+    near = {count + offset for count in counts for offset in (-1, 0, 1)}
     loss = getattr(algorithm.clipped_sum, "loss_fn", None)
-    held = [("the optimizer", held_arrays(part)) for part in own]
-    held += [("the optimizer", reachable_arrays(optimizer)), ("the loss", reachable_arrays(loss))]
-    held += [("the loss or the optimizer", held_arrays(trace))]
-    for whose, arrays in held:
-        for array, where in arrays:
+    pairs = [("the optimizer", held_arrays(t)) for t in traces]
+    pairs += [("the optimizer", reachable_arrays(optimizer)), ("the loss", reachable_arrays(loss))]
+    pairs += [("the loss or the optimizer", held_arrays(trace))]
+    for owner, arrays in pairs:
+        for array, location in arrays:
             for size in near & set(array.shape):
                 raise ValueError(
-                    f"{whose} holds {array.dtype}{list(array.shape)} in a closure"
-                    f"{f' ({where})' if where else ''}: an axis of {size} may be the data's "
+                    f"{owner} holds {array.dtype}{list(array.shape)} in a closure"
+                    f"{f' ({location})' if location else ''}: an axis of {size} may be the data's "
                     f"{sampler.num_examples} rows, which no epsilon would cover; if the array "
                     "depends on no private row, hold dpsgd.public(array), else make it a column of "
                     "the data"
@@ -223,12 +223,12 @@ def require_closed(
 def _traced(optimizer: Any, tree: Any, shapes: Any) -> tuple[core.ClosedJaxpr, ...]:
     """Returns new traces of an optimizer's `init` and `update`.
 
-    Equal functions may hold different ones, and JAX looks up traces by the equality of functions:
-    a lambda equals itself alone.
+    Equal functions may hold different arrays, and JAX caches traces by the equality of functions: a
+    new lambda has no cached trace.
     """
     params, state = jax.tree.unflatten(tree, shapes)
     with in_32_bits():
         return (
             jax.make_jaxpr(lambda params: optimizer.init(params))(params),
-            jax.make_jaxpr(lambda *given: optimizer.update(*given))(params, state, params),
+            jax.make_jaxpr(lambda *arguments: optimizer.update(*arguments))(params, state, params),
         )

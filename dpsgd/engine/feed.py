@@ -1,4 +1,4 @@
-"""Where the rows and batches of a run come from: how its blocks are laid out, and its feed."""
+"""Feed of a run: layout of its blocks, and transport of rows and batches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.batch_files import BatchFiles
-from dpsgd.engine.blocks import cut, most_passes, plan_blocks, widened, with_rows
+from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.programs import program, put, shapes_of_rows
+from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource
@@ -26,23 +26,23 @@ from samplers.batches import IndexBlock
 
 PyTree = Any
 Inputs = tuple[range, PyTree, IndexBlock]
-"""Steps of a block, the rows that it reads or that its places are among, and its plan."""
+"""Steps of a block, its rows (or those that its places index), and its plan."""
 
 BLOCK_STEPS = 64
-"""Steps of one dispatch, unless something else is asked for."""
+"""Default number of steps in one dispatch."""
 
 STREAMED_BYTES = 2**28
-"""Most bytes of rows that one block of streamed data brings along, where one step has fewer."""
+"""Capacity of a streamed block, bytes of rows; a single step may exceed it."""
 
 
 class Layout(NamedTuple):
-    """How the blocks of a run are laid out: all have these shapes, and one program runs them.
+    """Shapes of a run's blocks, which one compiled program runs.
 
     Attributes:
-      block_steps: Steps of a full block.
-      passes: Rows of its plan, each the indices of one pass.
-      streamed: Whether each block's rows of the data travel with it; else all lie on the device.
-      placement: Which devices compute; None is one.
+      block_steps: Number of steps of a full block.
+      passes: Number of rows of its plan, each with the indices of one pass.
+      streamed: True if each block's rows travel with it; otherwise all rows lie on the device.
+      placement: Devices that compute; None for one.
     """
 
     block_steps: int
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
     placement: Placement | None = None
 
     @classmethod
-    def of(
+    def choose(
         cls,
         sampler: BatchSampler,
         data: PyTree,
@@ -60,16 +60,16 @@ class Layout(NamedTuple):
         data_on: Literal["device", "host"] | None = None,
         placement: Placement | None = None,
     ) -> Layout:
-        """Returns the layout of a run, see `train_blocks` for the arguments."""
+        """Returns the layout of a run, with `train_blocks` arguments."""
         leaves = jax.tree.leaves(data)
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-        if data_on is None and len(_held(sampler, placement)) < sampler.num_shards:
+        if data_on is None and len(_process_shards(sampler, placement)) < sampler.num_shards:
             data_on = "host"
         if sampler.num_examples > MAX_EXAMPLES:  # 32 bits number them in a program
             if data_on == "device":
                 raise ValueError(
-                    f"a program numbers {MAX_EXAMPLES:,} rows on a device, and the data have "
-                    f"{sampler.num_examples:,}: data_on='host'"
+                    f"data_on='device' allows {MAX_EXAMPLES:,} rows, and the data have "
+                    f"{sampler.num_examples:,}; take data_on='host'"
                 )
             data_on = "host"
         if data_on is None:
@@ -91,7 +91,14 @@ class Layout(NamedTuple):
     def arguments(
         self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
     ) -> tuple[Any, ...]:
-        """Returns shapes of the arguments of `block_program`; state and data may be shapes."""
+        """Returns the shapes of the arguments of `block_program`.
+
+        Args:
+          algorithm: Training algorithm.
+          mechanism: Mechanism of the run.
+          state: Training state, or its shapes.
+          data: Columns of the data, or their shapes.
+        """
         sampler = mechanism.sampler
         index = jax.ShapeDtypeStruct((self.passes, self.width(sampler)), jnp.int32)
         plan = IndexBlock(
@@ -109,11 +116,10 @@ class Layout(NamedTuple):
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         state = state if state.pending else jax.eval_shape(defer_noise, state)
-        known = Schedules(algorithm.groups, sampler.num_steps).block_arrays(
-            range(1), self.block_steps
-        )
+        schedules = Schedules(algorithm.groups, sampler.num_steps)
+        first = schedules.block_arrays(range(1), self.block_steps)
         watch = Watch.nothing(state.raw_params)
-        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], known
+        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], first
 
     def put_state(self, state: Any) -> Any:
         """Puts a state on the devices."""
@@ -123,7 +129,7 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
     def defer_noise(self, state: TrainState) -> TrainState:
-        """Returns `defer_noise` of a state whose buffers are given away."""
+        """Returns `defer_noise` of a state whose buffers are donated."""
         if state.pending or not state.tables:
             return state
         shardings = None
@@ -134,7 +140,7 @@ class Layout(NamedTuple):
         return program(defer_noise, (), (state,), **how).compiled(state)
 
     def transport(self, sampler: BatchSampler, shards: range | None = None) -> Resident | Streamed:
-        """Returns how rows and plans of some data shards, by default all, get to the devices."""
+        """Returns the transport of some data shards, by default all."""
         if not self.streamed:
             return Resident(self, sampler)
         return Streamed(self, sampler, shards or range(sampler.num_shards))
@@ -146,47 +152,53 @@ class Layout(NamedTuple):
         seed: int,
         batches: Callable[[int], BatchFiles] | None = None,
     ) -> Feed:
-        """Returns the feed of a run: the one place that says where its rows come from.
+        """Returns the feed of a run, which alone decides the source of rows.
+
+        Args:
+          sampler: Sampler of the run.
+          data: Columns of the data.
+          seed: Seed of the sampling stream.
+          batches: Function of the seed that opens batches drawn ahead.
 
         Raises:
-          ValueError: if batches were drawn ahead, and rows do not travel.
+          ValueError: If batches were drawn ahead, but rows do not travel.
         """
         if batches is not None:
             if not self.streamed:
-                raise ValueError(
-                    "batches that were drawn ahead bring their rows along: data_on='host'"
-                )
+                raise ValueError("batches drawn ahead bring their rows; take data_on='host'")
             return Feed(self, batches(seed).blocks, self.transport(sampler))
-        held = self.held(sampler)
-        source = BatchSource(sampler, seed, shards=held, read_ahead=True)
+        shards = self.process_shards(sampler)
+        source = BatchSource(sampler, seed, shards=shards, read_ahead=True)
         if len(source.rows) < sampler.num_examples:  # what is mapped from files is not read yet
             data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
-        transport = self.transport(sampler, held)
+        transport = self.transport(sampler, shards)
         rows = transport.hold(data)
 
-        def drawn(first_step: int, block_steps: int, *, ends: int | None) -> Iterator[Inputs]:
+        def draw_blocks(first_step: int, block_steps: int, *, ends: int | None) -> Iterator[Inputs]:
             how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
             return ((steps, rows, plan) for steps, plan in plan_blocks(source, **how))
 
-        return Feed(self, drawn, transport)
+        return Feed(self, draw_blocks, transport)
 
-    def held(self, sampler: BatchSampler) -> range:
-        """Returns the data shards that this process draws and reads the rows of."""
-        return _held(sampler, self.placement) if self.streamed else range(sampler.num_shards)
+    def process_shards(self, sampler: BatchSampler) -> range:
+        """Returns the data shards that this process draws."""
+        return (
+            _process_shards(sampler, self.placement) if self.streamed else range(sampler.num_shards)
+        )
 
     def width(self, sampler: BatchSampler) -> int:
-        """Returns how many places a pass has, with those that fill up the devices."""
+        """Returns the number of places of a pass, padding for the devices included."""
         size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
         return size if self.placement is None else self.placement.width(size, unit)
 
 
-def _held(sampler: BatchSampler, placement: Placement | None) -> range:
+def _process_shards(sampler: BatchSampler, placement: Placement | None) -> range:
     return range(sampler.num_shards) if placement is None else placement.shards(sampler)
 
 
 @dataclass(frozen=True)
 class Resident:
-    """Rows that all lie on the devices: indices and weights alone travel."""
+    """Transport of rows that lie on the devices: only indices and weights travel."""
 
     layout: Layout
     sampler: BatchSampler
@@ -195,65 +207,67 @@ class Resident:
         """Returns the data on the devices."""
         data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
         placement = self.layout.placement
-        return put(data) if placement is None else placement.put(data, placement.replicated)
+        if placement is None:
+            return put_on_device(data)
+        return placement.put_whole(data, placement.replicated)
 
-    def put(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
-        """Returns the rows, and a plan of NumPy arrays on the devices."""
+    def put_block(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
+        """Returns the rows, and a plan on the devices."""
         placement = self.layout.placement
         if placement is None:
-            return rows, put(plan)
-        plan = widened(plan, self.layout.width(self.sampler))
-        return rows, placement.put(plan, placement.plan(plan))
+            return rows, put_on_device(plan)
+        plan = pad_columns(plan, self.layout.width(self.sampler))
+        return rows, placement.put_whole(plan, placement.plan(plan))
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Rows of some data shards, on the host or memory-mapped: those of a block travel with it."""
+    """Transport of rows on the host or memory-mapped: a block's rows travel with it."""
 
     layout: Layout
     sampler: BatchSampler
     shards: range
 
     def hold(self, data: PyTree) -> PyTree:
-        """Returns the data as they are, those of JAX on the host."""
+        """Returns the data, with JAX arrays moved to the host."""
         # What is mapped from files stays there; other arrays that are none of JAX's are read whole.
         return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
 
-    def put(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
-        """Puts the rows of a plan of NumPy arrays on the devices, and the plan."""
+    def put_block(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
+        """Puts a NumPy plan and its rows on the devices."""
         placement, width = self.layout.placement, self.layout.width(self.sampler)
         if placement is None:
-            return put(with_rows(rows, plan))
-        groups = self.sampler.num_shards // len(self.layout.held(self.sampler))
+            return put_on_device(with_rows(rows, plan))
+        groups = self.sampler.num_shards // len(self.layout.process_shards(self.sampler))
         if len(self.shards) < self.sampler.num_shards:
-            own = widened(plan, width // groups)
+            device_plan = pad_columns(plan, width // groups)
         else:
-            each, here = width // len(placement.devices), placement.here
-            columns = slice(here.start * each, here.stop * each)
-            own = cut(widened(plan, width, groups), columns)
-        rows, own = with_rows(rows, own, len(placement.here))
+            columns_per_device, local = width // len(placement.devices), placement.here
+            columns = slice(local.start * columns_per_device, local.stop * columns_per_device)
+            device_plan = select_columns(pad_columns(plan, width, groups), columns)
+        rows, device_plan = with_rows(rows, device_plan, len(placement.here))
         rows = placement.put_parts(rows, placement.by_rows)
-        return rows, placement.put_parts(own, placement.plan(own))
+        return rows, placement.put_parts(device_plan, placement.plan(device_plan))
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Gives a run its blocks, drawn now or read from files, of rows on the devices or the host."""
+    """Source of a run's blocks, drawn now or read from files."""
 
     layout: Layout
-    drawn: Callable[..., Iterator[Inputs]]
-    """(first step, steps of a block, ends=) -> the inputs of all blocks, on the host."""
+    draw: Callable[..., Iterator[Inputs]]
+    """(first step, steps of a block, ends=) -> inputs of all blocks, on the host."""
     transport: Resident | Streamed
 
     def blocks(self, first_step: int, ends: int | None = None) -> Iterator[Inputs]:
-        """Yields the inputs of all blocks from a step on; one ends at each multiple of `ends`."""
-        for steps, rows, plan in self.drawn(first_step, self.layout.block_steps, ends=ends):
-            yield steps, *self.transport.put(rows, plan)
+        """Yields all blocks from a step on; one ends at each multiple of `ends`."""
+        for steps, rows, plan in self.draw(first_step, self.layout.block_steps, ends=ends):
+            yield steps, *self.transport.put_block(rows, plan)
 
 
 def keys_of(
     algorithm: Algorithm, root: RootKey, attempt: int
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the key of the noise and, if the loss takes one, that of the loss."""
+    """Returns the keys of the noise and the loss."""
     loss = root.loss_key(attempt) if algorithm.takes_key else None
-    return put((root.noise_key(attempt), loss))
+    return put_on_device((root.noise_key(attempt), loss))

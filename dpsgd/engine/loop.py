@@ -1,4 +1,4 @@
-"""The training loop: blocks of steps as one compiled program, fed by background threads."""
+"""Training loop: blocks of steps as one compiled program, fed by background threads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import numpy as np
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
-from dpsgd.engine.algorithm import owned
+from dpsgd.engine.algorithm import copy_buffers
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
 from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import arrays_digest, digest, text_digest
-from dpsgd.engine.step import Watch, compiled_block, flushed
+from dpsgd.engine.step import Watch, compiled_block, flush_noise
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, UnitData
@@ -31,31 +31,31 @@ PyTree = Any
 
 
 class Block(NamedTuple):
-    """The outcome of a block of steps, which may still be computing: reading it waits.
+    """Result of a block of steps, perhaps still computing: reading it waits.
 
-    `state` is donated to the next block: copy what must outlive the iteration before advancing it.
+    `state` is donated to the next block: copy it before advancing the iteration to keep it.
     """
 
     state: TrainState
-    """After the block's last step. Where noise is `pending` in it, it is NOT covered."""
+    """State after the block's last step; NOT covered by the guarantee with `pending` noise."""
     steps: range
     log: Diagnostics
-    """float32[block_steps] each, on the device; what follows the block's last step is void."""
+    """Diagnostics, float32[block_steps] each, on the device; void after the block's last step."""
     watched: Any
-    """What `Watch.places` names, leaf after leaf: float32[block_steps, places], on the device. Of
-    lazy tables it is NOT covered by the guarantee: noise is pending in their rows."""
+    """Coordinates of `Watch.places`, leaf after leaf: float32[block_steps, places], on the device.
+    Coordinates of lazy tables are NOT covered by the guarantee: noise is pending in their rows."""
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """Per step, NumPy float32[steps]. NOT covered by the guarantee."""
+        """Diagnostics per step, NumPy float32[steps]. NOT covered by the guarantee."""
         return jax.tree.map(lambda column: np.asarray(column)[: len(self.steps)], self.log)
 
 
 def repeats_exactly() -> bool:
-    """Returns whether a program of the same inputs gives the same bits again, as on CPUs.
+    """Returns True if programs repeat their bits, as on CPUs.
 
-    On a GPU, sums by atomic operations and kernels picked by timing may differ in the last bits; a
-    step that a resumed run repeats would then release those bits without noise.
+    On a GPU, sums by atomic operations and kernels picked by timing may change the last bits; a
+    repeated step of a resumed run would then release the difference without noise.
     """
     return jax.default_backend() == "cpu"
 
@@ -79,50 +79,47 @@ def train_blocks(
     flush_every: int | None = None,
     run: str | None = None,
 ) -> Generator[Block]:
-    """Runs `algorithm` from `state` to the sampler's last step, yielding every block as it begins.
+    """Runs `algorithm` to the sampler's last step, yielding blocks.
 
-    While one block computes, background threads draw the batches of the next, and of the next
-    epoch; and the caller may look at the block before. No more than two are ever under way.
+    While one block computes, background threads draw the batches of the next block and epoch, and
+    the caller may read the previous block. At most two blocks are under way.
 
     Args:
-      algorithm: From `dpsgd`.
+      algorithm: Training algorithm, from `dpsgd`.
       mechanism: Sampler, sigma and C.
-      state: From `algorithm.init`, or a later one to continue from.
+      state: State from `algorithm.init`, or a later one to continue from.
       data: Pytree of arrays with one leading row per example, [num_examples, ...]; or `UnitData`.
-      root: Secret from which the streams of sampling, noise and the loss derive.
-      attempt: Which continuation of the run this is; another one means other randomness. The
-        same root and attempt may repeat a run, or resume it, and serve no other: two runs
-        under one noise have a noise-free difference. One that is begun anew begins with the
-        `noise` of `algorithm.init`, or correlated noise costs more than is said.
-      block_steps: Steps per dispatch.
-      data_on: Where the data lie. "device": only indices and weights travel. "host": in memory or
-        memory-mapped, and each block's rows travel with it; to the same bits. By default "host" if
-        the device says how much memory it has and the data would take more than half of what is
-        free; or if several processes share the sampler's shards, each of which then reads the rows
-        of its own alone.
-      declare: Called with the steps of each block before any of its noise exists; the block runs
-        only when it has returned.
-      donate: Whether the buffers of `state` may be overwritten. By default it is copied, and holds
-        after training what it held before.
-      watch: What blocks return to an audit; by default nothing.
-      placement: Which devices compute; by default one. On others the same steps have other bits, as
-        sums are added up in another order: a run that resumes on others is another attempt.
-      layout: All of the last three, where it is known; see `Layout.of`.
-      batches: Opens, by the sampling seed, files of the batches that are drawn otherwise: then no
-        row of `data` is read.
-      flush_every: F: a block ends when a multiple of F steps of the run are done, and all noise of
-        lazy tables that is pending is drawn then, so that the guarantee covers `Block.state`: part
-        of the path that repeats a run. After the run's last step it always does.
-      run: Names the run that claims the root, see `RootKey.begin_run`, and whose data, parameters
-        and program the caller compares. By default they are claimed here: for one attempt of a
-        root, data, mechanism and program must be those of the first call, which is another program
-        in other blocks; and so must the state, if a call began with its step.
+      root: Root key, source of the streams of sampling, noise and the loss.
+      attempt: Number of the continuation; another attempt has other randomness. One root and
+        attempt may repeat or resume a run, and serve no other: two runs with the same noise have a
+        noise-free difference. A new attempt needs the `noise` of `algorithm.init`, or correlated
+        noise costs more than stated.
+      block_steps: Number of steps per dispatch.
+      data_on: Location of the data. "device": only indices and weights travel. "host": each block's
+        rows travel with it, from memory or memory-mapped files, to the same bits. By default "host"
+        if the data would take more than half of the device's known free memory, or if several
+        processes share the sampler's shards and each reads its own rows.
+      declare: Function of the steps of each block, called before any of its noise exists; the block
+        runs after it returns.
+      donate: True to overwrite the buffers of `state`; by default it is copied.
+      watch: Values that blocks return to an audit; by default none.
+      placement: Devices that compute; by default one. Other devices add up in another order and
+        give other bits: a run that resumes on others is another attempt.
+      layout: Layout in place of the previous three options, see `Layout.choose`.
+      batches: Function of the sampling seed that opens batches drawn ahead; no row of `data` is
+        read.
+      flush_every: Period F in steps of the run: at its multiples a block ends and all pending noise
+        of lazy tables is drawn, so that the guarantee covers `Block.state`. A repetition needs the
+        same F. The last step of the run always flushes.
+      run: Name of the run that claims the root, see `RootKey.begin_run`, when the caller compares
+        data, parameters and program. By default they are claimed here: calls with the same root and
+        attempt must have the same data, mechanism, program (thus block size), and state at a step
+        where a call began.
 
     Raises:
-      ValueError: if another run has claimed `root`, or it was used otherwise; the data have not
-        exactly the sampler's number of examples, or not the units that it draws, the parameters
-        hold batch statistics, the loss could see other examples than its own, or `flush_every` is
-        below one.
+      ValueError: If another run has claimed `root`, or it was used otherwise; the data do not have
+        the sampler's number of examples or its units; the parameters hold batch statistics; the
+        loss could see other examples; or `flush_every` is below one.
     """
     if flush_every is not None and flush_every < 1:
         raise ValueError(f"flush_every must be at least 1, got {flush_every}")
@@ -140,33 +137,33 @@ def train_blocks(
     schedules = Schedules(algorithm.groups, num_steps)
     if layout is None:
         how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
-        layout = Layout.of(mechanism.sampler, data, **how)
-    now: Any = layout.put_state(state if donate else owned(state))
+        layout = Layout.choose(mechanism.sampler, data, **how)
+    now: Any = layout.put_state(state if donate else copy_buffers(state))
     feed = layout.feed(mechanism.sampler, data, root.sampling_seed(attempt), batches)
     inputs = feed.blocks(int(now.step), flush_every)
     under_way: deque[Diagnostics] = deque()
-    program, begun = None, False  # one for all blocks, whatever is set in JAX meanwhile
+    program, claimed = None, False  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(inputs)) as blocks:
         for steps, rows, plan in blocks:
             now = layout.defer_noise(now)
-            known = schedules.block_arrays(steps, layout.block_steps)
-            arguments = now, rows, plan, noise_key, scales, watch, loss_key, known
+            schedule_arrays = schedules.block_arrays(steps, layout.block_steps)
+            arguments = now, rows, plan, noise_key, scales, watch, loss_key, schedule_arrays
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
-            if not begun:  # what is refused before has not begun
+            if not claimed:  # what is refused before has not begun
                 if uses:
                     uses[f"{attempt}:program"] = digest(program)
                 root.begin_run(run or "train_blocks", uses)
-                begun = True
+                claimed = True
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
             now, log, watched = program(*arguments)
             under_way.append(log)
-            ends = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
-            if now.pending and ends:
-                known = schedules.flush_arrays(steps.stop)
-                now = flushed(algorithm, now, known, noise_key, scales, layout.placement)
+            flushes = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
+            if now.pending and flushes:
+                due = schedules.flush_arrays(steps.stop)
+                now = flush_noise(algorithm, now, due, noise_key, scales, layout.placement)
             yield Block(now, steps, log, watched)
 
 
@@ -179,7 +176,7 @@ def _uses(attempt: int, mechanism: Mechanism, data: PyTree, state: TrainState) -
 
 
 def _described(x: Any) -> str:
-    """Returns what tells a value of dataclasses, tuples and arrays from another one."""
+    """Returns a text that distinguishes values of dataclasses, tuples and arrays."""
     if isinstance(x, np.ndarray | jax.Array):
         return arrays_digest(x)
     if isinstance(x, tuple | list):
@@ -191,10 +188,15 @@ def _described(x: Any) -> str:
 
 
 def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
-    """Returns the arrays of `data`, or raises ValueError where they are not what a sampler draws.
+    """Returns the arrays of `data`, checked against the sampler.
 
-    Each must have one row per example of the sampler; and units, where the data say what they are,
-    must be those that it protects.
+    Args:
+      sampler: Sampler of the run.
+      data: Columns, or `UnitData` with columns and population.
+
+    Raises:
+      ValueError: If a column does not have one row per example of the sampler, or the data's units
+        are not those that the sampler protects.
     """
     if isinstance(data, UnitData):
         sampler.protected_unit(data.population)
@@ -206,11 +208,11 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
         # By attributes: NumPy would read a sequence to its end, which it may not have.
         if not getattr(column, "shape", ()) or not hasattr(column, "dtype"):
             raise ValueError(
-                f"{name} is {type(column).__name__} and no array with one row for each example; "
+                f"{name} is {type(column).__name__}, not an array with one row per example; "
                 "pass arrays, such as np.stack([example for example in data])"
             )
         if not jnp.issubdtype(column.dtype, np.number) and column.dtype != np.bool_:
-            raise ValueError(f"{name} holds {column.dtype}, of which nothing can be computed")
+            raise ValueError(f"{name} holds {column.dtype}; pass numbers or booleans")
         if column.shape[0] != sampler.num_examples:
             raise ValueError(
                 f"{name} has {column.shape[0]} rows, but the sampler was built for "
@@ -220,7 +222,7 @@ def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:
 
 
 def check_parameters(params: PyTree) -> None:
-    """Raises ValueError if `params` hold modules, batch statistics, random streams or float64."""
+    """Refuses modules, batch statistics, random streams and float64 in `params`."""
     nnx = sys.modules.get("flax.nnx")  # not imported here: it takes long, and 50 MB
     kinds: Any = (nnx.Variable, nnx.BatchStat, nnx.RngState, nnx.Module) if nnx else ((),) * 4
     variable, statistic, stream, module = kinds
@@ -236,24 +238,23 @@ def check_parameters(params: PyTree) -> None:
             )
         if isinstance(leaf, statistic) or "['batch_stats']" in name:
             raise ValueError(
-                f"the parameters hold the batch statistic {name}, which is no parameter: it mixes "
-                "examples without clipping or noise; use LayerNorm or GroupNorm in place of "
-                "BatchNorm"
+                f"the parameters hold the batch statistic {name}, which mixes examples without "
+                "clipping or noise; use LayerNorm or GroupNorm in place of BatchNorm"
             )
         if isinstance(leaf, stream):
             raise ValueError(
-                f"the parameters hold the random stream {name}, which is no parameter: take them "
-                "from split_module, and a loss_fn(params, example, key)"
+                f"the parameters hold the random stream {name}; take parameters from "
+                "split_module, and a loss_fn(params, example, key)"
             )
         if jax.config.values["jax_enable_x64"] and getattr(leaf, "dtype", None) == np.float64:
             raise ValueError(
-                f"the parameters{name} are float64, and what clips and adds noise is proved for "
-                "float32: make them float32, or leave jax_enable_x64 out"
+                f"the parameters{name} are float64, but clipping and noise are proved for float32; "
+                "make them float32, or leave jax_enable_x64 out"
             )
 
 
 def _check_state(algorithm: Algorithm, mechanism: Mechanism, state: TrainState) -> None:
-    """Raises ValueError unless `state` has what parameter groups and noise need."""
+    """Raises ValueError unless `state` fits the parameter groups and the noise."""
     if bool(state.tables) != (algorithm.tables is not None):
         raise ValueError(
             "the state was made by an algorithm "

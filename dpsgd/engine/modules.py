@@ -1,4 +1,4 @@
-"""Flax modules as pure functions of their parameters, or a refusal where they are none."""
+"""Flax modules as pure functions of their parameters; other state is refused."""
 
 from __future__ import annotations
 
@@ -17,38 +17,36 @@ PyTree = Any
 def split_module(
     module: nnx.Module, *, trained: nnx.filterlib.Filter | None = None
 ) -> tuple[PyTree, Callable[..., Any]]:
-    """Returns (params, apply), with apply(params, *inputs) = module(*inputs) and no other state.
+    """Returns (params, apply) with apply(params, *inputs) = module(*inputs).
 
-    The guarantee bounds what one example does to the sum of gradients. State that a module keeps
-    beside its parameters goes around that sum: batch statistics are averages over examples
-    without clipping or noise, and they are part of the trained model. So a module that updates any
-    is refused when `apply` is called. One that only reads them, as after
-    ``module.set_attributes(use_running_average=True)``, keeps those that it has, which must not
-    depend on private rows.
+    The guarantee bounds the effect of one example on the sum of gradients. Other state of a module
+    bypasses that sum: batch statistics average examples without clipping or noise, and are part of
+    the trained model. A module that updates them is refused when `apply` is called. One that only
+    reads them, as after ``module.set_attributes(use_running_average=True)``, keeps them; they must
+    not depend on private rows.
 
     >>> params, apply = split_module(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> apply(params, jax.numpy.ones(2)).shape
     (1,)
 
-    **Dropout.** Random streams that a module holds, as `nnx.Dropout(0.1, rngs=rngs)` does, are no
-    state here: apply(params, *inputs, key=key) seeds each of them anew from `key`, and without a
-    key nothing may be drawn from them. So the loss is
-    ``lambda params, example, key: loss(apply(params, example, key=key))``. Other arguments by name
-    are the module's own: where its layers hold no stream, ``rngs=nnx.Rngs(dropout=key)``. For
-    predictions, split ``nnx.view(module, deterministic=True)``, whose parameters have the same
-    tree.
+    **Dropout.** Random streams in a module, as of `nnx.Dropout(0.1, rngs=rngs)`, are not state
+    here: apply(params, *inputs, key=key) seeds each of them from `key`, and without a key nothing
+    may be drawn. The loss is then ``lambda params, example, key: loss(apply(params, example,
+    key=key))``. Other keyword arguments go to the module, such as ``rngs=nnx.Rngs(dropout=key)``
+    for layers without a stream. For predictions, split ``nnx.view(module, deterministic=True)``,
+    whose parameters have the same tree.
 
     Args:
-      module: Any module whose variables are all `nnx.Param`, the state of random streams, or batch
-        statistics that it only reads.
-      trained: Which parameters have derivatives, as a filter of flax, such as
-        ``nnx.Any(nnx.LoRAParam, nnx.PathContains("head"))``; training leaves the others as they
-        are. By default `nnx.LoRAParam` where the module has such parameters, and else all.
+      module: Module whose variables are `nnx.Param`, state of random streams, or batch statistics
+        that it only reads.
+      trained: Flax filter of the parameters with derivatives, such as ``nnx.Any(nnx.LoRAParam,
+        nnx.PathContains("head"))``; training leaves the others constant. By default `nnx.LoRAParam`
+        if the module has any, and otherwise all.
 
     Raises:
-      ValueError: if there are other variables that are no parameters, or `trained` matches no
-        parameter; from `apply`, if batch statistics are updated, numbers are drawn without a key,
-        or a key is given and there is no stream.
+      ValueError: If the module has other variables, or `trained` matches no parameter; from
+        `apply`, if batch statistics are updated, numbers are drawn without a key, or a key has no
+        stream.
     """
     graph, params, streams, statistics, rest = nnx.split(  # type: ignore[misc]
         module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
@@ -57,24 +55,24 @@ def split_module(
         adapted = any(isinstance(v, nnx.LoRAParam) for _, v in nnx.to_flat_state(params))
         trained = nnx.LoRAParam if adapted else nnx.Param
     is_trained = nnx.filterlib.to_predicate(trained)
-    kept = [
+    is_frozen = [
         not is_trained(path, v) for path, v in nnx.to_flat_state(params) for _ in jax.tree.leaves(v)
     ]
-    frozen = frozenset(k for k, keep in enumerate(kept) if keep)
-    if kept and all(kept):
+    frozen = frozenset(k for k, frozen_leaf in enumerate(is_frozen) if frozen_leaf)
+    if is_frozen and all(is_frozen):
         names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
-        shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if names[20:] else "")
-        raise ValueError(f"trained matches no parameter of the module; there are {shown}")
-    other = {
+        listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if names[20:] else "")
+        raise ValueError(f"trained matches no parameter of the module; there are {listed}")
+    other_state = {
         jax.tree_util.keystr(path): type(variable)
         for path, variable in jax.tree_util.tree_leaves_with_path(
             rest, is_leaf=lambda x: isinstance(x, nnx.Variable)
         )
     }
-    if other:
+    if other_state:
         raise ValueError(
             "the module keeps state that is no parameter "
-            f"({', '.join(f'{name}: {kind.__name__}' for name, kind in other.items())}); "
+            f"({', '.join(f'{name}: {kind.__name__}' for name, kind in other_state.items())}); "
             "per-example gradients need a pure function of parameters and example"
         )
 
@@ -87,31 +85,39 @@ def split_module(
         if frozen:
             params = stopped(params, frozen)
         seeded = _seeded(streams, key)
-        before = {path: variable.get_value() for path, variable in nnx.to_flat_state(seeded)}
-        read = jax.tree.map(lambda x: x, statistics)  # variables of this call's own
-        known = {path: variable.get_value() for path, variable in nnx.to_flat_state(read)}
-        outputs = nnx.merge(graph, params, seeded, read)(*inputs, **options)
-        _refuse_updates([p for p, v in nnx.to_flat_state(read) if v.get_value() is not known[p]])
+        values = {path: variable.get_value() for path, variable in nnx.to_flat_state(seeded)}
+        call_statistics = jax.tree.map(lambda x: x, statistics)  # variables of this call's own
+        statistic_values = {
+            path: variable.get_value() for path, variable in nnx.to_flat_state(call_statistics)
+        }
+        outputs = nnx.merge(graph, params, seeded, call_statistics)(*inputs, **options)
+        _refuse_updates(
+            [
+                p
+                for p, v in nnx.to_flat_state(call_statistics)
+                if v.get_value() is not statistic_values[p]
+            ]
+        )
         if key is None:  # each draw has moved its stream on
-            after = nnx.to_flat_state(seeded)
-            _refuse_draws([path for path, v in after if v.get_value() is not before[path]])
+            moved = nnx.to_flat_state(seeded)
+            _refuse_draws([path for path, v in moved if v.get_value() is not values[path]])
         return outputs
 
     return params, apply
 
 
 def _seeded(streams: Any, key: Array | None) -> Any:
-    """Returns the state of random streams that begin, each in its own way, with `key` if any."""
-    found = []
+    """Returns random streams restarted, each from its own fold of `key` if any."""
+    streams_by_path = []
     for number, (path, variable) in enumerate(nnx.to_flat_state(streams)):
         value = variable.get_value()
         if isinstance(variable, nnx.RngCount):
             value = jax.numpy.zeros_like(value)
         elif key is not None:
-            own = jax.random.fold_in(key, number)
-            value = jax.random.split(own, value.shape) if value.shape else own
-        found.append((path, variable.replace(value)))
-    return nnx.from_flat_state(found)
+            stream_key = jax.random.fold_in(key, number)
+            value = jax.random.split(stream_key, value.shape) if value.shape else stream_key
+        streams_by_path.append((path, variable.replace(value)))
+    return nnx.from_flat_state(streams_by_path)
 
 
 def _refuse_updates(paths: list[tuple[Any, ...]]) -> None:

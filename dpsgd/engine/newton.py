@@ -1,4 +1,4 @@
-"""Noised Newton steps of logistic models: gradient and Hessian of a row in one bounded vector.
+"""Noised Newton steps of logistic models: a row's gradient and Hessian in one vector.
 
 Claim and proof: docs/explanation/private-calibration.md.
 """
@@ -13,28 +13,27 @@ import jax.numpy as jnp
 
 
 def hessian_weight(most_square: float) -> float:
-    """Returns k, at which the Hessian is released within the sensitivity of the gradient alone.
+    """Returns the Hessian's weight k that keeps the gradient's sensitivity.
 
-    Args:
-      most_square: Q, most of a row's |x|^2; the vector of `logistic_sums` has a norm of at most
-        sqrt(Q).
+    `most_square` is a bound Q on a row's |x|^2; the vector of `logistic_sums` has norm at most
+    sqrt(Q).
     """
     return math.sqrt(8 / most_square)
 
 
 def logistic_sums(state: Any, x: Any, y: Any, most_square: float) -> jax.Array:
-    r"""Returns the gradient and the weighted Hessian of the log loss of a row, as one vector.
+    r"""Returns a row's gradient and weighted Hessian, one vector.
 
     .. math:: v = \left((p - y)\, x,\; k\, p (1 - p)\, [x_i x_j]_{i \le j}\right), \quad
         p = \mathrm{sigmoid}(\theta \cdot x)
 
-    with entries off the diagonal times sqrt(2), so that norms are those of the matrix.
+    with entries off the diagonal times sqrt(2), so that norms equal the matrix's.
 
     Args:
-      state: theta, float32[d].
+      state: Parameters theta, float32[d].
       x: Features of the row, float32[d].
-      y: Its label, 0 or 1.
-      most_square: Q.
+      y: Label of the row, 0 or 1.
+      most_square: Bound Q on |x|^2.
     """
     p = jax.nn.sigmoid(jnp.sum(state * x))
     i, j, scale = _upper(x.size)
@@ -43,12 +42,12 @@ def logistic_sums(state: Any, x: Any, y: Any, most_square: float) -> jax.Array:
 
 
 def derivatives(mean: Any, size: int, most_square: float) -> tuple[jax.Array, jax.Array]:
-    """Returns gradient, [d], and Hessian, [d, d], of which `mean` is the mean of vectors.
+    """Unpacks the gradient [d] and Hessian [d, d].
 
     Args:
-      mean: Of `logistic_sums`, with noise.
-      size: d.
-      most_square: Q.
+      mean: Noised mean of `logistic_sums`.
+      size: Number d of features.
+      most_square: Bound Q on |x|^2.
     """
     i, j, scale = _upper(size)
     half = jnp.zeros((size, size)).at[i, j].set(mean[size:] / scale)
@@ -57,7 +56,16 @@ def derivatives(mean: Any, size: int, most_square: float) -> tuple[jax.Array, ja
 
 
 def newton_step(gradient: Any, hessian: Any, least_curvature: float) -> jax.Array:
-    """Returns -H^{-1} g, where eigenvalues of H count as at least `least_curvature` > 0."""
+    """Returns the Newton step -H^{-1} g with bounded curvature.
+
+    >>> newton_step(jnp.ones(2), jnp.diag(jnp.array([2.0, 0.1])), 0.5).tolist()
+    [-0.5, -2.0]
+
+    Args:
+      gradient: Gradient g, [d].
+      hessian: Symmetric matrix H, [d, d].
+      least_curvature: Lower bound > 0 on the eigenvalues of H.
+    """
     curvatures, axes = jnp.linalg.eigh(hessian)
     return -axes @ ((axes.T @ gradient) / jnp.maximum(curvatures, least_curvature))
 

@@ -1,6 +1,6 @@
-"""Where a step is computed, and how its state lies on the devices of one mesh.
+"""Placement of a step's computation and state on the devices of one mesh.
 
-Why the guarantee does not depend on it: docs/explanation/placement-of-a-step-on-devices.md.
+The guarantee does not depend on it: docs/explanation/placement-of-a-step-on-devices.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpsgd.core.state import Table, TrainState
-from dpsgd.engine.programs import put
+from dpsgd.engine.programs import put_on_device
 from dpsgd.packing import SMALL
 from samplers import BatchSampler
 from samplers.batches import IndexBlock
@@ -28,23 +28,24 @@ from samplers.batches import IndexBlock
 PyTree = Any
 
 AXIS = "devices"
-"""The one axis of the mesh."""
+"""Name of the mesh's only axis."""
 
 TABLE_BYTES = 2**26
-"""Least bytes of a leaf that is sharded because the state would fill the devices."""
+"""Least size of a leaf sharded to fit the devices, bytes."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of a run, and which arrays of its state are sharded over them.
+    """Devices of a run, and the sharding of its state over them.
 
     Attributes:
-      devices: In order of process, then of number; one or more.
-      shard_rows_from: Least bytes of a leaf of the parameters that is sharded by rows, together
-        with its like in the state of optimizer and noise; by default none is.
+      devices: Devices in order of process, then of number; one or more.
+      shard_rows_from: Least size, bytes, of a leaf of the parameters that is sharded by rows,
+        together with its like in the state of optimizer and noise; by default no leaf is.
 
     Raises:
-      ValueError: if there is no device, they are not in that order, or `shard_rows_from` below 1.
+      ValueError: If there is no device, they are not in that order, or `shard_rows_from` is below
+        1.
     """
 
     devices: tuple[jax.Device, ...]
@@ -66,23 +67,23 @@ class Placement:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        """Of one axis, `AXIS`."""
+        """Mesh of the devices, with the one axis `AXIS`."""
         return Mesh(np.array(self.devices), (AXIS,))
 
     @property
     def num_processes(self) -> int:
-        """Of the devices."""
+        """Number of processes that own the devices."""
         return len({device.process_index for device in self.devices})
 
     @property
     def here(self) -> range:
-        """Which of the devices are of this process."""
+        """Indices of this process's devices."""
         processes = [device.process_index for device in self.devices]
         first = processes.index(jax.process_index())
         return range(first, first + processes.count(jax.process_index()))
 
     def shards(self, sampler: BatchSampler) -> range:
-        """Returns the data shards of this process: all, unless processes can share them evenly."""
+        """Returns this process's data shards: an even share or all."""
         counts = collections.Counter(device.process_index for device in self.devices)
         if len(set(counts.values())) > 1 or sampler.num_shards % len(counts):
             return range(sampler.num_shards)
@@ -92,25 +93,29 @@ class Placement:
 
     @property
     def replicated(self) -> NamedSharding:
-        """The sharding of an array that lies whole on every device."""
+        """Sharding of an array that lies whole on every device."""
         return self._sharding()
 
     @property
     def by_rows(self) -> NamedSharding:
-        """The sharding of an array by its rows."""
+        """Sharding of an array by its rows."""
         return self._sharding(AXIS)
 
     @property
     def memory(self) -> float:
-        """Bytes of the smallest device of this process; infinite for CPUs."""
-        here = [d for d in self.devices if d.process_index == jax.process_index()]
-        return min((d.memory_stats() or {}).get("bytes_limit", math.inf) for d in here)
+        """Memory of this process's smallest device, bytes; infinite for CPUs."""
+        local = [d for d in self.devices if d.process_index == jax.process_index()]
+        return min((d.memory_stats() or {}).get("bytes_limit", math.inf) for d in local)
 
     def fitting(self, state: TrainState, memory: float) -> Placement:
-        """Returns this placement, or one that shards tables if it leaves that open.
+        """Returns this placement, or one that shards tables to fit.
 
-        It does so where the state, or its shapes, would take more than half of a device's
-        `memory` bytes, and rows divide by the devices.
+        Tables are sharded if `shard_rows_from` is None, the state would take more than half of the
+        memory, and rows divide by the devices.
+
+        Args:
+          state: Training state, or its shapes.
+          memory: Memory of a device, bytes.
         """
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
         if state.tables or self.shard_rows_from is not None or size <= memory / 2:
@@ -122,59 +127,60 @@ class Placement:
             return self
 
     def shards_rows(self, state: TrainState) -> bool:
-        """Returns whether a leaf of the state is sharded; raises as `state` does."""
-        return any(not where.is_fully_replicated for where in jax.tree.leaves(self.state(state)))
+        """Returns True if a leaf of the state is sharded; raises as `state` does."""
+        return any(
+            not sharding.is_fully_replicated for sharding in jax.tree.leaves(self.state(state))
+        )
 
     def params(self, shapes: PyTree) -> PyTree:
-        """Returns the sharding of each leaf of the parameters, see `state`."""
+        """Returns each parameter leaf's sharding, see `state`."""
         return self._like(self._tables(shapes), shapes)
 
     def state(self, shapes: TrainState) -> Any:
         """Returns the sharding of each leaf of a state.
 
-        A leaf of the parameters of `shard_rows_from` bytes or more, with as many rows as devices or
-        more, is sharded by rows; with it arrays of its shape in the optimizer's state, and rows of
-        as many numbers in that of the noise. Lazy tables are sharded whatever `shard_rows_from` is,
-        unless they are small or their rows do not divide by the devices.
-
-        Args:
-          shapes: A state, or its shapes.
+        A leaf of the parameters of `shard_rows_from` bytes or more, with at least one row per
+        device, is sharded by rows; with it arrays of its shape in the optimizer's state, and rows
+        of its size in the noise's state. Lazy tables are always sharded, unless they are
+        small or their rows do not divide by the devices.
 
         Raises:
-          ValueError: if the rows of such a leaf do not divide by the devices, or it lies beside
-            lazy tables, with which all other leaves are whole on every device.
+          ValueError: If the rows of a sharded leaf do not divide by the devices, or it lies beside
+            lazy tables, whose other leaves are whole on every device.
         """
         rows = self._tables(shapes.params_without_tables)
         if rows and shapes.tables:
             raise ValueError(
-                f"a parameter of shape {min(rows)} is to be sharded by rows, and beside lazy "
-                "tables all others lie whole on every device: leave out shard_rows_from"
+                f"shard_rows_from shards a parameter of shape {min(rows)}, but beside lazy tables "
+                "other parameters are whole on every device; leave it out"
             )
         numbers = {math.prod(shape) for shape in rows}
 
-        def of_noise(leaf: Any) -> NamedSharding:
+        def noise_sharding(leaf: Any) -> NamedSharding:
             *rows, line = leaf.shape or (0,)
             lined = len(rows) < 2 and line in numbers
             return self._sharding(*(None,) * len(rows), AXIS) if lined else self.replicated
 
-        where = TrainState(
+        shardings = TrainState(
             self.replicated,
             self._like(rows, shapes.raw_params),
             self._like(rows, shapes.opt_state),
-            jax.tree.map(of_noise, shapes.noise),
+            jax.tree.map(noise_sharding, shapes.noise),
             frozen=shapes.frozen,
         )
-        return where.with_tables({k: self._of_rows(t) for k, t in shapes.lazy_tables.items()})
+        return shardings.with_tables(
+            {k: self._table_sharding(t) for k, t in shapes.lazy_tables.items()}
+        )
 
     def specs(self, state: TrainState) -> Any:
-        """Returns what `state` does, for `on_each`."""
-        return jax.tree.map(lambda where: where.spec, self.state(state))
+        """Returns the `PartitionSpec`s of `state`, for `on_each`."""
+        return jax.tree.map(lambda sharding: sharding.spec, self.state(state))
 
-    def _of_rows(self, table: Table) -> Any:
+    def _table_sharding(self, table: Table) -> Any:
         shape = table.values.shape  # all that values in parts of a checkpoint have
         sharded = math.prod(shape) > SMALL and shape[0] % len(self.devices) == 0
-        where = self.by_rows if sharded else self.replicated
-        return jax.tree.map(lambda _: where, table)
+        sharding = self.by_rows if sharded else self.replicated
+        return jax.tree.map(lambda _: sharding, table)
 
     def _like(self, tables: set[tuple[int, ...]], shapes: PyTree) -> PyTree:
         return jax.tree.map(
@@ -182,10 +188,10 @@ class Placement:
         )
 
     def _tables(self, params: PyTree) -> set[tuple[int, ...]]:
-        """Returns the shapes of the leaves that are sharded."""
-        found: set[tuple[int, ...]] = set()
+        """Returns the shapes of the sharded leaves."""
+        sharded: set[tuple[int, ...]] = set()
         if self.shard_rows_from is None or len(self.devices) == 1:
-            return found
+            return sharded
         for path, leaf in jax.tree_util.tree_leaves_with_path(params):
             size, rows = math.prod(leaf.shape), leaf.shape[0] if leaf.shape else 0
             if size * leaf.dtype.itemsize < max(self.shard_rows_from, 4 * SMALL + 1):
@@ -193,14 +199,14 @@ class Placement:
             if rows < len(self.devices):
                 continue
             if rows % len(self.devices):
-                more = -rows % len(self.devices)
+                missing = -rows % len(self.devices)
                 raise ValueError(
-                    f"params{jax.tree_util.keystr(path)} is to be sharded by rows, and {rows:,} do "
-                    f"not divide by {len(self.devices)} devices: give it {more} more, which are "
-                    "never looked up, or raise shard_rows_from"
+                    f"params{jax.tree_util.keystr(path)} has {rows:,} rows, which do not divide by "
+                    f"{len(self.devices)} devices; give it {missing} more, which are never looked "
+                    "up, or raise shard_rows_from"
                 )
-            found.add(leaf.shape)
-        return found
+            sharded.add(leaf.shape)
+        return sharded
 
     def plan(self, plan: IndexBlock) -> IndexBlock:
         """Returns the shardings of a plan, by its places."""
@@ -214,35 +220,42 @@ class Placement:
         )
 
     def width(self, size: int, unit: int) -> int:
-        """Returns the least number, `size` or more, that gives each device a multiple of `unit`."""
+        """Returns `size` rounded up to `unit` times the devices."""
         together = unit * len(self.devices)
         return -(-size // together) * together
 
-    def put(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays, whole in every process, on the devices in 32 bits."""
-        return put(tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree)))
+    def put_whole(self, tree: PyTree, shardings: PyTree) -> PyTree:
+        """Puts arrays on the devices in 32 bits; each process has them whole."""
+        return put_on_device(
+            tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree))
+        )
 
     def put_parts(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays on the devices of which each process has its own devices' parts."""
+        """Puts arrays on the devices from each process's own parts."""
 
-        def part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        def place_part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
             return jax.make_array_from_process_local_data(sharding, array)
 
-        return put(tree, lambda tree: jax.tree.map(part, tree, _broadcast(shardings, tree)))
+        return put_on_device(
+            tree, lambda tree: jax.tree.map(place_part, tree, _broadcast(shardings, tree))
+        )
 
     def put_state(self, state: PyTree) -> PyTree:
-        """Puts a state on the devices, in buffers of its own unless it lies there."""
+        """Puts a state on the devices, in new buffers unless it lies there."""
         return jax.tree.map(_placed, state, self.state(state))
 
     def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
-        """Returns a function that each device computes of its parts, see `jax.shard_map`."""
+        """Maps a function over the devices' parts, see `jax.shard_map`."""
         # Checked, it would put primitives of its own into the trace of a loss.
         how: Any = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": False}
         return jax.shard_map(function, mesh=self.mesh, **how)
 
     def total(self, tree: PyTree) -> PyTree:
-        """Returns the sum over the devices, in `on_each`; on CPUs in the order of the devices."""
+        """Returns the sum over the devices, within `on_each`.
+
+        CPUs of several processes add in the order of the devices.
+        """
         if self.num_processes == 1 or self.devices[0].platform != "cpu":
             return jax.lax.psum(tree, AXIS)
         leaves, structure = jax.tree.flatten(tree)
@@ -250,14 +263,14 @@ class Placement:
         for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
             flat = jnp.concatenate([leaf.ravel() for leaf in leaves if leaf.dtype == dtype])
             totals[dtype] = _in_order(flat, len(self.devices))
-        found = []
+        sums = []
         for leaf in leaves:
-            mine, totals[leaf.dtype] = jnp.split(totals[leaf.dtype], [leaf.size])
-            found.append(mine.reshape(leaf.shape))
-        return jax.tree.unflatten(structure, found)
+            leaf_total, totals[leaf.dtype] = jnp.split(totals[leaf.dtype], [leaf.size])
+            sums.append(leaf_total.reshape(leaf.shape))
+        return jax.tree.unflatten(structure, sums)
 
     def describe(self) -> dict[str, Any]:
-        """Returns what decides the bits of a step, as JSON values."""
+        """Returns the settings that decide the bits of a step, as JSON values."""
         return {
             "devices": [[device.process_index, device.id] for device in self.devices],
             "processes": self.num_processes,
@@ -270,38 +283,41 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the devices of a step exchange in `Placement.on_each`; nothing on one device."""
+    """Communication between the devices of a step in `Placement.on_each`; none on one device."""
 
     placement: Placement | None = None
 
     def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns arrays [B, ...] of all devices, [devices B, ...] each, in one exchange."""
+        """Gathers arrays [B, ...] of all devices, [devices B, ...]."""
         if self.placement is None:
             return list(columns)
         flat = [x.reshape(len(x), -1) for x in columns]
-        every = jax.lax.all_gather(jnp.concatenate(flat, axis=1), AXIS, tiled=True)
-        parts = jnp.split(every, np.cumsum([x.shape[1] for x in flat])[:-1], axis=1)
-        shapes = [(len(every), *x.shape[1:]) for x in columns]
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        table = jax.lax.all_gather(jnp.concatenate(flat, axis=1), AXIS, tiled=True)
+        pieces = jnp.split(table, np.cumsum([x.shape[1] for x in flat])[:-1], axis=1)
+        shapes = [(len(table), *x.shape[1:]) for x in columns]
+        return [column.reshape(shape) for column, shape in zip(pieces, shapes, strict=True)]
 
     def total(self, tree: PyTree) -> PyTree:
         """Returns the sum over the devices, see `Placement.total`."""
         return tree if self.placement is None else self.placement.total(tree)
 
     def first_row(self, here: int, rows: int) -> Any:
-        """Returns the number of the first row on this device, which has `here` of `rows`."""
+        """Returns the first row of a device with `here` of `rows`."""
         return 0 if here == rows else jax.lax.axis_index(AXIS) * here
 
 
 def hosted(tree: PyTree) -> PyTree:
-    """Returns NumPy arrays with all rows of `tree`; every process must call it. Keys stay keys."""
+    """Returns NumPy arrays with all rows of `tree`.
+
+    Every process must call it. Random keys stay keys.
+    """
     return jax.tree.map(_hosted, tree)
 
 
 def placement_mismatch(tree: PyTree) -> str | None:
-    """Returns the path of the first array whose copies on the devices differ, if one does.
+    """Returns the path of the first array whose device copies differ, or None.
 
-    Every process must call it. JAX itself looks at no more than one copy.
+    Every process must call it. JAX itself reads a single copy.
     """
     words = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -318,15 +334,18 @@ def placement_mismatch(tree: PyTree) -> str | None:
     if words:
         from jax.experimental import multihost_utils
 
-        every = multihost_utils.process_allgather(np.stack([word for _, word in words]))
+        digests = multihost_utils.process_allgather(np.stack([word for _, word in words]))
         for number, (name, _) in enumerate(words):
-            if (every[:, number] != every[0, number]).any():
+            if (digests[:, number] != digests[0, number]).any():
                 return name
     return None
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Returns arrays with all rows of `tree` on one device; every process must call it."""
+    """Returns arrays with all rows of `tree` on one device.
+
+    Every process must call it.
+    """
 
     def leaf(x: Any) -> Any:
         if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
@@ -340,10 +359,10 @@ def on_one_device(tree: PyTree) -> PyTree:
 
 def _in_order(vector: jax.Array, devices: int) -> jax.Array:
     size = vector.size
-    part = -(-size // devices)
-    parts = jnp.pad(vector, (0, part * devices - size)).reshape(devices, part)
-    mine = jax.lax.all_to_all(parts, AXIS, 0, 0)  # row r: what device r has of my part
-    total = functools.reduce(jnp.add, [mine[device] for device in range(devices)])
+    part_size = -(-size // devices)
+    padded_parts = jnp.pad(vector, (0, part_size * devices - size)).reshape(devices, part_size)
+    own_parts = jax.lax.all_to_all(padded_parts, AXIS, 0, 0)  # row r: what device r has of my part
+    total = functools.reduce(jnp.add, [own_parts[device] for device in range(devices)])
     return jax.lax.all_gather(total, AXIS, tiled=True)[:size]
 
 
@@ -353,7 +372,7 @@ def _order(device: jax.Device) -> tuple[int, int]:
 
 def _broadcast(prefix: PyTree, tree: PyTree) -> PyTree:
     """Returns a tree like `tree` of the leaves of a prefix of it."""
-    return jax.tree.map(lambda one, part: jax.tree.map(lambda _: one, part), prefix, tree)
+    return jax.tree.map(lambda leaf, subtree: jax.tree.map(lambda _: leaf, subtree), prefix, tree)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -22,21 +22,21 @@ from jaxlib.xla_client import hlo
 PyTree = Any
 
 MOST_PROGRAMS = 32
-"""Different programs that a process keeps compiled; a training step's takes 5 to 90 MB.
+"""Most programs that a process keeps compiled; a training step's takes 5 to 90 MB.
 
-JAX itself keeps all that it compiled: a process of many different runs would grow forever.
+JAX itself keeps every compiled program: a process of many different runs would grow forever.
 """
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """Returns the options of XLA under which a training step is fastest on the default backend."""
+    """Returns the XLA options that are fastest for training steps."""
     # LLVM takes half the width of AVX-512 by itself. The noise is all arithmetic: at the full width
     # it takes a fifth less.
     return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
 
 
 def compilation() -> dict[str, Any]:
-    """Returns what a program's numbers may depend on beside its HLO, as it is now: JSON values."""
+    """Returns settings that affect a program's numbers, JSON values."""
     options: dict[str, Any] = {"compiler_options": compiler_options(), "xla_flags": _xla_flags()}
     for name, value in sorted(os.environ.items()):
         if _is_one(name, _VARIABLES) and not _is_one(name, _WITHOUT_EFFECT):
@@ -52,7 +52,7 @@ _VARIABLES = (
     "XLA_*", "LIBTPU_INIT_ARGS", "NPROC", "DNNL_*", "ONEDNN_*", "CUBLAS_*", "CUDNN_*",
     "NVIDIA_TF32_OVERRIDE", "TF_CUDNN_*",
 )  # fmt: skip
-"""What XLA and the libraries that it calls read in the environment; JAX's own are its options."""
+"""Environment variables that XLA and its libraries read; JAX's own are among its options."""
 
 _WITHOUT_EFFECT = (
     "XLA_FLAGS",  # which are named by themselves
@@ -80,7 +80,7 @@ def _is_one(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _xla_flags() -> str:
-    """Returns the flags of XLA: its variable, or what is in the file that this names."""
+    """Returns XLA's flags, from its environment variable or the file that it names."""
     flags = os.environ.get("XLA_FLAGS", "")
     if flags.strip() and not flags.strip().startswith("-"):
         try:
@@ -97,16 +97,16 @@ def compiled(
     *,
     donate_argnums: tuple[int, ...] = (),
 ):
-    """Returns `function` with `parts` as its first arguments, jitted: the same for equal shapes.
+    """Returns `function` with its first arguments `parts` bound, jitted.
 
-    The `MOST_PROGRAMS` that were used last are kept; the executable of any other is freed.
+    Equal shapes share one program. The `MOST_PROGRAMS` that were used last are kept; the executable
+    of any other is freed.
 
     Args:
-      function: Pure.
-      parts: Static values, of which the program is made; programs are shared by parts that are
-        equal and have equal `contents`.
-      arguments: Those that it will be called with, or others of their shapes and types.
-      donate_argnums: Which of them give their buffers away.
+      function: Pure function.
+      parts: Static values; programs are shared by parts that are equal and have equal `contents`.
+      arguments: Arguments of a call, or others of their shapes and types.
+      donate_argnums: Indices of the arguments whose buffers are donated.
     """
     leaves, structure = jax.tree.flatten(arguments)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -117,14 +117,14 @@ def compiled(
 
 
 class Program:
-    """A trace, compiled when it is first needed."""
+    """Trace, compiled on first use."""
 
     def __init__(self, traced: jax.stages.Traced):
         self.traced = traced
 
     @functools.cached_property
     def compiled(self) -> jax.stages.Compiled:
-        """The executable, see `digest`."""
+        """Executable of the trace, see `digest`."""
         with in_32_bits():
             return self.traced.lower().compile()
 
@@ -137,26 +137,32 @@ def program(
     donate_argnums: tuple[int, ...] = (),
     shardings: tuple[PyTree, PyTree] | None = None,
 ) -> Program:
-    """Returns the program of `compiled`, of arguments or of their shapes.
+    """Returns the program of `compiled`, for arguments or their shapes.
 
-    `shardings` are of the arguments and of the results: prefixes of their trees. By default all is
-    on one device.
+    Args:
+      function: Pure function.
+      parts: Static values, the first arguments of the function.
+      arguments: Arguments of a call, or their shapes.
+      donate_argnums: Indices of the arguments whose buffers are donated.
+      shardings: Shardings of the arguments and of the results, prefixes of their trees; by default
+        one device has everything.
     """
     leaves, structure = jax.tree.flatten(arguments)
     with in_32_bits():  # and wherever they lie, as `shardings` says where they shall
         shapes = tuple(_shape(jax.typeof(leaf)) for leaf in leaves)
     settings = json.dumps(compilation())  # another program under others
     places, tree = jax.tree.flatten(shardings)
-    where = tuple(places), tree
+    specs = tuple(places), tree
     settings += contents(parts)
-    return _executable(function, parts, donate_argnums, where, settings, structure, shapes)
+    return _executable(function, parts, donate_argnums, specs, settings, structure, shapes)
 
 
 def digest(program: jax.stages.Compiled) -> str:
-    """Returns the SHA-256 of a program's optimised HLO, without names, places in files and paths.
+    """Returns the SHA-256 of a program's optimised HLO, without names and paths.
 
-    It has every constant with all of its numbers, layouts, fusions, the order of operations and the
-    arguments of custom calls. The machine code also depends on the compiler, and on `compilation`.
+    The HLO has every constant with all of its numbers, layouts, fusions, the order of operations
+    and the arguments of custom calls. The machine code also depends on the compiler, and on
+    `compilation`.
     """
     options = hlo.HloPrintOptions()
     options.print_metadata = False  # places in files, names of functions
@@ -174,60 +180,64 @@ def digest(program: jax.stages.Compiled) -> str:
 
 
 def arrays_digest(tree: PyTree) -> str:
-    """Returns a hash of arrays with their names, types and shapes."""
-    found = hashlib.blake2b(digest_size=32)
+    """Returns a hash of arrays, their names, types and shapes.
+
+    >>> arrays_digest({"a": np.zeros(2)}) == arrays_digest({"a": np.zeros(2)})
+    True
+    """
+    digest = hashlib.blake2b(digest_size=32)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf)
         terms = jax.tree_util.keystr(path), str(array.dtype), array.shape
-        found.update(json.dumps(terms).encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        digest.update(json.dumps(terms).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def contents(part: Any) -> str:
-    """Returns a digest of nested values, with attributes that their equality leaves out.
+    """Returns a digest of nested values, hidden attributes included.
 
-    Values that are equal and have equal contents are made of the same arrays, numbers and
-    functions. What compares by identity alone stands for itself.
+    Equality may leave out attributes; values that are equal with equal contents have the same
+    arrays, numbers and functions. An object compared by identity stands for itself.
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
 
     def visit(x: Any) -> None:
-        found.update(f"{type(x).__qualname__} ".encode())
+        digest.update(f"{type(x).__qualname__} ".encode())
         if isinstance(x, np.ndarray | np.generic | jax.Array):
-            found.update(arrays_digest(x).encode())
+            digest.update(arrays_digest(x).encode())
         elif x is None or isinstance(x, bool | int | float | complex | str | bytes):
-            found.update(repr(x).encode())
+            digest.update(repr(x).encode())
         elif isinstance(x, tuple | list):
-            found.update(f"{len(x)} ".encode())
+            digest.update(f"{len(x)} ".encode())
             for inner in x:
                 visit(inner)
         elif isinstance(x, Mapping):
             visit(list(x.items()))
         elif isinstance(x, types.MethodType):
-            found.update(f"{id(x.__self__)} {id(x.__func__)} ".encode())
+            digest.update(f"{id(x.__self__)} {id(x.__func__)} ".encode())
         elif type(x).__eq__ is object.__eq__:
-            found.update(f"{id(x)} ".encode())
-        elif held := _attributes(x):
-            visit(held)
+            digest.update(f"{id(x)} ".encode())
+        elif attributes := _attributes(x):
+            visit(attributes)
         elif isinstance(x, Hashable):
-            found.update(f"{hash(x)} ".encode())
+            digest.update(f"{hash(x)} ".encode())
         else:
-            found.update(f"{id(x)} ".encode())
+            digest.update(f"{id(x)} ".encode())
 
     visit(part)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def _attributes(x: Any) -> dict[str, Any]:
-    """Returns the attributes of an object, those of slots too, without cached properties."""
-    kinds, held = type(x).__mro__, dict(getattr(x, "__dict__", {}))
+    """Returns the attributes of an object, slots included, without cached properties."""
+    kinds, attrs = type(x).__mro__, dict(getattr(x, "__dict__", {}))
     slots = [k for kind in kinds for k, v in vars(kind).items() if inspect.ismemberdescriptor(v)]
-    held.update((k, getattr(x, k)) for k in slots if hasattr(x, k))
+    attrs.update((k, getattr(x, k)) for k in slots if hasattr(x, k))
     cached = functools.cached_property
-    return {k: v for k, v in held.items() if not isinstance(getattr(type(x), k, None), cached)}
+    return {k: v for k, v in attrs.items() if not isinstance(getattr(type(x), k, None), cached)}
 
 
 def text_digest(text: str) -> str:
@@ -239,12 +249,12 @@ _NAME = re.compile(r"%[\w.-]+")
 
 
 def in_32_bits() -> contextlib.AbstractContextManager:
-    """Returns a context of float32 and int32, for which clipping and noise are proved."""
+    """Returns a context of float32 and int32, as clipping and noise are proved."""
     return jax.enable_x64(False)
 
 
-def put(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTree:
-    """Puts arrays on the device, or wherever `onto` does, in 32 bits."""
+def put_on_device(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTree:
+    """Puts arrays on the device in 32 bits."""
 
     def narrow(leaf):
         wide = isinstance(leaf, jax.Array) and leaf.dtype in (np.float64, np.int64, np.uint64)
@@ -255,7 +265,7 @@ def put(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTr
 
 
 def shapes_of_rows(rows: PyTree, *lead: int) -> PyTree:
-    """Returns the shapes, as `put` makes them, of rows [*lead, ...] of arrays or their shapes."""
+    """Returns the shapes of rows [*lead, ...], with 32-bit dtypes."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
             (*lead, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
@@ -277,9 +287,9 @@ def _compiled(function, parts, donate_argnums, *shapes):
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _executable(function, parts, donate_argnums, where, settings, structure, shapes):
+def _executable(function, parts, donate_argnums, specs, settings, structure, shapes):
     del settings
-    shardings = jax.tree.unflatten(where[1], where[0])
+    shardings = jax.tree.unflatten(specs[1], specs[0])
     placed = {}
     if shardings is not None:
         placed = {"in_shardings": shardings[0], "out_shardings": shardings[1]}

@@ -1,4 +1,4 @@
-"""Noisy sums over all rows after training: `Refinement`, and the run of its full-batch queries.
+"""Noisy sums over all rows after training: `Refinement`, and the run that releases them.
 
 Claim, proof and the key of the noise: docs/explanation/full-batch-queries.md.
 """
@@ -24,7 +24,7 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.placement import Placement, hosted
-from dpsgd.engine.programs import arrays_digest, compiled, digest, in_32_bits, put
+from dpsgd.engine.programs import arrays_digest, compiled, digest, in_32_bits, put_on_device
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import RootKey
 from samplers import UnitData
@@ -32,93 +32,103 @@ from samplers import UnitData
 PyTree = Any
 
 _READ_BYTES = 2**28
-"""What the rows that are read together may take, by an estimate from shapes alone."""
+"""Memory of the rows that are read together, bytes estimated from shapes."""
 
 _READ_ROWS = 65_536
-"""Most of them."""
+"""Most rows that are read together."""
 
 
 class Refinement(abc.ABC):
-    """What is made of noisy sums over all rows, after training: a calibration, a mean.
+    """Refinement of a trained model by noisy sums over all rows: a calibration, a mean.
 
-    Subclasses are frozen dataclasses, equal where they are made of equal parts: what is compiled is
-    shared by equal ones. They hold no private data, which would go around clipping and noise.
+    Subclasses are frozen dataclasses, equal for equal parts: equal refinements share compiled
+    programs. They hold no private data, which would bypass clipping and noise.
     """
 
     @property
     def kind(self) -> str:
-        """The calibration of `RunSpec` that it is, by which a run chooses its sums."""
+        """Kind of calibration in `RunSpec`; it chooses the run's sums."""
         return "platt"
 
     @abc.abstractmethod
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns what the sums read of one row, given the released parameters; once for each."""
+        """Returns the inputs of the sums from one row.
+
+        Args:
+          params: Released parameters.
+          example: One row of the data.
+        """
 
     @abc.abstractmethod
     def start(self) -> PyTree:
-        """Returns the state before the first sum, float32 leaves: a constant."""
+        """Returns the state before the first sum, constant float32 leaves."""
 
     @abc.abstractmethod
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the vector of a row, float32[d], which is clipped as one to the L2 norm C.
+        """Returns a row's vector, float32[d], which is clipped to L2 norm C.
 
         A vector with NaN or infinity counts as zero.
 
         Args:
-          state: As the sums so far have left it.
-          row: What `reads` returned of it.
+          state: State after the previous sums.
+          row: Inputs that `reads` returned for the row.
         """
 
     @abc.abstractmethod
     def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns the state after a release, of the types and shapes of the one before.
+        """Returns the state after a release, of equal shapes.
 
-        It is kept to float32's rounding of how far it moved.
+        The state moves by a float32 difference.
 
         Args:
-          state: Before it.
+          state: State before the release.
           mean: (sum of clipped vectors + sigma C z) / n, z standard normal: float32[d].
         """
 
     @abc.abstractmethod
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns what is released: the parameters, refined by the last state."""
+        """Returns the refined parameters, which are released.
+
+        Args:
+          params: Parameters that training released.
+          state: State after the last sum.
+        """
 
     def summary(self, state: PyTree) -> Mapping[str, Any]:
-        """Returns what a report says of the last state: scalars by name; nothing by default."""
+        """Returns the last state's scalars for a report."""
         del state
         return {}
 
 
 class Refined(NamedTuple):
-    """What noisy sums over all rows made."""
+    """Result of noisy sums over all rows."""
 
     params: PyTree
-    """As `Refinement.apply` returned them."""
+    """Parameters from `Refinement.apply`."""
     summary: Mapping[str, Any]
-    """As `Refinement.summary` returned it."""
+    """Scalars from `Refinement.summary`."""
 
 
 class SumsRun(NamedTuple):
-    """The run that releases the sums, as `train_blocks` and an audit take it."""
+    """Run that releases the sums, for `train_blocks` and an audit."""
 
     algorithm: Algorithm
     mechanism: Mechanism
     state: TrainState
     rows: PyTree
-    """What is read of them."""
+    """Inputs of the sums, from `Refinement.reads`."""
     placement: Placement | None = None
-    """Which devices compute."""
+    """Devices that compute; None for one."""
 
     @property
     def layout(self) -> Layout:
-        """How its blocks are laid out."""
+        """Layout of the run's blocks."""
         n = self.mechanism.sampler.num_examples
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), self.rows)
-        return Layout.of(self.mechanism.sampler, rows, placement=self.placement)
+        return Layout.choose(self.mechanism.sampler, rows, placement=self.placement)
 
     def program(self) -> jax.stages.Compiled:
-        """Returns the executable that releases them, or raises as `train_blocks` does."""
+        """Returns the executable; raises as `train_blocks` does."""
         return self.layout.program(self.algorithm, self.mechanism, self.state, self.rows)
 
 
@@ -129,18 +139,18 @@ def sums_run(
     data: PyTree,
     placement: Placement | None = None,
 ) -> SumsRun:
-    """Returns the run whose steps are the releases of sums over all rows.
+    """Returns the run that releases the sums over all rows.
 
     Args:
-      refinement: What is summed.
-      mechanism: Of the sums, as `Mechanism.sums_mechanism` has it.
+      refinement: Refinement that defines the sums.
+      mechanism: Mechanism of the sums, from `Mechanism.sums_mechanism`.
       params: Released parameters.
       data: Arrays of rows, of any number.
-      placement: Which devices compute; by default one.
+      placement: Devices that compute; by default one.
 
     Raises:
-      ValueError: if what is read of a row, or its statistic, could see other rows, the statistic is
-        no vector, or the refinement has no hash.
+      ValueError: If a row's inputs or statistic could depend on other rows, the statistic is not a
+        vector, or the refinement has no hash.
     """
     try:
         hash(refinement)
@@ -155,7 +165,7 @@ def sums_run(
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
         vector = jax.eval_shape(refinement.statistic, start, row)
         if not isinstance(vector, jax.ShapeDtypeStruct) or len(vector.shape) != 1:
-            raise ValueError(f"a row's statistic must be a vector, float32[d], and it is {vector}")
+            raise ValueError(f"a row's statistic must be a vector, float32[d], got {vector}")
         # "state" has no path to the loss, and is what the update folds.
         folds = optax.GradientTransformation(_nothing, _Fold(refinement))
         algorithm = dpsgd(_Product(refinement), folds)
@@ -176,23 +186,23 @@ def refine(
     placement: Placement | None = None,
     run: str = "train_blocks",
 ) -> Refined:
-    """Releases the sums over all rows of a run that has trained, and returns what they make.
+    """Releases the sums over all rows of a trained run, and refines it.
 
     Args:
-      refinement: What is summed, and what becomes of it.
-      mechanism: Of the run, with `full_sums`.
-      params: As training released them.
-      data: The rows that were trained on.
-      root: Of the run.
-      attempt: Of the run.
-      declare: Called with the steps of all sums, T, ..., T + k - 1, before any of their noise
-        exists, T being the sampler's number of steps.
-      placement: Which devices compute; by default one.
-      run: Names the run that claims the root, as in `train_blocks`.
+      refinement: Refinement that defines the sums and their use.
+      mechanism: Mechanism of the run, with `full_sums`.
+      params: Parameters that training released.
+      data: Training rows.
+      root: Root key of the run.
+      attempt: Number of the run's attempt.
+      declare: Function of the steps of all sums, T, ..., T + k - 1 for T steps of the sampler,
+        called before any of their noise exists.
+      placement: Devices that compute; by default one.
+      run: Name of the run that claims the root, as in `train_blocks`.
 
     Raises:
-      ValueError: if the mechanism has no such sums, another run has claimed `root`, the data have
-        not the mechanism's number of rows, or a row could see others.
+      ValueError: If the mechanism has no full sums, another run has claimed `root`, the data do not
+        have the mechanism's number of rows, or a row could see others.
     """
     first, last = mechanism.sampler.num_steps, mechanism.num_steps
     data, mechanism = columns_of(mechanism.sampler, data), mechanism.sums_mechanism()
@@ -226,30 +236,33 @@ def refine(
 
 
 def read_rows(refinement: Refinement, params: PyTree, data: PyTree) -> PyTree:
-    """Returns what the sums read of each row: arrays of the host, [n, ...] each leaf.
+    """Returns the sums' inputs by row, NumPy arrays [n, ...].
 
-    Rows are read in parts of one size, as many together as memory allows.
+    Args:
+      refinement: Refinement that reads the rows.
+      params: Released parameters.
+      data: Arrays of rows.
 
     Raises:
-      ValueError: if what is read of a row could depend on another.
+      ValueError: If a row's inputs could depend on another row.
     """
     columns = jax.tree.map(np.asarray, data)
     count = len(jax.tree.leaves(columns)[0])
-    examples = put(jax.tree.map(lambda column: column[:1], columns))
+    examples = put_on_device(jax.tree.map(lambda column: column[:1], columns))
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
     with in_32_bits():
         trace, shapes = jax.make_jaxpr(refinement.reads, return_shape=True)(params, like)
-    made = [v.aval for equation in trace.jaxpr.eqns for v in equation.outvars]
-    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in made if hasattr(x, "shape"))
+    intermediates = [v.aval for equation in trace.jaxpr.eqns for v in equation.outvars]
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in intermediates if hasattr(x, "shape"))
     size = max(1, min(count, _READ_ROWS, _READ_BYTES // max(1, size)))
     read = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), shapes)
     for start in range(0, count, size):
         start = min(start, count - size)  # the last part overlaps: all are of one program
-        part = put(jax.tree.map(lambda column: column[start : start + size], columns))  # noqa: B023
-        arguments = params, part
-        found = compiled(_read, (refinement,), arguments)(*arguments)
-        for whole, some in zip(*map(jax.tree.leaves, (read, found)), strict=True):
-            whole[start : start + size] = some
+        rows = put_on_device(jax.tree.map(lambda column: column[start : start + size], columns))  # noqa: B023
+        arguments = params, rows
+        values = compiled(_read, (refinement,), arguments)(*arguments)
+        for all_values, new_values in zip(*map(jax.tree.leaves, (read, values)), strict=True):
+            all_values[start : start + size] = new_values
     return read
 
 
@@ -264,7 +277,7 @@ def _applied(refinement: Refinement, params: PyTree, state: PyTree) -> Refined:
 
 @dataclass(frozen=True)
 class _Product:
-    """A loss whose gradient is the statistic of a row in "sum", and 0 in "state"."""
+    """Loss whose gradient is a row's statistic in "sum", and 0 in "state"."""
 
     refinement: Refinement
 
@@ -275,7 +288,7 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Fold:
-    """The update: the state is folded, and "sum" stays 0. What noise "state" got is left."""
+    """Update that folds the state; "sum" stays 0, and noise in "state" is ignored."""
 
     refinement: Refinement
 

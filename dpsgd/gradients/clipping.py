@@ -70,16 +70,14 @@ def _vmap_gradients(
     if differentiated.narrow:
         grads = norms.shared(grads)
     leaves = {k: g.astype(jnp.float32) for k, g in grads.items()}
-    packs_by_group = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
-    all_packs = [pack for lines in packs_by_group for pack in lines]
-    arrays_by_group = [
-        [join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in packs_by_group
-    ]
+    group_packs = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
+    all_packs = [pack for lines in group_packs for pack in lines]
+    arrays = [[join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in group_packs]
 
     def add_clipped(total: Sums, factors: Sequence[norms.ClipFactor]) -> SumTree:
         clipped = [
             norms.contribution(factor, g)
-            for factor, lines in zip(factors, arrays_by_group, strict=True)
+            for factor, lines in zip(factors, arrays, strict=True)
             for g in lines
         ]
         sums = dict(total)
@@ -89,7 +87,7 @@ def _vmap_gradients(
                 sums[k] += x
         return sums
 
-    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in arrays_by_group]
+    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in arrays]
     return Gradients(losses, group_norms, add_clipped)
 
 

@@ -123,11 +123,9 @@ def leaf_names(params: PyTree) -> list[str]:
     """
     names: list[str] = []
     for path, _ in jax.tree_util.tree_leaves_with_path(params):
-        path_name = jax.tree_util.keystr(path, simple=True, separator=".")
-        candidates = (
-            name for name in (path_name.removesuffix(".value"), path_name) if name not in names
-        )
-        names.append(next(candidates, jax.tree_util.keystr(path)))
+        label = jax.tree_util.keystr(path, simple=True, separator=".")
+        unique = (name for name in (label.removesuffix(".value"), label) if name not in names)
+        names.append(next(unique, jax.tree_util.keystr(path)))
     return names
 
 

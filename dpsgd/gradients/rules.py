@@ -97,9 +97,7 @@ class PerLayerClipping:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(
-                    f"clip_groups: {pattern!r} is not a regular expression: {error}"
-                ) from None
+                raise ValueError(f"clip_groups: {pattern!r} is no regex: {error}") from None
         if self.patterns == ():
             raise ValueError("clip_groups must name a group, or be left out")
         if self.shares is None:

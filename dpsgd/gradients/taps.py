@@ -158,18 +158,16 @@ class Taps:
           others: Replacements for the operands beside the parameter, by the path of a use.
         """
         args = [*leaves, *jax.tree.leaves(example)]
-        replacements = taps, others or {}
-        outs, operands = self._evaluate(
-            self.closed.jaxpr, self.closed.consts, args, replacements, ()
-        )
-        return outs[0], operands
+        extra = taps, others or {}
+        outs, beside = self._evaluate(self.closed.jaxpr, self.closed.consts, args, extra, ())
+        return outs[0], beside
 
     def _evaluate(
         self,
         jaxpr: core.Jaxpr,
         consts: Sequence[Any],
         args: Sequence[Any],
-        replacements: tuple[Mapping[Path, Array], Mapping[Path, Sequence[Array]]],
+        extra: tuple[Mapping[Path, Array], Mapping[Path, Sequence[Array]]],
         path: Path,
     ) -> tuple[list[Any], dict[Path, list[ArrayLike]]]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -184,10 +182,8 @@ class Taps:
             if place in self._calls:
                 inner, inner_consts = body_of(eqn)
 
-                def call(
-                    operands, replacements, inner=inner, inner_consts=inner_consts, place=place
-                ):
-                    return self._evaluate(inner, inner_consts, operands, replacements, place)
+                def call(operands, extra, inner=inner, inner_consts=inner_consts, place=place):
+                    return self._evaluate(inner, inner_consts, operands, extra, place)
 
                 if eqn.primitive.name in _REMAT:
                     call = jax.checkpoint(
@@ -195,13 +191,13 @@ class Taps:
                     )
                 taps, replaced = (
                     {p: x for p, x in by_path.items() if p[: len(place)] == place}
-                    for by_path in replacements
+                    for by_path in extra
                 )
                 outs, inner_operands = call(operands, (taps, replaced))
                 beside_parameter |= inner_operands
-            elif place in replacements[1]:
+            elif place in extra[1]:
                 use = self._tapped[place]
-                operands_of_use = list(replacements[1][place])
+                operands_of_use = list(extra[1][place])
                 operands_of_use.insert(use.position, operands[use.position])
                 outs = [use.primitive.bind(*operands_of_use, **use.params)]
             else:
@@ -218,8 +214,8 @@ class Taps:
                     for k, (x, atom) in enumerate(zip(operands, eqn.invars, strict=True))
                     if k != position
                 ]
-                if place in replacements[0]:
-                    outs = [outs[0] + replacements[0][place]]
+                if place in extra[0]:
+                    outs = [outs[0] + extra[0][place]]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in jaxpr.outvars], beside_parameter
 
@@ -344,13 +340,13 @@ def find_taps(loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, exampl
 def _apply_view(view: View, eqn: Any) -> View | None:
     """Returns the view after an equation, or None if its result is not a view."""
     name, params = eqn.primitive.name, dict(eqn.params)
-    input_aval, output_aval = _aval(eqn.invars[0]), _aval(eqn.outvars[0])
+    old, new = _aval(eqn.invars[0]), _aval(eqn.outvars[0])
     longer = replace(view, chain=(*view.chain, (eqn.primitive, params)), identity=False)
     # Axes that are not those of the parameter any more are named after the way they came about.
     history = "/".join(f"{p.name}{q}" for p, q in longer.chain if p.name != "convert_element_type")
-    fresh = tuple(f"{history}:{axis}" for axis in range(len(output_aval.shape)))
+    fresh = tuple(f"{history}:{axis}" for axis in range(len(new.shape)))
     if name == "convert_element_type":
-        if not jnp.issubdtype(output_aval.dtype, jnp.floating):
+        if not jnp.issubdtype(new.dtype, jnp.floating):
             return None
         return replace(longer, identity=view.identity)
     if name == "transpose":
@@ -358,25 +354,19 @@ def _apply_view(view: View, eqn: Any) -> View | None:
     if name == "slice":
         return replace(longer, labels=fresh, slicing=history)
     if name == "broadcast_in_dim":
-        labels: list[str | None] = [None] * len(output_aval.shape)
+        labels: list[str | None] = [None] * len(new.shape)
         for axis, target in enumerate(params["broadcast_dimensions"]):
             labels[target] = view.labels[axis]
         return replace(
             longer,
             labels=tuple(labels),
-            isometric=view.isometric and input_aval.size == output_aval.size,
+            isometric=view.isometric and old.size == new.size,
         )
-    long_labels = [
-        label for label, size in zip(view.labels, input_aval.shape, strict=True) if size != 1
-    ]
+    named = [label for label, size in zip(view.labels, old.shape, strict=True) if size != 1]
     in_order = name == "squeeze" or params["dimensions"] is None  # a reshape may transpose first
-    if in_order and [n for n in input_aval.shape if n != 1] == [
-        n for n in output_aval.shape if n != 1
-    ]:
-        names = iter(long_labels)
-        return replace(
-            longer, labels=tuple(None if n == 1 else next(names) for n in output_aval.shape)
-        )
+    if in_order and [n for n in old.shape if n != 1] == [n for n in new.shape if n != 1]:
+        names = iter(named)
+        return replace(longer, labels=tuple(None if n == 1 else next(names) for n in new.shape))
     return replace(longer, labels=fresh)
 
 

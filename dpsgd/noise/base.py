@@ -66,9 +66,6 @@ class Noise(abc.ABC):
 
         The state is part of `TrainState` and of checkpoints, and as secret as the root key: with it
         noise can be subtracted. Every attempt begins with a new state.
-
-        Args:
-          like: Tree of the sums, arrays or their shapes.
         """
         del like
         return ()

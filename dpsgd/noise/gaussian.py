@@ -159,12 +159,12 @@ def add_gaussian_noise(
         shapes = [total.shape for total in totals]
         lined = {leaf: total.size for leaf, total in enumerate(totals) if _fits_a_line(total)}
         groups = [*packs(lined), *([leaf] for leaf in range(len(totals)) if leaf not in lined)]
-        names = [_names(group, lined) for group in groups]
+        names = [_names(pack, lined) for pack in groups]
 
         def side_by_side(leaves: list) -> list:
             return [
-                join([leaves[leaf] for leaf in group]) if group[0] in lined else leaves[group[0]]
-                for group in groups
+                join([leaves[leaf] for leaf in pack]) if pack[0] in lined else leaves[pack[0]]
+                for pack in groups
             ]
 
         arrays = side_by_side(totals)
@@ -177,11 +177,9 @@ def add_gaussian_noise(
 
         arrays = lax.fori_loop(jnp.uint32(0), rows, advanced, arrays)
         outputs = list(totals)
-        for group, array in zip(groups, arrays, strict=True):
-            split_arrays = (
-                split(array, [shapes[leaf] for leaf in group]) if group[0] in lined else [array]
-            )
-            for leaf, output in zip(group, split_arrays, strict=True):
+        for pack, array in zip(groups, arrays, strict=True):
+            pieces = split(array, [shapes[leaf] for leaf in pack]) if pack[0] in lined else [array]
+            for leaf, output in zip(pack, pieces, strict=True):
                 outputs[leaf] = output
         return outputs
 

@@ -183,9 +183,6 @@ class RootKey:
 
         No root is ever overwritten. The file and its folder are fsynced before this returns.
 
-        Args:
-          path: Path of the new file.
-
         Raises:
           FileExistsError: If `path` exists.
           OSError: If the file cannot be written; no partial file remains.
@@ -216,9 +213,6 @@ class RootKey:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RootKey:
         """Reads a root that `save` wrote.
-
-        Args:
-          path: Path of the file.
 
         Raises:
           FileNotFoundError: If there is no such file.
@@ -252,9 +246,6 @@ class RootKey:
 
         All names of the file are overwritten with it. Earlier blocks that the file system keeps
         (snapshots, journals, flash memory) and copies remain. A missing file counts as removed.
-
-        Args:
-          path: Path of the file.
 
         Raises:
           ValueError: If `path` is a link or no file of one's own; the secret is then elsewhere.
@@ -299,9 +290,6 @@ class RootKey:
         The sums after training are an example. The child's streams are independent of this root's
         and of other purposes'. It is in no file: this root derives it again. One object has one
         child per purpose, which remembers its uses.
-
-        Args:
-          purpose: Name of the stream.
         """
         self._check_process()
         if purpose in self._children:

@@ -31,9 +31,6 @@ def noise_record(noise: Noise) -> dict[str, Any]:
 def noise_from_record(record: Mapping[str, Any]) -> Noise:
     """Returns the noise that `noise_record` recorded.
 
-    Args:
-      record: Name and settings of the noise.
-
     >>> noise_from_record({"name": "independent"})
     Independent()
 

@@ -129,7 +129,7 @@ class Training:
     @functools.cached_property
     def layout(self) -> Layout:
         """How the blocks are laid out, found once: all that runs is of one program."""
-        return Layout.of(
+        return Layout.choose(
             self.mechanism.sampler,
             self.data,
             block_steps=self.block_steps,
@@ -158,7 +158,7 @@ class Training:
         if not self.placement.shards_rows(shapes):
             return self._from(self.params)
         where = self.placement.state(shapes)
-        params = self.placement.put(self.params, where.params)
+        params = self.placement.put_whole(self.params, where.params)
         return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
 
     def _from(self, params: PyTree) -> TrainState:
@@ -347,7 +347,7 @@ class Job(Training):
     def check_rows(self) -> None:
         """Raises ValueError if rows that this process is to read lie on other hosts alone."""
         sampler = self.mechanism.sampler
-        held = self.layout.held(sampler)
+        held = self.layout.process_shards(sampler)
         own = range(sampler.shard_range(held[0]).start, sampler.shard_range(held[-1]).stop)
         if why := self._lacks(own):
             raise ValueError(

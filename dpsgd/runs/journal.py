@@ -161,7 +161,7 @@ def draw_of(job: Job, history: History, step: int) -> Draw:
     """Returns the draw of all steps from `step` on, for the attempt in which the run resumes."""
     key = history.attempts[-1].key
     sampler = job.mechanism.sampler
-    return Draw.of(sampler, job.data, run=history.name, attempt=key, first_step=step)
+    return Draw.plan(sampler, job.data, run=history.name, attempt=key, first_step=step)
 
 
 def check_batches_can_be_read(job: Job) -> None:

@@ -178,7 +178,7 @@ def table_sizes(
     """
     import jax
 
-    from dpsgd.engine.lazy.group import found_tables
+    from dpsgd.engine.lazy.group import find_tables
     from dpsgd.engine.programs import shapes_of_rows
     from dpsgd.gradients.frozen import RunLoss
     from dpsgd.gradients.losses import loss_row
@@ -186,7 +186,7 @@ def table_sizes(
     params = jax.eval_shape(lambda: task.init(init_seed))
     example = shapes_of_rows(rows, *sampler.clipped_shape)
     loss = RunLoss.restrict(task.loss, pattern)
-    found = found_tables(loss, params, example)
+    found = find_tables(loss, params, example)
     leaves = jax.tree.leaves(params)
     read = jax.eval_shape(found.rows, loss_row(loss, example))
     clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)

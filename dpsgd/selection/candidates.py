@@ -80,9 +80,7 @@ class Candidates:
             if spec.init_from is not None:
                 raise ValueError("init_from: a selection trains from fresh parameters alone")
             if getattr(spec.privacy, "optimistic", False):
-                raise ValueError(
-                    "optimistic noise may miss the target of a selection; leave it out"
-                )
+                raise ValueError("optimistic noise may miss a selection's target; leave it out")
         if len({type(spec.privacy) for spec in self.specs}) > 1:
             raise ValueError(
                 "give noise_multiplier or target_epsilon: the same one to all candidates"
@@ -114,11 +112,7 @@ class Candidates:
         return data_digest(self.task, *self.rows)
 
     def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
-        """Returns the terms that a resumed selection must share.
-
-        Args:
-          root: Root key that blinds the digest of the data; by default none.
-        """
+        """Returns the terms of a resumed selection, blinded by `root`."""
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),

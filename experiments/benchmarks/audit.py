@@ -136,7 +136,7 @@ def audit(preset: str, num_examples: int = 88_000, batch_size: int = 1_024) -> I
     algorithm = dpsgd(loss, ADAM, tables=tables)
     state = held(algorithm.init(params, mechanism, generated(2)), params)
     data = shapes_of_rows(generated(2), num_examples)
-    layout = Layout.of(mechanism.sampler, data)
+    layout = Layout.choose(mechanism.sampler, data)
     compiling = Spent.on(lambda: layout.program(algorithm, mechanism, state, data))
     found: list[AuditReport] = []
     auditing = Spent.on(

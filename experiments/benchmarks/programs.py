@@ -26,7 +26,7 @@ from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
 from dpsgd.engine.lazy.look_ups import Row as RowOfTables
 from dpsgd.engine.lazy.look_ups import TableLoss
 from dpsgd.engine.programs import compiler_options
-from dpsgd.engine.step import Watch, block_function, flushed
+from dpsgd.engine.step import Watch, block_function, flush_noise
 from experiments.benchmarks.timing import Spent, in_turns
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, Schema
@@ -118,7 +118,7 @@ class Program:
         assert self._schedules is not None
         _, _, noise_key, scales, *_ = self.inputs
         known = self._schedules.flush_arrays(self._done)
-        state = flushed(self._algorithm, self.state, known, noise_key, scales)
+        state = flush_noise(self._algorithm, self.state, known, noise_key, scales)
         self.state = jax.block_until_ready(defer_noise(state))
 
 

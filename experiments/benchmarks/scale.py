@@ -84,7 +84,7 @@ class Step:
         mechanism = Mechanism(Poisson(NUM_EXAMPLES, batch_size), 1.0, 1.0)
         self.state = jax.eval_shape(algorithm.init, self.params)
         rows = shapes_of_rows(random_batch(1, config), NUM_EXAMPLES)
-        layout = Layout.of(mechanism.sampler, rows, placement=placement)
+        layout = Layout.choose(mechanism.sampler, rows, placement=placement)
         program = layout.program(algorithm, mechanism, self.state, rows)
         self.exchanged = collectives(program)
         self.flops = float((program.cost_analysis() or {})["flops"])
@@ -156,7 +156,7 @@ def noise(rows_of_table: int = 100_000) -> Iterator[Row]:
                 .compile()
             )
             exchanged += len(collectives(program))
-            found = jax.device_get(program(placement.put(sums, where), jnp.int32(3)))
+            found = jax.device_get(program(placement.put_whole(sums, where), jnp.int32(3)))
             unequal += sum(int((found[name] != alone[name]).sum()) for name in shapes)
     name = "exchanges of noise, on 8 layouts of 1 to 8 devices"
     yield figure(name, exchanged, at_most=0)

@@ -72,7 +72,7 @@ def batches(way: str, *, rows: int = 1_000_000) -> Iterator[Row]:
             data = columns()
             n = len(data["label"])
             sampler = Poisson(n, min(4_096, n), max_batch_size=5_000)
-            draw = Draw.of(sampler, data, run="benchmark", attempt=0, first_step=0)
+            draw = Draw.plan(sampler, data, run="benchmark", attempt=0, first_step=0)
             draw = dataclasses.replace(draw, steps_per_file=32)
             out = folder / f"batches-{count}"
             write = drawn_by(_ways(way)[1], columns)

@@ -52,10 +52,10 @@ def step_by_step(run: LinearSgd) -> Callable[[int, int], GapLaw]:
 
 def looked_up(gaps: Gaps, start: int, stop: int) -> GapLaw:
     """Returns the law of a gap as a step finds it."""
-    at, multiple = gaps.at(stop), -(-start // gaps.spacing)
+    at, multiple = gaps.ending_at(stop), -(-start // gaps.spacing)
     if multiple * gaps.spacing <= stop:
-        return gaps.to_next_multiple.of(start).then(at.from_multiples.of(multiple))
-    return at.from_recent.of(start % gaps.spacing)
+        return gaps.to_next_multiple.select(start).then(at.from_multiples.select(multiple))
+    return at.from_recent.select(start % gaps.spacing)
 
 
 def _off(found: np.ndarray, covariance: np.ndarray) -> float:

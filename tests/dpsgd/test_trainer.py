@@ -199,8 +199,8 @@ def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(
     ("rows", "message"),
     [
         ({}, "data holds no arrays"),
-        ({"x": np.zeros((N, D)), "y": 1.0}, r"data\['y'\] is float and no array"),
-        ({"x": [1.0] * N}, r"data\['x'\]\[0\] is float and no array"),
+        ({"x": np.zeros((N, D)), "y": 1.0}, r"data\['y'\] is float, not an array"),
+        ({"x": [1.0] * N}, r"data\['x'\]\[0\] is float, not an array"),
         ({"x": np.zeros((N - 1, D))}, r"data\['x'\] has 59 rows.* num_examples=60"),
         ({"x": np.array(["a"] * N)}, r"data\['x'\] holds <U1"),
     ],
@@ -396,7 +396,7 @@ MISTAKEN = {
     "loss of a batch": ({"loss": over_batch}, "loss_fn takes a batch.*the loss of one example"),
     "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
     "root": ({"root": 0}, r"root is of type int; pass RootKey.from_entropy\(\)"),
-    "endless data": ({"rows": Endless}, "data is Endless and no array.*pass arrays"),
+    "endless data": ({"rows": Endless}, "data is Endless, not an array.*pass arrays"),
     "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
 }
 

@@ -222,7 +222,7 @@ def checks_of(noise, sampler, params=PARAMS, first_step=0):
     mechanism = Mechanism(sampler, 1.0, 0.5, noise)
     state = algorithm.init(params, mechanism)._replace(step=jnp.int32(first_step))
     columns = np.zeros((sampler.num_examples, 40), np.float32)
-    layout = Layout.of(sampler, columns, block_steps=BLOCK)
+    layout = Layout.choose(sampler, columns, block_steps=BLOCK)
     root = RootKey.from_insecure_seed(0)
     probe = Probe(algorithm, mechanism, state, ROWS, layout=layout, root=root)
     return noise_checks(probe) + block_checks(probe)

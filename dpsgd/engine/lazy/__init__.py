@@ -1,1 +1,1 @@
-"""Tables of which a step reads a few rows: what they are, and what noise does to the others."""
+"""Lazy tables: a step reads a few of their rows, and defers the noise of the others."""

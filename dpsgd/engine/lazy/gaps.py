@@ -1,4 +1,4 @@
-"""The law of a gap: how noise moves a row of a table that no batch reads. It imports no JAX.
+"""Law of a gap: how noise moves a table row that no batch reads, without JAX.
 
 Derivation: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
@@ -14,24 +14,24 @@ import numpy as np
 
 
 class GapLaw(NamedTuple):
-    """How a state of d numbers moves over a gap, at r = 1."""
+    """Law of the change of a state of d numbers over a gap, at r = 1."""
 
     transition: np.ndarray
-    """A: float64[..., d, d]."""
+    """Transition matrix A, float64[..., d, d]."""
     covariance: np.ndarray
-    """V: float64[..., d, d]."""
+    """Covariance V, float64[..., d, d]."""
 
     @property
     def root(self) -> np.ndarray:
-        """L: lower triangular, with L L^T = V to 2^-23 of each row: float64[..., d, d]."""
+        """Lower triangular L with L L^T = V to 2^-23 of each row, float64[..., d, d]."""
         v = self.covariance
         low = np.zeros_like(v)
         for j in range(v.shape[-1]):
-            rest = v[..., j] - np.sum(low * low[..., j, None, :], axis=-1)
-            pivot = rest[..., j]
-            found = pivot > 2.0**-46 * v[..., j, j]  # what is less is of roundings
-            over = np.sqrt(np.where(found, pivot, 1.0))[..., None]
-            low[..., j:, j] = np.where(found[..., None], rest[..., j:] / over, 0.0)
+            residual = v[..., j] - np.sum(low * low[..., j, None, :], axis=-1)
+            pivot = residual[..., j]
+            positive = pivot > 2.0**-46 * v[..., j, j]  # less is rounding
+            divisor = np.sqrt(np.where(positive, pivot, 1.0))[..., None]
+            low[..., j:, j] = np.where(positive[..., None], residual[..., j:] / divisor, 0.0)
         return low
 
     def then(self, later: GapLaw) -> GapLaw:
@@ -39,10 +39,10 @@ class GapLaw(NamedTuple):
         carried = a @ self.covariance @ np.swapaxes(a, -1, -2)
         return GapLaw(a @ self.transition, carried + later.covariance)
 
-    def of(self, places: Any) -> GapLaw:
+    def select(self, places: Any) -> GapLaw:
         return GapLaw(self.transition[places], self.covariance[places])
 
-    def put(self, places: Any, laws: GapLaw) -> None:
+    def assign(self, places: Any, laws: GapLaw) -> None:
         self.transition[places], self.covariance[places] = laws
 
     def copy(self) -> GapLaw:
@@ -50,19 +50,19 @@ class GapLaw(NamedTuple):
 
 
 SMALLEST, LARGEST = 1e-18, 1e15
-"""Step sizes whose squares, and sums of these, have a float32. Smaller ones are taken for 0."""
+"""Range of step sizes whose summed squares have a float32; smaller ones count as 0."""
 
 
 @dataclass(frozen=True)
 class LinearSgd:
-    """An optimizer that is linear in its gradients: its run's gaps have a law.
+    """Optimizer that is linear in its gradients, so that a run's gaps have a law.
 
     Attributes:
-      step_sizes: a_k of all N steps of the run, from 0 to `LARGEST`.
-      momentum: mu in [0, 1).
+      step_sizes: Step sizes a_k of all N steps of the run, from 0 to `LARGEST`.
+      momentum: Factor mu in [0, 1).
 
     Raises:
-      ValueError: If one of them is out of range.
+      ValueError: If a step size or the momentum is out of range.
     """
 
     step_sizes: tuple[float, ...]
@@ -71,11 +71,11 @@ class LinearSgd:
     def __post_init__(self) -> None:
         sizes = np.array(self.step_sizes, float)
         if not sizes.size:
-            raise ValueError("a run has at least one step, and step_sizes is empty")
+            raise ValueError("step_sizes is empty; give one for each step of the run")
         if not (fine := (sizes >= 0) & (sizes <= LARGEST)).all():
             step = int(np.argmin(fine))
             raise ValueError(
-                f"learning_rate must lie in [0, {LARGEST:g}], and is {sizes[step]} at step {step}"
+                f"learning_rate must lie in [0, {LARGEST:g}], got {sizes[step]} at step {step}"
             )
         sizes[sizes < SMALLEST] = 0
         object.__setattr__(self, "step_sizes", tuple(sizes.tolist()))
@@ -84,21 +84,21 @@ class LinearSgd:
 
     @property
     def num_steps(self) -> int:
-        """Steps N of the run."""
+        """Number N of steps of the run."""
         return len(self.step_sizes)
 
     @property
     def order(self) -> int:
-        """Numbers d of the state of a coordinate: 1 of theta alone, 2 of m and theta."""
+        """Number d of states of a coordinate: 1 for theta alone, 2 for m and theta."""
         return 2 if self.momentum else 1
 
     @cached_property
     def steps(self) -> GapLaw:
-        """The laws of single steps: arrays [N, d, d]."""
+        """Laws of the single steps, arrays [N, d, d]."""
         a, mu = np.array(self.step_sizes), self.momentum
-        one, none = np.ones_like(a), np.zeros_like(a)
-        transition = np.array([[mu * one, none], [-a * mu, one]])[-self.order :, -self.order :]
-        noise = np.stack([one, -a])[-self.order :]
+        ones, zeros = np.ones_like(a), np.zeros_like(a)
+        transition = np.array([[mu * ones, zeros], [-a * mu, ones]])[-self.order :, -self.order :]
+        noise = np.stack([ones, -a])[-self.order :]
         covariance = noise[:, None] * noise
         return GapLaw(np.moveaxis(transition, 2, 0), np.moveaxis(covariance, 2, 0))
 
@@ -108,10 +108,10 @@ class LinearSgd:
         >>> LinearSgd((1.0, 2.0, 0.5)).law(0, 2).covariance.item()  # 1 + 4
         5.0
         """
-        found = self._nothing()
+        law = self._nothing()
         for k in range(start, stop):
-            found = found.then(self.steps.of(k))
-        return found
+            law = law.then(self.steps.select(k))
+        return law
 
     def _nothing(self, *shape: int) -> GapLaw:
         eye = np.broadcast_to(np.eye(self.order), (*shape, self.order, self.order))
@@ -119,22 +119,22 @@ class LinearSgd:
 
 
 class StepGaps(NamedTuple):
-    """The laws of the gaps that end at one step t, or at each of several."""
+    """Laws of the gaps that end at one step t, or at each of several."""
 
     from_multiples: GapLaw
-    """Of the gap from each multiple of K, i K <= t, to t: arrays [..., ceil(N / K) + 1, d, d]; what
-    is beyond t is of no gap."""
+    """Law of the gap from each multiple i K <= t to t, arrays [..., ceil(N / K) + 1, d, d]; entries
+    beyond t are void."""
     from_recent: GapLaw
-    """Of the gap from the steps s since the last multiple of K, in the place s mod K: arrays
+    """Law of the gap from each step s since the last multiple of K, at index s mod K, arrays
     [..., K, d, d]."""
 
 
 class Gaps:
-    """The laws of all gaps of a run, in the form in which a step looks them up.
+    """Laws of all gaps of a run, for look-up by a step.
 
     Args:
-      optimizer: Of the table.
-      spacing: K; by default about sqrt(N).
+      optimizer: Optimizer of the table.
+      spacing: Distance K of precomputed steps; by default about sqrt(N).
     """
 
     _block: int
@@ -149,7 +149,7 @@ class Gaps:
 
     @cached_property
     def _to_ends(self) -> GapLaw:
-        """Of the gap from each step to the end of its block of K: arrays [blocks, K + 1, d, d]."""
+        """Law of the gap from each step to its block's end, arrays [blocks, K + 1, d, d]."""
         k, run = self.spacing, self.optimizer
         blocks = -(-run.num_steps // k)
 
@@ -157,48 +157,51 @@ class Gaps:
             padded = np.concatenate([steps, nothing])
             return padded.reshape(blocks, k, *steps.shape[1:])
 
-        rest = run._nothing(blocks * k - run.num_steps)
-        steps = GapLaw(*map(in_blocks, run.steps, rest))
-        found = run._nothing(blocks, k + 1)
+        padding = run._nothing(blocks * k - run.num_steps)
+        steps = GapLaw(*map(in_blocks, run.steps, padding))
+        laws = run._nothing(blocks, k + 1)
         for place in range(k - 1, -1, -1):
-            law = steps.of(np.s_[:, place]).then(found.of(np.s_[:, place + 1]))
-            found.put(np.s_[:, place], law)
-        return found
+            law = steps.select(np.s_[:, place]).then(laws.select(np.s_[:, place + 1]))
+            laws.assign(np.s_[:, place], law)
+        return laws
 
     @cached_property
     def to_next_multiple(self) -> GapLaw:
-        """Of the gap from each step to the next multiple of K, or itself: arrays [N + 1, d, d]."""
+        """Law of the gap from each step to the next multiple of K, arrays [N + 1, d, d]."""
         run, inside = self.optimizer, self._to_ends.copy()
-        inside.put(np.s_[:, 0], run._nothing(1))
+        inside.assign(np.s_[:, 0], run._nothing(1))
         flat = (x[:, : self.spacing].reshape(-1, *x.shape[2:]) for x in inside)
         last = run._nothing(1)
         return GapLaw(
-            *(np.concatenate(both)[: run.num_steps + 1] for both in zip(flat, last, strict=True))
+            *(np.concatenate(pair)[: run.num_steps + 1] for pair in zip(flat, last, strict=True))
         )
 
-    def at(self, step: int) -> StepGaps:
-        """Returns the laws of the gaps that end at `step`: the same bits, whatever came before."""
+    def ending_at(self, step: int) -> StepGaps:
+        """Returns the laws of the gaps that end at `step`.
+
+        The bits do not depend on earlier calls.
+        """
         block, place = divmod(step, self.spacing)
         if (block, place) < (self._block, self._place):
             self._begin()
-        while self._block < block:  # and not step by step, as a run may go on from any
-            begun = np.s_[: self._block + 1]
-            whole = self._to_ends.of((self._block, 0))
-            self._multiples.put(begun, self._multiples.of(begun).then(whole))
+        while self._block < block:  # block by block, as a run may resume anywhere
+            computed = np.s_[: self._block + 1]
+            block_law = self._to_ends.select((self._block, 0))
+            self._multiples.assign(computed, self._multiples.select(computed).then(block_law))
             self._block, self._place = self._block + 1, 0
             self._recent = self.optimizer._nothing(self.spacing)
         while self._place < place:
-            begun = np.s_[: self._place + 1]
-            law = self.optimizer.steps.of(block * self.spacing + self._place)
-            self._recent.put(begun, self._recent.of(begun).then(law))
+            computed = np.s_[: self._place + 1]
+            law = self.optimizer.steps.select(block * self.spacing + self._place)
+            self._recent.assign(computed, self._recent.select(computed).then(law))
             self._place += 1
-        multiples, begun = self._multiples.copy(), np.s_[: block + 1]
-        multiples.put(begun, multiples.of(begun).then(self._recent.of(0)))
+        multiples, computed = self._multiples.copy(), np.s_[: block + 1]
+        multiples.assign(computed, multiples.select(computed).then(self._recent.select(0)))
         return StepGaps(multiples, self._recent.copy())
 
     def _begin(self) -> None:
         blocks = -(-self.optimizer.num_steps // self.spacing)
         self._block = self._place = 0
         self._multiples = self.optimizer._nothing(blocks + 1)
-        """Of the gaps that end where the block begins."""
+        """Law of the gaps that end at the block's first step."""
         self._recent = self.optimizer._nothing(self.spacing)

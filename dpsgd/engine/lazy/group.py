@@ -1,7 +1,7 @@
-"""The parameter group of lazy tables: a step costs what its batch reads, not the tables' size.
+"""Parameter group of lazy tables: a step costs as its batch reads, not as the tables' size.
 
-A row gets the noise of the steps in which no batch read it when it is read next, or at a flush, as
-one Gaussian. Claim, proof and limits: docs/explanation/deferred-noise-for-embedding-tables.md.
+A row gets the noise of the steps in which no batch read it at its next read, or at a flush, as one
+Gaussian. Claim, proof and limits: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class LazyTables:
-    """How tables are trained: by SGD, which is linear in the noise, so that noise may be deferred.
+    """Optimizer of tables: SGD, which is linear in the noise, so that noise may be deferred.
 
-    It is `optax.sgd(learning_rate, momentum)` on the leaves of which the loss looks up rows and
-    does nothing else with them.
+    It is `optax.sgd(learning_rate, momentum)` on the leaves that the loss only looks up rows of.
 
     Attributes:
-      learning_rate: A number >= 0, or an `optax.Schedule`: (step) -> number.
-      momentum: In [0, 1).
+      learning_rate: Number >= 0, or an `optax.Schedule`: (step) -> number.
+      momentum: Factor in [0, 1).
 
     Raises:
-      TypeError: if one of them is no number.
-      ValueError: if one is out of range; of a schedule `of_run` says so.
+      TypeError: If a setting is not a number.
+      ValueError: If a number is out of range; for a schedule `of_run` checks.
     """
 
     learning_rate: float | Callable[[int], Any]
@@ -65,20 +64,20 @@ class LazyTables:
         LinearSgd((rate,), self.momentum)  # refuses what is out of range
 
     def group(self, loss_fn: LossFn) -> LazyRows:
-        """Returns the parameter group of the tables of a loss."""
+        """Returns the parameter group of a loss's tables."""
         if isinstance(loss_fn, ForeignCalls):
-            raise ValueError("foreign_calls=True is not for lazy tables: leave out tables=")
+            raise ValueError("foreign_calls=True is not for lazy tables; leave out tables=")
         return LazyRows(self, loss_fn)
 
     def of_run(self, num_steps: int) -> LinearSgd:
-        """Returns the optimizer of a run of so many steps."""
+        """Returns the optimizer for a run of `num_steps` steps."""
         rate = self.learning_rate
         sizes = _step_sizes(rate, num_steps) if callable(rate) else [rate] * num_steps
         return LinearSgd(tuple(sizes), self.momentum)
 
 
 def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
-    try:  # in one program: a hundred thousand calls of one of JAX's take half a minute
+    try:  # in one program: a hundred thousand calls of a JAX schedule take half a minute
         sizes = np.asarray(jax.lax.map(schedule, jnp.arange(num_steps)), float)
     except (TypeError, ValueError):  # of Python's or NumPy's own numbers
         sizes = np.array([schedule(k) for k in range(num_steps)])
@@ -88,69 +87,76 @@ def _step_sizes(schedule: Callable[[Any], Any], num_steps: int) -> list[float]:
 
 
 _CHUNK = 2**16
-"""Rows that are flushed together."""
+"""Number of rows that are flushed together."""
 
 _COUNTED = 2**32
-"""Coordinates of a table that noise tells apart (`dpsgd.noise.gaussian.normal_at`)."""
+"""Most coordinates of a table with independent noise (`dpsgd.noise.gaussian.normal_at`)."""
 
 
 def worthwhile(num_rows: int, looked_up: int) -> bool:
-    """Returns whether deferred noise saves a step work.
+    """Returns True if deferred noise saves a step work.
 
-    On a CPU each look-up costs a lazy step 35 ns a coordinate more than a step without privacy, and
-    each row a dense one 4 ns with SGD, 6 with Adam: they are even at 8 rows a look-up, or at 6
-    (`docs/explanation/results/tables.md`, 85M parameters, batch 1,024).
+    On a CPU a lazy step costs 35 ns more per looked-up coordinate than a step without privacy, a
+    dense one 4 ns per table coordinate with SGD and 6 ns with Adam: they break even at 8, or 6,
+    rows per look-up (`docs/explanation/results/tables.md`, 85M parameters, batch 1,024).
 
     Args:
-      num_rows: Rows of all tables.
-      looked_up: Rows that a batch looks up, with repetitions.
+      num_rows: Number of rows of all tables.
+      looked_up: Number of rows that a batch looks up, with repetitions.
+
+    >>> worthwhile(1_000_000, 4_096)
+    True
     """
     return num_rows >= 8 * looked_up
 
 
-def found_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
-    """Returns the loss taken apart, see `TableLoss`.
+def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
+    """Returns the loss split at its tables, see `TableLoss`.
+
+    Args:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+      params: Parameters, or their shapes.
+      example: One example, or its shapes.
 
     Raises:
-      ValueError: if it has no table, or one that is not float32, or too large.
+      ValueError: If the loss has no table, or one that is not float32, or too large.
     """
-    taken_apart = TableLoss(row_loss(loss_fn), params, loss_row(loss_fn, example))
+    table_loss = TableLoss(row_loss(loss_fn), params, loss_row(loss_fn, example))
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not taken_apart.tables:
+    if not table_loss.tables:
         largest = max(range(len(leaves)), key=lambda k: math.prod(jnp.shape(leaves[k][1])))
-        name, others = jax.tree_util.keystr(leaves[largest][0]), ""
+        name, scope = jax.tree_util.keystr(leaves[largest][0]), ""
         if isinstance(loss_fn, RunLoss) and loss_fn.pattern is not None:
-            others = f"; train, {loss_fn.pattern!r}, is for other parameters"
+            scope = f"; train, {loss_fn.pattern!r}, is for other parameters"
         raise ValueError(
-            "the loss has no tables, of which it only looks up rows: params"
-            f"{name}, the largest parameter, is none, as {taken_apart.why_not[largest]}{others}"
+            f"the loss has no table: params{name}, the largest parameter, is none, as "
+            f"{table_loss.why_not[largest]}{scope}; leave out tables="
         )
-    for k in taken_apart.tables:
+    for k in table_loss.tables:
         path, leaf = leaves[k]
         if jnp.result_type(leaf) != jnp.float32:
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is a table of {jnp.result_type(leaf)}, and "
-                "lazy tables are float32: make it that, or train it without tables="
+                "lazy tables are float32; make it float32, or train it without tables="
             )
         if math.prod(leaf.shape) >= _COUNTED:
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} has shape {leaf.shape}, and a lazy table has "
-                "fewer than 2^32 numbers: of more, two would have one noise"
+                f"params{jax.tree_util.keystr(path)} has shape {leaf.shape}, but a lazy table has "
+                "fewer than 2^32 numbers; train it without tables="
             )
-    return taken_apart
+    return table_loss
 
 
 class LookUps(NamedTuple):
-    """Which rows of tables a batch reads."""
+    """Rows of tables that a batch reads."""
 
     numbers: dict[int, jax.Array]
-    """Of each table the rows that are read, each once: int32 [U], R where there is none."""
+    """Distinct row indices by table, int32 [U], padded with R."""
     places: dict[Path, jax.Array]
-    """Of each look-up, the places of its rows among these: int32 [B, rows], U where there is
-    none."""
+    """Places of each look-up's rows among these, int32 [B, rows]; U for a missing row."""
 
     @classmethod
-    def of(
+    def find(
         cls,
         loss: TableLoss,
         num_rows: dict[int, int],
@@ -158,63 +164,64 @@ class LookUps(NamedTuple):
         weights: jax.Array,
         exchange: Exchange,
     ) -> LookUps:
-        """Returns the rows that all devices read, and their places for this device's examples."""
+        """Returns the rows that all devices read, and this device's places among them."""
         names = jax.vmap(loss.rows)(examples)
         paths = {k: [use.path for use in loss.uses(k)] for k in num_rows}
         read_here = []
         for k, count in num_rows.items():
-            together = jnp.concatenate([names[path] for path in paths[k]], axis=1)
-            read_here.append(jnp.where(weights[:, None] > 0, together, count))
+            row_indices = jnp.concatenate([names[path] for path in paths[k]], axis=1)
+            read_here.append(jnp.where(weights[:, None] > 0, row_indices, count))
         numbers: dict[int, jax.Array] = {}
         places: dict[Path, jax.Array] = {}
-        for (k, count), every in zip(num_rows.items(), exchange.gathered(read_here), strict=True):
-            numbers[k], place_of = unique_rows(every.ravel(), count)
+        for (k, count), rows in zip(num_rows.items(), exchange.gathered(read_here), strict=True):
+            numbers[k], place_of = unique_rows(rows.ravel(), count)
             places |= {path: place_of(names[path]) for path in paths[k]}
         return cls(numbers, places)
 
 
 class Share(NamedTuple):
-    """The rows of one table that a device catches up and writes, of those that a step reads."""
+    """Rows of a table that a device catches up and writes, among those that a step reads."""
 
     numbers: jax.Array
-    """Of all rows that are read: int32 [U], R where there is none."""
+    """Indices of all rows that are read, int32 [U], padded with R."""
     first: Any
-    """Number of the first row on the device."""
+    """Index of the first row on the device."""
     places: jax.Array | None
-    """In `numbers`, of the rows on the device, then U: int32 [U or more]. None if all rows are."""
+    """Places in `numbers` of the rows on the device, padded with U, int32 [U or more]. None if the
+    device has all rows."""
     count: Any
-    """Number of the rows on the device."""
+    """Number of read rows on the device."""
     size: int
-    """Rows that are worked on at a time: as many as each device has, if all have as many."""
+    """Number of rows processed at a time: a device's even share."""
 
     @classmethod
-    def of(cls, numbers: jax.Array, here: int, num_rows: int, exchange: Exchange) -> Share:
-        """Returns the share of a device that has `here` of the rows of a table."""
+    def select(cls, numbers: jax.Array, here: int, num_rows: int, exchange: Exchange) -> Share:
+        """Returns the share of a device that has `here` rows of a table."""
         if here == num_rows:
             return cls(numbers, 0, None, len(numbers), len(numbers))
         first, size = exchange.first_row(here, num_rows), -(-len(numbers) * here // num_rows)
-        mine = (numbers >= first) & (numbers < first + here)
+        is_here = (numbers >= first) & (numbers < first + here)
         room = -(-len(numbers) // size) * size
-        (places,) = jnp.nonzero(mine, size=room, fill_value=len(numbers))
-        return cls(numbers, first, places, jnp.sum(mine), size)
+        (places,) = jnp.nonzero(is_here, size=room, fill_value=len(numbers))
+        return cls(numbers, first, places, jnp.sum(is_here), size)
 
     @property
     def sharded(self) -> bool:
-        """Whether other devices have other rows of the table."""
+        """True if other devices have other rows of the table."""
         return self.places is not None
 
     def read(self, table: Table, **how: Any) -> Rows:
-        """Returns the rows of `numbers`, up to date; zeros where they are on other devices."""
+        """Returns the rows of `numbers`, up to date; zeros for rows of other devices."""
         if self.places is None:
             return read(table, self.numbers, **how)
 
-        def put(into: jax.Array | None, at: jax.Array, x: Any) -> Any:
+        def scatter(into: jax.Array | None, at: jax.Array, x: Any) -> Any:
             return None if into is None else into.at[at].set(x, mode="drop", unique_indices=True)
 
-        def caught_up(at: jax.Array, found: Rows) -> Rows:
+        def caught_up(at: jax.Array, old: Rows) -> Rows:
             rows = read(table, self._numbers(at), self.first, **how)
             return Rows(
-                self.numbers, *(put(x, at, y) for x, y in zip(found[1:], rows[1:], strict=True))
+                self.numbers, *(scatter(x, at, y) for x, y in zip(old[1:], rows[1:], strict=True))
             )
 
         def zeros(x: jax.Array | None) -> Any:
@@ -229,16 +236,23 @@ class Share(NamedTuple):
         totals: jax.Array,
         step: Callable[[Rows, jax.Array], Rows],
     ) -> Table:
-        """Returns the table with `step(rows, totals)` in its rows, of sums of their gradients."""
+        """Returns the table with its rows replaced by `step(rows, totals)`.
+
+        Args:
+          table: Table, or the device's part of it.
+          rows: Rows of `numbers`, up to date.
+          totals: Sums of the rows' clipped gradients, float32 [U, ...].
+          step: Function of rows and totals that returns updated rows.
+        """
         if self.places is None:
             return written(table, step(rows, totals))
 
-        def of(x: jax.Array | None, at: jax.Array) -> Any:
+        def gather(x: jax.Array | None, at: jax.Array) -> Any:
             return None if x is None else x.at[at].get(mode="fill", fill_value=0)
 
         def stepped(at: jax.Array, table: Table) -> Table:
-            old = Rows(self._numbers(at), *(of(x, at) for x in rows[1:]))
-            return written(table, step(old, of(totals, at)), self.first)
+            old = Rows(self._numbers(at), *(gather(x, at) for x in rows[1:]))
+            return written(table, step(old, gather(totals, at)), self.first)
 
         return self._each(stepped, table)
 
@@ -246,15 +260,15 @@ class Share(NamedTuple):
         return self.numbers.at[at].get(mode="fill", fill_value=np.iinfo(np.int32).max)
 
     def _each(self, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
-        def some(i: jax.Array, carry: Any) -> Any:
+        def process_chunk(i: jax.Array, carry: Any) -> Any:
             assert self.places is not None
             return body(jax.lax.dynamic_slice_in_dim(self.places, i * self.size, self.size), carry)
 
-        return jax.lax.fori_loop(0, -(-self.count // self.size), some, carry)
+        return jax.lax.fori_loop(0, -(-self.count // self.size), process_chunk, carry)
 
 
 class Viewed(NamedTuple):
-    """The rows that a step reads, by the number of the table."""
+    """Rows that a step reads, by leaf index of the table."""
 
     shares: dict[int, Share]
     rows: dict[int, Rows]
@@ -262,7 +276,7 @@ class Viewed(NamedTuple):
 
 @dataclass(frozen=True)
 class LazyRows:
-    """The `ParamGroup` of lazy tables: a step catches up, updates and writes the rows it reads."""
+    """Parameter group of lazy tables: a step catches up, updates and writes the rows it reads."""
 
     tables: LazyTables
     loss_fn: LossFn
@@ -281,7 +295,7 @@ class LazyRows:
                 "sampler, in place of a step of several passes"
             )
         example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
-        return found_tables(self.loss_fn, params, example).tables
+        return find_tables(self.loss_fn, params, example).tables
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         _, values = split_leaves(state.raw_params, leaves)
@@ -302,16 +316,16 @@ class LazyRows:
         loss = TableLoss(row_loss(self.loss_fn), shapes, example)
         assert set(loss.tables) == set(tables), "as the state was made"
         num_rows = {k: len(leaves[k]) for k in loss.tables}
-        look_ups = LookUps.of(loss, num_rows, examples, view.weights, exchange)
+        look_ups = LookUps.find(loss, num_rows, examples, view.weights, exchange)
 
-        pending = _pending(context.schedule.at(context.place).gaps, state.step, context)
+        pending = _pending(context.schedule.select(context.place).gaps, state.step, context)
         shares = {
-            k: Share.of(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
+            k: Share.select(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
             for k, table in tables.items()
         }
         rows = {k: shares[k].read(table, leaf=k, **pending) for k, table in tables.items()}
         small = {k: x.values for k, x in rows.items()}
-        # Of a row that lies elsewhere there are zeros here.
+        # Rows on other devices are zeros here.
         small |= exchange.total({k: small[k] for k, share in shares.items() if share.sharded})
         params = join_leaves(state.params_without_tables, small)
         batch = Row(examples, look_ups.places)
@@ -320,7 +334,7 @@ class LazyRows:
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context
     ) -> tuple[TrainState, None]:
-        laws = context.schedule.at(context.place)
+        laws = context.schedule.select(context.place)
         _, totals = split_leaves(total, state.tables)
         tables = {}
         for k, table in state.lazy_tables.items():
@@ -344,7 +358,7 @@ class LazyRows:
 
 
 def _pending(laws: LawTables, step: Any, context: Context) -> dict[str, Any]:
-    """Returns what says which noise is pending at a step, see `caught_up`."""
+    """Returns the arguments of `caught_up` that define the pending noise at a step."""
     scales = context.scales
     stddev = None if scales.noise is None else scales.noise_stddev / scales.expected_batch_size
     return {"laws": laws, "step": step, "noise_key": context.noise_key, "stddev": stddev}

@@ -1,10 +1,10 @@
-"""Tables: parameters of which a loss looks up single rows, and does nothing else with them.
+"""Tables: parameters that a loss only looks up whole rows from.
 
-The loss is traced on one example. A leaf is a table if each of its uses is a look-up of whole rows,
-by indices that are made of the example alone. Then the rows that a batch reads are known before
-any of them is read, and the loss is a function of these alone: `TableLoss.loss` is the same loss of
-small tables, which hold them in any order, and of the places of the example's rows in these. What
-clips gradients is handed that, and never sees a table.
+The loss is traced on one example. A leaf is a table if each of its uses looks up whole rows by
+indices from the example alone. The rows that a batch reads are then known before the read, and the
+loss is a function of these rows: `TableLoss.loss` is the same loss on small tables, which hold the
+rows in any order, and on the places of the example's rows in them. Gradient clipping sees that
+loss, and never a table.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PyTree = Any
 
 
 class Row(NamedTuple):
-    """What a loss of small tables takes for an example."""
+    """Example of a loss on small tables."""
 
     example: PyTree
     places: dict[Path, Array]
-    """For each look-up, the places of its rows in the small table: int32 [rows]; as many as the
-    table has rows where the example asks for a row that is not there."""
+    """Places of each look-up's rows in the small table, int32 [rows]; the small table's number of
+    rows for a missing row."""
 
 
 class TableLoss:
-    """A loss of tables, taken apart: which rows an example reads, and the loss of those.
+    """Loss split at its tables: the rows that an example reads, and the loss of these rows.
 
     Args:
       loss_fn: (params, example) -> scalar.
@@ -46,12 +46,12 @@ class TableLoss:
       example: One example, arrays or shapes.
 
     Attributes:
-      tables: Numbers of the leaves of `params` that are tables.
-      why_not: For each other leaf, what prevents it, in a few words.
-      frozen: Numbers of the leaves without a path to the loss.
+      tables: Leaf indices of `params` that are tables.
+      why_not: Reason for each other leaf, in a few words.
+      frozen: Indices of the leaves without a path to the loss.
 
     Raises:
-      ValueError: as `find_taps` does.
+      ValueError: As from `find_taps`.
     """
 
     def __init__(self, loss_fn: Callable[[PyTree, PyTree], Array], params: PyTree, example: PyTree):
@@ -62,7 +62,7 @@ class TableLoss:
             self.frozen, "no derivative of the loss reaches it"
         )
         stopped = "it is read under stop_gradient too: look up its rows first, and stop these"
-        for leaf in self._taps.stopped:  # of a small table it would read whatever row lies there
+        for leaf in self._taps.stopped:  # a small table has other rows in the same places
             self.why_not.setdefault(leaf, stopped)
         for leaf, shape in enumerate(map(jnp.shape, leaves)):
             if why := _no_table(self._taps, leaf, shape):
@@ -76,22 +76,22 @@ class TableLoss:
         return self._taps.uses[table]
 
     def index_ranges(self) -> dict[int, int]:
-        """Returns leaf of an example that says which rows are looked up -> rows of the table."""
+        """Returns table sizes by example leaf of row indices."""
         owners = [k for k in self.tables for _ in self.uses(k)]
         leaves = [leaf for leaf, used in enumerate(self._used) if used]
-        found: dict[int, int] = {}
+        rows_by_leaf: dict[int, int] = {}
         for k in self.tables:
             _, used = partial_eval.dce_jaxpr(self._indices.jaxpr, [k == owner for owner in owners])
-            for leaf in (leaf for leaf, one in zip(leaves, used, strict=True) if one):
-                found[leaf] = max(found.get(leaf, 0), self._num_rows[k])
-        return found
+            for leaf in (leaf for leaf, is_used in zip(leaves, used, strict=True) if is_used):
+                rows_by_leaf[leaf] = max(rows_by_leaf.get(leaf, 0), self._num_rows[k])
+        return rows_by_leaf
 
     def _traced_indices(self, leaves: Sequence[Any], example: PyTree) -> core.ClosedJaxpr:
         """Returns the indices of all look-ups as a function of the example alone."""
 
         def indices(leaves: Sequence[Array], example: PyTree) -> list[Any]:
-            _, others = self._taps.loss(leaves, example, {})
-            return [others[u.path][0] for k in self.tables for u in self.uses(k)]
+            _, operands = self._taps.loss(leaves, example, {})
+            return [operands[u.path][0] for k in self.tables for u in self.uses(k)]
 
         closed = jax.make_jaxpr(indices)(leaves, example)
         owners = [k for k in self.tables for _ in self.uses(k)]
@@ -100,42 +100,47 @@ class TableLoss:
             if any(used[: len(leaves)]):
                 self.why_not[k] = "which of its rows the loss looks up depends on parameters"
         self.tables = tuple(k for k in self.tables if k not in self.why_not)
-        kept = [owner in self.tables for owner in owners]
-        jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, kept)
-        outputs = zip(closed.jaxpr.outvars, kept, strict=True)
-        self._index_shapes = [v.aval.shape for v, keep in outputs if keep]
+        of_tables = [owner in self.tables for owner in owners]
+        jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, of_tables)
+        outputs = zip(closed.jaxpr.outvars, of_tables, strict=True)
+        self._index_shapes = [v.aval.shape for v, of_table in outputs if of_table]
         self._used = used[len(leaves) :]
         return core.ClosedJaxpr(jaxpr, closed.consts)
 
     def rows(self, example: PyTree) -> dict[Path, Array]:
-        """Returns the rows that each look-up reads: int32 [rows], R where there is no such row."""
+        """Returns each look-up's rows, int32 [rows], R if missing."""
         inputs = [x for x, used in zip(jax.tree.leaves(example), self._used, strict=True) if used]
-        found = core.jaxpr_as_fun(self._indices)(*inputs)
+        indices = core.jaxpr_as_fun(self._indices)(*inputs)
         uses = [(k, u) for k in self.tables for u in self.uses(k)]
         return {
             u.path: _rows(u, index, self._num_rows[k])
-            for (k, u), index in zip(uses, found, strict=True)
+            for (k, u), index in zip(uses, indices, strict=True)
         }
 
     def loss(self, params: PyTree, row: Row) -> Array:
-        """Returns the loss of an example, of parameters whose tables hold some of the rows."""
-        others = {}
+        """Returns an example's loss on small tables of its rows.
+
+        Args:
+          params: Parameters with small tables.
+          row: Example and the places of its rows in them.
+        """
+        operands = {}
         uses = [u for k in self.tables for u in self.uses(k)]
         for u, shape in zip(uses, self._index_shapes, strict=True):
             place = row.places[u.path].reshape(shape)
-            whole = len(u.operand.shape) - 1 if u.op == "dynamic_slice" else 0  # axes from 0 on
-            others[u.path] = [place, *[jnp.int32(0)] * whole]
-        return self._taps.loss(jax.tree.leaves(params), row.example, {}, others)[0]
+            zeros = len(u.operand.shape) - 1 if u.op == "dynamic_slice" else 0  # axes from 0 on
+            operands[u.path] = [place, *[jnp.int32(0)] * zeros]
+        return self._taps.loss(jax.tree.leaves(params), row.example, {}, operands)[0]
 
 
 def index_ranges(algorithm: Algorithm, params: PyTree, rows: PyTree, *lead: int) -> dict[int, int]:
-    """Returns columns that look up rows of tables, by number, and the rows of the largest table.
+    """Returns table sizes by data column of row indices.
 
     Args:
-      algorithm: Whose loss looks them up; of one without a loss nothing is known.
+      algorithm: Algorithm whose loss looks up the rows; without a known loss the result is empty.
       params: Parameters, or their shapes.
       rows: Columns [rows, ...], or their shapes.
-      *lead: Shape of what is clipped as one.
+      *lead: Shape of one clipped unit.
     """
     loss = getattr(algorithm.clipped_sum, "loss_fn", None)
     if loss is None or not any(jnp.issubdtype(x.dtype, jnp.integer) for x in jax.tree.leaves(rows)):
@@ -145,16 +150,16 @@ def index_ranges(algorithm: Algorithm, params: PyTree, rows: PyTree, *lead: int)
 
 
 def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], Array]]:
-    """Returns the rows that a batch reads, each once, and where look-ups find them.
+    """Returns a batch's distinct rows, and their places.
 
     Args:
-      every: The rows that it reads, R for none: int32 [look-ups].
-      num_rows: R.
+      every: Row indices of all look-ups, int32 [look-ups], R for none.
+      num_rows: Number R of rows of the table.
 
     Returns:
-      Numbers of rows, int32 [U], R where there is none: U is the number of look-ups, or R if that
-      is less. And what makes of numbers of rows places among these, int32: U of R, and any of a
-      row that is not read.
+      Row indices, int32 [U], padded with R, with U the smaller of the number of look-ups and R; and
+      a function from row indices to places among them, int32: U for R, and arbitrary for a row that
+      is not read.
     """
     if every.size >= num_rows:
         read = jnp.zeros(num_rows, bool).at[every].set(True, mode="drop")
@@ -172,7 +177,7 @@ def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], A
 
 
 def _no_table(taps: Taps, leaf: int, shape: tuple[int, ...]) -> str | None:
-    """Returns why a leaf is no table; None if it is one."""
+    """Returns the reason why a leaf is not a table, or None."""
     if leaf in taps.obstacle:
         return f"it is used by {taps.obstacle[leaf]}"
     for use in taps.uses[leaf]:
@@ -186,15 +191,15 @@ def _no_table(taps: Taps, leaf: int, shape: tuple[int, ...]) -> str | None:
 
 
 def _rows(use: Use, index: Array, num_rows: int) -> Array:
-    """Returns which rows a look-up reads: int32 [rows], `num_rows` where there is no such row."""
+    """Returns a look-up's row indices, int32 [rows], `num_rows` for a missing row."""
     index = jnp.asarray(index).ravel()
     unsigned = jnp.issubdtype(index.dtype, jnp.unsignedinteger)
     index = index.astype(jnp.promote_types(index.dtype, jnp.uint32 if unsigned else jnp.int32))
     last = jnp.asarray(num_rows - 1, index.dtype)
     inside = (index >= 0) & (index <= last)
-    # All ways to look up but one, and plain indexing as well, take the nearest row in place of one
-    # that is not there: of the table, as of the small one it depends on who else is in the batch.
-    # It gets the gradient, too, which JAX's own derivative of plain indexing leaves out.
+    # Every mode but one clamps a missing index to the nearest row of the table (a small table's
+    # nearest row depends on the rest of the batch). That row gets the gradient, too, which JAX's
+    # own derivative of plain indexing leaves out.
     if use.op == "dynamic_slice" or use.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         inside = jnp.ones_like(inside)
     return jnp.where(inside, jnp.clip(index, 0, last).astype(jnp.int32), num_rows)

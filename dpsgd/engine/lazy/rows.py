@@ -1,6 +1,6 @@
-"""Rows of a table that are caught up when they are read, and rounded to a public grid at a flush.
+"""Table rows: caught up when read, and rounded to a public grid at a flush.
 
-Why it costs nothing: docs/explanation/deferred-noise-for-embedding-tables.md.
+They cost no privacy: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dpsgd.noise.gaussian import (
 
 
 class Rows(NamedTuple):
-    """Some rows of a table, all up to date."""
+    """Rows of a table, up to date."""
 
     numbers: Array
-    """Which: int32 [U], R where there is none."""
+    """Row indices, int32 [U], padded with R."""
     values: Array
-    """theta: float [U, ...]."""
+    """theta, float [U, ...]."""
     momentum: Array | None
-    """m."""
+    """Momentum m, of the same shape."""
     steps: Array
-    """That are in them: int32 [U], as many in each."""
+    """Number of steps whose noise each row has, int32 [U], equal in all."""
 
 
 def caught_up(
@@ -49,21 +49,21 @@ def caught_up(
     leaf: int,
     stddev: Array | None,
 ) -> Table:
-    """Returns rows, brought from the steps that are in them up to `step`, by one draw.
+    """Returns rows with the noise of all steps up to `step`, one draw.
 
     Args:
-      old: Numbers of theta and m, float32 [U, ...], and steps, int32 [U].
-      numbers: Of the rows in the table: int32 [U].
-      laws: Of gaps that end at `step`.
-      step: t.
-      noise_key: uint32 [4].
-      leaf: Number of the table.
-      stddev: r = sigma C / b; None without noise.
+      old: Rows of theta and m, float32 [U, ...], and their numbers of steps, int32 [U].
+      numbers: Indices of the rows in the table, int32 [U].
+      laws: Laws of the gaps that end at `step`.
+      step: Step t.
+      noise_key: uint32 [4], key of the noise stream.
+      leaf: Index of the table in its tree.
+      stddev: Standard deviation r = sigma C / b; None without noise.
     """
     a, low = law_of(laws, old.steps, step)
     shape = old.values.shape
     state = [(x, purpose) for x, purpose in _in_order(old) if x is not None]
-    before = [x for x, _ in state]
+    values = [x for x, _ in state]
 
     def normal(purpose: int) -> Array | float:
         if stddev is None:
@@ -75,68 +75,77 @@ def caught_up(
         return x.reshape(-1, *[1] * (len(shape) - 1)) * y
 
     normals = [normal(purpose) for _, purpose in state]
-    found = {}
+    by_purpose = {}
     for i, (_, purpose) in enumerate(state):
-        terms = [*map(times, a[i], before), *map(times, low[i][: i + 1], normals)]
-        found[purpose] = functools.reduce(operator.add, terms)
-    return Table(found[VALUE], found.get(MOMENTUM), old.steps)
+        terms = [*map(times, a[i], values), *map(times, low[i][: i + 1], normals)]
+        by_purpose[purpose] = functools.reduce(operator.add, terms)
+    return Table(by_purpose[VALUE], by_purpose.get(MOMENTUM), old.steps)
 
 
 def _in_order(table: Table) -> list[tuple[Any, int]]:
-    """Returns m and theta, in the order of a `GapLaw`, and their purposes."""
+    """Returns m and theta, in the order of a `GapLaw`, with their purposes."""
     return [(table.momentum, MOMENTUM), (table.values, VALUE)]
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
-    """Returns rows, caught up, of a table or of its part from `first` on: see `caught_up`."""
+    """Returns rows of a table, or its part from `first` on, caught up.
 
-    def of(x: Array | None) -> Any:
+    Keyword arguments go to `caught_up`.
+    """
+
+    def gather(x: Array | None) -> Any:
         return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
 
-    found = Table(*map(of, table))
-    # One number, but made of what was read, so that it is written later: of two that may come in
-    # any order, XLA lets the second have a copy of the steps of all rows.
-    now = jnp.maximum(found.steps, how["step"])
-    return Rows(numbers, *caught_up(found, numbers, **how)._replace(steps=now))
+    old = Table(*map(gather, table))
+    # The same number in each row, but computed from the read, so that XLA orders the write after
+    # it: otherwise it would copy the steps of all rows.
+    steps = jnp.maximum(old.steps, how["step"])
+    return Rows(numbers, *caught_up(old, numbers, **how)._replace(steps=steps))
 
 
 def written(table: Table, rows: Rows, first: Any = 0) -> Table:
-    """Returns a table, or its part from `first` on, with these rows, no two of which are one."""
+    """Returns a table, or its part from row `first` on, with distinct rows replaced."""
 
-    def put(into: Array | None, x: Any) -> Any:
+    def scatter(into: Array | None, x: Any) -> Any:
         if into is None:
             return None
         return into.at[rows.numbers - first].set(x, mode="drop", unique_indices=True)
 
-    return Table(*map(put, table, rows[1:]))
+    return Table(*map(scatter, table, rows[1:]))
 
 
 FLUSHED_BITS = 10
-"""The noise of what is flushed has a standard deviation of 2^FLUSHED_BITS to twice that, cells."""
+"""Flushed noise has a standard deviation of 2^FLUSHED_BITS to twice that, cells."""
 
 _MOST_CELLS = 13
-"""In a power of two, in bits: as many floats are in each as in one of small numbers."""
+"""Logarithm of the most cells in a power of two: large numbers have no finer cells."""
 
 
 def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
-    """Returns x, rounded stochastically to the grid of noise with this standard deviation.
+    """Returns x, rounded stochastically to the grid of `stddev`.
 
     Numbers of 2^`_MOST_CELLS` cells or more have cells of 2^-`_MOST_CELLS` of their power of two;
-    with `stddev` 0, no number is rounded. `uniform` are numbers in (0, 1), of the shape of x.
+    with `stddev` 0 no number is rounded.
+
+    Args:
+      x: float32 array.
+      stddev: Standard deviation of the noise in x.
+      uniform: Numbers in (0, 1), of the shape of x.
     """
     bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
     coarse = lax.bitcast_convert_type(bits, jnp.float32) * 2.0**-_MOST_CELLS
     spacing = jnp.maximum(grid(stddev) * 2.0 ** (GRID_BITS - FLUSHED_BITS), coarse)
     cells = x / spacing
     below = jnp.floor(cells)
-    whole = below + (cells - below > uniform).astype(jnp.float32)
-    return jnp.where(jnp.isfinite(x) & (stddev > 0), whole * spacing, x)
+    rounded_cells = below + (cells - below > uniform).astype(jnp.float32)
+    return jnp.where(jnp.isfinite(x) & (stddev > 0), rounded_cells * spacing, x)
 
 
 def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
-    """Returns a table, or its part from `first` on, with all rows up to date and on a grid.
+    """Returns a table with all rows up to date and on a grid.
 
-    It goes over `chunk` rows at a time: the last ones may be up to date already, and stay.
+    It takes the part from row `first` on, `chunk` rows at a time (the last chunks may overlap), and
+    arguments of `caught_up`.
     """
     count = len(table.steps)
     chunk = min(chunk, count)
@@ -156,10 +165,10 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         begin = jnp.minimum(i * chunk, count - chunk)
         numbers = first + begin + lax.iota(jnp.int32, chunk)
 
-        def of(x: Array | None) -> Any:
+        def take_chunk(x: Array | None) -> Any:
             return None if x is None else lax.dynamic_slice_in_dim(x, begin, chunk)
 
-        def put(into: Array | None, x: Any) -> Any:
+        def put_chunk(into: Array | None, x: Any) -> Any:
             return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
 
         def up_to_date(rows: Table) -> Table:
@@ -169,7 +178,7 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
             return Table(values, momentum, jnp.full_like(rows.steps, step))
 
         # All of a chunk is read before any is written: else XLA copies whole tables for CPUs.
-        return Table(*map(put, table, _once(up_to_date, Table(*map(of, table)))))
+        return Table(*map(put_chunk, table, _once(up_to_date, Table(*map(take_chunk, table)))))
 
     return lax.fori_loop(0, -(-count // chunk), body, table)
 

@@ -91,10 +91,8 @@ def gradients(
     packs, joined, group_norms = [], [], []
     for number, group in enumerate(groups):
         sizes = {k: leaves[k].size for k in formed if k in group}
-        group_packs = _packs(taps, sizes)
-        arrays = [
-            join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in group_packs
-        ]
+        lines = _packs(taps, sizes)
+        arrays = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in lines]
         squares = [norms.norm(g) for g in arrays] + [
             norm_of(routes[k], taps.uses[k], terms, cotangents)
             for k, terms in terms_by_leaf.items()
@@ -102,7 +100,7 @@ def gradients(
         ]
         nothing = jnp.zeros((losses.shape[0], 1))
         group_norms.append(norms.combine(squares) if squares else norms.norm(nothing))
-        packs += [(number, pack) for pack in group_packs]
+        packs += [(number, pack) for pack in lines]
         joined += arrays
 
     def add_clipped(

@@ -73,14 +73,12 @@ def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Arra
     if use.op == "dot_general":
         inner, batch, free, partners = dot_axes(use)
         contracted, batched = partners[: len(inner)], partners[len(inner) :]
-        sequence = [k for k in range(a.ndim - 1) if k not in partners]
-        a = a.transpose([0, *(1 + k for k in (*batched, *sequence, *contracted))])
+        seq = [k for k in range(a.ndim - 1) if k not in partners]
+        a = a.transpose([0, *(1 + k for k in (*batched, *seq, *contracted))])
         # The output has the batch axes, then the left operand's free axes, then the right one's.
-        outer_axes = [
-            len(batch) + (len(sequence) if use.position else 0) + k for k in range(len(free))
-        ]
-        outer = [outer_axes[free.index(k)] for k in named_axes(use, free)[0]]
-        remaining_axes = [k for k in range(g.ndim - 1) if k not in outer_axes]
+        axes = [len(batch) + (len(seq) if use.position else 0) + k for k in range(len(free))]
+        outer = [axes[free.index(k)] for k in named_axes(use, free)[0]]
+        remaining_axes = [k for k in range(g.ndim - 1) if k not in axes]
         g = g.transpose([0, *(1 + k for k in (*remaining_axes, *outer))])
     else:
         a, g = _patches(use, a, g)

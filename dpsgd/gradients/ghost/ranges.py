@@ -129,9 +129,7 @@ def _dtype_range(aval: Any) -> Range | None:
     """Returns the whole range of the dtype; None if it is not an integer."""
     if not _is_integer(aval.dtype):
         return None
-    low, high = (
-        np.broadcast_to(np.array(bound, object), aval.shape) for bound in _limits(aval.dtype)
-    )
+    low, high = (np.broadcast_to(np.array(x, object), aval.shape) for x in _limits(aval.dtype))
     return Range(low, high)
 
 

@@ -41,9 +41,7 @@ def add_use(
     if use.op == "dot_general":
         return total + _transpose_view(use, total, _sum_products(use, parts, factor))
     # The remaining operations are convolutions and slices.
-    selected = [
-        norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others
-    ]
+    args = [norms.select(factor, x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in others]
     scaled = norms.contribution(factor, cotangent)
     # Huge cotangents of tiny activations may overflow here: then the example gives this parameter
     # nothing, which makes its contribution smaller.
@@ -51,7 +49,7 @@ def add_use(
     scaled = jnp.where(finite, scaled, 0.0)
 
     def whole_batch(parameter: Array) -> Array:
-        return jax.vmap(lambda x: use.linear(parameter, x), axis_size=len(scaled))(selected)
+        return jax.vmap(lambda x: use.linear(parameter, x), axis_size=len(scaled))(args)
 
     parameter = jax.ShapeDtypeStruct(total.shape, jnp.float32)
     return total + jax.linear_transpose(whole_batch, parameter)(scaled)[0]

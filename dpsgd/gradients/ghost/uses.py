@@ -61,14 +61,10 @@ def dot_axes(use: Use) -> tuple[list[int], list[int], list[int], list[int]]:
     then the axes of the activation that belong to the first two, in the same order.
     """
     (contracted, batch) = use.params["dimension_numbers"]
-    own_side, other_side = use.position, 1 - use.position
-    inner = list(zip(contracted[own_side], contracted[other_side], strict=True))
-    batched = list(zip(batch[own_side], batch[other_side], strict=True))
-    free = [
-        k
-        for k in range(len(use.operand.shape))
-        if k not in (*contracted[own_side], *batch[own_side])
-    ]
+    side, facing = use.position, 1 - use.position
+    inner = list(zip(contracted[side], contracted[facing], strict=True))
+    batched = list(zip(batch[side], batch[facing], strict=True))
+    free = [k for k in range(len(use.operand.shape)) if k not in (*contracted[side], *batch[side])]
     order = named_axes(use, [w for w, _ in inner])[0]
     partner = dict(inner)
     return (

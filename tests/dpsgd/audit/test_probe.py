@@ -41,7 +41,7 @@ def program_of(sampler=POISSON, data_on="device", noise=None, clip=1e3):
         mechanism = dataclasses.replace(mechanism, noise=noise)
     state = ALGORITHM.init(PARAMS, mechanism)
     columns = {"x": np.zeros((N, D), np.float32), "ids": np.zeros((N, 2), np.int32)}
-    layout = Layout.of(sampler, columns, block_steps=4, data_on=data_on)
+    layout = Layout.choose(sampler, columns, block_steps=4, data_on=data_on)
     root = RootKey.from_insecure_seed(0)
     return Probe(ALGORITHM, mechanism, state, ROWS, layout=layout, root=root)
 

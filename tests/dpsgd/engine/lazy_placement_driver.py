@@ -103,7 +103,7 @@ def trained(placement, loss_fn=loss, sampler=POISSON, sigma=1e-3, state=None, bl
 
 def programs_of(algorithm, mechanism, like, data, placement, block_steps, num_steps):
     """Returns the compiled block, and what flushes."""
-    layout = Layout.of(mechanism.sampler, data, block_steps=block_steps, placement=placement)
+    layout = Layout.choose(mechanism.sampler, data, block_steps=block_steps, placement=placement)
     known = Schedules(algorithm.groups, num_steps).flush_arrays(block_steps)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
     arguments = jax.eval_shape(defer_noise, like), known, key, mechanism.scales()
@@ -253,7 +253,7 @@ def test_what_cannot_be_is_refused_before_anything_is_done():
         trained(on(8), reaching, state=begun)
     wide = PARAMS | {"w": jnp.ones((R, WIDTH))}
     algorithm = dpsgd(lambda p, e: loss(p | {"w": p["w"].sum(axis=0)}, e), OPTIMIZER, tables=TABLES)
-    layout = Layout.of(POISSON, ROWS, placement=Placement(on(8).devices, 4 * R))
+    layout = Layout.choose(POISSON, ROWS, placement=Placement(on(8).devices, 4 * R))
     state = algorithm.init(wide, mechanism, ROWS)
     with pytest.raises(ValueError, match="others lie whole on every device: leave out shard_rows"):
         layout.program(algorithm, mechanism, state, ROWS)

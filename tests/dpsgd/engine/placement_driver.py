@@ -126,7 +126,7 @@ def test_parameters_after_20_steps_are_those_of_one_device(name):
     assert spec == ("P('devices',)" if "sharded" in name else "P()")
     if not name.startswith("8"):
         return
-    layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
+    layout = Layout.choose(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement)
     program = layout.program(algorithm, mechanism, last.state, ROWS)
     if sampler is SEVERAL:  # 11 places of a pass are 16 on 8 devices: 2 microbatches of 1 on each
         assert 2 in trips(program)
@@ -193,7 +193,7 @@ def test_of_85_million_parameters_and_a_batch_of_8192_a_device_has_an_eighth():
     table, dense = 4 * rows * dim, 4 * (features * dim * 256 + 256)
     temporary = {}
     for name, placement in {"alone": None, "8": on(8), "sharded": on(8, 2**24)}.items():
-        layout = Layout.of(mechanism.sampler, data, block_steps=2, placement=placement)
+        layout = Layout.choose(mechanism.sampler, data, block_steps=2, placement=placement)
         program = layout.program(algorithm, mechanism, state, data)
         memory, sent = program.memory_analysis(), collectives(program)
         temporary[name] = memory.temp_size_in_bytes
@@ -250,7 +250,7 @@ REACHING = {
 def compiled(placement, loss_fn=loss, params=PARAMS, noise=None):
     algorithm = dpsgd(loss_fn, optax.sgd(1.0))
     mechanism = Mechanism(POISSON, 1.0, 1.0, noise or Independent())
-    layout = Layout.of(POISSON, ROWS, placement=placement)
+    layout = Layout.choose(POISSON, ROWS, placement=placement)
     layout.program(algorithm, mechanism, algorithm.init(params, mechanism), ROWS)
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_sharded_is_refused():
     with pytest.raises(NameError, match="unbound axis name"):  # where tables are sharded
         compiled(on(8, SHARE), REACHING["psum"])
     odd = {**PARAMS, "table": jnp.zeros((1022, WIDTH))}
-    why = r"\['table'\] is to be sharded by rows, and 1,022 do not divide by 8 devices"
+    why = r"\['table'\] has 1,022 rows, which do not divide by 8 devices"
     with pytest.raises(ValueError, match=why):
         compiled(on(8, SHARE), params=odd)
 
@@ -275,7 +275,9 @@ SOUND = dpsgd(loss, optax.sgd(0.1), microbatch_size=3)
 def failed(algorithm=SOUND, placement=None, sampler=POISSON, data_on="device"):
     """The checks of the audit that fail on eight devices."""
     few = jax.tree.map(lambda column: column[:40], ROWS)
-    layout = Layout.of(sampler, ROWS, block_steps=8, data_on=data_on, placement=placement or on(8))
+    layout = Layout.choose(
+        sampler, ROWS, block_steps=8, data_on=data_on, placement=placement or on(8)
+    )
     mechanism, root = Mechanism(sampler, 1.0, 1.0), RootKey.from_insecure_seed(1)
     report = audit_program(algorithm, mechanism, PARAMS, few, layout=layout, root=root)
     return [check.name for check in report.checks if not check.passed]
@@ -321,7 +323,7 @@ def one_for_all(self, plan):
     return type(plan)(*(None if part is None else self.replicated for part in plan))
 
 
-def counting(plan, width, *parts, sound=feed.widened):
+def counting(plan, width, *parts, sound=feed.pad_columns):
     wide = sound(plan, width, *parts)
     return wide._replace(weights=np.where(np.arange(width) < 1, 1, wide.weights))
 
@@ -339,7 +341,7 @@ FAULTS = {
     "the batch on every device": (
         (Placement, "plan", one_for_all), "an example moves the sum by at most C"),
     "parts that are not added up": ((Placement, "total", lambda _, tree: tree), SAME),
-    "padding that counts": ((feed, "widened", counting), "padding is inert"),
+    "padding that counts": ((feed, "pad_columns", counting), "padding is inert"),
     "rows of another device": (
         (feed, "with_rows", shifted), "a NaN example moves the sum by at most C"),
 }  # fmt: skip

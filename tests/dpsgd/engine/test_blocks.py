@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpsgd.engine.blocks import cut, in_background, plan_blocks, widened, with_rows
+from dpsgd.engine.blocks import in_background, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.feed import Layout
 from samplers import BallsAndBins, BatchSource, Poisson
 
@@ -91,21 +91,21 @@ def test_devices_have_the_rows_of_their_own_places_whoever_gathers_them(devices)
     sampler = Poisson(40, 9, 2, max_batch_size=10)
     data = np.arange(40)
     _, plan = next(plan_blocks(BatchSource(sampler, 1), first_step=0, block_steps=4))
-    wide = widened(plan, 12)
+    wide = pad_columns(plan, 12)
     assert not wide.weights[:, 10:].any()
     np.testing.assert_array_equal(wide.weights[:, :10], plan.weights)
     rows, there = with_rows(data, wide, devices)
     for k, own in enumerate(np.split(rows, devices)):
         part = slice(k * 12 // devices, (k + 1) * 12 // devices)
         np.testing.assert_array_equal(own[there.places[:, part]], data[wide.indices[:, part]])
-        alone, _ = with_rows(data, cut(wide, part))
+        alone, _ = with_rows(data, select_columns(wide, part))
         np.testing.assert_array_equal(alone, own)
 
 
 def test_more_rows_than_32_bits_number_travel_with_their_blocks():
     data = jax.ShapeDtypeStruct((2**31, 1), np.float32)
     sampler = Poisson(2**31, 1024, num_shards=2)
-    assert Layout.of(sampler, data).streamed
-    assert not Layout.of(Poisson(2**31 - 1, 1024), data).streamed
-    with pytest.raises(ValueError, match="numbers 2,147,483,647 rows on a device"):
-        Layout.of(sampler, data, data_on="device")
+    assert Layout.choose(sampler, data).streamed
+    assert not Layout.choose(Poisson(2**31 - 1, 1024), data).streamed
+    with pytest.raises(ValueError, match="data_on='device' allows 2,147,483,647 rows"):
+        Layout.choose(sampler, data, data_on="device")

@@ -119,7 +119,7 @@ def test_the_audit_sees_a_frozen_leaf_that_moves():
         found = join_leaves(after.dense_params, split_leaves(moved, state.frozen)[1])
         return after._replace(raw_params=found), gradient
 
-    mechanism, layout = Mechanism(SAMPLER, 1.0, 1.0), Layout.of(SAMPLER, ROWS)
+    mechanism, layout = Mechanism(SAMPLER, 1.0, 1.0), Layout.choose(SAMPLER, ROWS)
     for update in (sound.update, planted):
         algorithm = sound._replace(update=update)
         state = algorithm.init(start(), mechanism, ROWS)

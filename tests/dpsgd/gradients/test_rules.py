@@ -192,7 +192,7 @@ def test_a_rule_that_exceeds_c_is_caught(faulty):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: PerLayerClipping(("(",)), "is not a regular expression"),
+        (lambda: PerLayerClipping(("(",)), "is no regex"),
         (lambda: PerLayerClipping(()), "must name a group"),
         (lambda: PerLayerClipping(("a", "b"), (1.0,)), "one for each of the"),
         (lambda: PerLayerClipping(None, (1.0,)), "one for each of the"),

@@ -73,7 +73,7 @@ def drawn(folder, draw, write):
 
 
 def draw_of(sampler, first_step=0, files=4):
-    draw = Draw.of(sampler, columns(), run="a run", attempt=0, first_step=first_step)
+    draw = Draw.plan(sampler, columns(), run="a run", attempt=0, first_step=first_step)
     return dataclasses.replace(draw, steps_per_file=-(-(sampler.num_steps - first_step) // files))
 
 

@@ -97,15 +97,15 @@ def others_are_given(self, num_steps):
     return OF_RUN(dataclasses.replace(self, learning_rate=lambda k: cosine(k // 2)), num_steps)
 
 
-OF, AT, OF_RUN = RunLaws.block_arrays, Gaps.at, LazyTables.of_run
+OF, AT, OF_RUN = RunLaws.block_arrays, Gaps.ending_at, LazyTables.of_run
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "check"),
     [
         (RunLaws, "block_arrays", first_steps_sizes, LAW),
-        (Gaps, "at", first_steps_gaps, LAW),
-        (Gaps, "at", one_step_more, LAW),
+        (Gaps, "ending_at", first_steps_gaps, LAW),
+        (Gaps, "ending_at", one_step_more, LAW),
         (LazyTables, "of_run", others_are_given, SIZES),
     ],
     ids=["the schedule's prefix", "a gap's prefix", "a gap to the next step", "another schedule"],
@@ -123,7 +123,7 @@ def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch)
         tables = {k: table._replace(steps=None) for k, table in state.lazy_tables.items()}
         return state.with_tables(tables)
 
-    monkeypatch.setattr(loop, "flushed", not_flushed)
+    monkeypatch.setattr(loop, "flush_noise", not_flushed)
     assert failed(program) >= {FLUSHED}
 
 

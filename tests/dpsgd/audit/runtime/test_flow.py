@@ -86,7 +86,7 @@ def faults(
     rows = (ROWS,) if tables else ()
     state = jax.eval_shape(lambda params: algorithm.init(params, mechanism, *rows), PARAMS)
     algorithm = algorithm._replace(**change(algorithm)) if change else algorithm
-    layout = Layout.of(sampler, ROWS, **how)
+    layout = Layout.choose(sampler, ROWS, **how)
     checks = flow_checks(algorithm, mechanism, state, ROWS, layout)
     return "; ".join(check.detail for check in checks if not check.passed)
 

@@ -79,7 +79,7 @@ def test_sound_noise_of_every_kind_passes_and_what_was_not_seen_is_told(loss, me
         mechanism,
         algorithm.init({"w": jnp.zeros(40)}, mechanism),
         rows,
-        layout=Layout.of(SAMPLER, np.zeros((60, 40), np.float32), block_steps=8),
+        layout=Layout.choose(SAMPLER, np.zeros((60, 40), np.float32), block_steps=8),
         root=RootKey.from_insecure_seed(0),
     )
     checks = noise_checks(program) + block_checks(program)

@@ -66,10 +66,10 @@ def test_a_run_that_goes_on_has_the_same_laws():
     run = LinearSgd(tuple(SCHEDULES["cosine"]), 0.9)
     at_once, step_by_step = Gaps(run), Gaps(run)
     for stop in range(STEPS - 70, STEPS + 1):
-        found = step_by_step.at(stop)
+        found = step_by_step.ending_at(stop)
         if stop % 23 == 0:
-            at_once.at(40)  # and back
-            for one, other in zip(at_once.at(stop), found, strict=True):
+            at_once.ending_at(40)  # and back
+            for one, other in zip(at_once.ending_at(stop), found, strict=True):
                 assert all(map(np.array_equal, one, other))
 
 
@@ -92,7 +92,7 @@ def test_long_runs_keep_all_digits_at_both_ends_of_the_schedule(long_gaps, lengt
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"step_sizes": ()}, "at least one step"),
+        ({"step_sizes": ()}, "step_sizes is empty"),
         ({"step_sizes": (1.0, -1.0)}, r"learning_rate .* -1\.0 at step 1"),
         ({"step_sizes": (float("nan"),)}, "learning_rate"),
         ({"step_sizes": (1e20,)}, "learning_rate"),  # its square is infinite in float32
@@ -107,4 +107,4 @@ def test_what_has_no_law_is_refused(wrong, named):
 def test_a_law_that_float32_cannot_hold_is_refused():
     unbounded = LinearSgd((1e15,) * 10_000, momentum=1 - 1e-13)
     with pytest.raises(ValueError, match="beyond float32"):
-        packed(Gaps(unbounded).at(10_000).from_multiples)
+        packed(Gaps(unbounded).ending_at(10_000).from_multiples)

@@ -15,7 +15,7 @@ from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, dpsgd, train
 from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
-from dpsgd.engine.lazy.group import found_tables
+from dpsgd.engine.lazy.group import find_tables
 from dpsgd.engine.lazy.laws import RunLaws
 from dpsgd.engine.lazy.rows import FLUSHED_BITS, flushed_table, on_grid, read, written
 from dpsgd.engine.loop import train_blocks
@@ -281,7 +281,7 @@ def test_the_last_bits_of_a_flushed_row_do_not_tell_whether_it_was_read(first):
 @pytest.mark.long
 def test_a_step_makes_no_copy_of_a_table_nor_of_the_steps_in_its_rows():
     mechanism, algorithm = Mechanism(SAMPLERS[0], 1.0, l2_clip_norm=1.0), lazy(TABLES[1])
-    layout = Layout.of(mechanism.sampler, rows(), block_steps=4)
+    layout = Layout.choose(mechanism.sampler, rows(), block_steps=4)
     state = algorithm.init(start(), mechanism, rows())
     text = layout.program(algorithm, mechanism, state, rows()).as_text()
     assert re.search(rf"= s32\[{R}\]", text)
@@ -322,7 +322,7 @@ def test_tables_with_more_numbers_than_noise_tells_apart_are_refused():
     shapes = {"table": jax.ShapeDtypeStruct((2**26, 64), jnp.float32)}
     ids = {"ids": jax.ShapeDtypeStruct((2,), jnp.int32)}
     with pytest.raises(ValueError, match=r"params\['table'\] has shape .* fewer than 2\^32"):
-        found_tables(lambda params, example: params["table"][example["ids"]].sum(), shapes, ids)
+        find_tables(lambda params, example: params["table"][example["ids"]].sum(), shapes, ids)
 
 
 def test_what_a_flush_draws_is_another_noise_in_each_attempt():
@@ -412,5 +412,5 @@ def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_it():
         optax.adam(0.01),
         tables=TABLES[0],
     )
-    with pytest.raises(ValueError, match=r"no tables.*params\['table'\].*integer_pow|square"):
+    with pytest.raises(ValueError, match=r"no table: params\['table'\].*integer_pow|square"):
         trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0))

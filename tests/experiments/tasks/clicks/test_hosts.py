@@ -55,7 +55,9 @@ def test_a_run_that_is_to_read_rows_of_other_hosts_is_refused_before_it_begins(w
 
 
 def test_a_calibration_by_sums_over_rows_of_other_hosts_is_refused(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(Layout, "held", lambda self, sampler: range(1))  # their rows are here
+    monkeypatch.setattr(
+        Layout, "process_shards", lambda self, sampler: range(1)
+    )  # their rows are here
     monkeypatch.setattr(calibrations, "calibration_sums", lambda *which, **about: FullSums(3, 4.0))
     line = refused(without(whole, 2), tmp_path / "run", calibration="platt")
     assert "begin it with --calibration none" in line

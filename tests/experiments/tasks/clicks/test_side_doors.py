@@ -38,7 +38,7 @@ def test_a_new_row_changes_no_shape_and_no_compiled_program(neighbours):
         config = RunSpec.of(sampler, noise_multiplier=1.0, l2_clip_norm=1.0, learning_rate=0.1)
         job = Job.of(task, resolved(config, rows_of(task)[1]))
         state = job.algorithm.init(job.params)
-        layout = Layout.of(job.mechanism.sampler, job.data, block_steps=4)
+        layout = Layout.choose(job.mechanism.sampler, job.data, block_steps=4)
         program = layout.program(job.algorithm, job.mechanism, state, job.data)
         programs.append(digest(program))
         shapes.append(jax.tree.map(np.shape, state))
