@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from accounting import Bound, attack_accuracy
 from accounting.attack import implied_advantage
-from accounting.releases.contribution import bias_bounds, sum_error, sum_sweet_spot
 from dpsgd.core.guarantee import ADJACENCY
+from experiments.papers.contribution import bias_bounds, sum_error, sum_sweet_spot
 from experiments.tasks.clicks.encoding import ColumnError
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.tabular.files import open_table
@@ -101,7 +101,7 @@ def table(usage: Usage, caps: Sequence[int]) -> tuple[list[str], list[list[str]]
     """Returns (header, rows): how far each cap may move the mean loss, at most.
 
     Source: Propositions 1 and 2, and two sharper bounds; see
-    `accounting.releases.contribution.bias_bounds`.
+    `experiments.papers.contribution.bias_bounds`.
     """
     header = ["cap", "kept", "Prop. 1", "Prop. 2", "entropy", "distance"]
     rows = []

@@ -14,16 +14,16 @@ import numpy as np
 from flax import nnx
 
 from accounting import MultistageProfile
-from accounting.estimates.amplification import laplace_noise_ratio
-from accounting.estimates.episodic import PublishedTheorem3
 from accounting.profiles.multistage import add_remove_profile
-from accounting.releases.contribution import (
+from experiments.benchmarks.case import Row, cases, figure
+from experiments.papers.amplification import laplace_noise_ratio
+from experiments.papers.contribution import (
     num_heavy_users,
     privacy_excess,
     sum_error,
     sum_sweet_spot,
 )
-from experiments.benchmarks.case import Row, cases, figure
+from experiments.papers.episodic import PublishedTheorem3
 from experiments.tasks.clicks.criteo import display, search
 from experiments.tasks.clicks.model import ClickModel
 from experiments.tasks.clicks.sizes import ModelConfig

@@ -18,7 +18,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting.estimates.amplification import (
+from experiments.cli.console import Console
+from experiments.figures.comparison import TERMS
+from experiments.figures.drawing import Picture, blank, legend, panels
+from experiments.papers.amplification import (
     full_batch_noise,
     gaussian_noise_penalty,
     gaussian_noise_penalty_many_steps,
@@ -27,9 +30,6 @@ from accounting.estimates.amplification import (
     laplace_noise_scale,
     mean_squared_error,
 )
-from experiments.cli.console import Console
-from experiments.figures.comparison import TERMS
-from experiments.figures.drawing import Picture, blank, legend, panels
 
 SAMPLING_PROBS = (0.3, 0.1, 0.01, 0.001)
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#000000")

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from accounting import Bound, PrivacyProfile, epsilon
-from accounting.estimates.monte_carlo import MonteCarloProfile
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.figures.drawing import COLORS, PALETTE, legend
 from experiments.figures.records import computed
+from experiments.papers.monte_carlo import MonteCarloProfile
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 MONTE_CARLO = "balls-and-bins, Monte Carlo"

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accounting.releases.contribution import sum_error, sum_error_bound, sum_sweet_spot
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.cli.console import Console
 from experiments.figures.drawing import RatingsPicture, blank, legend, panels
+from experiments.papers.contribution import sum_error, sum_error_bound, sum_sweet_spot
 from experiments.tasks.ratings import ratings
 
 EPSILONS = (0.02, 0.1, 0.5)

@@ -17,11 +17,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from accounting import BallsAndBinsProfile, Bound, PoissonProfile
-from accounting.order import compare, crossing
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Picture, blank, label_ones_twos_fives, legend, panels
 from experiments.figures.records import computed
+from experiments.papers.order import compare, crossing
 
 FLOOR = 1e-10
 """Beyond the crossing signs are looked at while delta is not below this."""

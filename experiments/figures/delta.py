@@ -15,11 +15,11 @@ from typing import Any, ClassVar, NamedTuple
 from matplotlib.figure import Figure
 
 from accounting import Bound
-from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.cli.console import Console
 from experiments.figures import comparison
 from experiments.figures.comparison import TERMS, Curve
 from experiments.figures.drawing import Picture, blank, panels, save
+from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
 
 ESTIMATORS: Mapping[str, Mapping[str, Any]] = {
     comparison.MONTE_CARLO: {"ranks": 1.05},

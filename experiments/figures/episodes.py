@@ -18,7 +18,6 @@ import optax
 from matplotlib.figure import Figure
 
 from accounting import MultistageProfile, epsilon
-from accounting.estimates.episodic import PublishedTheorem3
 from accounting.profile import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.cli.console import Console
@@ -29,6 +28,7 @@ from experiments.figures.drawing import (
     legend,
     panels,
 )
+from experiments.papers.episodic import PublishedTheorem3
 from experiments.tasks.images.task import Images
 from experiments.tasks.splits import blocks_of
 from samplers import Multistage

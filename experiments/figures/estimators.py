@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
-from accounting.estimates.monte_carlo import MonteCarloProfile
 from experiments.cli.console import Console
 from experiments.figures.delta import Setting, figure
 from experiments.figures.drawing import Picture
+from experiments.papers.monte_carlo import MonteCarloProfile
 
 PUBLISHED_RANKS = (*range(1, 100), *range(100, 500, 10), *range(500, 1_000, 50))
 """The authors' orders for 1,000 steps: their published code, google-research/google-research,

@@ -18,11 +18,11 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from accounting import BallsAndBinsProfile, PoissonProfile
-from accounting.order import compare
 from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Picture, blank, panels
 from experiments.figures.records import computed
+from experiments.papers.order import compare
 
 NUM_EXAMPLES = {"Criteo Display Ads": 36_800_512, "Criteo Sponsored Search": 12_800_000}
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)

@@ -19,10 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accounting.profile import format_delta
-from accounting.releases.contribution import excess_bounds, privacy_excess
 from experiments.cli.console import Console
 from experiments.figures.contributions import TERMS
 from experiments.figures.drawing import RatingsPicture, blank, legend, panels
+from experiments.papers.contribution import excess_bounds, privacy_excess
 from experiments.tasks.ratings import ratings
 from experiments.tasks.ratings.linear import CLASS, LinearRatings
 from experiments.tasks.ratings.study import (

@@ -36,9 +36,9 @@ def run(config: ChooseConfig) -> None:
 
     import numpy as np
 
-    from accounting.releases.contribution import private_quantile
     from experiments.cli.console import going_on
     from experiments.contributions import pure_guarantee
+    from experiments.papers.contribution import private_quantile
     from experiments.tasks.ratings.linear import GRID, LinearRatings
     from experiments.tasks.ratings.ratings import load
 

@@ -32,10 +32,10 @@ def command(words: Sequence[str]) -> type:
 def run(asked: Epsilon) -> None:
     """Runs `dpsgd epsilon`."""
     from accounting import TrialCount
-    from accounting.estimates import episodic
     from accounting.profile import format_delta
     from dpsgd import Segment, Trials, cost
     from dpsgd.core.guarantee import ADJACENCY
+    from experiments.papers import episodic
     from samplers import Multistage
 
     if asked.mean_trials is None and asked.trials_shape:

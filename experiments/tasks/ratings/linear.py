@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accounting.checks import check_count
-from accounting.releases.exponential_mechanism import exponential_mechanism
+from experiments.papers.exponential_mechanism import exponential_mechanism
 from experiments.tasks.ratings.factorization import MIDDLE
 from experiments.tasks.ratings.ratings import Ratings
 

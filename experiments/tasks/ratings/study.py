@@ -11,9 +11,9 @@ import numpy as np
 import optax
 
 from accounting import Bound, calibrate, epsilon
-from accounting.releases.contribution import private_quantile
-from accounting.releases.pure_release import WithPureReleaseProfile
 from dpsgd import Mechanism, RootKey, dpsgd, train
+from experiments.papers.contribution import private_quantile
+from experiments.papers.pure_release import WithPureReleaseProfile
 from experiments.tasks.ratings import factorization
 from experiments.tasks.ratings.linear import LinearRatings
 from experiments.tasks.ratings.ratings import Ratings, with_others

@@ -30,7 +30,6 @@ from accounting.profiles.truncation import Cap, truncated_bins
 from accounting.profiles.worst_leaf import WorstLeafProfile
 from accounting.releases.envelope import EnvelopeProfile
 from accounting.releases.gaussian_release import WithGaussianReleaseProfile
-from accounting.releases.pure_release import WithPureReleaseProfile
 
 DELTA = 1e-5
 LOOSE = "whose two ends need not meet"
@@ -57,7 +56,6 @@ PROFILES = {
         lambda s: WithGaussianReleaseProfile(WorstLeafProfile(s, 5, (1,), ((10,), (12,))), 2.0),
         LOOSE,
     ),
-    "pure release": (lambda s: WithPureReleaseProfile(GaussianProfile(s), 0.1), LOOSE),
     "envelope": (lambda s: EnvelopeProfile((GaussianProfile(s), PoissonProfile(s, 0.1, 10))), ""),
     "selection": (lambda s: SelectionProfile(GaussianProfile(s), TrialCount(5.0)), LOOSE),
 }

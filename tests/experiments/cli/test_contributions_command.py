@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from accounting.releases.contribution import bias_bounds
 from experiments import contributions
 from experiments.cli.commands.contributions import ContributionsConfig, run
+from experiments.papers.contribution import bias_bounds
 
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
 USERS = np.repeat(np.arange(COUNTS.size), COUNTS)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from accounting import epsilon
-from accounting.releases.contribution import sum_error, sum_sweet_spot
 from dpsgd.engine import programs
 from dpsgd.engine.lazy.look_ups import Row, TableLoss
+from experiments.papers.contribution import sum_error, sum_sweet_spot
 from experiments.tasks.ratings import factorization, ratings
 from experiments.tasks.ratings.linear import CLASS, UNITS, LinearRatings
 from experiments.tasks.ratings.study import FactorizedRatings, Study, split

@@ -12,10 +12,10 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells
-from accounting.estimates.monte_carlo.confidence import Inequality, mean_upper_bound
-from accounting.estimates.monte_carlo.losses import sample_others
-from accounting.estimates.tails import add_delta_upper_bound, truncated_tail
 from accounting.profiles.max_events import Epoch
+from experiments.papers.monte_carlo.confidence import Inequality, mean_upper_bound
+from experiments.papers.monte_carlo.losses import sample_others
+from experiments.papers.tails import add_delta_upper_bound, truncated_tail
 
 _OWN = np.linspace(-10.0, 14.0, 4001)
 """Ends of cells of the example's own standard normal variable."""

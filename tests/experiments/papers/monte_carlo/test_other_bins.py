@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from accounting import BallsAndBinsProfile
-from accounting.estimates.monte_carlo import MonteCarloProfile
+from experiments.papers.monte_carlo import MonteCarloProfile
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,23 @@ from typing import Any, Literal
 import numpy as np
 
 from accounting.checks import check_delta, check_settings
-from accounting.estimates.episodic import Estimate
-from accounting.estimates.monte_carlo.confidence import (
+from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, epsilon_from_delta
+from accounting.profiles.gaussian import as_redrawn
+from accounting.profiles.max_events import Epoch, max_event_lower_bound
+from experiments.papers.episodic import Estimate
+from experiments.papers.monte_carlo.confidence import (
     TOO_FEW,
     Inequality,
     hockey_stick_upper_bound,
     hockey_stick_values,
     kl_upper_bound,
 )
-from accounting.estimates.monte_carlo.losses import (
+from experiments.papers.monte_carlo.losses import (
     event_probability,
     geometric_ranks,
     sample_losses,
 )
-from accounting.estimates.monte_carlo.other_bins import other_bins_curve
-from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, epsilon_from_delta
-from accounting.profiles.gaussian import as_redrawn
-from accounting.profiles.max_events import Epoch, max_event_lower_bound
+from experiments.papers.monte_carlo.other_bins import other_bins_curve
 
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 _CHOICES = {

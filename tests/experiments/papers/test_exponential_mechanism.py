@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.releases.exponential_mechanism import exponential_mechanism
+from experiments.papers.exponential_mechanism import exponential_mechanism
 
 FALSE_ALARM = 1e-6
 

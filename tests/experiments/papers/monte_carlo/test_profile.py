@@ -5,7 +5,7 @@ import math
 import pytest
 
 from accounting import BallsAndBinsProfile
-from accounting.estimates.monte_carlo import MonteCarloProfile, geometric_ranks
+from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
 
 DIRECTIONS = ["remove", "add"]
 
@@ -80,7 +80,7 @@ def test_certified_interval_lies_between_the_event_bound_and_the_confidence_boun
 
 
 def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
-    monkeypatch.setattr("accounting.estimates.monte_carlo.profile.sample_losses", None)
+    monkeypatch.setattr("experiments.papers.monte_carlo.profile.sample_losses", None)
     profile = MonteCarloProfile(0.5, 4_492, num_samples=100_000)
     bound = profile.epsilon(2.7e-8)
     assert bound.upper == math.inf

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.estimates.amplification import (
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.poisson import PoissonProfile
+from experiments.papers.amplification import (
     advise_batch_size,
     amplify,
     deamplify,
@@ -20,8 +22,6 @@ from accounting.estimates.amplification import (
     laplace_noise_scale,
     mean_squared_error,
 )
-from accounting.profiles.gaussian import GaussianProfile
-from accounting.profiles.poisson import PoissonProfile
 
 EPSILONS = st.floats(1e-12, 2e3)
 PROBABILITIES = st.floats(1e-9, 1.0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from accounting.releases.exponential_mechanism import exponential_mechanism
+from experiments.papers.exponential_mechanism import exponential_mechanism
 
 Array = NDArray[np.float64]
 

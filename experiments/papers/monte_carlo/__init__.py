@@ -4,7 +4,7 @@ They hold with a confidence below one and are never a guarantee. Claims, proofs 
 docs/explanation/monte-carlo-estimates.md.
 """
 
-from accounting.estimates.monte_carlo.losses import geometric_ranks
-from accounting.estimates.monte_carlo.profile import MonteCarloProfile
+from experiments.papers.monte_carlo.losses import geometric_ranks
+from experiments.papers.monte_carlo.profile import MonteCarloProfile
 
 __all__ = ["MonteCarloProfile", "geometric_ranks"]

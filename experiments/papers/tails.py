@@ -1,7 +1,7 @@
 """Tails of balls-and-bins' likelihood ratio, by its Laplace transform: proved bounds.
 
 X = dP/dQ is the mean of T independent log-normal variables of mean 1. Proofs:
-docs/explanation/renyi-divergences.md.
+docs/explanation/tails-of-balls-and-bins.md.
 """
 
 from __future__ import annotations

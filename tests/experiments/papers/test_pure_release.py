@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accounting import GaussianProfile, PrivacyProfile
-from accounting.releases.pure_release import WithPureReleaseProfile
+from experiments.papers.pure_release import WithPureReleaseProfile
 
 DELTA = 1e-5
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from accounting import BallsAndBinsProfile, Bound, GaussianProfile, PoissonProfile
-from accounting.estimates.monte_carlo import MonteCarloProfile
-from accounting.order import compare, crossing
+from experiments.papers.monte_carlo import MonteCarloProfile
+from experiments.papers.order import compare, crossing
 
 LONG = pytest.mark.long
 

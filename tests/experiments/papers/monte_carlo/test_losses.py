@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.estimates.monte_carlo.losses import (
+from accounting.profiles.max_events import Epoch
+from experiments.papers.monte_carlo.losses import (
     event_probability,
     geometric_ranks,
     log_order_statistics,
     sample_losses,
 )
-from accounting.profiles.max_events import Epoch
 
 DIRECTIONS = ["remove", "add"]
 LONG = pytest.mark.long

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.estimates.monte_carlo.confidence import (
+from experiments.papers.monte_carlo.confidence import (
     bennett_upper_bound,
     hockey_stick_upper_bound,
     kl_upper_bound,

@@ -15,9 +15,9 @@ from accounting import (
     PrivacyProfile,
     UnitsThenPoissonProfile,
 )
-from accounting.estimates.episodic import Estimate, PublishedTheorem3, compare
 from accounting.profiles.multistage import add_remove_profile
 from accounting.profiles.worst_leaf import WorstLeafProfile
+from experiments.papers.episodic import Estimate, PublishedTheorem3, compare
 
 DELTA = 1e-5
 

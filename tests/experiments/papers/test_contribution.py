@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.releases.contribution import (
+from experiments.papers.contribution import (
     bias_bounds,
     excess_bounds,
     num_heavy_users,

@@ -1,1 +1,0 @@
-"""What is no certified guarantee: Monte Carlo, a published theorem, limits of amplification."""

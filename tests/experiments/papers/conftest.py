@@ -1,0 +1,5 @@
+"""Quadrature, against which estimators are held."""
+
+from quadrature import quadrature
+
+__all__ = ["quadrature"]
