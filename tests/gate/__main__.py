@@ -1,9 +1,9 @@
-"""Checks what must stay true: scripts/gate names | faults."""
+"""Checks what must stay true: scripts/gate names | intervals | readers | runs | faults."""
 
 import importlib
 import sys
 
-PARTS = ("names", "faults")
+PARTS = ("names", "intervals", "readers", "runs", "faults")
 
 
 def main(words):
