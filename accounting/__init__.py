@@ -10,7 +10,7 @@ from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.shuffle import ShuffleProfile
 from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
 from accounting.profiles.user_poisson import UserPoissonProfile
-from accounting.releases.selection import SelectionProfile, TrialCount
+from accounting.releases import SelectionProfile, TrialCount
 
 __all__ = [
     "BallsAndBinsProfile",

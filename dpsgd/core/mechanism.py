@@ -14,7 +14,7 @@ import numpy as np
 
 from accounting import Bound, GaussianProfile, PrivacyProfile, largest_count
 from accounting.profile import format_delta
-from accounting.releases.gaussian_release import WithGaussianReleaseProfile
+from accounting.releases import WithGaussianReleaseProfile
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
 from samplers import BatchSampler, FullBatch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from accounting import SelectionProfile, TrialCount
-from accounting.releases.envelope import EnvelopeProfile
+from accounting.releases import EnvelopeProfile
 from dpsgd.core.mechanism import Mechanism
 from samplers import Multistage, UnitsThenPoisson
 

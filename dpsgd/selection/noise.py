@@ -12,7 +12,7 @@ from accounting import (
     calibrate,
 )
 from accounting.calibration import least_noise
-from accounting.releases.envelope import EnvelopeProfile
+from accounting.releases import EnvelopeProfile
 
 Privacy = Callable[[float], PrivacyProfile]
 """Maps a noise multiplier to the profile of a mechanism that uses it."""

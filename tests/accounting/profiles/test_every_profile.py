@@ -28,8 +28,7 @@ from accounting.attack import implied_advantage
 from accounting.profile import Question
 from accounting.profiles.truncation import Cap, truncated_bins
 from accounting.profiles.worst_leaf import WorstLeafProfile
-from accounting.releases.envelope import EnvelopeProfile
-from accounting.releases.gaussian_release import WithGaussianReleaseProfile
+from accounting.releases import EnvelopeProfile, WithGaussianReleaseProfile
 
 DELTA = 1e-5
 LOOSE = "whose two ends need not meet"

@@ -21,7 +21,7 @@ from accounting import (
 )
 from accounting.attack import implied_advantage
 from accounting.profile import ContradictoryBounds
-from accounting.releases.envelope import EnvelopeProfile
+from accounting.releases import EnvelopeProfile
 from dpsgd import (
     Mechanism,
     RootKey,

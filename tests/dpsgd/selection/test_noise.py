@@ -10,7 +10,7 @@ from accounting import (
     calibrate,
     epsilon,
 )
-from accounting.releases.envelope import EnvelopeProfile
+from accounting.releases import EnvelopeProfile
 from dpsgd.selection import noise
 from samplers import BallsAndBins
 

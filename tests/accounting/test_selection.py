@@ -14,7 +14,7 @@ from accounting import (
     epsilon,
 )
 from accounting.profile import Profile
-from accounting.releases.envelope import EnvelopeProfile
+from accounting.releases import EnvelopeProfile
 
 COUNTS = [TrialCount(m, shape) for m in (1.5, 10.0, 50.0) for shape in (-0.5, 0.0, 1.0, 3.0)]
 

@@ -1,4 +1,4 @@
-"""Private selection: the privacy cost of the best of a random number of private runs.
+"""Further releases: of one of several mechanisms, beside a Gaussian one, of the best of many runs.
 
 With K trials, K secret and truncated negative binomial, of shape eta and second parameter gamma,
 and e with (1 - gamma) delta(e) <= gamma (exp(e) - 1):
@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from accounting.checks import check_delta, check_epsilon
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, proved
+from accounting.checks import check_delta, check_epsilon, check_noise_multiplier
+from accounting.profile import (
+    EPSILON_TOLERANCE,
+    Bound,
+    ComposesWithGaussian,
+    PrivacyProfile,
+    Profile,
+    Question,
+    UpperEnd,
+    proved,
+)
+from accounting.profiles.gaussian import GaussianProfile, composed_noise
 
 _LOG_GAMMA = -700.0, -1e-12
 """Where log gamma is looked for: beyond, exp underflows or 1 - gamma has no digits left."""
@@ -28,6 +38,101 @@ _LARGEST_RATE = 1e18
 _NOTE = "the lower end is that of one trial"
 _UP = 1.0 + 1e-9
 """Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
+_NOTE_OF_PARTS = "the lower end is that of one of both parts alone"
+_PARTS = tuple(k / 8 for k in range(9))
+"""Shares of epsilon that basic composition tries for the mechanism."""
+
+
+@dataclass(frozen=True)
+class EnvelopeProfile(Profile):
+    """The pointwise maximum of profiles, delta(epsilon) = max_i delta_i(epsilon).
+
+    It bounds a mechanism that is one of several, chosen independently of the data, with the choice
+    released (docs/explanation/composition-with-further-releases.md).
+
+    Args:
+      profiles: One or more, of the same adjacency.
+
+    Raises:
+      ValueError: If there are none.
+
+    >>> from accounting import GaussianProfile
+    >>> sharp, noisy = GaussianProfile(1.0), GaussianProfile(2.0)
+    >>> EnvelopeProfile((noisy, sharp)).delta(1.0) == sharp.delta(1.0)
+    True
+    """
+
+    profiles: tuple[PrivacyProfile, ...]
+
+    def __post_init__(self) -> None:
+        if not self.profiles:
+            raise ValueError("profiles must name at least one")
+
+    def answer(self, question: Question) -> Bound:
+        """Answers by the largest of the profiles."""
+        return Bound.largest(question.of(profile) for profile in self.profiles)
+
+
+@dataclass(frozen=True)
+class WithGaussianReleaseProfile(Profile):
+    """The profile of a mechanism that precedes (or follows) a Gaussian release of sensitivity 1.
+
+    Both together are dominated by the product of their pairs, which profiles that compose know
+    (`ComposesWithGaussian`). Others are bounded by basic composition.
+    Proof: docs/explanation/composition-with-further-releases.md.
+
+    >>> from accounting import GaussianProfile
+    >>> product = WithGaussianReleaseProfile(GaussianProfile(4.0), 3.0)
+    >>> product.epsilon(1e-5) == GaussianProfile(2.4).epsilon(1e-5)
+    True
+
+    Args:
+      profile: The mechanism's own. It must hold whatever the release was, and the other way about.
+      noise_multiplier: r > 0.
+
+    Raises:
+      ValueError: If `noise_multiplier` is not positive and finite; on a question, if `profile` is
+        not proved.
+    """
+
+    profile: PrivacyProfile
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        check_noise_multiplier(self.noise_multiplier)
+
+    def answer(self, question: Question) -> Bound:
+        """Answers by the product that is known, or by basic composition."""
+        if (product := self._product()) is not None:
+            return question.of(product)
+        inner, release = proved(question.of(self.profile)), GaussianProfile(self.noise_multiplier)
+        half = question._replace(at=0.5 * question.at)
+        if question.wanted == "epsilon":
+            upper = (half.of(self.profile).upper + half.of(release).upper) * _UP
+        else:  # each gets a part of epsilon
+            upper = min(
+                self.profile.delta(part * question.at, question.tolerance).upper
+                + release.delta((1.0 - part) * question.at).upper
+                for part in _PARTS
+            )
+            upper = min(1.0, upper * _UP)
+        lower = max(inner.lower, question.of(release).lower)
+        return Bound(lower, max(lower, upper), note=inner.note or _NOTE_OF_PARTS)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> WithGaussianReleaseProfile:
+        """Returns the profile with another release."""
+        noise = composed_noise(self.noise_multiplier, noise_multiplier)
+        return WithGaussianReleaseProfile(self.profile, noise)
+
+    def _product(self) -> PrivacyProfile | None:
+        if isinstance(self.profile, UpperEnd):
+            inner = replace(self, profile=self.profile.profile)
+            if self.profile.below is not None:
+                return UpperEnd(inner, replace(self, profile=self.profile.below))
+            return replace(self.profile, profile=inner)
+        if isinstance(self.profile, ComposesWithGaussian):
+            return self.profile.with_gaussian_release(self.noise_multiplier)
+        return None
 
 
 @dataclass(frozen=True)
