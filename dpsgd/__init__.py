@@ -1,6 +1,6 @@
-"""What is done with a batch? Clipping, noise and the update, as one compiled program.
+"""DP-SGD in JAX: clipping, noise and update as one compiled program.
 
-A name is imported when it is first asked for: who reads a ledger need not wait for JAX.
+Names are imported on first use, so that reading a ledger does not wait for JAX.
 """
 
 from __future__ import annotations
@@ -136,15 +136,15 @@ _MODULES = {
     "engine.placement": ("Placement",),
     "engine.queries": ("Refinement",),
 }
-"""What is imported on demand: the names above, by their modules."""
+"""Modules of the public names, imported on demand."""
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
-            found = getattr(importlib.import_module(f"dpsgd.{module}"), name)
-            globals()[name] = found
-            return found
+            value = getattr(importlib.import_module(f"dpsgd.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,7 +1,7 @@
-"""Files that are whole or absent, also after the machine itself goes down, and the owner's alone.
+"""Files written atomically and durably, for their owner alone.
 
-Whatever the umask is, only the owner writes files that are made here, and only the owner reads
-those made as `SECRET`; a stricter umask makes it stricter.
+With any umask only the owner writes these files, and only the owner reads `SECRET` ones; a stricter
+umask applies as well.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from pathlib import Path
 from typing import IO, Any
 
 PUBLIC = 0o644
-"""Largest mode of a file."""
+"""Default mode of a file, before the umask."""
 
 SECRET = 0o600
-"""For the owner alone."""
+"""Mode of a file that only its owner reads."""
 
 
 DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, SyntaxError,
     struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What NumPy and zipfile raise on damaged bytes, by the field that is hit."""
+"""Errors of NumPy and zipfile on damaged bytes."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of writing that carry no name of a file."""
+"""Error numbers of writing that come without a file name."""
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError, which names `path`, if nothing can be made there: tried in the folder above.
+    """Raises OSError unless `path` can be created.
 
-    The nearest that is there: others are made with what is written.
+    It tries in the nearest existing folder; missing ones are created with the content.
     """
     above = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
     try:
@@ -52,23 +52,22 @@ def check_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int = PUBLIC) -> None:
-    """Gives `path` the content that `write` writes, all of it or none, and durably.
+    """Writes the file `path` atomically and durably.
 
-    The content goes to a temporary file beside it, which is fsynced and then renamed; the folder is
-    fsynced, too, since it is the folder that holds the name. The temporary file is locked: of two
-    processes that write one file, one does. What a process left that died is written over.
+    The content goes to a temporary file beside it, which is fsynced and then renamed; the folder,
+    which holds the name, is fsynced, too. The temporary file is locked, so that only one of two
+    processes writes. The remains of a dead process are overwritten.
 
     Args:
-      path: File to make, or to replace.
-      write: Called once with the temporary file, open for writing bytes.
-      mode: Its largest mode.
+      path: File to create or replace.
+      write: Function of the temporary file, open for writing bytes; called once.
+      mode: Mode of the file, before the umask.
 
     Raises:
-      OSError: if it cannot be written, or another process is at it; what was at `path` before is
-        still there.
+      OSError: If it cannot be written, or another process is writing it; `path` is then unchanged.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with _locked(unfinished, mode) as file:
+    with _open_locked(unfinished, mode) as file:
         try:
             file.truncate()
             write(file)
@@ -84,20 +83,19 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int
 
 
 def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> int:
-    """Opens a file that belongs to this user, has this one name and is no link; its descriptor.
+    """Opens a regular file of this user with one name; returns its descriptor.
 
-    What lies elsewhere would outlive what is done at `path`, and what has another name or another
-    owner is in another's hands too.
+    A link would leave the content elsewhere, and another name or owner gives others access.
 
     Args:
-      path: Of the file.
-      flags: As for `os.open`.
-      mode: Its largest mode.
-      names: How many it may have; 0 for any number.
+      path: Path of the file.
+      flags: Flags of `os.open`.
+      mode: Largest mode of the file.
+      names: Largest number of hard links; 0 for any number.
 
     Raises:
-      ValueError: if there is something else; one line that says what to do.
-      OSError: if it cannot be opened.
+      ValueError: If `path` is something else; the message states the remedy.
+      OSError: If it cannot be opened.
     """
     try:
         # A named pipe in the file's place must not hang the process.
@@ -105,28 +103,28 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError(
-                f"{path} is a symbolic link to {os.readlink(path)}, and must be the file itself: "
-                "move that here, in place of the link"
+                f"{path} is a symbolic link to {os.readlink(path)}; move the file itself here, in "
+                "place of the link"
             ) from None
         if error.errno in (errno.ENXIO, errno.EISDIR):
             raise ValueError(f"{path} must be a regular file") from None
         raise
     try:
-        found = os.fstat(descriptor)  # of the opened file: no race with a rename
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)  # of the opened file: no race with a rename
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} must be a regular file")
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise ValueError(
-                f"{path} belongs to user {found.st_uid}, and not to user {os.geteuid()} who opens "
+                f"{path} belongs to user {status.st_uid}, and not to user {os.geteuid()} who opens "
                 f"it: continue as that user, or `chown {os.geteuid()} {path}` if none other used it"
             )
-        if names and found.st_nlink > names:
+        if names and status.st_nlink > names:
             raise ValueError(
-                f"{path} has {found.st_nlink} names (hard links), and must have this one: remove "
+                f"{path} has {status.st_nlink} names (hard links), and must have this one: remove "
                 f"the others, or `cp {path} {path}.own && mv {path}.own {path}` to part them"
             )
-        if surplus := stat.S_IMODE(found.st_mode) & ~(mode | 0o700):
-            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~surplus)
+        if surplus := stat.S_IMODE(status.st_mode) & ~(mode | 0o700):
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~surplus)
     except BaseException:
         os.close(descriptor)
         raise
@@ -134,10 +132,10 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
 
 
 def make_folder(path: Path, mode: int = 0o755) -> None:
-    """Makes the folder `path`, and those above that are missing, which only the owner writes in.
+    """Creates a folder and its missing parents, writable by the owner alone.
 
     Raises:
-      FileExistsError: if it is there.
+      FileExistsError: If `path` exists.
     """
     if not path.parent.exists():
         with contextlib.suppress(FileExistsError):  # of another process
@@ -146,14 +144,14 @@ def make_folder(path: Path, mode: int = 0o755) -> None:
 
 
 def destroy(path: Path) -> None:
-    """Overwrites and removes the file `path`, or the folder with all that is in it.
+    """Overwrites and removes a file, or a folder with its content.
 
-    What is gone is destroyed already, so that a process which dies in the midst of it can be
-    followed by another. What a file system keeps of earlier blocks (snapshots, journals, flash
-    memory) is beyond it, and so are copies. A link is removed, and not followed.
+    Missing files count as destroyed, so that another process can follow one that died. Earlier
+    blocks that the file system keeps (snapshots, journals, flash memory) and copies remain. A link
+    is removed, and not followed.
 
     Raises:
-      OSError: if it cannot be overwritten or removed.
+      OSError: If it cannot be overwritten or removed.
     """
     if path.is_dir() and not path.is_symlink():
         for inner in list(path.iterdir()):
@@ -163,15 +161,15 @@ def destroy(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISREG(path.lstat().st_mode):
             with open(path, "r+b", buffering=0) as file:
-                left = os.fstat(file.fileno()).st_size
-                while left > 0:
-                    left -= file.write(bytes(min(left, 1 << 20)))
+                remaining = os.fstat(file.fileno()).st_size
+                while remaining > 0:
+                    remaining -= file.write(bytes(min(remaining, 1 << 20)))
                 os.fsync(file.fileno())
         path.unlink()
 
 
-def _locked(path: Path, mode: int) -> IO[bytes]:
-    """Opens the file `path` for this process alone, until it is closed."""
+def _open_locked(path: Path, mode: int) -> IO[bytes]:
+    """Opens a file for this process alone, until it is closed."""
     file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT, mode), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +183,7 @@ def _locked(path: Path, mode: int) -> IO[bytes]:
 
 
 def fsync_folder(path: Path) -> None:
-    """Waits until the names in the folder `path` are on the disk."""
+    """Waits until a folder's file names are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -194,10 +192,13 @@ def fsync_folder(path: Path) -> None:
 
 
 def parse_json(content: bytes) -> Any:
-    """Returns the value that JSON text stands for.
+    """Returns the value of a JSON text.
+
+    >>> parse_json(b'{"a": [1, 2]}')
+    {'a': [1, 2]}
 
     Raises:
-      ValueError: if it is not JSON (to which NaN and infinity do not belong), or not UTF-8.
+      ValueError: If it is not JSON (NaN and infinity are not), or not UTF-8.
     """
     try:
         return json.loads(content.decode(), parse_constant=_refuse)

@@ -1,7 +1,7 @@
-"""Small arrays side by side in one, so that an operation on every coordinate is compiled once.
+"""Packing of small arrays into one, so that an operation is compiled once for them all.
 
-The time to compile a step is that of its kernels, and each leaf of the parameters has its own.
-Large arrays stay by themselves, as to copy them would cost memory and time.
+A step's compile time is its kernels', and each leaf of the parameters has its own. Large arrays
+stay separate, as copies would cost memory and time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jax import Array
 
 SMALL = 2**12
-"""Most coordinates of an array that is put beside others."""
+"""Most coordinates of an array that is packed with others."""
 
 
 def packs(sizes: Mapping[int, int]) -> list[list[int]]:
-    """Returns which arrays lie together: all the small ones, and each large one alone.
+    """Returns groups of array indices: all small ones, and each large one.
 
     Args:
-      sizes: How many coordinates each array has, by its number.
+      sizes: Number of coordinates of each array, by its index.
 
     >>> packs({0: 3, 1: 10**6, 2: 5})
     [[0, 2], [1]]
@@ -31,15 +31,19 @@ def packs(sizes: Mapping[int, int]) -> list[list[int]]:
 
 
 def join(arrays: Sequence[Array], lead: int = 0) -> Array:
-    """Returns one or more arrays side by side, in one axis after their first `lead` ones."""
+    """Returns arrays joined in one axis after their first `lead` ones."""
     flat = [x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays]
     return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=lead)
 
 
 def split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Returns the arrays of which `join` made the line `joined`."""
-    ends = itertools.accumulate(map(math.prod, shapes))
+    """Returns the arrays that `join` joined.
+
+    >>> [x.shape for x in split(jnp.zeros(7), [(3,), (2, 2)])]
+    [(3,), (2, 2)]
+    """
+    stops = itertools.accumulate(map(math.prod, shapes))
     return [
-        joined[end - math.prod(shape) : end].reshape(shape)
-        for end, shape in zip(ends, shapes, strict=True)
+        joined[stop - math.prod(shape) : stop].reshape(shape)
+        for stop, shape in zip(stops, shapes, strict=True)
     ]

@@ -1,11 +1,11 @@
-"""The processor that programs are compiled for."""
+"""Processor for which programs are compiled."""
 
 import hashlib
 from pathlib import Path
 
 
 def processor_digest() -> str:
-    """Returns a digest of the processor's name and features, "" where the system does not say."""
+    """Returns a digest of the processor's name and features, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Options, fields, values and commands that earlier versions had."""
+"""Options, fields, values and commands of earlier versions."""
 
 REMOVED = frozenset(
     {

@@ -1,4 +1,4 @@
-"""Sizes of memory in words."""
+"""Memory sizes in words, such as 8GB."""
 
 import re
 
@@ -7,15 +7,19 @@ _UNITS |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGT", 1)}
 
 
 def bytes_of(size: str, name: str) -> int:
-    """Returns the bytes that the setting `name` asks for.
+    """Returns the number of bytes in a size such as "8GB".
+
+    Args:
+      size: Number with a unit.
+      name: Name of the setting, for the error message.
 
     >>> bytes_of("8GB", "memory"), bytes_of("0.5 MiB", "memory")
     (8000000000, 524288)
 
     Raises:
-      ValueError: if it is no size.
+      ValueError: If `size` has another form.
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]i?)B?", size.strip())
-    if found is None:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(|[KMGT]i?)B?", size.strip())
+    if match is None:
         raise ValueError(f"{name} must be a size such as 8GB or 512MiB, got {size}")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])

@@ -1,4 +1,4 @@
-"""`train`: parameters, and the guarantee of what ran; a run without a directory."""
+"""`train`: a private run without a directory, its parameters and guarantee."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from samplers import Population, UnitData
 PyTree = Any
 
 _READ_BYTES = 2**24
-"""Most bytes of rows that are looked at together before training."""
+"""Size of the parts in which rows are read before training, bytes."""
 
 
 class Trained(NamedTuple):
-    """What a run leaves: parameters, and the guarantee of what ran."""
+    """Result of a run: parameters, and the guarantee of the steps that ran."""
 
     params: PyTree
     guarantee: Guarantee
@@ -55,71 +55,76 @@ def train(
     placement: Placement | None = None,
     on_block: Callable[[int, PyTree], bool | None] | None = None,
 ) -> Trained:
-    """Trains from `params`, through every step of the sampler unless `on_block` stops the run.
+    """Trains privately from `params` and returns parameters with their guarantee.
 
-    The guarantee is that of what ran. It is proved before the run begins: a mechanism that has none
-    is refused, unless it has no noise or `root` is from a seed, which the guarantee then says. Then
-    the program that is about to train, and the sampler's draws, are audited: they do what the proof
-    assumes, or the run is refused.
+    The run takes every step of the sampler unless `on_block` stops it. The guarantee is proved
+    before the run begins: a mechanism without one is refused, unless it has no noise or `root`
+    comes from a seed, which the guarantee then says. The program and the sampler's draws are
+    audited next, and the run is refused unless they do what the proof assumes.
 
-    **What the audit sees**: the compiled program itself, with the run's own shapes and optimizer,
-    under other keys and on synthetic probe rows: clipping, noise, divisor, padding, the update, and
-    whole epochs of draws. A loss or an optimizer that holds an array of the shape of rows is
-    refused, and an optimizer that calls the host. **What nobody can see**: data in another shape
-    that either holds, and data that Python code reads for the trace from a container of a
-    method's object, from another module or from a file. Such data go around clipping and
-    noise, and no epsilon covers them: the loss is a function of parameters and one example, and the
-    optimizer one of the private gradient.
+    **The audit tests** the compiled program itself, with the run's own shapes and optimizer, under
+    other keys and on synthetic probe rows: clipping, noise, divisor, padding, the update, and whole
+    epochs of draws. It refuses a loss or an optimizer that holds an array of the shape of rows, and
+    an optimizer that calls the host. **It cannot find** held data of another shape, and data that
+    Python code reads for the trace from a container of a method's object, from another module or
+    from a file. These data bypass clipping and noise, and no epsilon covers them: the loss must be
+    a function of parameters and one example, and the optimizer of the private gradient.
+
+    >>> import optax
+    >>> from samplers import Poisson
+    >>> from dpsgd import dpsgd
+    >>> rows = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)
+    >>> algorithm = dpsgd(lambda w, x: ((w - x) ** 2).sum(), optax.sgd(0.1))
+    >>> mechanism = Mechanism(Poisson(1000, batch_size=50), 2.0, l2_clip_norm=1.0)
+    >>> trained = train(algorithm, mechanism, jnp.zeros(2), rows, audit=False)
+    >>> trained.params.shape, trained.guarantee.epsilon.upper < 2
+    ((2,), True)
 
     Args:
-      algorithm: From `dpsgd`.
+      algorithm: Training algorithm, from `dpsgd`.
       mechanism: Sampler, sigma and C.
       params: Initial parameters; they must not depend on the private data.
-      data: Pytree of arrays with one leading row per example; or `UnitData`, which say what a row
-        is: what is protected is then what they have. NaN or infinity among them gives a
-        warning, which looks at private rows and which no guarantee covers: it is for whoever holds
-        them, and tells neither how many they are nor which.
-      delta: Of the guarantee, in (0, 0.1); by default `accounting.default_delta`.
-      root: Secret of this run and of no other; by default fresh from the operating system's
-        entropy. One from a seed gives a warning, and no guarantee.
-      audit: Whether the run is audited before it begins, which takes seconds; if not, the guarantee
-        says so. Without noise there is nothing to audit.
-      generated: Synthetic probe rows, for the audit: a pytree like `data` of a few rows, or a
-        function that makes so many. By default made of the shapes and types of the data alone:
-        floats are standard normal, or their absolute values, and whole numbers 0 or 1. It is worth
-        giving where the guarantee says that such rows have no gradient.
-      refinement: What is made, after the last step, of the mechanism's sums over all rows
-        (`Mechanism.full_sums`), such as `Platt`: the parameters that are returned are refined, and
-        the guarantee is that of both. A run that is stopped releases no sums.
-      block_steps: Steps per dispatch.
-      data_on: Where the data lie, see `train_blocks`.
-      placement: Which devices compute, such as `Placement.default()`, all; by default one.
-      on_block: Called after each block of at most `block_steps` steps (fewer where rows stream from
-        the host, or batches take several passes) with the number of steps that are done and a copy
-        of the parameters, to evaluate or to keep them; the run stops where it returns True. The
-        guarantee covers these parameters, with whatever is computed of them and of public rows;
-        what is computed of private rows is not covered. A run that is stopped costs what the whole
-        run costs, see `cost`, which also says what is spent by then. An exception of
-        `on_block` is passed on, with a note of what the run has cost.
+      data: Pytree of arrays with one leading row per example; or `UnitData`, whose population
+        defines the protected unit. NaN or infinity gives a warning, which looks at private rows
+        without a guarantee; it tells neither their number nor their places.
+      delta: Probability delta of the guarantee, in (0, 0.1); by default `accounting.default_delta`.
+      root: Root key of this run and of no other; by default new from the operating system's
+        entropy. A root from a seed gives a warning, and no guarantee.
+      audit: False to skip the audit, which takes seconds; the guarantee then says so. Runs without
+        noise are not audited.
+      generated: Synthetic probe rows for the audit: a pytree like `data` of a few rows, or a
+        function of their number. By default they have the shapes and types of the data: floats are
+        standard normal, or their absolute values, and integers 0 or 1. Pass rows if the guarantee
+        says that the default ones have no gradient.
+      refinement: Refinement by the mechanism's sums over all rows (`Mechanism.full_sums`) after the
+        last step, such as `Platt`; the guarantee covers both. A stopped run releases no sums.
+      block_steps: Number of steps per dispatch.
+      data_on: Location of the data, see `train_blocks`.
+      placement: Devices that compute, such as `Placement.default()`, all; by default one.
+      on_block: Function of the number of steps done and a copy of the parameters, called after each
+        block of at most `block_steps` steps (fewer if rows stream from the host, or batches take
+        several passes). The run stops if it returns True. The guarantee covers these parameters and
+        functions of them and of public rows, not of private rows. A stopped run costs as much as
+        the whole run, see `cost`, which also states the cost so far. An exception is passed on,
+        with a note of the run's cost.
 
     Raises:
-      TypeError: if the algorithm, the mechanism or the root is something else.
-      ValueError: if a run was begun under `root` before, the data have not the units that the
-        sampler draws, the cost is not proved, the audit fails, the loss could see other examples
-        than its own, there is a refinement without sums or the other way round, and as for
-        `train_blocks`.
+      TypeError: If the algorithm, the mechanism or the root has another type.
+      ValueError: If a run was begun under `root` before, the data do not have the sampler's units,
+        the cost is not proved, the audit fails, the loss could see other examples, only one of
+        refinement and full sums is given, and as from `train_blocks`.
     """
     for value, kind in ((algorithm, Algorithm), (mechanism, Mechanism)):
         if not isinstance(value, kind):
             raise TypeError(
-                "train takes an Algorithm, as dpsgd(loss_fn, optimizer) returns it, and then a "
-                f"Mechanism, got a {type(value).__name__} in place of the {kind.__name__}"
+                "train takes an Algorithm, from dpsgd(loss_fn, optimizer), and then a Mechanism, "
+                f"got a {type(value).__name__} in place of the {kind.__name__}"
             )
     if (refinement is None) != (mechanism.full_sums is None):
         raise ValueError(
-            "a refinement is made of sums that the mechanism has none of: give it full_sums"
+            "refinement needs mechanism.full_sums, got None; pass Mechanism(..., full_sums=...)"
             if refinement
-            else "the mechanism releases sums over all rows: give what is made of them, refinement="
+            else "mechanism.full_sums needs refinement=, got None; pass both or neither"
         )
     root = RootKey.from_entropy() if root is None else root
     RootKey.require(root)
@@ -152,26 +157,28 @@ def train(
     journal = _Callback(job, root.begin_run(), on_block)
     if root.insecure and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
-    if found := not_finite(columns):
+    if paths := not_finite(columns):
         warnings.warn(
-            f"{', '.join(f'data{path}' for path in found)}: there is NaN or infinity among them; a "
-            "gradient that is not finite counts as zero, so that nothing is learned from its "
-            "example (this warning looked at private rows: no guarantee covers it)",
+            f"{', '.join(f'data{path}' for path in paths)}: NaN or infinity; an example "
+            "whose gradient is not finite counts as zero (this warning looked at private rows, "
+            "which no guarantee covers)",
             stacklevel=2,
         )
-    whole = mechanism.num_steps
+    num_steps = mechanism.num_steps
     try:
         end = job.train(job.start(), root, journal)
     except BaseException as error:
-        stopped = guarantee.stopped(journal.done, whole)
+        stopped = guarantee.stopped(journal.done, num_steps)
         error.add_note(f"training was cut short: {stopped.sentence()}")
         raise
     done = int(end.step)
-    return Trained(end.params, guarantee if done == whole else guarantee.stopped(done, whole))
+    return Trained(
+        end.params, guarantee if done == num_steps else guarantee.stopped(done, num_steps)
+    )
 
 
 class _Callback(Journal):
-    """Calls `on_block` after each block."""
+    """Journal that calls `on_block` after each block."""
 
     def __init__(
         self, job: Training, name: str, on_block: Callable[[int, PyTree], bool | None] | None
@@ -188,12 +195,14 @@ class _Callback(Journal):
 
 
 def not_finite(tree: PyTree) -> list[str]:
-    """Returns the paths of the arrays with NaN or infinity; those of the host are read in parts.
+    """Returns the paths of arrays with NaN or infinity.
+
+    Arrays of the host are read in parts.
 
     >>> not_finite({"x": np.array([1.0, np.nan]), "y": np.array([0, 1])})
     ["['x']"]
     """
-    found = []
+    paths = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
@@ -201,8 +210,8 @@ def not_finite(tree: PyTree) -> list[str]:
             finite = bool(jnp.isfinite(leaf).all())
         else:
             rows = max(1, _READ_BYTES * len(leaf) // max(1, leaf.nbytes))
-            parts = (leaf[i : i + rows] for i in range(0, len(leaf), rows))
-            finite = all(bool(np.isfinite(part).all()) for part in parts)
+            chunks = (leaf[i : i + rows] for i in range(0, len(leaf), rows))
+            finite = all(bool(np.isfinite(chunk).all()) for chunk in chunks)
         if not finite:
-            found.append(jax.tree_util.keystr(path))
-    return found
+            paths.append(jax.tree_util.keystr(path))
+    return paths

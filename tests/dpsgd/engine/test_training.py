@@ -343,7 +343,7 @@ def test_data_that_are_not_finite_give_a_warning_that_tells_where_and_no_more(
         rows = data()
         rows["x"][-count:, 1] = bad
         rows = jax.tree.map(jnp.asarray, rows) if on_device else rows
-        with pytest.warns(UserWarning, match=r"^data\['x'\]: there is NaN or infinity") as caught:
+        with pytest.warns(UserWarning, match=r"^data\['x'\]: NaN or infinity") as caught:
             params = trained(columns=rows)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
         said += [str(warning.message) for warning in caught]
