@@ -1,1 +1,1 @@
-"""Many runs from one file, and what they show together: `dpsgd sweep`."""
+"""Sweeps: many runs from one file, and their joint results (`dpsgd sweep`)."""

@@ -1,6 +1,6 @@
-"""A sweep as its file asks for it: every combination of the values in its grids, repeated.
+"""Configuration of a sweep: every combination of the values in its grids, repeated.
 
-`dpsgd sweep --help` (`experiments/cli/commands/sweep.py`) shows such a file.
+`dpsgd sweep --help` (`experiments/cli/commands/sweep.py`) shows a file.
 """
 
 from __future__ import annotations
@@ -31,32 +31,36 @@ from experiments.results.table import (
 from samplers.settings import SETTINGS, SamplerSettings
 
 SHIPPED = Path(__file__).parent
-"""The papers' experiments as files; a sweep can be asked for by the name of one."""
+"""Folder of the papers' experiments; a file can be named without path and suffix."""
 
 DEFAULTS: dict[str, Any] = {
     **{name: getattr(Settings, name) for name in ("batch_size", "epochs", "learning_rate")},
     "l2_clip_norm": Settings.l2_clip_norm,
     "bands": 1,
 }
-"""Axes of a grid that names no values for them."""
+"""Values of axes that a grid does not name."""
 
 OUTSIDE_PRIVACY = ("l2_clip_norm", "bands")
-"""Axes on which a run without privacy has no place, beside those of privacy."""
+"""Axes beside `PRIVACY` that a run without privacy does not have."""
 
 Cells = dict[str, dict[str, Any]]
-"""Options of runs that are alike but for their randomness, by names fit for folders."""
+"""Options of runs that differ only in their randomness, by folder name."""
 
 
 def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Returns every combination of the values of axes, each one value or a list, as options.
+    """Returns every combination of the values of axes, as options.
+
+    Args:
+      axes: One value or a list for each axis.
+      where: Place in the file, for error messages.
 
     Raises:
-      ValueError: if an axis has no value or holds one twice, a number is not finite and positive,
-        or a sampler is unknown or names a size.
+      ValueError: If an axis has no value or a repeated one, a number is not finite and positive, or
+        a sampler is unknown or names a size.
     """
     lists = {}
-    for name, given in axes.items():
-        values = given if isinstance(given, list) else [given]
+    for name, value_or_list in axes.items():
+        values = value_or_list if isinstance(value_or_list, list) else [value_or_list]
         if not values:
             raise ValueError(f"{where}: {name} needs a value at least")
         if any(values.count(value) > 1 for value in values):
@@ -64,44 +68,50 @@ def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         for i, value in enumerate(values):
             number = name in AXES and isinstance(value, int | float)
             if number and not 0 < value <= sys.float_info.max:
-                shown = f"{value!s:.20}"
-                raise ValueError(f"{where}: {name}[{i}] must be finite and > 0, got {shown}")
+                text = f"{value!s:.20}"
+                raise ValueError(f"{where}: {name}[{i}] must be finite and > 0, got {text}")
         lists[name] = values
     lists["sampler"] = samplers_of(lists["sampler"], where)
     for name in IN_SAMPLER:
         lists[name] = [checked(v, int, f"{where}, {name}") for v in lists.get(name, ())] or [None]
-    found = []
+    combos = []
     for combination in itertools.product(*lists.values()):
         options = dict(zip(lists, combination, strict=True))
         sizes = {name: options.pop(name) for name in IN_SAMPLER}
         fields = {field.name for field in dataclasses.fields(options["sampler"])}
-        own = {k: v for k, v in sizes.items() if k in fields and v is not None}
-        found.append({**options, "sampler": dataclasses.replace(options["sampler"], **own)})
-    return found
+        sized = {k: v for k, v in sizes.items() if k in fields and v is not None}
+        combos.append({**options, "sampler": dataclasses.replace(options["sampler"], **sized)})
+    return combos
 
 
 def samplers_of(given: Sequence[Any], where: str) -> list[SamplerSettings]:
-    """Returns samplers by name, or by tables of a name and settings, with sizes yet to be set.
+    """Returns samplers from names, or tables of a name and settings.
+
+    Sizes are set later, from their axes.
+
+    Args:
+      given: Names or tables.
+      where: Place in the file, for error messages.
 
     Raises:
-      ValueError: if there is no such sampler, or a size is among its own settings.
+      ValueError: If a sampler is unknown, or names a size.
     """
-    found: list[Any] = []
-    for i, one in enumerate(given):
-        at = f"{where}, sampler[{i}]"
-        fields = dict(one) if isinstance(one, dict) else {"name": one}
+    samplers: list[Any] = []
+    for i, entry in enumerate(given):
+        place = f"{where}, sampler[{i}]"
+        fields = dict(entry) if isinstance(entry, dict) else {"name": entry}
         name = fields.pop("name", None)
         if not isinstance(name, str) or name not in SETTINGS:
-            raise ValueError(f"{at}: there is no sampler {name!r}; there are {', '.join(SETTINGS)}")
+            raise ValueError(f"{place}: unknown sampler {name!r}; choose of {', '.join(SETTINGS)}")
         for axis in IN_SAMPLER:
             if axis in fields:
-                raise ValueError(f"{at}: {axis} is an axis of the grid")
-        found.append(build(SETTINGS[name], fields, at))
-    return found
+                raise ValueError(f"{place}: {axis} is an axis of the grid; set it there")
+        samplers.append(build(SETTINGS[name], fields, place))
+    return samplers
 
 
 def name_of(options: Mapping[str, Any]) -> str:
-    """Returns every value by which options differ from others, fit for a folder.
+    """Returns a folder name with every value that distinguishes options.
 
     >>> from samplers.settings import SETTINGS
     >>> options = {"learning_rate": 3e-3, "l2_clip_norm": 4.0, "bands": 1}
@@ -113,30 +123,30 @@ def name_of(options: Mapping[str, Any]) -> str:
     >>> name_of({"sampler": SETTINGS["poisson"](), "train": "a/b|c"})
     'poisson-traina%2Fb%7Cc'
     """
-    sampler, without = options["sampler"], options.get("non_private")
+    sampler, non_private = options["sampler"], options.get("non_private")
     sizes = {axis: getattr(sampler, axis, None) for axis in IN_SAMPLER}
-    values = {**options, **sizes, **(dict.fromkeys(OUTSIDE_PRIVACY) if without else {})}
-    others = [name for name in options if name not in (*AXES, "sampler", "non_private")]
-    parts = [
+    values = {**options, **sizes, **(dict.fromkeys(OUTSIDE_PRIVACY) if non_private else {})}
+    other_names = [name for name in options if name not in (*AXES, "sampler", "non_private")]
+    pairs = [
         f"{AXES[axis].short if axis in AXES else axis}{_quoted(value)}"
-        for axis in (*AXES, *others)
+        for axis in (*AXES, *other_names)
         if (value := values.get(axis)) is not None and (axis, value) != ("bands", 1)
     ]
-    own = sampler_settings(sampler).split()
-    return "-".join([sampler.name, *own, *(["nonprivate"] if without else []), *parts])
+    words = sampler_settings(sampler).split()
+    return "-".join([sampler.name, *words, *(["nonprivate"] if non_private else []), *pairs])
 
 
 def _quoted(value: Any) -> str:
-    parts = value if isinstance(value, tuple | list) else [value]
-    return "+".join(quote(x, safe="") if isinstance(x, str) else digits(x) for x in parts)
+    values = value if isinstance(value, tuple | list) else [value]
+    return "+".join(quote(x, safe="") if isinstance(x, str) else digits(x) for x in values)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Runs that one panel of the figure shows: every combination of the values of its axes.
+    """Runs of one panel: every combination of the values of its axes.
 
-    Where `tune` names axes, the panel and the tables show for each point the values of them that
-    are best together on the validation rows. Grids with one title are one panel.
+    With `tune`, the panel and the tables show for each point the values of these axes that are best
+    together on the validation rows. Grids with one title share a panel.
     """
 
     x: str
@@ -152,34 +162,38 @@ class Grid:
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], where: str) -> Grid:
-        """Returns the grid that a table of a file asks for.
+        """Returns the grid that a table of a file describes.
+
+        Args:
+          table: Table of the file.
+          where: Place in the file, for error messages.
 
         Raises:
-          ValueError: if it cannot be; the line begins with `where`.
+          ValueError: If the table is invalid.
         """
-        own = {f.name for f in dataclasses.fields(cls)} - {"axes"}
-        axes = {name: value for name, value in table.items() if name not in own}
-        mine = {k: v for k, v in table.items() if k in own}
-        if isinstance(tune := mine.get("tune"), str):
-            mine["tune"] = [tune]
-        grid = build(cls, mine | {"axes": axes}, where)
-        known = {*known_options(), *IN_SAMPLER} - {*Sweep.SEEDS, "non_private"}
+        fields = {f.name for f in dataclasses.fields(cls)} - {"axes"}
+        axes = {name: value for name, value in table.items() if name not in fields}
+        settings = {k: v for k, v in table.items() if k in fields}
+        if isinstance(tune := settings.get("tune"), str):
+            settings["tune"] = [tune]
+        grid = build(cls, settings | {"axes": axes}, where)
+        options = {*known_options(), *IN_SAMPLER} - {*Sweep.SEEDS, "non_private"}
         for name in axes:
-            if name not in known:
-                hint = near(name, known) or f": there are {', '.join(known)}"
+            if name not in options:
+                hint = near(name, options) or f": there are {', '.join(options)}"
                 raise ValueError(f"{where}: {name!a} is unknown{hint}")
-        given = [name for name in PRIVACY if name in axes]
-        if len(given) > 1:
-            raise ValueError(f"{where}: give {' or '.join(given)}, not both")
-        if not (given or grid.non_private):
+        privacy_axes = [name for name in PRIVACY if name in axes]
+        if len(privacy_axes) > 1:
+            raise ValueError(f"{where}: give {' or '.join(privacy_axes)}, not both")
+        if not (privacy_axes or grid.non_private):
             raise ValueError(f"{where}: give {', '.join(PRIVACY)} or non_private = true")
-        for role, one in (("x", grid.x), *(("tune", name) for name in grid.tune)):
-            if one not in {**DEFAULTS, **axes}:
-                there = ", ".join(map(repr, {**dict.fromkeys(AXES), **axes}))
-                problem = "has no value here" if one in AXES else f"is none of {there}"
-                raise ValueError(f"{where}, {role}: {one!a} {problem}")
+        for role, axis in (("x", grid.x), *(("tune", name) for name in grid.tune)):
+            if axis not in {**DEFAULTS, **axes}:
+                listed = ", ".join(map(repr, {**dict.fromkeys(AXES), **axes}))
+                problem = "has no value here" if axis in AXES else f"is none of {listed}"
+                raise ValueError(f"{where}, {role}: {axis!a} {problem}")
         if grid.x in grid.tune:
-            raise ValueError(f"{where}: x and tune are both {grid.x}: what is tuned is not seen")
+            raise ValueError(f"{where}: x and tune are both {grid.x}; tune another axis")
         grid.cells(where)
         return grid
 
@@ -187,28 +201,28 @@ class Grid:
         """Returns every combination of the values of its axes.
 
         Raises:
-          ValueError: for a value that cannot be; the line begins with `where`.
+          ValueError: For an invalid value; the message begins with `where`.
         """
         if "sampler" not in self.axes:
             raise ValueError(f"{where}: sampler is missing")
         private = any(name in self.axes for name in PRIVACY)
-        found = product({**DEFAULTS, **self.axes}, where) if private else []
+        cells = product({**DEFAULTS, **self.axes}, where) if private else []
         if self.non_private:
             # Without privacy nothing is clipped: one cell, whatever norms the grid has.
-            axes, without = {**DEFAULTS, **self.axes}, {*PRIVACY, *WITH_NOISE}
-            rest = {name: values for name, values in axes.items() if name not in without}
-            rest |= {name: DEFAULTS[name] for name in OUTSIDE_PRIVACY}
-            found += [{**options, "non_private": True} for options in product(rest, where)]
-        return {name_of(options): options for options in found}
+            axes, of_privacy = {**DEFAULTS, **self.axes}, {*PRIVACY, *WITH_NOISE}
+            plain = {name: values for name, values in axes.items() if name not in of_privacy}
+            plain |= {name: DEFAULTS[name] for name in OUTSIDE_PRIVACY}
+            cells += [{**options, "non_private": True} for options in product(plain, where)]
+        return {name_of(options): options for options in cells}
 
 
 class OfTask:
-    """A file that names what is trained: a task by name, or a table of a name and its settings."""
+    """File that names the task to train, by name or a table of name and settings."""
 
     task: str | Mapping[str, Any]
 
     def check_task(self) -> None:
-        """Raises ValueError if no task is named, or its data are."""
+        """Raises ValueError if the file names no task, or its data."""
         if not isinstance(self.task_name, str):
             raise ValueError("task: name is missing")
         if "data" in self.settings:
@@ -216,23 +230,23 @@ class OfTask:
 
     @property
     def task_name(self) -> Any:
-        """The name of the task."""
+        """Name of the task."""
         return self.task if isinstance(self.task, str) else self.task.get("name")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The task's own settings, as far as they are given."""
-        given = {} if isinstance(self.task, str) else self.task
-        return {name: value for name, value in given.items() if name != "name"}
+        """Settings of the task in the file."""
+        table = {} if isinstance(self.task, str) else self.task
+        return {name: value for name, value in table.items() if name != "name"}
 
 
 @dataclass(frozen=True)
 class Sweep(OfTask):
-    """What a file asks for.
+    """Sweep as its file describes it.
 
-    The runs of a sweep with `repetitions` draw their randomness from the operating system, as any
-    run does. With `insecure_seeds` the same file gives the same numbers again, and no run has a
-    guarantee: that is for public data only.
+    With `repetitions` the runs draw their randomness from the operating system. With
+    `insecure_seeds` the file reproduces its numbers, and no run has a guarantee: for public data
+    only.
     """
 
     title: str
@@ -252,9 +266,9 @@ class Sweep(OfTask):
     """Direction in which the headline metric improves, if it is not the task's own."""
 
     OF_GRID: ClassVar[tuple[str, ...]] = ("sampler", *AXES, "non_private")
-    """Options of a run that a grid decides."""
+    """Options of a run that its grid sets."""
     SEEDS: ClassVar[tuple[str, ...]] = ("insecure_seed",)
-    """Options of a run that neither a grid nor all runs have."""
+    """Options that neither a grid nor the table of all runs may set."""
 
     def __post_init__(self) -> None:
         if (self.repetitions is None) == (not self.insecure_seeds):
@@ -269,40 +283,42 @@ class Sweep(OfTask):
         if not self.grid:
             raise ValueError("grid is missing: give at least one [[grid]]")
         self.check_task()
-        known = known_options().keys() - {*self.OF_GRID, *self.SEEDS}
+        names = known_options().keys() - {*self.OF_GRID, *self.SEEDS}
         for name in self.run:
             if name in self.OF_GRID:
                 raise ValueError(f"run: {name} belongs into a [[grid]]")
-            if name not in known:
-                raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(known))}")
+            if name not in names:
+                raise ValueError(f"run: {name!a} is unknown; there are {', '.join(sorted(names))}")
 
     @property
     def panels(self) -> list[list[Grid]]:
-        """The grids of each panel: one, or those that share its title, axis and tuned axes."""
-        found: dict[Any, list[Grid]] = {}
+        """Grids by panel: one grid, or those with equal title, axis and tuned axes."""
+        panels: dict[Any, list[Grid]] = {}
         for number, grid in enumerate(self.grid):
-            found.setdefault((grid.title or number, grid.x, grid.tune), []).append(grid)
-        return list(found.values())
+            panels.setdefault((grid.title or number, grid.x, grid.tune), []).append(grid)
+        return list(panels.values())
 
     @classmethod
     def read(cls, path: Path) -> Sweep:
-        """Reads a sweep from a TOML file, or from the shipped one of that name.
+        """Reads a sweep from a TOML file, or from the shipped file of that name.
 
         Raises:
-          ValueError: if it asks for something that is not there or not possible; the line names the
-            file and the key.
-          OSError: if it cannot be read.
+          ValueError: If it is invalid; the message names the file and the key.
+          OSError: If it cannot be read.
         """
         file = file_of(path)
         return cls.parse(file.read_bytes(), str(file))
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> Sweep:
-        """Returns the sweep that is asked for by `content`, a TOML file.
+        """Returns the sweep that a TOML file describes.
+
+        Args:
+          content: Content of the file.
+          where: Path of the file, for error messages.
 
         Raises:
-          ValueError: if it asks for something that is not there or not possible; the line begins
-            with `where` and names the key.
+          ValueError: If it is invalid; the message names the key.
         """
         fields = tables(content, where)
         if fields.keys() & {"target_epsilon", "mean_trials", "score"}:
@@ -321,7 +337,7 @@ class Sweep(OfTask):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One repetition of a cell: a combination of the values of a grid's axes."""
+    """Repetition of a cell, a combination of the values of a grid's axes."""
 
     cell: str
     """Name of the cell."""
@@ -331,37 +347,42 @@ class PlannedRun:
 
 
 def plan(sweep: Sweep, folder: Path, where: str) -> list[PlannedRun]:
-    """Returns the runs of a sweep, each once, in the order of its file.
+    """Returns the runs of a sweep, each once, in the file's order.
 
-    The initial parameters of a repetition are its own, and alike for all cells: so that cells are
-    compared from the same beginnings, and error bars hold all that is random.
+    Each repetition has its own initial parameters, equal for all cells: cells are compared from
+    equal starts, and error bars include all randomness.
+
+    Args:
+      sweep: Sweep to plan.
+      folder: Folder of the run directories.
+      where: Path of the file, for error messages.
 
     Raises:
-      ValueError: for a setting of the wrong type, or a configuration that cannot be run.
+      ValueError: For a setting of the wrong type, or a configuration that cannot run.
     """
     seeds = sweep.insecure_seeds or (None,) * (sweep.repetitions or 0)
     cells = {name: options for grid in sweep.grid for name, options in grid.cells(where).items()}
     runs = []
     for (name, options), (number, seed) in itertools.product(cells.items(), enumerate(seeds)):
-        # What a sweep does not ask for is no part of what it compares.
+        # Calibration only if the sweep asks for it.
         settings = {"calibration": "none", **sweep.run, **options, "insecure_seed": seed}
         settings["bands"] = None if options["bands"] == 1 else options["bands"]
-        if "non_private" in options:  # asked of all runs, and this one has no noise and no clipping
-            kept = {name: x for name, x in settings.items() if name not in WITH_NOISE}
-            settings = kept | {"calibration": "none"}
+        if "non_private" in options:  # without the options of noise and clipping
+            plain = {name: x for name, x in settings.items() if name not in WITH_NOISE}
+            settings = plain | {"calibration": "none"}
         spec = checked_spec(settings, f"{where}, run")
-        begun = spec.init_seed + (number if seed is None else seed)
-        spec = dataclasses.replace(spec, init_seed=begun % 2**32)
+        init_seed = spec.init_seed + (number if seed is None else seed)
+        spec = dataclasses.replace(spec, init_seed=init_seed % 2**32)
         repetition = f"r{number}" if seed is None else f"seed{seed}"
         runs.append(PlannedRun(name, spec, folder / f"{name}-{repetition}"))
     return runs
 
 
 def tables(content: bytes, where: str) -> dict[str, Any]:
-    """Returns what a TOML file holds, with its grids as a list of tables.
+    """Returns the content of a TOML file, with its grids as a list of tables.
 
     Raises:
-      ValueError: if it is not TOML, or its grids are no tables; the line begins with `where`.
+      ValueError: If it is not TOML, or its grids are not tables; the message begins with `where`.
     """
     try:
         fields = tomllib.loads(content.decode())
@@ -376,18 +397,22 @@ def tables(content: bytes, where: str) -> dict[str, Any]:
 
 
 def file_of(path: Path, folder: Path = SHIPPED) -> Path:
-    """Returns `path` if there is such a file, or the one of that name that is shipped in `folder`.
+    """Returns `path` if it is a file, or the shipped file of that name.
 
-    A folder is no such file: `dpsgd sweep NAME store --out NAME` can be said again.
+    A folder does not count: `dpsgd sweep NAME store --out NAME` can be repeated.
+
+    Args:
+      path: Path or name.
+      folder: Folder of the shipped files.
 
     Raises:
-      FileNotFoundError: if there is neither.
+      FileNotFoundError: If there is neither.
     """
     if path.exists() and not path.is_dir():
         return path
     shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
-    others = {file.stem for file in SHIPPED.rglob("*.toml")} - shipped.keys()
-    if str(path) in others:
+    elsewhere = {file.stem for file in SHIPPED.rglob("*.toml")} - shipped.keys()
+    if str(path) in elsewhere:
         mend = "is a private selection: add" if folder == SHIPPED else "shows every run: leave out"
         raise ValueError(f"{path} {mend} --private")
     if str(path) not in shipped:

@@ -1,4 +1,4 @@
-"""A sweep from its file to its summary: every run that is not finished yet is carried out."""
+"""Engine of a sweep, from its file to its summary: it carries out all unfinished runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from experiments.sweeps.workers import carry_out, metric_names, most_useful, tim
 from samplers import Population
 
 ASKED = "sweep.toml"
-"""The sweep as it was asked for."""
+"""Copy of the sweep's file."""
 
 
 def run_sweep(
@@ -50,16 +50,24 @@ def run_sweep(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Summary:
-    """Carries out every run of a sweep that is not finished, and returns what all of them show.
+    """Carries out the unfinished runs of a sweep and returns its summary.
 
-    A run is known by its folder, `out/runs/NAME`, its configuration in there, and the digest of
-    its data. Finished ones stay as they are, so a sweep that was stopped, killed or made larger
-    resumes; what was changed meanwhile but the data (code, versions, machine) is said.
+    A run is identified by its folder, `out/runs/NAME`, its configuration, and the digest of its
+    data. Finished runs stay, so that a stopped, killed or enlarged sweep resumes; changes meanwhile
+    (code, versions, machine) are reported.
+
+    Args:
+      sweep: Sweep to run.
+      data: Path of the task's data; None for a task without.
+      out: Folder of the sweep.
+      where: Path of the file, for error messages.
+      workers: Number of runs at once; by default `most_useful`.
+      progress: Function of one line of text.
 
     Raises:
-      ValueError: before any run, for a sweep that cannot be run, or where a folder holds another
-        run than the one of its name; afterwards, if runs failed.
-      Stopped: if SIGTERM or SIGINT asked for it.
+      ValueError: Before any run, for a sweep that cannot run, or a folder with another run;
+        afterwards, if runs failed.
+      Stopped: If SIGTERM or SIGINT asked for it.
     """
     progress("looking at what is finished")
     runs, record, programs, _, digest = _checked(sweep, data, out, where, workers)
@@ -72,9 +80,9 @@ def run_sweep(
     failed = []
     if todo:
         try:
-            for one, message in carry_out(record, todo, workers or most_useful(), progress):
+            for run, message in carry_out(record, todo, workers or most_useful(), progress):
                 if message.kind == "failed":
-                    failed.append(f"{one.out.name}: {message.text}")
+                    failed.append(f"{run.out.name}: {message.text}")
         except Stopped as stopped:
             raise Stopped(f"{stopped}: the same command resumes") from None
     if failed:
@@ -91,19 +99,19 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a sweep, or a panel of it, is going to take."""
+    """Predicted time of a sweep, or of a panel of it."""
 
     title: str
     runs: int
     steps: int
-    """Of all runs together."""
+    """Number of steps of all runs together."""
     seconds: float
-    """That these steps take here, one run after another."""
+    """Seconds of these steps on this device, one run after another."""
     longest: float
     """Seconds of the longest run."""
 
     def hours(self, devices: int) -> float:
-        """Returns the hours on so many devices like this one, each with a run at a time."""
+        """Returns the hours on `devices` devices like this one, one run each."""
         return max(self.seconds / devices, self.longest) / 3600
 
 
@@ -115,13 +123,20 @@ def forecast(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Forecast], str]:
-    """Returns what each panel and then the whole sweep take, and by which device.
+    """Returns the predicted time of each panel and the sweep, and the device.
 
-    A few steps of each program are timed on generated rows, as one of `workers` would take them.
-    Compiling, audits and evaluations come on top.
+    A few steps of each program are timed on generated rows, on the share of a worker. Compiling,
+    audits and evaluations take further time.
+
+    Args:
+      sweep: Sweep to time.
+      data: Path of the task's data; None for a task without.
+      where: Path of the file, for error messages.
+      workers: Number of runs at once; by default `most_useful`.
+      progress: Function of one line of text.
 
     Raises:
-      ValueError: for a sweep that cannot be run.
+      ValueError: For a sweep that cannot run.
     """
     runs, record, programs, population, _ = _checked(sweep, data, Path(), where, workers)
     _check_metrics(sweep, record, where)
@@ -136,9 +151,9 @@ def forecast(
         cost.setdefault(run.cell, []).append((steps, steps * step_seconds[program]))
 
     def sums(title: str, cells: Iterable[str]) -> Forecast:
-        each = [one for cell in cells for one in cost[cell]]
-        steps, seconds = zip(*each, strict=True)
-        return Forecast(title, len(each), sum(steps), sum(seconds), max(seconds))
+        times = [time for cell in cells for time in cost[cell]]
+        steps, seconds = zip(*times, strict=True)
+        return Forecast(title, len(times), sum(steps), sum(seconds), max(seconds))
 
     panels = [
         sums(grids[0].title or f"panel {number}", {cell for grid in grids for cell in grid.cells()})
@@ -150,64 +165,65 @@ def forecast(
 def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
     """Returns the task that a sweep trains.
 
+    Args:
+      sweep: File that names the task.
+      data: Path of its data; None for a task without.
+      where: Path of the file, for error messages.
+
     Raises:
-      ValueError: if there is no such task.
+      ValueError: If the task is unknown, or its data are missing or unexpected.
     """
-    found = find_task(sweep.task_name)
+    task = find_task(sweep.task_name)
     settings = {**sweep.settings, **({} if data is None else {"data": str(data.resolve())})}
-    if isinstance(found, type):
-        if data is None and needs_data(found):
+    if isinstance(task, type):
+        if data is None and needs_data(task):
             raise ValueError(
-                f"{where}: its data are missing: name where the rows of the task {sweep.task_name} "
-                "lie, after the file"
+                f"{where}: the task {sweep.task_name} needs data; give their path after the file"
             )
-        return made_of(found, settings, sweep.task_name, f"{where}, task")
+        return made_of(task, settings, sweep.task_name, f"{where}, task")
     if settings:
         raise ValueError(
-            f"{where}: {sweep.task_name} is a task as it stands, and takes no "
-            f"{' and no '.join(settings)}"
+            f"{where}: {sweep.task_name} is a task object; leave out {' and '.join(settings)}"
         )
-    return found
+    return task
 
 
 def is_sweep(folder: Path) -> bool:
-    """Returns whether a sweep was begun in `folder`."""
+    """Returns True if `folder` holds a sweep."""
     return (folder / RUNS).is_dir()
 
 
 def read(folder: Path) -> Summary:
-    """Returns what the sweep in `folder` shows: by its file and its runs, as they are now.
+    """Returns the summary of the sweep in `folder`, from its file and runs.
 
     Raises:
-      FileNotFoundError: if the sweep, or a run of it, is not finished.
-      ValueError: if a file is damaged, or a run is not the one of its name.
+      FileNotFoundError: If the sweep, or a run of it, is not finished.
+      ValueError: If a file is damaged, or a folder holds another run.
     """
     file = folder / ASKED
     if not file.exists():
-        raise FileNotFoundError(
-            f"{folder} is a sweep that is not finished: the command that began it resumes it"
-        )
+        raise FileNotFoundError(f"{folder} is an unfinished sweep; repeat its command to resume it")
     sweep = Sweep.parse(file.read_bytes(), str(file))
     return _summary(sweep, plan(sweep, folder / RUNS, str(file)))
 
 
 class _Checked(NamedTuple):
-    """A sweep whose runs can all be begun."""
+    """Sweep whose runs can all begin."""
 
     runs: list[PlannedRun]
     task: dict[str, Any]
-    """The record of what they train."""
+    """Record of the task."""
     programs: list[Hashable]
-    """What decides the shapes of each run's compiled program."""
+    """Key of each run's compiled program, see `_program`."""
     population: Population
     digest: str
-    """What names the data."""
+    """Digest of the data."""
 
 
 def _checked(
     sweep: Sweep, data: Path | None, out: Path, where: str, workers: int | None
 ) -> _Checked:
-    """Returns the runs of a sweep, each of which fits the data."""
+    """Returns the runs of a sweep, each checked against the data."""
     if workers is not None and workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     runs = [
@@ -226,22 +242,22 @@ def _checked(
 
 
 def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError if the task measures no metric that the sweep shows or tunes by."""
+    """Raises ValueError if the task lacks a metric that the sweep shows or tunes by."""
     tuned = [name for grid in sweep.grid for name in grid.tune]
     if not (tuned or sweep.headline):
         return
     metrics, description = metric_names(task), task["description"]
-    own = {name: description.get(name) for name in ("headline", "better")}
+    stated = {name: description.get(name) for name in ("headline", "better")}
     try:
-        shown = Headline.of(Table.of_rows([own], metrics), sweep.headline, sweep.better)
+        first = Headline.of(Table.of_rows([stated], metrics), sweep.headline, sweep.better)
     except ValueError as error:
         raise ValueError(f"{where}, headline: {error}") from None
-    if tuned and shown.better is None:
-        raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {shown.name}?')
-    if tuned and shown.on("validation", metrics) is None:
+    if tuned and first.better is None:
+        raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {first.name}?')
+    if tuned and first.on("validation", metrics) is None:
         raise ValueError(
             f"{where}, tune: {tuned[0]} is chosen on validation rows, of which the task "
-            f"{sweep.task_name} measures no {shown.name.partition('_')[2] or shown.name}; it "
+            f"{sweep.task_name} measures no {first.name.partition('_')[2] or first.name}; it "
             f"measures {', '.join(metrics)}: leave tune out, or give the data validation rows"
         )
 
@@ -249,42 +265,47 @@ def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
 def _summary(
     sweep: Sweep, runs: Sequence[PlannedRun], task: Mapping[str, Any] | None = None
 ) -> Summary:
-    """Returns what the finished runs of a sweep show, once they are what they should be."""
+    """Returns the summary of a sweep's finished runs, checked against its plan."""
     finished = {run.out.name: FinishedRun.read(run.out) for run in runs}
     folder, data = runs[0].out.parent, set()
     task = task or finished[runs[0].out.name].task
     if task["name"] != sweep.task_name:
         raise ValueError(f"{folder} holds runs of the task {task['name']}")
     for run in runs:
-        found = finished[run.out.name]
-        _refuse_another(run, task, found.task, found.spec)
-        data.update(found.data)
+        result = finished[run.out.name]
+        _refuse_another(run, task, result.task, result.spec)
+        data.update(result.data)
     if len(data) > 1 or None in data:
         raise ValueError(
-            f"{folder} holds runs on different data, or runs that do not say on which: they show "
-            "nothing together"
+            f"{folder} holds runs on different or unknown data; remove runs on other data"
         )
     places: list[dict[str, Any]] = []
-    for found in finished.values():
-        places += [place for place in found.environments if place not in places]
+    for result in finished.values():
+        places += [place for place in result.environments if place not in places]
     cells = {run.out.name: run.cell for run in runs}
     remarks = _remarks([*finished.values()])
     return Summary(sweep, task, Table.of(finished), cells, tuple(places), tuple(remarks))
 
 
 def _remarks(finished: Sequence[FinishedRun]) -> list[str]:
-    """Returns in what runs differ that should differ in the axes of their grids alone."""
+    """Returns the unplanned differences between runs."""
     changed = environment_mismatch(finished)
     remarks = [f"the runs are not alike in: {', '.join(changed)}"] if changed else []
-    for found in finished:
-        if len(found.history.attempts) > 1:
-            notes = "; ".join(found.record["notes"])
-            remarks.append(f"{found.path.name} resumed after a change: {notes}")
+    for run in finished:
+        if len(run.history.attempts) > 1:
+            notes = "; ".join(run.record["notes"])
+            remarks.append(f"{run.path.name} resumed after a change: {notes}")
     return remarks
 
 
 def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
-    """Writes a summary into the folder of its sweep, for programs and people; returns the files."""
+    """Writes a summary into its sweep's folder; returns the files.
+
+    Args:
+      summary: Summary of the sweep.
+      out: Folder of the sweep.
+      asked: Content of the sweep's file.
+    """
     contents = {
         ASKED: asked,
         "summary.md": summary.markdown().encode(),
@@ -297,7 +318,7 @@ def write(summary: Summary, out: Path, asked: bytes) -> list[Path]:
 
 
 def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
-    """Returns what decides the shapes of a run's compiled program."""
+    """Returns a key of a run's compiled program: the settings that decide its shapes."""
     spec = run.spec
     try:
         sampler = with_any_noise(spec, population).mechanism.sampler
@@ -306,24 +327,24 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
         raise ValueError(f"{where}, {run.cell}: {error}") from None
     size, several = sampler.padded_batch_size, sampler.accumulates
     kinds = type(spec.tables), type(spec.optimizer), type(spec.average)
-    how = spec.options().get("bands"), spec.clipping, spec.train, spec.compute
-    return size, several, spec.private, kinds, how
+    options = spec.options().get("bands"), spec.clipping, spec.train, spec.compute
+    return size, several, spec.private, kinds, options
 
 
 def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
-    """Returns whether a run came to its end."""
+    """Returns True if a run is finished."""
     if not run.out.exists():
         return False
     directory = RunDirectory.open(run.out, finished=False)
-    where = f"{run.out / 'config.json'} is damaged, or of another version"
+    location = f"{run.out / 'config.json'} is damaged, or of another version"
     record = directory.read_json("config.json")
-    found = RunSpec.from_record(record, where)
-    begun = checked(record.get("task"), dict[str, Any], f"{where}: task")
+    spec = RunSpec.from_record(record, location)
+    recorded_task = checked(record.get("task"), dict[str, Any], f"{location}: task")
     names = [] if set(directory.data()) == {digest} else ["data"]
     if attempts := directory.history().attempts:
         same_start = attempts[-1].terms.initial == initial_model(run.spec.init_from)
         names += [] if same_start else ["init_from"]
-    _refuse_another(run, task, begun, found, names)
+    _refuse_another(run, task, recorded_task, spec, names)
     return directory.finished
 
 
@@ -334,20 +355,12 @@ def _refuse_another(
     found: RunSpec,
     others: Sequence[str] = (),
 ) -> None:
-    """Raises ValueError if another run than the planned one was begun in its folder.
-
-    Args:
-      run: Planned run.
-      task: Record of its task.
-      begun: Record of the task of the run in its folder.
-      found: Specification of the run in its folder.
-      others: Names of further differences.
-    """
+    """Raises ValueError if a folder holds another run than the planned one."""
     names = differing(run.spec, found)
     if not names:
-        for part in ("settings", "description"):
-            ours, theirs = dict(task[part]), dict(begun.get(part) or {})
-            keys = {**ours, **theirs}.keys() - {"data"}  # wherever they lie now
+        for section in ("settings", "description"):
+            ours, theirs = dict(task[section]), dict(begun.get(section) or {})
+            keys = {**ours, **theirs}.keys() - {"data"}  # their path may differ
             names += sorted(key for key in keys if ours.get(key) != theirs.get(key))
     names += ["task"] if task["name"] != begun.get("name") else []
     if names := [*names, *others]:

@@ -1,6 +1,6 @@
-"""A private selection as its file asks for it: `dpsgd sweep --private`.
+"""Private selection from a file: `dpsgd sweep --private`.
 
-Trials differ in what is chosen, and one model is released: see `dpsgd.selection.engine`.
+Trials differ in the chosen options, and one model is released: see `dpsgd.selection.engine`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from experiments.results.metrics import Better
 from experiments.sweeps.config import OfTask, product, tables
 
 SHIPPED = Path(__file__).parent / "selections"
-"""Selections that can be asked for by name."""
+"""Folder of selections that can be named without path and suffix."""
 
 _REFUSED = ("non_private", "insecure_seed")
 
 
 @dataclass(frozen=True)
 class PrivateSweep(OfTask):
-    """What a file asks for.
+    """Private selection as its file describes it.
 
     A grid's candidates are all combinations of its values, a list standing for several; it may hold
     any setting of a run. All candidates of all grids are equally likely to be a trial.
@@ -55,22 +55,21 @@ class PrivateSweep(OfTask):
             raise ValueError("grid is missing: give at least one [[grid]]")
         for name in ("target_epsilon", *_REFUSED):
             if name in self.run or any(name in grid for grid in self.grid):
-                mend = "is of the whole selection: give it above all tables"
+                mend = "is of the whole selection; give it above all tables"
                 raise ValueError(f"{name} {'voids it' if name in _REFUSED else mend}")
         TrialCount(self.mean_trials, self.trials_shape)
 
     @property
     def count(self) -> TrialCount:
-        """The law of the number of trials."""
+        """Law of the number of trials."""
         return TrialCount(self.mean_trials, self.trials_shape)
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> PrivateSweep:
-        """Returns the selection that is asked for by `content`, a TOML file.
+        """Returns the selection that a TOML file describes.
 
         Raises:
-          ValueError: if it asks for something that is not there or not possible; the line begins
-            with `where` and names the key.
+          ValueError: If it is invalid; the message begins with `where` and names the key.
         """
         fields = tables(content, where)
         if "repetitions" in fields or "insecure_seeds" in fields:
@@ -81,36 +80,33 @@ class PrivateSweep(OfTask):
         return build(cls, fields, where)
 
     def candidates(self, where: str) -> list[RunSpec]:
-        """Returns how a trial may be trained, each once, in the order of the file.
+        """Returns the possible runs of a trial, each once, in the file's order.
 
         Raises:
-          ValueError: for a setting that is unknown or of the wrong type; the line begins with
-            `where`.
+          ValueError: For an invalid setting; the message begins with `where`.
         """
-        found: dict[str, RunSpec] = {}
+        specs: dict[str, RunSpec] = {}
         for number, grid in enumerate(self.grid, 1):
-            at = f"{where}, grid {number}"
-            for options in product({"sampler": "balls-and-bins", **grid}, at):
+            place = f"{where}, grid {number}"
+            for options in product({"sampler": "balls-and-bins", **grid}, place):
                 spec = checked_spec(
-                    {**self.run, **options, "target_epsilon": self.target_epsilon}, at
+                    {**self.run, **options, "target_epsilon": self.target_epsilon}, place
                 )
-                found.setdefault(repr(spec), spec)
-        return list(found.values())
+                specs.setdefault(repr(spec), spec)
+        return list(specs.values())
 
     def scored(self, task: Task, where: str) -> tuple[str, Better]:
-        """Returns the metric that chooses, and which of its values are better.
+        """Returns the metric that chooses the best trial, and its better direction.
 
         Raises:
-          ValueError: if neither the file nor the task says so, or it is one of training rows.
+          ValueError: If neither file nor task states them, or the metric is of training rows.
         """
         description = task.describe()
         headline = str(description.get("headline") or "")
-        own = f"validation_{headline.partition('_')[2]}" if "_" in headline else None
-        score = self.score or own
+        own_score = f"validation_{headline.partition('_')[2]}" if "_" in headline else None
+        score = self.score or own_score
         if score is None:
-            raise ValueError(
-                f"{where}: score is missing, and the task names no headline of its own"
-            )
+            raise ValueError(f"{where}: score is missing, and the task names no headline")
         if score.startswith("train"):
             raise ValueError(f"{where}: score: {score} is of rows that are protected")
         same = score.partition("_")[2] == headline.partition("_")[2]

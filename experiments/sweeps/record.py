@@ -1,4 +1,4 @@
-"""Finished sweeps as one short record: `python -m experiments.sweeps.record OUT FOLDER...`."""
+"""Short record of finished sweeps: `python -m experiments.sweeps.record OUT FOLDER...`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from experiments.sweeps.config import SHIPPED
 
 
 def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
-    """Returns where sweeps ran, how to do them again, and what each point shows.
+    """Returns the environments, commands and points of finished sweeps.
+
+    Args:
+      folders: Folders of finished sweeps, each of a shipped file.
+      note: Note for readers, such as the rows or the machine.
 
     Raises:
-      ValueError: for a folder whose sweep is not a shipped one as it is now.
-      OSError: for a folder that is not that of a finished sweep.
+      ValueError: For a sweep whose file is not a current shipped one.
+      OSError: For a folder without a finished sweep.
     """
     shipped = {file.read_bytes(): file.stem for file in sorted(SHIPPED.glob("*.toml"))}
     environments: list[Any] = []
     sweeps = []
     for folder in folders:
-        asked = (folder / engine.ASKED).read_bytes()
-        if asked not in shipped:
+        content = (folder / engine.ASKED).read_bytes()
+        if content not in shipped:
             raise ValueError(f"{folder / engine.ASKED} is not, or no longer, a shipped sweep")
-        summary, name = engine.read(folder), shipped[asked]
+        summary, name = engine.read(folder), shipped[content]
         store = " store" if "data" in summary.task["settings"] else ""
         environments += [e for e in summary.environments if e not in environments]
         points = {point.rows[0]["run"]: point for view in summary.views for point in view.points}
-        shown = dict.fromkeys(
+        metrics = dict.fromkeys(
             name for v in summary.views for name in (v.judge.name, v.headline.name)
         )
         sweeps.append(
@@ -45,25 +49,25 @@ def record(folders: Sequence[Path], note: str = "") -> dict[str, Any]:
                 "setting": summary.setting,
                 "insecure_seeds": list(summary.sweep.insecure_seeds),
                 "runs": len(summary.table.rows),
-                "results": [_result(point, shown) for point in points.values()],
+                "results": [_result(point, metrics) for point in points.values()],
             }
         )
     return {"note": note, "environments": environments, "sweeps": sweeps}
 
 
 def _result(point: Point, metrics: Iterable[str]) -> dict[str, Any]:
-    """Returns a point's settings and guarantee, and these metrics as [mean, standard deviation]."""
-    row, found = point.rows[0], point.epsilon
+    """Returns a point's settings and guarantee, with metrics as [mean, standard deviation]."""
+    row, bound = point.rows[0], point.epsilon
     sampler = f"{row['sampler']} {row['sampler_settings']}".strip()
-    where = {"sampler": sampler, **{name: row[name] for name in AXES}}
-    where |= {"optimistic": True} if point.optimistic else {}
-    where |= {"epsilon_lower": found and found.lower, "epsilon_upper": found and found.upper}
-    where |= {"noise_multiplier": point.noise_multiplier, "delta": row["delta"]}
-    shown = {name: value for name, value in where.items() if value is not None}
+    values = {"sampler": sampler, **{name: row[name] for name in AXES}}
+    values |= {"optimistic": True} if point.optimistic else {}
+    values |= {"epsilon_lower": bound and bound.lower, "epsilon_upper": bound and bound.upper}
+    values |= {"noise_multiplier": point.noise_multiplier, "delta": row["delta"]}
+    result = {name: value for name, value in values.items() if value is not None}
     for name in metrics:
-        ends = point[name].mean, point[name].sd
-        shown[name] = [end if end is None else round(end, 8) for end in ends]
-    return shown
+        mean_and_sd = point[name].mean, point[name].sd
+        result[name] = [x if x is None else round(x, 8) for x in mean_and_sd]
+    return result
 
 
 def lines(found: dict[str, Any]) -> str:

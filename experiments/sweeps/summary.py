@@ -1,4 +1,4 @@
-"""What the runs of a sweep show together: views of their table, and what must stand beside them."""
+"""Summary of a sweep's runs: views of their table, with the statements that belong beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from experiments.results.views import View
 from experiments.sweeps.config import Sweep
 
 TABLE = "runs.parquet"
-"""The table of a sweep's runs, in its folder."""
+"""File of the runs' table in a sweep's folder."""
 
 NOT_COVERED = (
     "each guarantee is that of its own run alone: to compare runs and release one of them, or what "
@@ -26,7 +26,7 @@ NOT_COVERED = (
     "choice (`accounting.SelectionProfile`)",
     "validation and test rows are covered by no guarantee",
 )
-"""What no guarantee of a run covers, once runs are compared."""
+"""Exclusions once runs are compared."""
 
 INSECURE = (
     "the seeds of these runs are written down, and with them the noise can be subtracted: no run "
@@ -40,17 +40,17 @@ class Summary:
 
     sweep: Sweep
     task: Mapping[str, Any]
-    """What was trained: its "name", "settings" and "description"."""
+    """Record of the task: "name", "settings" and "description"."""
     table: Table
     cells: Mapping[str, str]
-    """The cell of each run, by its name."""
+    """Cell of each run, by the run's name."""
     environments: tuple[dict[str, Any], ...] = ()
-    """Versions and hardware that runs were at, each once."""
+    """Distinct versions and hardware of the runs."""
     remarks: tuple[str, ...] = ()
-    """In what runs differ that should differ in the axes of their grids alone."""
+    """Unplanned differences between the runs."""
 
     def showing(self, headline: str | None, better: Better | None) -> Summary:
-        """Returns the same runs with another metric first."""
+        """Returns the same runs with another headline metric."""
         sweep = self.sweep
         if headline is not None:
             sweep = dataclasses.replace(sweep, headline=headline, better=None)
@@ -60,68 +60,68 @@ class Summary:
 
     @cached_property
     def headline(self) -> Headline:
-        """The metric that is shown.
+        """Headline metric.
 
         Raises:
-          ValueError: if the file names one that the task has not.
+          ValueError: If the file names a metric that the task lacks.
         """
         return Headline.of(self.table, self.sweep.headline, self.sweep.better)
 
     @cached_property
     def views(self) -> tuple[View, ...]:
-        """What each panel shows."""
-        found = []
+        """View of each panel."""
+        views = []
         for grids in self.sweep.panels:
-            grid, shown = grids[0], {cell for one in grids for cell in one.cells()}
-            runs = [run for run, cell in self.cells.items() if cell in shown]
+            grid, cells = grids[0], {cell for g in grids for cell in g.cells()}
+            runs = [run for run, cell in self.cells.items() if cell in cells]
             table = self.table.where(run=runs)
-            found.append(View(table, grid.x, self.headline, tune=grid.tune, title=grid.title))
-        return tuple(found)
+            views.append(View(table, grid.x, self.headline, tune=grid.tune, title=grid.title))
+        return tuple(views)
 
     @property
     def generated(self) -> str:
-        """That the rows were generated and what can be reached on them, or nothing."""
+        """Best reachable metric on generated rows, in words; empty for other rows."""
         best = self.task["description"].get("generated", {}).get(self.headline.name)
         if best is None:
             return ""
-        return f"generated rows, of which the best reachable {self.headline.label} is {best:.4f}"
+        return f"generated rows, on which the best reachable {self.headline.label} is {best:.4f}"
 
     @property
     def title(self) -> str:
-        """The title of the figure."""
+        """Title of the figure."""
         return "\n".join(filter(None, (self.sweep.title, self.generated)))
 
     @property
     def setting(self) -> str:
-        """What each number is a mean of, in a sentence."""
+        """Sentence on the runs that each number averages."""
         table = self.table
 
-        def sizes(name: str) -> str:  # alike, but for what was changed meanwhile
-            found = table.values(name) if name in table.frame.columns else []
-            return " or ".join(f"{size:,}" for size in sorted(found))
+        def sizes(name: str) -> str:  # several only after a change
+            numbers = table.values(name) if name in table.frame.columns else []
+            return " or ".join(f"{size:,}" for size in sorted(numbers))
 
         runs = list(self.cells.values())
         counts = sorted({runs.count(cell) for cell in runs})
         tested = sizes(f"{self.headline.split}_num_examples")
         noise = {row["noise"] for row in table.rows if row["noise_multiplier"]}
-        known = len(noise) == 1 and INDEPENDENT not in noise
-        many = " or ".join(map(str, counts))
-        what = f"Mean ± one standard deviation over independent runs, {many} of each"
+        alike = len(noise) == 1 and INDEPENDENT not in noise
+        each_count = " or ".join(map(str, counts))
+        means = f"Mean ± one standard deviation over independent runs, {each_count} of each"
         return (
-            f"{'Single runs' if counts == [1] else what}: models of {sizes('num_params')} "
+            f"{'Single runs' if counts == [1] else means}: models of {sizes('num_params')} "
             f"parameters, trained on {sizes('num_examples')} examples"
-            f"{f', tested on {tested}' if tested else ''}{f', by {noise.pop()}' if known else ''}"
+            f"{f', tested on {tested}' if tested else ''}{f', by {noise.pop()}' if alike else ''}"
             f"{self.generated and f': {self.generated}'}."
         )
 
     @property
     def repeated(self) -> bool:
-        """Whether a cell has several runs, so that there is a spread to be shown."""
+        """True if a cell has several runs, and thus a spread."""
         return len(self.cells) > len({*self.cells.values()})
 
     @property
     def speed(self) -> str:
-        """How long training took, in a sentence."""
+        """Sentence on the training time."""
         frame = self.table.frame
         rate = statistics.median(frame["examples_per_second"])
         return (
@@ -131,13 +131,13 @@ class Summary:
 
     @property
     def statements(self) -> list[str]:
-        """What must stand beside the numbers, each statement once."""
+        """Statements that belong beside the numbers, without repeats."""
         judge = self.views[0].judge
         chosen = judge.rows
         if judge == self.headline:
             chosen += " themselves, so that what is shown is too good"
-        found = [INSECURE] if self.sweep.insecure_seeds else []
-        found += [
+        lines = [INSECURE] if self.sweep.insecure_seeds else []
+        lines += [
             f"a run of {self.cells[point.rows[0]['run']]} costs more than the target by which its "
             "noise was chosen"
             for view in self.views
@@ -147,18 +147,18 @@ class Summary:
         metrics = self.table.metrics
         diverged = [r["run"] for r in self.table.rows if any(r[m] != r[m] for m in metrics)]
         if diverged:
-            found.append(f"the training of {', '.join(diverged)} diverged: means are of the others")
-        found += [*self.remarks, *NOT_COVERED]
+            lines.append(f"the training of {', '.join(diverged)} diverged: means are of the others")
+        lines += [*self.remarks, *NOT_COVERED]
         for row in self.table.rows:
-            found += row["not_covered"] if row["epsilon_upper"] is not None else []
-            found += [WARM_START] if WARM_START in row["notes"] else []
-        found += [
+            lines += row["not_covered"] if row["epsilon_upper"] is not None else []
+            lines += [WARM_START] if WARM_START in row["notes"] else []
+        lines += [
             f"the {' and the '.join(grid.tune).replace('_', ' ')} shown are, point by point, the "
             f"best on {chosen}"
             for grid in self.sweep.grid
             if grid.tune
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(lines))
 
     def markdown(self) -> str:
         """Returns the summary as a page of Markdown."""

@@ -1,13 +1,13 @@
-"""Several runs at once, each in a process and on processors of its own.
+"""Workers: several runs at once, each in a process with its own cores.
 
-On a CPU that is the fastest way to train small models. A step of the small preset (batch 1,024)
-takes 5.2 ms of CPU time in a process with one core, 6.3 ms with two cores for the one run, and
-6.0 ms a run where `vmap` steps three seeds at once: its work is large enough to fill a core, and
-too small to be split. So each process has its share of the cores, one as a rule; and since it knows
-of no others, a run's numbers do not depend on what else is running.
+On a CPU this is the fastest way to train small models. A step of the small preset (batch 1,024)
+takes 5.2 ms of CPU time in a process with one core, 6.3 ms with two cores for one run, and 6.0 ms
+per run if `vmap` steps three seeds at once: its work fills one core and is too small to split. Each
+process has its share of the cores, usually one, and knows of no others, so that a run's numbers do
+not depend on other runs.
 
-A process goes through many runs and keeps its compiled programs. It ends with its parent; a run
-that is cut off resumes from its checkpoint when the sweep is started again.
+A process carries out many runs and keeps its compiled programs. It ends with its parent; an
+interrupted run resumes from its checkpoint when the sweep is started again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ from experiments.tasks import TASKS
 
 @dataclass(frozen=True)
 class Message:
-    """What a process says of the run that it is at."""
+    """Message of a process about its current run."""
 
     kind: Literal["progress", "finished", "stopped", "failed"]
     text: str = ""
 
 
 def most_useful() -> int:
-    """Returns how many runs at once are fastest: one a core, or one on an accelerator."""
-    # In a process of its own: one that asks JAX for its devices may take all their memory.
+    """Returns the fastest number of concurrent runs.
+
+    It is one per core, or one on an accelerator.
+    """
+    # In another process: asking JAX for its devices may take all their memory.
     (backend,) = each(_backend, [None], 1)
     return (len(_cores()) or os.cpu_count() or 1) if backend == "cpu" else 1
 
@@ -53,9 +56,9 @@ def _backend(_: None) -> str:
 
 
 def metric_names(task: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns what a task measures of a model, by its record: of an untrained one, elsewhere."""
-    (found,) = each(_metric_names, [task], 1)
-    return found
+    """Returns the names of a task's metrics, measured on an untrained model."""
+    (names,) = each(_metric_names, [task], 1)
+    return names
 
 
 def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -66,13 +69,19 @@ def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def time_runs(task: Mapping[str, Any], specs: Sequence[RunSpec], workers: int) -> Iterator[Any]:
-    """Yields the name of one worker's device, and then the seconds of a step of each run there."""
+    """Yields the device of a worker, and then each run's seconds per step.
+
+    Args:
+      task: Record of the task.
+      specs: Configurations to time.
+      workers: Number of runs at once.
+    """
     cores = _shares(workers)[0]
-    return each(_timed, [(task, spec, cores) for spec in (None, *specs)], 1)
+    return each(_time_run, [(task, spec, cores) for spec in (None, *specs)], 1)
 
 
-def _timed(asked: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | float:
-    record, spec, cores = asked
+def _time_run(request: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> str | float:
+    record, spec, cores = request
     if cores:
         os.sched_setaffinity(0, cores)
     if spec is None:
@@ -93,18 +102,23 @@ def carry_out(
     workers: int,
     progress: Callable[[str], None],
 ) -> Iterator[tuple[PlannedRun, Message]]:
-    """Carries out runs in `workers` processes; yields each with how it ended, as it ends.
+    """Carries out runs in worker processes; yields each with its outcome.
 
-    A run begins, or resumes from its last checkpoint, on the task that each process makes of the
-    record of it. A process keeps its compiled programs: of each run, what decides its program is
-    given beside it.
+    A run begins, or resumes from its last checkpoint, with the task that the process makes from its
+    record. A process keeps its compiled programs.
+
+    Args:
+      task: Record of the task.
+      runs: Planned runs, each with a key of its compiled program.
+      workers: Number of processes.
+      progress: Function of one line of text.
 
     Raises:
-      Stopped: if SIGTERM or SIGINT asked for it, after the runs have saved where they are.
+      Stopped: If SIGTERM or SIGINT asked for it, after the runs have saved their state.
     """
     todo = list(runs)
     pool: list[_Worker] = []
-    done = 0
+    num_done = 0
     try:
         with stop_requests() as stop:
             for cores in _shares(workers)[: len(runs)]:
@@ -123,28 +137,36 @@ def carry_out(
                     worker = next(w for w in busy if w.connection is connection)
                     run, message = worker.listen()
                     if message.kind != "progress":
-                        done += message.kind == "finished"
+                        num_done += message.kind == "finished"
                         yield run, message
-                now = [f"{w.run.out.name}: {w.status}" for w in busy if w.run is not None]
-                progress("; ".join([f"{done} of {len(runs)} runs done", *now]))
+                statuses = [f"{w.run.out.name}: {w.status}" for w in busy if w.run is not None]
+                progress("; ".join([f"{num_done} of {len(runs)} runs done", *statuses]))
             if stop():
-                raise Stopped(f"stopped with {counted(len(runs) - done, 'run')} left")
+                raise Stopped(f"stopped with {counted(len(runs) - num_done, 'run')} left")
     finally:
         for worker in pool:
             worker.close()
 
 
 def next_run(todo: list[tuple[Any, Hashable]], worker: Any, pool: Sequence[Any]) -> Any:
-    """Takes a run off `todo`: of a worker's own `program`, else of one that no other is at."""
-    others = {other.program for other in pool}
-    one = min(todo, key=lambda one: (one[1] != worker.program, one[1] in others))
-    todo.remove(one)
-    run, worker.program = one
+    """Takes the next run for a worker from `todo`.
+
+    Runs of its compiled program come first, then runs of a program that no other worker has.
+
+    Args:
+      todo: Remaining runs with the keys of their programs.
+      worker: Worker that is free.
+      pool: All workers.
+    """
+    programs = {w.program for w in pool}
+    entry = min(todo, key=lambda entry: (entry[1] != worker.program, entry[1] in programs))
+    todo.remove(entry)
+    run, worker.program = entry
     return run
 
 
 class _Worker:
-    """A process with its own cores, and the run that it is at."""
+    """Process with its own cores, and its current run."""
 
     def __init__(self, task: Mapping[str, Any], cores: set[int]):
         self.settings = task, cores
@@ -155,14 +177,14 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        self.connection, theirs = SPAWN.Pipe()
-        self.process: SpawnProcess = SPAWN.Process(target=_serve, args=(theirs, *self.settings))
+        self.connection, child_end = SPAWN.Pipe()
+        self.process: SpawnProcess = SPAWN.Process(target=_serve, args=(child_end, *self.settings))
         with deaf_to_interrupts():  # Ctrl-C reaches the parent, which asks by SIGTERM
             self.process.start()
-        theirs.close()
+        child_end.close()
 
     def begin(self, run: PlannedRun) -> None:
-        """Hands it a run."""
+        """Sends a run to the process."""
         if not self.process.is_alive():  # the run before was the end of it
             self.close()
             self._start()
@@ -170,7 +192,7 @@ class _Worker:
         self.connection.send(run)
 
     def listen(self) -> tuple[PlannedRun, Message]:
-        """Returns its run, and what it says of it, or how the process ended."""
+        """Returns the run, and the process's message or its end."""
         assert self.run is not None
         run = self.run
         try:
@@ -189,13 +211,13 @@ class _Worker:
         return run, message
 
     def ask_to_stop(self) -> None:
-        """Has it save its run and stop. Asked a second time it would end without saving."""
+        """Makes the process save its run and stop, once: a second signal ends it unsaved."""
         if not self.asked_to_stop:
             self.process.terminate()
         self.asked_to_stop = True
 
     def close(self) -> None:
-        """Lets the process end, or ends it where it is at a run that is no longer wanted."""
+        """Ends the process, and its run if it has one."""
         self.connection.close()
         if self.run is not None:
             self.ask_to_stop()
@@ -207,14 +229,14 @@ def _cores() -> list[int]:
 
 
 def _shares(workers: int) -> list[set[int]]:
-    """Returns each worker's cores: equally many, so that all compute alike; empty for any."""
+    """Returns equal shares of the cores, one set per worker; empty sets for any core."""
     cores = _cores()
     size = len(cores) // workers
     return [set(cores[i * size : (i + 1) * size]) for i in range(workers)]
 
 
 def _serve(connection: Connection, task: Mapping[str, Any], cores: set[int]) -> None:
-    """The life of a worker process: a run after another, until the parent closes the connection."""
+    """Carries out runs in a worker process until the parent closes the connection."""
     if cores:
         os.sched_setaffinity(0, cores)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -224,23 +246,23 @@ def _serve(connection: Connection, task: Mapping[str, Any], cores: set[int]) -> 
 
     while True:
         try:
-            one: Any = connection.recv()
+            run: Any = connection.recv()
         except EOFError:
             return
-        connection.send(_outcome(task, one, say))
+        connection.send(_outcome(task, run, say))
 
 
-def _outcome(record: Mapping[str, Any], one: PlannedRun, say: Callable[[str], None]) -> Message:
-    """Carries out or resumes one run; returns how it ended."""
+def _outcome(record: Mapping[str, Any], planned: PlannedRun, say: Callable[[str], None]) -> Message:
+    """Carries out or resumes one run; returns its outcome."""
     from dpsgd.runs.run import resume, run
     from dpsgd.runs.task import load
 
     try:
-        task = load(record, one.out.name, kinds=TASKS)
-        if one.out.exists():
-            resume(one.out, task, progress=say)
+        task = load(record, planned.out.name, kinds=TASKS)
+        if planned.out.exists():
+            resume(planned.out, task, progress=say)
         else:
-            run(task, one.spec, one.out, name=record["name"], progress=say)
+            run(task, planned.spec, planned.out, name=record["name"], progress=say)
     except Stopped as stopped:
         return Message("stopped", str(stopped))
     except Exception as error:

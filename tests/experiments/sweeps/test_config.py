@@ -219,7 +219,7 @@ REFUSED = {
     "no side": (HEAD + 'better = "larger"\n' + GRID, "better: 'larger' is none of"),
     "no number at all": (HEAD + GRID + f"learning_rate = {10**400}\n", "must be finite"),
     "too deep": ("x = " + "[" * 100_000, "nested too deeply"),
-    "no name": (HEAD + GRID.replace('"poisson"', '["poisson"]'), "sampler[1]: there is no sampler"),
+    "no name": (HEAD + GRID.replace('"poisson"', '["poisson"]'), "sampler[1]: unknown sampler"),
     "rate of Adam": (
         HEAD + '[run]\noptimizer = "sgd"\n' + GRID,
         "grid 1: learning_rate is missing",
@@ -242,7 +242,7 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
     ("task", "problem"),
     [
         ('task = "click"', "did you mean clicks?"),
-        ('task = "clicks"', "data are missing"),
+        ('task = "clicks"', "needs data"),
         ('[task]\nname = "clicks"\nembedding_dim = 0', "embedding_dim: each size lies in"),
         ('[task]\nname = "clicks"\nhidden = [4, -1]', "hidden: each size lies in"),
         ('[task]\nname = "clicks"\nhidden = [9223372036854775807]', "hidden: each size lies in"),
@@ -250,13 +250,13 @@ def test_what_cannot_be_run_is_refused_by_file_and_key(tmp_path, text, words):
         ('[task]\nname = "clicks"\nhidden = "64"', "task, hidden: "),
         ('[task]\nname = "clicks"\nhiden = [4]', "did you mean hidden?"),
         ('[task]\nname = "tiny_task:Line"\nhidden = [4]', "'hidden' is unknown"),
-        ('[task]\nname = "tiny_task:line"\nrows = 4', "takes no rows"),
+        ('[task]\nname = "tiny_task:line"\nrows = 4', "leave out rows"),
         ('task = "tiny_task:nothing"', "has no 'nothing'"),
     ],
 )
 def test_a_task_that_cannot_be_made_is_refused_in_one_line(tmp_path, task, problem):
     sweep = read(tmp_path, f"{HEAD}{task}\n{GRID}")
-    data = None if problem == "data are missing" or "tiny" in task else tmp_path
+    data = None if problem == "needs data" or "tiny" in task else tmp_path
     with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
         task_of(sweep, data, "sweep.toml")
     assert problem in str(refused.value)
