@@ -7,12 +7,10 @@ being in `KINDS`; one from outside the package by its name, "module:QualName".
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
 import re
 import sys
 import typing
@@ -43,9 +41,6 @@ KINDS: tuple[type[BatchSampler], ...] = (
 
 DEFAULTS = {"batch_size": 1024, "epochs": 10}
 """Defaults of the settings; samplers themselves are given sizes."""
-
-_LEFT_OPEN = "Default: chosen by the task in `dpsgd train`, else {}"
-"""What is added to the words on these fields."""
 
 _OF_DATA = {field.name for field in dataclasses.fields(Population)}
 
@@ -204,7 +199,7 @@ def _fields(kind: type[BatchSampler]) -> list[dataclasses.Field]:
 
 @functools.cache
 def settings_of(kind: type[BatchSampler]) -> type[Any]:
-    """Returns the type of a sampler's settings, a frozen dataclass with the sampler's own words.
+    """Returns the type of a sampler's settings, a frozen dataclass.
 
     >>> settings_of(Shuffle)()
     Shuffle(batch_size=None, epochs=None, num_shards=1, order='redrawn')
@@ -226,13 +221,8 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
             fields.append((field.name, hint, dataclasses.field(default=default)))
     fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)
     summary = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
-    words = words_on_fields(kind)
-    for name, value in DEFAULTS.items():
-        if name in words:
-            words[name] = f"{words[name].rstrip('.')}. {_LEFT_OPEN.format(value)}."
-    lines = [f"  {name}: {words[name]}" for name, *_ in fields if name in words]
     members = {
-        "__doc__": "\n".join([summary, "", "Attributes:", *lines]) if lines else summary,
+        "__doc__": summary,
         "__module__": __name__,
         "sampler": kind,
         "name": name_of(kind),
@@ -240,32 +230,6 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     return dataclasses.make_dataclass(
         kind.__name__, fields, bases=(SamplerSettings,), namespace=members, frozen=True
     )
-
-
-def words_on_fields(kind: type) -> dict[str, str]:
-    """Returns what is written below the fields of a dataclass and its bases, each in one line."""
-    words: dict[str, str] = {}
-    for one in reversed(kind.__mro__):
-        body = _classes(one.__module__).get(one.__qualname__, []) if one is not object else []
-        for field, below in itertools.pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                words[field.target.id] = " ".join(str(below.value.value).split())
-    return words
-
-
-@functools.cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Returns the statements of each class of a module; nothing if there is no source."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError, KeyError, SyntaxError):  # as in a prompt
-        return {}
-    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 SETTINGS: dict[str, type[Any]] = {name: settings_of(kind) for name, kind in _BY_NAME.items()}

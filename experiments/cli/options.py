@@ -6,11 +6,14 @@ Runs and samplers are imported for commands about them: the help of others waits
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 import io
+import itertools
 import math
 import re
 import shutil
@@ -41,6 +44,9 @@ ORDER = [
 
 _GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
 """Where options of no part of `RunSpec` stand; all others stand in "run"."""
+
+_LEFT_OPEN = "Default: chosen by the task in `dpsgd train`, else {}"
+"""Words that follow those on sizes that a run may choose."""
 
 _NAMES = (
     "target-epsilon epsilon eps",
@@ -110,7 +116,6 @@ def command(
 def _parts(options: Mapping[str, Any]) -> dict[str, type]:
     """Returns a dataclass of options for each part of `RunSpec` that has some, with its words."""
     from dpsgd.runs.spec import PARTS, RunSpec, known_options
-    from samplers.settings import words_on_fields
 
     parts: dict[str, list[Any]] = {}
     for name, default in options.items():
@@ -150,7 +155,7 @@ def fields_of(
         hints: Mapping[str, Any] = typing.get_type_hints(kind, include_extras=True)
     except NameError:  # annotations for type checkers alone, of what is no field
         hints = field_types(kind)
-    below, found = _words(kind), []
+    below, found = words_on_fields(kind), []
     for one in dataclasses.fields(kind):
         if one.init:
             made = one.default_factory
@@ -165,17 +170,40 @@ def fields_of(
     return found
 
 
-def _words(kind: type) -> dict[str, str]:
-    """Returns what stands below the fields of a dataclass and of its bases."""
-    if settings := sys.modules.get("samplers.settings"):  # which reads each module once
-        return settings.words_on_fields(kind)
-    import docstring_parser
+def words_on_fields(kind: type) -> dict[str, str]:
+    """Returns the docstrings below the fields of a dataclass and its bases, each in one line.
 
-    found: dict[str, str] = {}
-    for one in reversed(kind.__mro__[:-1]):
-        params = docstring_parser.parse_from_object(one).params
-        found |= {param.arg_name: param.description or "" for param in params}
-    return found
+    Args:
+      kind: The dataclass; settings of a sampler have the words of the sampler.
+    """
+    words: dict[str, str] = {}
+    drawn = getattr(kind, "sampler", None)
+    for one in reversed((drawn if isinstance(drawn, type) else kind).__mro__):
+        body = _classes(one.__module__).get(one.__qualname__, []) if one is not object else []
+        for field, below in itertools.pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                words[field.target.id] = " ".join(str(below.value.value).split())
+    if isinstance(drawn, type):
+        from samplers.settings import DEFAULTS
+
+        for name in words.keys() & DEFAULTS.keys():
+            words[name] = f"{words[name].rstrip('.')}. {_LEFT_OPEN.format(DEFAULTS[name])}."
+    return words
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """Returns the statements of each class of a module; nothing if there is no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError, SyntaxError):  # as in a prompt
+        return {}
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def _parsed(hint: Any) -> Any:
@@ -231,6 +259,13 @@ def _samplers(words: Sequence[str]) -> Any:
             near = difflib.get_close_matches(name, kinds, 1)
             hint = f"did you mean sampler:{near[0]}?" if near else f"there are {', '.join(kinds)}."
             raise ValueError(f"{word}: {hint} One of your own is named sampler:module:name")
+    for kind in kinds.values():  # tyro reads the words on fields there
+        below = words_on_fields(kind)
+        lines = [
+            f"  {f.name}: {below[f.name]}" for f in dataclasses.fields(kind) if f.name in below
+        ]
+        summary = (kind.__doc__ or "").partition("\n")[0]
+        kind.__doc__ = "\n".join([summary, *(["", "Attributes:", *lines] if lines else [])])
     commands = (
         Annotated[kind, tyro.conf.subcommand(f"sampler:{name}", prefix_name=False)]
         for name, kind in kinds.items()
