@@ -28,8 +28,6 @@ from accounting.algebra.sums import RUNNING_SUM_ROUNDINGS, Atoms, Pairs
 Side = Literal["upper", "lower"]
 
 ROUNDING = 2.0**-53
-VALUE_DRIFT = 1e-10
-"""Bound on `shift` of a ratio with grids of up to 1e4 atoms and a few dozen operations."""
 FLUSH = 1e-300
 """No smaller mass is kept."""
 UNDERFLOW = 1e-303

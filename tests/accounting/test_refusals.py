@@ -21,7 +21,7 @@ from accounting import (
     calibrate_advantage,
 )
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
-from accounting.conversions import PrivacyCurve, ratio_to_privacy_loss_distribution
+from accounting.conversions import PrivacyCurve
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.multistage import add_remove_profile
 from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
@@ -60,7 +60,6 @@ BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the 
      {"epsilon": [0.0, INF], "delta": [0.0, 0.1, NAN]}),
     (calibrate_advantage, {"privacy": GaussianProfile}, {"advantage": [0.0, 1.0, -0.1, NAN]}),
     (PrivacyCurve.of, {"profile": GAUSSIAN}, {"interval": [0.0], "tail": [1.0]}),
-    (ratio_to_privacy_loss_distribution, {"ratio": FINE}, {"interval": [2.0]}),
 ]  # fmt: skip
 REFUSED = [
     *(
@@ -84,9 +83,6 @@ REFUSED = [
     (lambda: calibrate(cut, epsilon=1.0, delta=1e-6), NO_NOISE),
     (lambda: calibrate_advantage(cut, advantage=0.1), NO_NOISE + " .* larger maximum batch"),
     (lambda: PrivacyCurve.of(GaussianProfile(0.01), interval=1.0), "larger tail"),
-    (lambda: PrivacyCurve.of(GAUSSIAN, tail=1e-3).gaussian_mu(1e-6), "slack"),
-    (lambda: PrivacyCurve.of(GAUSSIAN, tail=1e-3).type_two_error(1.5), "type_one_error"),
-    (lambda: ratio_to_privacy_loss_distribution(LOWER), "lower"),
 ]
 
 
