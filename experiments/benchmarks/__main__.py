@@ -15,7 +15,7 @@ from typing import Any
 from experiments.benchmarks.case import Case
 
 AREAS = (
-    "accounting", "audit", "evidence", "gpu", "gpu_program", "ingest", "noise",
+    "accounting", "audit", "gpu", "gpu_program", "ingest", "noise",
     "papers", "samplers", "scale", "size", "step", "tables", "train", "useful",
 )  # fmt: skip
 

@@ -117,13 +117,6 @@ def defaults(target_delta: float | str = "1/n", **target: Any) -> RunSpec:
     return run_of("balls-and-bins", None, target_delta=target_delta, **target)
 
 
-def aims(epsilons: Sequence[float]) -> Iterator[tuple[float, str, dict[str, Any]]]:
-    """Yields no privacy and each epsilon: its value, its name, and the target of a run."""
-    yield math.inf, "no privacy", {"non_private": True}
-    for epsilon in epsilons:
-        yield epsilon, f"epsilon {epsilon:g}", {"target_epsilon": epsilon}
-
-
 def certified(place: str, runs: Sequence[Figures], epsilon: float) -> Row:
     """Returns the largest epsilon that is certified for a run, beside the one that was asked."""
     return at(place)(

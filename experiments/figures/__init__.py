@@ -17,7 +17,6 @@ FIGURES = {
     "amplification": "How far privacy amplification by subsampling carries.",
     "contributions": "The error of a private sum over the cap on users' contributions.",
     "rating_model": "Models private for whole users over the cap: bound, loss and test error.",
-    "evidence": "Utility over epsilon by data set, beside peers and published figures.",
     "episodes": "Few-shot episodes over the noise: honest epsilons, accuracy on new classes.",
 }
 """What `scripts/figures --help` says of each module of this package that draws a figure.

@@ -31,9 +31,6 @@ def shown(row):
     return f"{row.value:.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
 
 
-EVIDENCE = (ROOT / "docs/explanation/results/evidence.md").read_text()
-
-
 def results_of(sweep, **where):
     """The recorded grid points of a sweep that have these values."""
     record = json.loads((ROOT / "experiments/records/sweeps.json").read_text())
@@ -171,94 +168,3 @@ def test_the_tables_of_logistic_models_and_few_shot_episodes_are_what_was_record
     for (label, cells), row in zip(table_rows("sigma | Thm 3"), recorded_rows, strict=True):
         assert [label, *cells.values()] == row
         assert list(cells) == header[1:]
-
-
-def test_the_table_of_evidence_is_what_was_recorded():
-    from experiments.figures.evidence import points
-
-    file = ROOT / "experiments/records/evidence.json"
-    found = points(read(file))
-    rows = table_rows("test rows | no privacy |")
-    assert sorted(label for label, _ in rows) == sorted(f for f in found if "ours" in found[f])
-    peers = table_rows("rows, program | printed |")
-    every = [what for curves in found.values() for what in curves]
-    assert len(peers) == 2 * sum(what.startswith("same work: ") for what in every)
-    cases = read(file)["cases"]
-    every_row = {row["name"]: Row(**row) for case in cases for row in case["rows"]}
-    for label, cells in peers:
-        data, program = label.split(", ", 1)
-        place = f", {data}, epsilon {float(cells['printed']):.0f}, same work: {program}"
-        of = {k.removesuffix(place): row for k, row in every_row.items() if k.endswith(place)}
-        bounds = [f"{row.value:.2f}" for name, row in of.items() if " batches, at " in name]
-        kind = [name.split()[3] for name in of if " batches, at " in name][:1]
-        lines = every_row[f"lines of its program, {data}, {re.split(',| [(]', program)[0]}"]
-        assert cells == {
-            "printed": f"{of['epsilon, printed'].value:.2f}",
-            "its batches earn": ": ".join([*kind, " to ".join(bounds)]) or "not priced here",
-            "AUC": shown(of["AUC, test rows"]),
-            "CPU s": f"{of['CPU time of a run'].value:.1f}",
-            "GB": f"{of['peak memory'].value:.2f}",
-            "lines": f"{lines.value:.0f}",
-        }, label
-    for data, cells in rows:
-        ours = {point.epsilon: shown(point) for point in found[data]["ours"]}
-        for column, cell in cells.items():
-            epsilon = None if column == "no privacy" else float(column.split()[1])
-            assert cell == ours.get(epsilon, ""), (data, column)
-
-
-def test_the_table_of_published_figures_is_what_was_recorded():
-    from experiments.figures.evidence import points
-
-    record = read(ROOT / "experiments/records/evidence.json")
-    found = points(record)
-    bounds = [
-        (re.sub(r" \(.*", "", row["name"]), row["value"])
-        for case in record["cases"]
-        for row in case["rows"]
-        if " batches, at " in row["name"] and ", their setting: " in row["name"]
-    ]
-    rows = table_rows("published figure | epsilon |")
-    reported = [(data, what, point) for data, of in found.items() for what in of
-                if what.startswith("published: ") for point in of[what]]  # fmt: skip
-    assert len(rows) == len(reported)
-    for label, cells in rows:
-        data, what = label.split(", ", 1)
-        epsilon = float(cells["epsilon"])
-        of = {
-            curve: {shown(p) for p in each if p.epsilon == epsilon}
-            for curve, each in found[data].items()
-        }
-        place = f", {data}, epsilon {epsilon:g}, their setting: {what}"
-        earned = [(name, value) for name, value in bounds if name.endswith(place)]
-        kind = [name.split()[3] for name, _ in earned][:1]
-        assert {cells["reported"]} == of[f"published: {what}"]
-        assert {cells["their setting, here"]} == (of.get(f"their setting: {what}") or {""})
-        assert cells["such batches earn"] == ": ".join(
-            [*kind, " to ".join(f"{value:.2f}" for _, value in earned)]
-        ).strip(": ")
-        assert {cells["ours"]} == (of["ours"] or {""})
-
-
-def test_the_table_of_defaults_is_what_was_recorded():
-    from experiments.benchmarks.evidence_data import DATA, METRICS
-
-    cases = read(ROOT / "experiments/records/evidence.json")["cases"]
-    every = {row["name"]: Row(**row) for case in cases for row in case["rows"]}
-    rows = list(re.finditer(r"^\| (.+, not .+?) \| (\d) \|(.*)\|$", EVIDENCE, re.M))
-    assert len({row[1] for row in rows}) > 4
-    for row in rows:
-        choice, _, metric = row[1].partition(", log")
-        cells = dict(zip(("criteo", "adult", "bank", "mnist", "sst2", "movielens"),
-                         map(str.strip, row[3].split("|")), strict=True))  # fmt: skip
-        for data, cell in cells.items():
-            kind = DATA[data].metric if data in DATA else "accuracy"  # sst2 is of version 0.2
-            figure = METRICS["log_loss" if metric else kind]
-            name = f"better by, {figure}, test rows, {data}, epsilon {row[2]}, {choice}"
-            assert cell == (shown(every[name]) if name in every else ""), name
-
-
-def test_the_bars_of_evidence_hold_or_a_page_says_by_how_much_they_do_not():
-    cases = read(ROOT / "experiments/records/evidence.json")["cases"]
-    for one in (row for case in cases for row in case["rows"] if row["bar"]):
-        assert one["holds"] or f"{one['value']:.4f}" in PROSE, one["name"]  # a page says so

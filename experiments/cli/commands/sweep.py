@@ -62,8 +62,8 @@ class SweepConfig:
 
     config: tyro.conf.Positional[Path]
     """Sweep file, or a shipped sweep: criteo-display-paper, criteo-display-small,
-    criteo-search-paper, criteo-search-small, episodes, equal-noise-millions, equal-privacy,
-    fixed-guarantee; with --private: private-selection."""
+    criteo-search-paper, criteo-search-small, defaults, episodes, equal-noise-millions,
+    equal-privacy, fixed-guarantee; with --private: private-selection."""
     data: tyro.conf.Positional[Path | None] = None
     """Data of the task, such as a store (see `dpsgd prepare`). Omit it for a task with data of its
     own."""

@@ -262,7 +262,7 @@ def test_a_case_is_named_by_a_part_and_its_command_measures_it_again(tmp_path):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "area",
-    [name for name in command.AREAS if name not in ("evidence", "gpu", "gpu_program", "size")],
+    [name for name in command.AREAS if name not in ("gpu", "gpu_program", "size")],
 )
 def test_an_area_is_measured_in_small_and_what_must_hold_does(area, tmp_path):
     """In a process of its own, which has its own devices, and whose calls are not type-checked."""
