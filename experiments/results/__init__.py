@@ -1,1 +1,1 @@
-"""What runs came to, for people."""
+"""Results of runs: tables, figures and pages."""

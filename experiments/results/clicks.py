@@ -1,7 +1,7 @@
-"""How well models of a label fit, as people read it: their level, and privacy's cost.
+"""Quality of models of a label, for people: their level, and privacy's cost.
 
-A bid is a value times a predicted rate, so that the level must be right, and not the order alone.
-All of it is said of labelled rows, which are given for that: no guarantee covers them.
+A bid is a value times a predicted rate, so that the level must be right as well as the order. The
+numbers come from labelled rows given for this purpose: no guarantee covers them.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _COSTS = {
     "normalised_entropy": "normalised entropy",
     "predicted_over_observed": "pred/obs",
 }
-"""What privacy costs something of."""
+"""Metrics in which the cost of privacy is shown."""
 _QUALITIES = {**_COSTS, "expected_calibration_error": "calibration error"}
 _COMPARED = ("sampler", "batch_size", "epochs", "learning_rate", "init_seed")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Labelled rows on which models are looked at.
+    """Labelled rows for evaluation.
 
     Attributes:
-      data: A store, or a raw file in the format of the models.
-      split: Which rows of a store; None for all.
-      by: Categorical column by whose values they are grouped, if any.
+      data: Store, or raw file in the format of the models.
+      split: Split of a store; None for all rows.
+      by: Categorical column that groups the rows, if any.
     """
 
     data: Path
@@ -64,12 +64,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Fit:
-    """What one model predicts of labelled rows.
+    """Predictions of one model for labelled rows.
 
     Attributes:
-      name: Of the model, on the page.
-      scores: Its logits, with the labels and the column that rows are grouped by.
-      metrics: Its quality.
+      name: Name of the model on the page.
+      scores: Logits, labels, and the column that groups the rows.
+      metrics: Quality of the model.
       texts: Values of that column as the file or its declaration spells them, if known.
     """
 
@@ -79,21 +79,25 @@ class Fit:
     texts: Sequence[str] = ()
 
     @classmethod
-    def of(cls, name: str, model: TrainedModel, rows: Rows) -> Fit:
-        """Reads the rows and asks the model.
+    def read(cls, name: str, model: TrainedModel, rows: Rows) -> Fit:
+        """Reads the rows and predicts them.
+
+        Args:
+          name: Name of the model on the page.
+          model: Model of clicks.
+          rows: Labelled rows.
 
         Raises:
-          ValueError: if it is no model of clicks, or the rows or the column are not its.
+          ValueError: If the model is not of clicks, or does not fit the rows or the column.
         """
         if not isinstance(model.task, ClickModels):
-            raise ValueError(f"{model.path} is no model of clicks, of which alone this can be said")
+            raise ValueError(f"{model.path} is not a model of clicks; leave out --data")
         blocks = model.task.read(rows.data, split=rows.split)
         target = model.task.schema.target
         if not target.levels:
             raise ValueError(
-                f"{model.path} predicts a label that has not two values: levels by group, and what "
-                f"privacy cost, are not shown; `dpsgd evaluate` has its {target.headline}, without "
-                "--deciles, --by and --against"
+                f"{model.path} predicts a label without two values; use `dpsgd evaluate` for its "
+                f"{target.headline}, without --deciles, --by and --against"
             )
         scores = model.task.score(model.params, blocks, rows.by)
         texts = _spellings(model.task, rows, scores.ids)
@@ -101,30 +105,30 @@ class Fit:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """The predicted probabilities of the label 1: float64[rows]."""
+        """Predicted probabilities of the label 1, float64[rows]."""
         return expit(self.scores.logits.astype(np.float64))
 
     @property
     def diverged(self) -> bool:
-        """Whether a prediction is undefined."""
+        """True if a prediction is undefined."""
         return not np.isfinite(self.scores.logits).all()
 
     def losses(self) -> np.ndarray:
-        """Returns the cross entropy of each row, in nats: float64[rows]."""
+        """Returns the cross entropy of each row, nats: float64[rows]."""
         z = self.scores.logits.astype(np.float64)
         return np.logaddexp(0.0, z) - self.scores.labels * z
 
     def deciles(self) -> list[Group]:
-        """Returns the rows by decile of the prediction."""
+        """Returns the rows grouped by decile of the prediction."""
         return by_decile(self.probabilities, self.scores.labels)
 
     def categories(self) -> list[Group]:
-        """Returns the rows by the largest categories of the column."""
+        """Returns the rows grouped by the largest categories of the column."""
         return by_category(self.scores.ids, self.probabilities, self.scores.labels, self.texts)
 
 
 def _spellings(task: ClickModels, rows: Rows, ids: np.ndarray) -> list[str]:
-    """Returns the value of each row in the column `rows.by`; none where only its hash is known."""
+    """Returns each row's text in the column `rows.by`; empty if only hashes are known."""
     if rows.by is None:
         return []
     if (declared := task.schema.declared.get(rows.by)) is not None:
@@ -141,13 +145,13 @@ def check_twin(model: TrainedModel) -> None:
     """Raises ValueError unless a model was trained without noise."""
     if model.guarantee["noise_multiplier"]:
         raise ValueError(
-            f"{model.path} was trained with noise: what privacy cost is seen against a model "
-            "without privacy (dpsgd train --non-private)"
+            f"{model.path} was trained with noise; compare with a model without privacy "
+            "(dpsgd train --non-private)"
         )
 
 
 def quality(fits: Iterable[Fit]) -> Cells:
-    """Returns the table of the models' quality."""
+    """Returns the table of the models' metrics."""
     rows = [
         [fit.name, *(_metric(getattr(fit.metrics, name)) for name in _QUALITIES)] for fit in fits
     ]
@@ -155,14 +159,18 @@ def quality(fits: Iterable[Fit]) -> Cells:
 
 
 def cost(fits: Iterable[Fit], twin: Fit) -> Cells:
-    """Returns the table of what is gained or lost against a model without privacy.
+    """Returns the table of differences from a model without privacy.
 
-    The log loss differs by a mean over rows, whose standard error is given.
+    The log loss differs by a mean over rows, given with its standard error.
+
+    Args:
+      fits: Predictions of the models.
+      twin: Predictions of the model without privacy.
     """
     rows = []
     for fit in fits:
         pairs = [(getattr(fit.metrics, name), getattr(twin.metrics, name)) for name in _COSTS]
-        cells = dict(zip(_COSTS, (_difference(one - other) for one, other in pairs), strict=True))
+        cells = dict(zip(_COSTS, (_difference(x - y) for x, y in pairs), strict=True))
         if not (fit.diverged or twin.diverged):
             error = np.std(fit.losses() - twin.losses()) / math.sqrt(fit.metrics.num_examples)
             cells["log_loss"] += f" ± {error:.4f}"
@@ -171,7 +179,7 @@ def cost(fits: Iterable[Fit], twin: Fit) -> Cells:
 
 
 def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Cells:
-    """Returns the table of predicted against observed positives, as rates and as numbers."""
+    """Returns the table of predicted and observed positives by group."""
     columns: dict[str, Callable[[Group], str]] = {
         what: lambda group: group.name,
         "rows": lambda group: f"{group.rows:,}",
@@ -196,27 +204,32 @@ def _difference(value: float) -> str:
 
 
 def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Figure:
-    """Draws the reliability diagram of models: observed over predicted rates, above the counts.
+    """Draws the reliability diagram of models, above the counts.
 
-    Error bars are Wilson's intervals at 95 %; the model without privacy, if any, is grey.
+    Error bars are Wilson's 95 % intervals; the model without privacy is grey.
+
+    Args:
+      fits: Predictions of the models.
+      twin: Predictions of the model without privacy, if any.
+      bins: Number of bins of the predicted probability.
     """
     figure = blank(6, 5)
     upper, lower = panels(figure, 2, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 1], [0, 1], color="0.4", lw=0.8, ls=":")
     largest = 0.0
     for number, fit in enumerate([*fits, *([twin] if twin else [])]):
-        found = by_probability(fit.probabilities, fit.scores.labels, bins)
-        found = [group for group in found if group.rows >= FEWEST]
-        at, rates = [g.prediction for g in found], [g.rate for g in found]
-        reach = np.abs(np.array([g.interval() for g in found]).reshape(-1, 2).T - rates)
-        without = fit is twin
-        look: dict[str, Any] = {"color": "0.5" if without else PALETTE[number % len(PALETTE)]}
-        look |= {"ls": "--" if without else "-", "lw": 1.3}
-        label = f"{fit.name}, without privacy" if without else fit.name
+        bin_groups = by_probability(fit.probabilities, fit.scores.labels, bins)
+        bin_groups = [group for group in bin_groups if group.rows >= FEWEST]
+        xs, rates = [g.prediction for g in bin_groups], [g.rate for g in bin_groups]
+        errors = np.abs(np.array([g.interval() for g in bin_groups]).reshape(-1, 2).T - rates)
+        is_twin = fit is twin
+        style: dict[str, Any] = {"color": "0.5" if is_twin else PALETTE[number % len(PALETTE)]}
+        style |= {"ls": "--" if is_twin else "-", "lw": 1.3}
+        label = f"{fit.name}, without privacy" if is_twin else fit.name
         marker = MARKERS[number % len(MARKERS)]
-        upper.errorbar(at, rates, reach, capsize=2, ms=4, marker=marker, label=label, **look)
+        upper.errorbar(xs, rates, errors, capsize=2, ms=4, marker=marker, label=label, **style)
         counts, edges = np.histogram(fit.probabilities, bins, (0.0, 1.0))
-        lower.stairs(counts, edges, **look)
+        lower.stairs(counts, edges, **style)
         largest = max(largest, fit.probabilities.max(), *rates)
     top = min(1.0, 1.08 * largest) or 1.0
     upper.set(ylabel="observed rate of the label 1", xlim=(0, top), ylim=(0, min(1.0, 1.05 * top)))
@@ -227,14 +240,12 @@ def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Fig
 
 
 def differences(run: FinishedRun, twin: FinishedRun) -> list[str]:
-    """Returns what else two runs differ in than noise and clipping, in words."""
-    both = [row_of("", one) for one in (run, twin)]
-    sizes = [dict(one.task["description"].get("model_sizes", {})) for one in (run, twin)]
-    pairs = {name: [row[name] for row in both] for name in _COMPARED}
+    """Returns the differences of two runs beside noise and clipping, in words."""
+    rows = [row_of("", x) for x in (run, twin)]
+    sizes = [dict(x.task["description"].get("model_sizes", {})) for x in (run, twin)]
+    pairs = {name: [row[name] for row in rows] for name in _COMPARED}
     pairs |= {name: [size.get(name) for size in sizes] for name in sizes[0] | sizes[1]}
-    found = [
-        f"{name.replace('_', ' ')} ({one} and {other})"
-        for name, (one, other) in pairs.items()
-        if one != other
+    differing = [
+        f"{name.replace('_', ' ')} ({x} and {y})" for name, (x, y) in pairs.items() if x != y
     ]
-    return found + (["the rows they were trained on"] if run.data != twin.data else [])
+    return differing + (["the rows they were trained on"] if run.data != twin.data else [])

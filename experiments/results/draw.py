@@ -1,9 +1,8 @@
 """Figures of runs: any metric over any setting with its spread, and epsilon over delta.
 
-Noise multipliers lie on an axis that is linear above and logarithmic below a dotted line, so that
-large noise is seen as it is and small noise is followed towards none; runs without clipping and
-noise stand by themselves, at the left (Chua et al., "Balls-and-Bins Sampling for DP-SGD", figure
-1).
+The axis of noise multipliers is linear above and logarithmic below a dotted line, so that large
+noise is to scale and small noise visible; runs without clipping and noise are at the left (Chua et
+al., "Balls-and-Bins Sampling for DP-SGD", figure 1).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from experiments.figures.drawing import (
 from experiments.results.views import CERTIFIED, VOID, Point, View, axis, written
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
-"""Where the epsilon of a run is shown besides its own delta."""
+"""Values of delta at which the curve of epsilon is drawn."""
 
 
 WIDTH = 52
@@ -42,7 +41,13 @@ WIDTH = 52
 
 
 def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
-    """Returns the figure of views, a panel each, so many beside each other."""
+    """Returns a figure of views, one panel each.
+
+    Args:
+      views: Views to draw.
+      title: Title of the figure.
+      columns: Largest number of panels side by side.
+    """
     columns = min(len(views), columns)
     figure = blank(0.6 + 4.8 * columns, 4 * math.ceil(len(views) / columns))
     _fill(figure, views, title, columns)
@@ -50,45 +55,52 @@ def draw(views: Sequence[View], title: str = "", *, columns: int = 2) -> Figure:
 
 
 def draw_rows(rows: Sequence[tuple[str, Sequence[View]]]) -> Figure:
-    """Returns one figure of several titles and their views: a row each."""
-    most = max(len(views) for _, views in rows)
-    figure = blank(0.6 + 4.8 * most, 4.2 * len(rows))
-    parts = figure.subfigures(len(rows), 1, squeeze=False).ravel()
-    for part, (title, views) in zip(parts, rows, strict=True):
-        _fill(part, views, title, most)
+    """Returns a figure with one row per title and its views."""
+    num_columns = max(len(views) for _, views in rows)
+    figure = blank(0.6 + 4.8 * num_columns, 4.2 * len(rows))
+    subfigures = figure.subfigures(len(rows), 1, squeeze=False).ravel()
+    for subfigure, (title, views) in zip(subfigures, rows, strict=True):
+        _fill(subfigure, views, title, num_columns)
     return figure
 
 
 def _fill(figure: Figure | SubFigure, views: Sequence[View], title: str, columns: int) -> None:
-    parts = figure.subfigures(math.ceil(len(views) / columns), columns, squeeze=False).ravel()
-    for part, view in zip(parts, views, strict=False):
-        draw_view(part, view)
+    subfigures = figure.subfigures(math.ceil(len(views) / columns), columns, squeeze=False).ravel()
+    for subfigure, view in zip(subfigures, views, strict=False):
+        draw_view(subfigure, view)
     insecure = f"\n{VOID}" if any(view.insecure for view in views) else ""
     figure.suptitle((title + insecure).strip())
 
 
 def draw_view(figure: Figure | SubFigure, view: View) -> None:
-    """Draws the metric of each line over the axis; runs that have no place on it at the left."""
+    """Draws the metric of each line over the axis.
+
+    Runs without a position on it are at the left.
+
+    Args:
+      figure: Figure or subfigure of the panel.
+      view: View to draw.
+    """
     places = [x for x in view.xs if x is not None]
     if len(places) == len(view.xs):
         [main] = panels(figure)
         main.set_ylabel(_quality(view))
     elif places:
-        apart, main = panels(figure, 1, 2, sharey=True, width_ratios=(1, 7))
+        left_axes, main = panels(figure, 1, 2, sharey=True, width_ratios=(1, 7))
         main.tick_params(left=False)
-        _draw_without_privacy(apart, view)
+        _draw_without_privacy(left_axes, view)
     else:
         [main] = panels(figure)
         _draw_without_privacy(main, view)
         main.set_title(view.title)
         return
-    at: Callable[[Any], Any] = places.index if isinstance(places[0], str) else lambda x: x
+    position: Callable[[Any], Any] = places.index if isinstance(places[0], str) else lambda x: x
     for i, (label, line) in enumerate(view.lines.items()):
-        here = [point for point in line if point.x is not None]
-        xs, style = [at(point.x) for point in here], _style(i, here or line)
-        if isinstance(places[0], str):  # between names there is nothing
+        placed = [point for point in line if point.x is not None]
+        xs, style = [position(point.x) for point in placed], _style(i, placed or line)
+        if isinstance(places[0], str):  # names have no values in between
             style["ls"] = ""
-        estimates = [point[view.headline.name] for point in here]
+        estimates = [point[view.headline.name] for point in placed]
         means = np.array([estimate.mean for estimate in estimates], float)  # None is a gap
         sds = np.array([estimate.sd or 0.0 for estimate in estimates])
         main.plot(xs, means, label=label, **style)
@@ -97,7 +109,7 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
         elif sds.any():
             main.errorbar(xs, means, sds, fmt="none", color=style["color"], capsize=3)
         if view.x == CERTIFIED:
-            for point, mean in zip(here, means, strict=True):
+            for point, mean in zip(placed, means, strict=True):
                 lower = point.epsilon.lower if point.epsilon else point.x
                 main.plot([lower, point.x], [mean] * 2, color=style["color"], lw=3, alpha=0.4)
     _fill_uncertain(main, view)
@@ -116,26 +128,27 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
 
 
 def _fill_uncertain(axes: Axes, view: View) -> None:
-    """Hatches what lies between noise by the lower end of epsilon and noise by the upper one."""
+    """Hatches the area between the noise of epsilon's lower and upper end."""
     for label, line in view.lines.items():
         upper = {point.x: point for point in view.lines.get(_honest(label), ())}
-        both = [point for point in line if point.optimistic and point.x in upper]
-        ends = [[p[view.headline.name].mean for p in (one, upper[one.x])] for one in both]
-        if both:
-            color, (low, high) = _style(0, line)["color"], np.array(ends, float).T
-            xs = np.array([point.x for point in both], float)
+        lower = [point for point in line if point.optimistic and point.x in upper]
+        pairs = [[p[view.headline.name].mean for p in (point, upper[point.x])] for point in lower]
+        if lower:
+            color, (low, high) = _style(0, line)["color"], np.array(pairs, float).T
+            xs = np.array([point.x for point in lower], float)
             axes.fill_between(xs, low, high, fc="none", ec=color, hatch="///", lw=0)
 
 
 def _honest(label: str) -> str:
-    """Returns the label of the same runs whose noise was chosen by the upper end of epsilon."""
+    """Returns the label of the same runs with noise chosen by epsilon's upper end."""
     return label.replace(", optimistic", "")
 
 
 def composite_scale(joint: float):
-    """Returns (forward, inverse): x above `joint`, and joint (1 + log(x / joint)) below.
+    """Returns (forward, inverse) of a scale that is linear above `joint`.
 
-    Value and slope agree at the joint, so a smooth curve stays smooth.
+    Below it the scale is joint (1 + log(x / joint)). Value and slope agree at the joint, so a
+    smooth curve stays smooth.
     """
 
     def forward(x):
@@ -152,9 +165,9 @@ def composite_scale(joint: float):
 def _draw_without_privacy(axes: Axes, view: View) -> None:
     for i, line in enumerate(view.lines.values()):
         for point in line:
-            found = point[view.headline.name]
-            if point.x is None and found.mean is not None:
-                axes.errorbar([i], [found.mean], [found.sd or 0.0], capsize=3, **_style(i, line))
+            y = point[view.headline.name]
+            if point.x is None and y.mean is not None:
+                axes.errorbar([i], [y.mean], [y.sd or 0.0], capsize=3, **_style(i, line))
     middle = (len(view.lines) - 1) / 2
     axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")
     axes.set_xlim(-1, len(view.lines))
@@ -163,10 +176,10 @@ def _draw_without_privacy(axes: Axes, view: View) -> None:
 
 
 def _style(i: int, line: Sequence[Point]) -> dict[str, Any]:
-    """Returns the look of the line of number `i`, which is called by a sampler or by settings."""
+    """Returns the style of a line, by its index and its sampler or settings."""
     sampler = line[0].rows[0]["sampler"]
-    known = _honest(line[0].line).partition(" (")[0] == sampler
-    color = COLORS.get(sampler) if known else None
+    is_sampler = _honest(line[0].line).partition(" (")[0] == sampler
+    color = COLORS.get(sampler) if is_sampler else None
     return {
         "ls": "--" if line[0].optimistic else "-",
         "color": color or PALETTE[i % len(PALETTE)],
@@ -188,8 +201,8 @@ def _set_axis(axes: Axes, view: View, places: Sequence[float]) -> None:
     elif low > 0 and high > 4 * low:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    shown = _readable(axes, places)
-    axes.set_xticks(shown, [_tick(place, view.x) for place in shown], fontsize="small")
+    labelled = _readable(axes, places)
+    axes.set_xticks(labelled, [_tick(place, view.x) for place in labelled], fontsize="small")
     axes.set_xlabel(_label(view), fontsize="small")
 
 
@@ -200,16 +213,16 @@ def _tick(place: float, name: str) -> str:
 
 
 def _quality(view: View) -> str:
-    """Returns what the other axis shows."""
+    """Returns the label of the metric's axis."""
     counts = {len(point.rows) for point in view.points}
     if counts == {1}:
         return f"{view.headline.label} (single runs)"
-    many = " or ".join(map(str, sorted(counts)))
-    return f"{view.headline.label} (mean ± s.d. of {many} runs)"
+    num_runs = " or ".join(map(str, sorted(counts)))
+    return f"{view.headline.label} (mean ± s.d. of {num_runs} runs)"
 
 
 def _label(view: View) -> str:
-    """Returns what the axis shows, what is tuned, and what epsilons hold for, where any are."""
+    """Returns the axis label, with tuned settings and the terms of epsilons."""
     lines = [axis(view.x).label]
     if view.x in ("target_epsilon", CERTIFIED):
         if not (view.insecure or any(point.exceeds for point in view.points)):
@@ -224,37 +237,37 @@ def _label(view: View) -> str:
 
 
 def _readable(axes: Axes, places: Sequence[float]) -> list[float]:
-    """Returns those places whose labels do not run into each other."""
+    """Returns positions whose labels do not overlap."""
     transform = axes.transScale.transform
-    at = {place: transform((place, 0.5))[0] for place in places}
-    least = 0.045 * (max(at.values()) - min(at.values()))
-    shown: list[float] = []
+    screen_x = {place: transform((place, 0.5))[0] for place in places}
+    least = 0.045 * (max(screen_x.values()) - min(screen_x.values()))
+    labelled: list[float] = []
     for place in sorted(places):
-        if not shown or at[place] - at[shown[-1]] >= least:
-            shown.append(place)
-    return shown
+        if not labelled or screen_x[place] - screen_x[labelled[-1]] >= least:
+            labelled.append(place)
+    return labelled
 
 
 def curves(runs: Mapping[str, FinishedRun]) -> Figure:
-    """Draws the certified epsilon of runs over delta, runs of one mechanism as one curve.
+    """Draws the certified epsilon of runs over delta.
 
-    The dot is the guarantee.
+    Runs of one mechanism share a curve; the dot is the guarantee.
     """
     figure = blank(5.4, 3.6)
     [axes] = panels(figure)
-    alike: dict[tuple[Mechanism, float, str], list[str]] = {}
+    names_by_curve: dict[tuple[Mechanism, float, str], list[str]] = {}
     for name, run in runs.items():
         assert run.mechanism is not None, "only runs of one mechanism have a curve"
         key = run.mechanism, run.record["delta"], run.record["unit"]
-        alike.setdefault(key, []).append(name)
-    units = {unit for _, _, unit in alike}
-    for i, ((mechanism, delta, unit), names) in enumerate(alike.items()):
+        names_by_curve.setdefault(key, []).append(name)
+    units = {unit for _, _, unit in names_by_curve}
+    for i, ((mechanism, delta, unit), names) in enumerate(names_by_curve.items()):
         bounds = zip(DELTAS, _uppers(mechanism), strict=True)
         finite = [pair for pair in bounds if math.isfinite(pair[1])]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        of = f", unit: one {unit}" if len(units) > 1 else ""
+        further = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        unit_text = f", unit: one {unit}" if len(units) > 1 else ""
         record = runs[names[0]].record
-        label = f"{', '.join(names[:3])}{more} ({record['sampler']}{of})"
+        label = f"{', '.join(names[:3])}{further} ({record['sampler']}{unit_text})"
         look: dict[str, Any] = {
             "color": PALETTE[i % len(PALETTE)],
             "marker": MARKERS[i % len(MARKERS)],
@@ -273,6 +286,6 @@ def curves(runs: Mapping[str, FinishedRun]) -> Figure:
 
 @functools.lru_cache(maxsize=256)
 def _uppers(mechanism: Mechanism) -> tuple[float, ...]:
-    """Returns the certified epsilon at each of `DELTAS`: once for all pages of a process."""
+    """Returns the certified epsilon at each of `DELTAS`, cached for all pages."""
     profile = mechanism.privacy()
     return tuple(epsilon(profile, delta).upper for delta in DELTAS)

@@ -1,4 +1,4 @@
-"""Runs as rows of tables for people, on pages and in terminals: which columns, and how written."""
+"""Runs as rows of tables for people, on pages and in terminals."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Row = dict[str, Any]
 
 
 def listed(table: Table, columns: Mapping[str, Callable[[Row], str] | None]) -> Cells:
-    """Returns runs as rows, with columns by their headings; one that is None is left out."""
-    shown = {name: show for name, show in columns.items() if show is not None}
-    return list(shown), [[show(row) for show in shown.values()] for row in table.rows]
+    """Returns runs as rows, with columns by heading; None leaves one out."""
+    included = {name: show for name, show in columns.items() if show is not None}
+    return list(included), [[show(row) for show in included.values()] for row in table.rows]
 
 
 def glance(table: Table, headline: Headline) -> Cells:
-    """Returns runs as rows, with what a reader looks for first: epsilon, and the headline."""
+    """Returns runs as rows with epsilon and the headline metric."""
 
     def epsilon(row: Row) -> str:
         return "no guarantee" if row[CERTIFIED] is None else f"≤ {report.guaranteed(row)}"
@@ -39,7 +39,7 @@ def glance(table: Table, headline: Headline) -> Cells:
 
 
 def details(table: Table, metrics: Sequence[str]) -> Cells:
-    """Returns runs as rows, with their noise, certified intervals, these metrics and times."""
+    """Returns runs as rows with noise, certified intervals, metrics and times."""
     return listed(
         table,
         {
@@ -55,10 +55,16 @@ def details(table: Table, metrics: Sequence[str]) -> Cells:
 
 
 def overview(table: Table, columns: Sequence[str]) -> Cells:
-    """Returns runs as rows for a terminal: settings in which they differ, epsilon, these columns.
+    """Returns runs as rows for a terminal.
+
+    The columns are the settings in which the runs differ, epsilon, and `columns`.
+
+    Args:
+      table: Table of runs.
+      columns: Names of further columns.
 
     Raises:
-      ValueError: if there is no such column.
+      ValueError: If a column is unknown.
     """
     table.check_columns(columns)
     deltas = len(table.values("delta")) > 1
@@ -78,7 +84,7 @@ def overview(table: Table, columns: Sequence[str]) -> Cells:
 
 
 def settings(table: Table) -> Cells:
-    """Returns runs as rows, with the settings in which they differ; no row if in none."""
+    """Returns runs as rows with the settings in which they differ, if any."""
     varied = _settings(table)
     header, rows = listed(table, {"run": lambda row: row["run"], **varied})
     return header, rows if varied else []
@@ -90,7 +96,7 @@ def _settings(table: Table) -> dict[str, Callable[[Row], str]]:
 
 
 def caption(table: Table) -> str:
-    """Returns what the numbers of `overview` mean, in a line."""
+    """Returns a line that explains the numbers of `overview`."""
     terms = {
         f"{row['adjacency']} adjacency, unit: one {row['unit']}, delta {format_delta(row['delta'])}"
         for row in table.rows
@@ -99,13 +105,20 @@ def caption(table: Table) -> str:
 
 
 def by_task(table: Table) -> list[Table]:
-    """Returns the runs of each task, whose metrics alone compare."""
+    """Returns a table for each task, as only its metrics compare."""
     tasks = dict.fromkeys(row["task"] for row in table.rows)
     return [table.where(task=task).measured() for task in tasks]
 
 
 def measured(row: Row, metric: str, secret: str = "", form: str = "") -> str:
-    """Returns a metric, or another column, of a run as people read it; `secret` for null."""
+    """Returns a metric or another column of a run for people.
+
+    Args:
+      row: Row of the table.
+      metric: Name of the column.
+      secret: Text for null.
+      form: Format of a float; by default the report's.
+    """
     value = row.get(metric)
     bound = metric.endswith(("_upper", "_lower"))
     if isinstance(value, float) and metric not in AXES and not bound:

@@ -1,4 +1,4 @@
-"""Which of the metrics of runs comes first, and which of its values are better."""
+"""Headline metric of runs, and its better direction."""
 
 from __future__ import annotations
 
@@ -14,61 +14,73 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Headline:
-    """The metric that tables and figures put first."""
+    """Metric that tables and figures show first."""
 
     name: str
-    """Its name, "<split>_<metric>"."""
+    """Name of the metric, "<split>_<metric>"."""
     better: Better | None = None
-    """Which of its values are; None where neither the task nor the user says."""
+    """Direction of better values; None if neither the task nor the user states it."""
 
     @classmethod
-    def of(
+    def choose(
         cls,
         table: Any,
         name: str | None = None,
         better: Better | None = None,
     ) -> Headline:
-        """Returns the metric that is asked for, by default the task's own, or the first one.
+        """Returns the named metric, by default the task's own, or the first.
+
+        Args:
+          table: Table of runs.
+          name: Name of the metric.
+          better: Direction of better values; by default the task's.
 
         Raises:
-          ValueError: if nothing is measured, or no metric of that name.
+          ValueError: If nothing is measured, or no metric of that name.
         """
-        known, own = table.metrics, next(iter(table.values("headline")), None)
-        if name is not None and name not in known:
-            raise ValueError(f"there is no metric {name!r}; there are {', '.join(known) or 'none'}")
-        if not known:
+        metrics, task_metric = table.metrics, next(iter(table.values("headline")), None)
+        if name is not None and name not in metrics:
+            raise ValueError(f"unknown metric {name!r}; choose of {', '.join(metrics) or 'none'}")
+        if not metrics:
             raise ValueError("the task has no metrics, so that there is nothing to compare")
-        chosen = str(name or (own if own in known else known[0]))
-        stated = next(iter(table.values("better")), None) if chosen == own else None
-        return cls(chosen, better or (stated if stated in ("higher", "lower") else None))
+        chosen = str(name or (task_metric if task_metric in metrics else metrics[0]))
+        direction = next(iter(table.values("better")), None) if chosen == task_metric else None
+        return cls(chosen, better or (direction if direction in ("higher", "lower") else None))
 
     @property
     def label(self) -> str:
-        """Its name as people write it."""
+        """Name of the metric for people."""
         return label(self.name)
 
     @property
     def split(self) -> str:
-        """Of which rows it is; empty if its name does not say."""
+        """Split of its rows; empty if its name has none."""
         return self.name.partition("_")[0] if "_" in self.name else ""
 
     @property
     def rows(self) -> str:
-        """The same in words."""
+        """Rows of the metric, in words."""
         return f"the {self.split} rows" if self.split else "the rows that it is measured on"
 
     def merit(self, value: float | None) -> float:
-        """Returns what is higher for better values: -inf for one that is undefined."""
+        """Returns a number that is higher for better values, -inf if undefined.
+
+        >>> Headline("test_log_loss", "lower").merit(0.4)
+        -0.4
+        """
         if value is None:
             return -math.inf
         return -value if self.better == "lower" else value
 
-    def on(self, split: str, metrics: Iterable[str]) -> Headline | None:
-        """Returns the same metric of other rows; None where it is not measured there."""
+    def on_split(self, split: str, metrics: Iterable[str]) -> Headline | None:
+        """Returns the same metric on another split, or None if not measured."""
         name = f"{split}_{self.name.partition('_')[2]}"
         return Headline(name, self.better) if name in metrics else None
 
     def beside(self, metrics: Iterable[str]) -> list[str]:
-        """Returns this metric's name, and then those of all others of the same rows."""
-        others = [Headline(name) for name in metrics if name != self.name]
-        return [self.name, *(other.name for other in others if other.split == self.split)]
+        """Returns this metric's name, and the others on the same rows."""
+        candidates = [Headline(name) for name in metrics if name != self.name]
+        return [
+            self.name,
+            *(candidate.name for candidate in candidates if candidate.split == self.split),
+        ]

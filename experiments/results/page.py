@@ -1,7 +1,7 @@
-"""What finished runs and sweeps show together: one page of Markdown, and its figures.
+"""Page about finished runs and sweeps: Markdown and its figures.
 
-Only what the guarantees cover, or what the runs published beside them, is read, and labelled rows
-that are given to look at models of clicks with: never the diagnostics of training.
+It reads only covered or published results of the runs, and labelled rows given for models of
+clicks: never the diagnostics of training.
 """
 
 from __future__ import annotations
@@ -50,11 +50,20 @@ def page(
     rows: clicks.Rows | None = None,
     against: Path | None = None,
 ) -> Page:
-    """Returns the page about the runs and sweeps in `paths`.
+    """Returns the page about runs and sweeps.
+
+    Args:
+      paths: Run directories, folders of runs, and sweeps.
+      title: Title of the page; by default from the names.
+      headline: Metric to show; by default the task's.
+      better: Direction of better values of `headline`.
+      origin: Text under the title.
+      rows: Labelled rows for models of clicks.
+      against: Run without privacy to compare with.
 
     Raises:
-      FileNotFoundError: if one of them is neither.
-      ValueError: if there is none, or one is damaged, or has no such metric.
+      FileNotFoundError: If a path is neither a run nor a sweep.
+      ValueError: If there is no path, a file is damaged, or the metric is unknown.
     """
     if not paths:
         raise ValueError("name at least one run or sweep")
@@ -65,9 +74,9 @@ def page(
     figures: dict[str, bytes] = {}
     names = [*runs, *(folder.name for folder in sweeps)]
     counts = ((len(runs), "run"), (len(sweeps), "sweep"))
-    what = " and ".join(counted(count, noun) for count, noun in counts if count)
-    title = title or f"Private training: {names[0] if len(names) == 1 else what}"
-    table = Table.of(runs) if runs else None
+    counted_nouns = " and ".join(counted(count, noun) for count, noun in counts if count)
+    title = title or f"Private training: {names[0] if len(names) == 1 else counted_nouns}"
+    table = Table.collect(runs) if runs else None
     rows_of_runs = table.rows if table else []
     priced = {
         name: run
@@ -113,32 +122,36 @@ def page(
 def _groups(
     table: Table, headline: str | None, better: Better | None, figures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
-    """Returns what is shown of the runs of each task, whose metrics alone compare."""
+    """Returns the content for the runs of each task, as only its metrics compare."""
     groups = []
     tables = listings.by_task(table)
-    for number, some in enumerate(tables, 1):
-        chosen = Headline.of(some, headline, better)
-        view = View(some, CERTIFIED, chosen, by=("run",))
+    for number, task_table in enumerate(tables, 1):
+        chosen = Headline.choose(task_table, headline, better)
+        view = View(task_table, CERTIFIED, chosen, by=("run",))
         dots = {f"{p.x:.3g}" for p in view.points if p.x and p[chosen.name].mean is not None}
         name = f"quality{number}.svg" if len(tables) > 1 else "quality.svg"
-        if drawn := len(dots) > 1:
+        if has_figure := len(dots) > 1:
             figures[name] = content(draw([view]), "svg")
-        counts = [n for n in some.metrics if some.frame[n].dtype.is_integer()]
-        beside = chosen.beside(n for n in some.metrics if n not in counts)
-        wide = [
-            row for row in some.rows if (row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0)
+        counts = [n for n in task_table.metrics if task_table.frame[n].dtype.is_integer()]
+        names = chosen.beside(n for n in task_table.metrics if n not in counts)
+        has_interval = [
+            row
+            for row in task_table.rows
+            if (row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0)
         ]
         groups.append(
             {
-                "task": some.rows[0]["task"] or "without a name",
-                "table": some,
+                "task": task_table.rows[0]["task"] or "without a name",
+                "table": task_table,
                 "headline": chosen,
-                "others": beside[1:],
+                "others": names[1:],
                 "diverged": [
-                    r["run"] for r in some.rows if any(r[n] != r[n] for n in some.metrics)
+                    r["run"]
+                    for r in task_table.rows
+                    if any(r[n] != r[n] for n in task_table.metrics)
                 ],
-                "figure": name if drawn else "",
-                "bars": bool(wide),
+                "figure": name if has_figure else "",
+                "bars": bool(has_interval),
                 "without": None in view.xs,
             }
         )
@@ -146,7 +159,7 @@ def _groups(
 
 
 def _terms(table: Table) -> Cells:
-    """Returns the table of what the guarantees are about."""
+    """Returns the table of the guarantees' terms."""
     return listings.listed(
         table,
         {
@@ -163,8 +176,8 @@ def _terms(table: Table) -> Cells:
 
 
 def _notes(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Returns what should be known of runs, each note once, with the runs that it is about."""
-    found: dict[str, list[str]] = {}
+    """Returns the notes on runs, each once, with the names of its runs."""
+    runs_by_note: dict[str, list[str]] = {}
     for row in rows:
         notes = list(row["notes"])
         if row[CERTIFIED] is not None:
@@ -172,32 +185,32 @@ def _notes(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         if weak := report.weak_signal(row["signal_to_noise"], row["num_examples"]):
             notes.append(weak)
         for note in notes:
-            found.setdefault(note, []).append(row["run"])
-    return found
+            runs_by_note.setdefault(note, []).append(row["run"])
+    return runs_by_note
 
 
 def _predictions(
     runs: Runs, rows: clicks.Rows, against: Path | None, figures: dict[str, bytes]
 ) -> str:
-    """Returns the section on how well models of clicks fit labelled rows."""
+    """Returns the section on predictions of models of clicks for labelled rows."""
     models = {name: read_model(run.path, kinds=TASKS) for name, run in runs.items()}
-    asked = {name: model for name, model in models.items() if isinstance(model.task, ClickModels)}
-    if not asked:
-        raise ValueError("none of the runs is of a model of clicks, of which alone --data is asked")
+    chosen = {name: model for name, model in models.items() if isinstance(model.task, ClickModels)}
+    if not chosen:
+        raise ValueError("--data is for models of clicks, and no run has one; leave it out")
     twin, remarks = None, []
     if against is not None:
         plain = read_model(against, kinds=TASKS)
         clicks.check_twin(plain)
-        twin = clicks.Fit.of(against.name or str(against), plain, rows)
+        twin = clicks.Fit.read(against.name or str(against), plain, rows)
         remarks = [
             f"{name} and {twin.name} differ not only in noise and clipping, but in "
-            f"{'; '.join(found)}."
-            for name in asked
-            if (found := clicks.differences(runs[name], FinishedRun.read(against)))
+            f"{'; '.join(differing)}."
+            for name in chosen
+            if (differing := clicks.differences(runs[name], FinishedRun.read(against)))
         ]
     fits = [
-        clicks.Fit.of(name, model, rows)
-        for name, model in asked.items()
+        clicks.Fit.read(name, model, rows)
+        for name, model in chosen.items()
         if against is None or model.path.resolve() != against.resolve()
     ]
     name = "reliability.svg"
@@ -213,7 +226,15 @@ def predictions(
     figure: str,
     remarks: Sequence[str] = (),
 ) -> str:
-    """Returns the Markdown about models that were asked about the same labelled rows."""
+    """Returns the Markdown about models' predictions for the same rows.
+
+    Args:
+      fits: Predictions of the models.
+      twin: Predictions of the model without privacy, if any.
+      rows: Labelled rows.
+      figure: File name of the reliability diagram.
+      remarks: Sentences on differences from the twin.
+    """
     context = {"fits": fits, "twin": twin, "rows": rows, "figure": figure, "remarks": remarks}
     return render("predictions.md.jinja", clicks=clicks, **context)
 
@@ -233,7 +254,7 @@ def _sweep_command(folder: Path, summary: Summary) -> str:
 
 
 def _command(name: str, run: FinishedRun) -> str:
-    """Returns the command that does a run, or the selection of a model, again."""
+    """Returns the command that repeats a run, or a model's selection."""
     if run.history.selection is None:
         return train_command(run.task, run.spec, Path(name))
     if not (file := run.path / engine.ASKED).is_file():
@@ -244,27 +265,27 @@ def _command(name: str, run: FinishedRun) -> str:
 
 
 def _changed(runs: Runs) -> list[str]:
-    """Returns what was not alike in all runs of a task, from beginning to end."""
+    """Returns the changes between or during the runs of a task."""
     tasks = dict.fromkeys(run.task["name"] for run in runs.values())
-    found = []
+    lines = []
     for task in tasks:
         changed = environment_mismatch(r for r in runs.values() if r.task["name"] == task)
-        which = f"runs of {task}" if len(tasks) > 1 else "runs"
+        noun = f"runs of {task}" if len(tasks) > 1 else "runs"
         if changed:
             listed = ", ".join(changed)
-            found.append(f"Not alike in all {which} above, from beginning to end: {listed}.")
-    return found
+            lines.append(f"Not alike in all {noun} above, from beginning to end: {listed}.")
+    return lines
 
 
 def _places(runs: Runs, sweeps: Mapping[Path, Summary]) -> list[tuple[list[list[str]], list[str]]]:
     """Returns versions and hardware, once for all runs and sweeps that share them."""
-    found = [(place, name) for name, run in runs.items() for place in run.environments]
-    found += [(place, at.name) for at, summary in sweeps.items() for place in summary.environments]
+    pairs = [(place, name) for name, run in runs.items() for place in run.environments]
+    pairs += [(place, path.name) for path, s in sweeps.items() for place in s.environments]
     places: list[tuple[dict[str, Any], list[str]]] = []
-    for here, name in found:
-        names = next((names for place, names in places if place == here), None)
+    for machine, name in pairs:
+        names = next((names for place, names in places if place == machine), None)
         if names is None:
-            places.append((here, [name]))
+            places.append((machine, [name]))
         else:
             names.append(name)
     return [
@@ -272,14 +293,14 @@ def _places(runs: Runs, sweeps: Mapping[Path, Summary]) -> list[tuple[list[list[
             [
                 [
                     "packages",
-                    ", ".join(f"{n} {version}" for n, version in here["packages"].items()),
+                    ", ".join(f"{n} {version}" for n, version in machine["packages"].items()),
                 ],
-                ["Python", here["python"]],
-                ["platform", here["platform"]],
-                ["devices", f"{', '.join(here['devices'])} ({here['backend']})"],
-                ["cores", str(here["cpu_count"])],
+                ["Python", machine["python"]],
+                ["platform", machine["platform"]],
+                ["devices", f"{', '.join(machine['devices'])} ({machine['backend']})"],
+                ["cores", str(machine["cpu_count"])],
             ],
             names,
         )
-        for here, names in places
+        for machine, names in places
     ]

@@ -1,4 +1,4 @@
-"""Pages from templates: Markdown, and one HTML file with its style and its pictures inside."""
+"""Pages from templates: Markdown, and one HTML file with its style and pictures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dpsgd.runs import report
 from experiments.results import listings, views
 
 VOID = "NO GUARANTEE"
-"""How the sentence of a run begins that has none (`Guarantee.sentence`)."""
+"""Beginning of the sentence of a run without a guarantee (`Guarantee.sentence`)."""
 
 NARROW = 3
-"""Most columns of a table that stays one on a phone; a row of a wider one becomes a block there."""
+"""Most columns of a table that fits a phone; rows of a wider table become blocks there."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Markdown whose images are among `figures`, each an SVG, by file name."""
+    """Markdown and its images, SVG by file name."""
 
     title: str
     markdown: str
@@ -37,31 +37,31 @@ class Page:
 
 @functools.cache
 def templates() -> jinja2.Environment:
-    """Returns the templates of pages: of Markdown, whose text is escaped by name, and of HTML."""
-    found = jinja2.Environment(
+    """Returns the templates of pages: Markdown and escaped HTML."""
+    pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=lambda name: name is not None and ".html" in name,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"escape": report.escape, "sentence": lambda text: text[:1].upper() + text[1:]}
-    found.globals |= {"table": report.table, "bullets": report.bullets}
-    found.globals |= {"views": views, "listings": listings}
-    return found
+    pages.filters |= {"escape": report.escape, "sentence": lambda text: text[:1].upper() + text[1:]}
+    pages.globals |= {"table": report.table, "bullets": report.bullets}
+    pages.globals |= {"views": views, "listings": listings}
+    return pages
 
 
 def render(template: str, **context: Any) -> str:
-    """Returns a page, or a part of one, of Markdown."""
+    """Returns Markdown of a page, or a part of one, from a template."""
     text = templates().get_template(template).render(**context)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 class _Renderer(RendererHTML):
-    """Pictures inside the page, with their captions; wide tables scroll by themselves."""
+    """Renderer with pictures inside the page, captions, and tables that scroll alone."""
 
     def image(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns the picture of a token as a figure; one that the page has not stays text."""
+        """Returns a picture as a figure; an unknown picture stays text."""
         token = tokens[idx]
         name = str(token.attrs["src"])
         if name not in env["figures"]:
@@ -74,28 +74,28 @@ class _Renderer(RendererHTML):
         )
 
     def blockquote_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns the beginning of a guarantee, or of its absence."""
+        """Returns the opening tag of a guarantee, or of its absence."""
         void = any(VOID in token.content for token in tokens[idx : idx + 3])
         return '<blockquote class="void">\n' if void else "<blockquote>\n"
 
     def table_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns the beginning of a table, whose cells are told what their columns are called."""
-        found = tokens[idx:]
-        end = next(i for i, token in enumerate(found) if token.type == "table_close")
-        names = [found[i + 1].content for i in range(end) if found[i].type == "th_open"]
-        cells = [token for token in found[:end] if token.type == "td_open"]
+        """Returns a table's opening tag, and labels its cells by columns."""
+        following = tokens[idx:]
+        stop = next(i for i, token in enumerate(following) if token.type == "table_close")
+        names = [following[i + 1].content for i in range(stop) if following[i].type == "th_open"]
+        cells = [token for token in following[:stop] if token.type == "td_open"]
         for number, cell in enumerate(cells):
             cell.attrSet("data-label", names[number % len(names)])
         wide = ' class="wide"' if len(names) > NARROW else ""
         return f'<div class="table"><table{wide}>\n'
 
     def table_close(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """Returns the end of a table."""
+        """Returns the closing tag of a table."""
         return "</table></div>\n"
 
 
 def document(page: Page) -> str:
-    """Returns the page as one HTML document; text is escaped, raw HTML in it stays text."""
+    """Returns the page as one HTML document, with all text escaped."""
     markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable("table")
     body = markdown.render(page.markdown, {"figures": page.figures})
     # A figure is a block of its own, which HTML does not allow inside a paragraph.

@@ -1,8 +1,8 @@
-"""The one table of results: a row is a finished run; pages, figures and sweeps are views of it.
+"""Table of results, one row per finished run: pages, figures and sweeps are views of it.
 
-Columns are the run's settings, its guarantee, its metrics, its times and its digests. Each row is
-read from the run's directory, where the ledger proves the guarantee. A table that was written to a
-file can be read again, and then holds what was true when it was written.
+Columns are the run's settings, guarantee, metrics, times and digests. Each row is read from the
+run's directory, where the ledger proves the guarantee. A table read from a file holds the values of
+the time when it was written.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from samplers.settings import SamplerSettings
 
 
 class Axis(NamedTuple):
-    """How a setting is written."""
+    """Spellings of a setting."""
 
     short: str
-    """In the names of runs."""
+    """Spelling in the names of runs."""
     symbol: str
-    """In tables and legends."""
+    """Spelling in tables and legends."""
     label: str
-    """Under a panel."""
+    """Spelling under a panel."""
 
 
 AXES = {
@@ -48,66 +48,70 @@ AXES = {
 }
 """Settings that a sweep can vary."""
 PRIVACY = ("noise_multiplier", "target_epsilon")
-"""Settings of which a run has one, and a run without privacy none."""
+"""Settings of privacy: a private run has one, another run none."""
 IN_SAMPLER = ("batch_size", "epochs")
-"""Settings of the sampler, if it has them."""
+"""Settings that belong to samplers."""
 _OF_NOISE = {*PARTS["noise"].values(), *PARTS["clipping"].values()}
 WITH_NOISE = {"clipping", "calibration"} | {
     name for name, option in known_options().items() if option.owner in _OF_NOISE
 }
-"""Options that a run without privacy has not: nothing is clipped there, and no noise is drawn."""
+"""Options of clipping and noise, which a run without privacy does not have."""
 
 GUARANTEE = (
     *("guarantee", "epsilon_lower", "epsilon_upper", "delta", "attack_advantage_lower"),
     *("attack_advantage_upper", "adjacency", "unit", "num_examples", "num_steps", "num_params"),
     *("noise", "signal_to_noise", "attempts", "audit", "notes", "not_covered"),
 )
-"""Columns of what a run guarantees, and on which sizes."""
+"""Columns of the guarantee and its sizes."""
 TIMES = ("seconds", "training_seconds", "examples_per_second")
-"""Columns of times: null where they are secret, those of a private selection."""
+"""Columns of times: null if secret, as in a private selection."""
 DIGESTS = ("params_sha256", "config_sha256", "code_sha256", "data")
-"""Columns by which runs are told to be of the same model, settings, code and rows."""
+"""Columns that identify model, settings, code and rows."""
 COLUMNS = (
     *("run", "task", "headline", "better", "sampler", "sampler_settings", *AXES),
     *("init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
 )
-"""Columns of every table; further settings and metrics are those of its runs."""
+"""Columns of every table; a table adds its runs' further settings and metrics."""
 _METRICS = "metrics"
 RUNS = "runs"
-"""Folder of the run directories of a sweep."""
+"""Folder of a sweep's run directories."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Finished runs, one a row of `frame`.
+    """Finished runs, one per row of `frame`.
 
-    A metric that is undefined, as the training diverged, is NaN; one that was not measured is null.
-    `data` numbers the training rows, equal numbers for equal ones: their digest itself is of
-    private rows, and in no table. Runs without noise have null in place of a clipping norm and of
-    bands.
+    An undefined metric, after a diverged training, is NaN; an unmeasured one is null. `data`
+    numbers the training rows, equal numbers for equal rows: their digest depends on private rows
+    and is in no table. Runs without noise have null for the clipping norm and bands.
     """
 
     frame: pl.DataFrame
     metrics: tuple[str, ...]
-    """Names of the columns that are metrics."""
+    """Names of the metric columns."""
 
     @classmethod
-    def of(cls, runs: Mapping[str, FinishedRun]) -> Table:
+    def collect(cls, runs: Mapping[str, FinishedRun]) -> Table:
         """Returns the table of finished runs by their names."""
         data: dict[Any, int] = {}
         rows = []
         for name, run in runs.items():
             row = row_of(name, run)
-            known = tuple(run.data)
-            if None not in known:
-                row["data"] = data.setdefault(known, len(data))
+            digests = tuple(run.data)
+            if None not in digests:
+                row["data"] = data.setdefault(digests, len(data))
             rows.append(row)
         metrics = [name for run in runs.values() for name in run.record["metrics"]]
         return cls.of_rows(rows, [name for name in metrics if name not in COLUMNS])
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> Table:
-        """Returns the table of rows, as `row_of` makes them, with these metrics."""
+        """Returns a table from rows of `row_of`.
+
+        Args:
+          rows: Column values of each run.
+          metrics: Names of the metric columns.
+        """
         names = dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)])
         columns = {name: [row.get(name) for row in rows] for name in names}
         frame = pl.DataFrame([pl.Series(name, x, strict=False) for name, x in columns.items()])
@@ -118,7 +122,7 @@ class Table:
         """Reads a table that `write` wrote as Parquet.
 
         Raises:
-          ValueError: if it is not such a file.
+          ValueError: If the file is something else.
         """
         try:
             frame = pl.read_parquet(path)
@@ -130,7 +134,7 @@ class Table:
         return cls(frame, metrics)
 
     def write(self, path: Path) -> None:
-        """Writes the table, as CSV or as Parquet by the ending of `path`."""
+        """Writes the table as CSV or Parquet, by the suffix of `path`."""
         if path.suffix == ".csv":
             lists = pl.col("notes", "not_covered").cast(pl.List(pl.String)).list.join("; ")
             text = self.frame.with_columns(lists).write_csv()
@@ -140,15 +144,15 @@ class Table:
         write_atomically(path, lambda file: self.frame.write_parquet(file, metadata=metadata))
 
     def where(self, **values: Any) -> Table:
-        """Returns the rows whose columns have these values, or one of these where it is a list."""
-        wanted = [
+        """Returns the rows whose columns have these values, or one of a list."""
+        conditions = [
             pl.col(name).is_in(value) if isinstance(value, list) else pl.col(name).eq_missing(value)
             for name, value in values.items()
         ]
-        return dataclasses.replace(self, frame=self.frame.filter(*wanted))
+        return dataclasses.replace(self, frame=self.frame.filter(*conditions))
 
     def measured(self) -> Table:
-        """Returns the table without the metrics that none of its runs measured."""
+        """Returns the table without metrics that no run measured."""
         lacking = [name for name in self.metrics if self.frame[name].is_null().all()]
         metrics = tuple(name for name in self.metrics if name not in lacking)
         return Table(self.frame.drop(lacking), metrics)
@@ -159,11 +163,11 @@ class Table:
         return self.frame.to_dicts()
 
     def values(self, name: str) -> list[Any]:
-        """Returns the different values of a column that are not null, in their order."""
+        """Returns the distinct values of a column, without null, in order."""
         return self.frame[name].drop_nulls().unique(maintain_order=True).to_list()
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Raises ValueError if there is a name of no column."""
+        """Raises ValueError if a name is not a column."""
         for name in names:
             if name not in self.frame.columns:
                 columns = sorted(self.frame.columns)
@@ -174,59 +178,62 @@ class Table:
     @property
     def settings(self) -> list[str]:
         """Names of the columns that are settings."""
-        others = {*GUARANTEE, *TIMES, *DIGESTS, *self.metrics, "run", "headline", "better"}
-        return [name for name in self.frame.columns if name not in others]
+        excluded = {*GUARANTEE, *TIMES, *DIGESTS, *self.metrics, "run", "headline", "better"}
+        return [name for name in self.frame.columns if name not in excluded]
 
     def varied(self) -> list[str]:
-        """Returns the settings in which runs differ; what a sampler alone has, in its own runs."""
-        found = []
+        """Returns the settings in which runs differ.
+
+        The settings of a sampler are compared among its own runs.
+        """
+        varied = []
         for name in self.settings:
             groups = [self.frame]
             if name == "sampler_settings":
                 groups = self.frame.partition_by("sampler")
             if any(group[name].drop_nulls().n_unique() > 1 for group in groups):
-                found.append(name)
-        return found
+                varied.append(name)
+        return varied
 
 
 def read(paths: Sequence[Path]) -> tuple[Table, list[Path]]:
-    """Reads runs, and tables that were written before, into one table.
+    """Reads runs, and tables in Parquet files, into one table.
 
     Args:
       paths: As for `finished_runs`, and Parquet files of `Table.write`.
 
     Returns:
-      The table, and the directories of runs that are not finished.
+      The table, and the directories of unfinished runs.
 
     Raises:
-      FileNotFoundError: if there is no run.
-      ValueError: for a run or a file that is damaged.
+      FileNotFoundError: If there is no run.
+      ValueError: For a damaged run or file.
     """
     files = [path for path in paths if path.suffix == ".parquet" and path.is_file()]
     runs, unfinished = finished_runs(path for path in paths if path not in files)
-    tables = [Table.of(runs)] if runs else []
+    tables = [Table.collect(runs)] if runs else []
     tables += [Table.load(path) for path in files]
     if not tables:
         raise FileNotFoundError("there is no finished run: name run directories or their folders")
     metrics = dict.fromkeys(name for table in tables for name in table.metrics)
     frame = pl.concat([table.frame for table in tables], how="diagonal_relaxed")
-    if len(tables) > 1:  # the numbers of their rows mean nothing to each other
+    if len(tables) > 1:  # each table numbers its rows anew
         frame = frame.with_columns(data=None)
     return Table(frame, tuple(metrics)), unfinished
 
 
 def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
-    """Returns the row of a finished run, its `data` left out."""
+    """Returns the table row of a finished run, without `data`."""
     record, sampler, description = run.record, run.spec.sampler, run.task["description"]
     options = {k: v for k, v in run.spec.options().items() if k != "sampler"}
-    own = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
+    task_settings = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
     if not (private := record["noise_multiplier"] > 0):
         options |= dict.fromkeys(WITH_NOISE & options.keys())
     fingerprint = run.history.attempts[-1].terms.fingerprint
     stages = record["stage_seconds"]
     metrics = {k: math.nan if x is None else x for k, x in record["metrics"].items()}
     return {
-        **metrics,  # first, so that no name of a task's takes the place of a guarantee
+        **metrics,  # first, so that no metric replaces a guarantee
         "run": name,
         "task": run.task["name"],
         "headline": description.get("headline"),
@@ -234,7 +241,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
         "sampler": record["sampler"],
         "sampler_settings": sampler_settings(sampler),
         **{axis: getattr(sampler, axis, None) for axis in IN_SAMPLER},
-        **{name: _cell(value) for name, value in {**own, **options}.items()},
+        **{name: _cell(value) for name, value in {**task_settings, **options}.items()},
         "noise_multiplier": record["noise_multiplier"],
         "l2_clip_norm": record["l2_clip_norm"] if private else None,
         "bands": options.get("bands") or 1 if private else None,
@@ -250,7 +257,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
 
 
 def sampler_settings(sampler: Any) -> str:
-    """Returns those settings of a sampler that are its own, where they are not the defaults.
+    """Returns a sampler's own settings that differ from the defaults.
 
     >>> from samplers.settings import SETTINGS
     >>> sampler_settings(SETTINGS["shuffle"](order="fixed"))
@@ -266,7 +273,7 @@ def sampler_settings(sampler: Any) -> str:
 
 
 def digits(value: Any) -> str:
-    """Returns the shortest text that names a value of a setting and no other one.
+    """Returns the shortest text that identifies a setting's value.
 
     >>> digits(4.0), digits(0.30000000000000004), digits((8, 64)), digits("fixed")
     ('4', '0.30000000000000004', '8+64', 'fixed')
@@ -284,17 +291,16 @@ def finished_runs(paths: Iterable[Path]) -> tuple[dict[str, FinishedRun], list[P
     """Reads the finished runs in folders.
 
     Args:
-      paths: Run directories, folders of sweeps, and folders that hold such.
+      paths: Run directories, folders of sweeps, and folders of these.
 
     Returns:
-      The runs by the names of their folders, or by their paths where names are not enough; and the
-      directories of runs that are not finished.
+      The runs by folder name, or by path if names repeat; and the directories of unfinished runs.
 
     Raises:
-      FileNotFoundError: for a folder that holds no run.
-      ValueError: for a run whose files are damaged.
+      FileNotFoundError: For a folder without a run.
+      ValueError: For a damaged run.
     """
-    found, unfinished = [], []
+    runs, unfinished = [], []
     for path in dict.fromkeys(paths):
         folders = [folder for folder in _folders(path) if (folder / "config.json").is_file()]
         if not folders:
@@ -303,17 +309,17 @@ def finished_runs(paths: Iterable[Path]) -> tuple[dict[str, FinishedRun], list[P
             if len(folders) > 1 and not (folder / "report.json").is_file():
                 unfinished.append(folder)
             else:
-                found.append(FinishedRun.read(folder))
-    names = [run.path.name or str(run.path) for run in found]
+                runs.append(FinishedRun.read(folder))
+    names = [run.path.name or str(run.path) for run in runs]
     if len(set(names)) < len(names):
-        names = [str(run.path) for run in found]
-    return dict(zip(names, found, strict=True)), unfinished
+        names = [str(run.path) for run in runs]
+    return dict(zip(names, runs, strict=True)), unfinished
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns a run's folder, or those of a sweep's runs, or those of all runs one level below."""
+    """Returns the folder of a run, or of all runs of a sweep or one level below."""
     if (path / "config.json").is_file() or not path.is_dir():
         return [path]
     inner = path / RUNS if (path / RUNS).is_dir() else path
-    below = sorted(one for one in inner.iterdir() if one.is_dir())
-    return [run for one in below for run in (_folders(one) if (one / RUNS).is_dir() else [one])]
+    below = sorted(folder for folder in inner.iterdir() if folder.is_dir())
+    return [run for x in below for run in (_folders(x) if (x / RUNS).is_dir() else [x])]

@@ -1,4 +1,4 @@
-"""Views of the table of runs: one metric over one setting, as means over runs that are alike."""
+"""Views of the table of runs: a metric over a setting, as means over repetitions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from experiments.results.metrics import Headline
 from experiments.results.table import AXES, PRIVACY, Axis, Table, digits
 
 Cells = tuple[list[str], list[list[str]]]
-"""Header and rows of a table that is shown."""
+"""Header and rows of a printed table."""
 
 VOID = "reproducible noise: no guarantee"
-"""What stands where an epsilon would, of runs whose seeds are written down."""
+"""Text in place of epsilon for runs from recorded seeds."""
 
 LEVEL = 0.05
-"""How often means that are equal may be told apart."""
+"""Significance level of the test that distinguishes means."""
 
 CERTIFIED = "epsilon_upper"
 _OF_PRIVACY = (*PRIVACY, "epsilon_lower", CERTIFIED)
-"""Columns on which a run without privacy has no place."""
+"""Columns that a run without privacy does not have."""
 _ALIKE = (*PRIVACY, "init_seed", "insecure_seed")
-"""Settings in which the runs of one line may differ; privacy has one label for all three."""
+"""Settings in which the runs of one line may differ; privacy has its own label."""
 
 
 def axis(name: str) -> Axis:
-    """Returns how a column is written."""
+    """Returns the spellings of a column."""
     if name == CERTIFIED:
         return Axis("", "ε ≤", "ε, certified")
     words = report.label(name)
@@ -43,46 +43,47 @@ def axis(name: str) -> Axis:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean and standard deviation of a number over independent runs, of those that have it.
+    """Mean and standard deviation over the independent runs that have a number.
 
-    >>> f"{Estimate.of([0.71, 0.72, 0.73])}"
+    >>> f"{Estimate.compute([0.71, 0.72, 0.73])}"
     '0.7200 ± 0.0100'
-    >>> f"{Estimate.of([7100])}"  # one run shows no spread
+    >>> f"{Estimate.compute([7100])}"  # one run shows no spread
     '7100'
-    >>> f"{Estimate.of([0.71, float('nan'), 0.73])}"  # the training of one diverged
+    >>> f"{Estimate.compute([0.71, float('nan'), 0.73])}"  # the training of one diverged
     '0.7200 ± 0.0141 (1 of 3 diverged)'
     """
 
     mean: float | None
     """None if no run has the number."""
     sd: float | None
-    """Of one run, not of the mean; None for a single run."""
+    """Standard deviation of one run, not of the mean; None for a single run."""
     count: int
-    """Runs that have the number."""
+    """Number of runs with the number."""
     undefined: int = 0
-    """Runs that have not, as their training diverged: mean and deviation leave them out."""
+    """Number of diverged runs, which mean and deviation leave out."""
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> Estimate:
-        """Returns the estimate from the values of independent runs: NaN is undefined, None none."""
+    def compute(cls, values: Sequence[float | None]) -> Estimate:
+        """Returns the estimate from independent runs; NaN is undefined, None missing."""
         measured = [value for value in values if value is not None]
-        known = [value for value in measured if not math.isnan(value)]
-        mean = statistics.fmean(known) if known else None
-        sd = statistics.stdev(known) if len(known) > 1 else None
-        return cls(mean, sd, len(known), len(measured) - len(known))
+        defined = [value for value in measured if not math.isnan(value)]
+        mean = statistics.fmean(defined) if defined else None
+        sd = statistics.stdev(defined) if len(defined) > 1 else None
+        return cls(mean, sd, len(defined), len(measured) - len(defined))
 
     def merit(self, headline: Headline) -> tuple[int, float]:
-        """Returns what is higher for better estimates: the fewer runs diverged, then by the mean.
+        """Returns a tuple that is higher for better estimates.
 
-        The mean of the runs that did not diverge alone would favour what diverges: those are the
-        lucky ones.
+        Fewer diverged runs come first, then the mean: the mean of the other runs alone would favour
+        settings that diverge, as it averages the lucky ones.
         """
         return -self.undefined, headline.merit(self.mean)
 
     def differs(self, other: Estimate) -> bool:
-        """Whether Welch's t-test tells the means apart at `LEVEL`; never from a single run.
+        """Returns True if Welch's t-test at `LEVEL` distinguishes the means.
 
-        With three runs, two standard errors apart is not much: equal means are, one time in eight.
+        Single runs never differ. With three runs, two standard errors are little: equal means are
+        as far apart one time in eight.
         """
         if self.mean is None or self.sd is None or other.mean is None or other.sd is None:
             return False
@@ -104,69 +105,69 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Point:
-    """Runs that differ in nothing but their randomness."""
+    """Runs that differ only in their randomness."""
 
     line: str
     x: Any
-    """Where it lies: None for runs without privacy on an axis that measures it."""
+    """Position on the axis; None for runs without privacy on an axis of privacy."""
     rows: tuple[dict[str, Any], ...]
 
     def __getitem__(self, column: str) -> Estimate:
-        return Estimate.of([row[column] for row in self.rows])
+        return Estimate.compute([row[column] for row in self.rows])
 
     @property
     def private(self) -> bool:
-        """Whether its runs have noise."""
+        """True if its runs have noise."""
         return self.rows[0]["noise_multiplier"] > 0
 
     @property
     def noise_multiplier(self) -> float:
-        """The largest of the runs, which differ only if calibration was changed meanwhile."""
+        """Largest noise multiplier of the runs; they differ only after a new calibration."""
         return max(row["noise_multiplier"] for row in self.rows)
 
     @property
     def epsilon(self) -> Bound | None:
-        """What contains the epsilon of each single run; None where one has no guarantee."""
-        ends = [(row["epsilon_lower"], row["epsilon_upper"]) for row in self.rows]
-        if any(end is None for pair in ends for end in pair):
+        """Interval that contains each single run's epsilon; None if one has no guarantee."""
+        bounds = [(row["epsilon_lower"], row["epsilon_upper"]) for row in self.rows]
+        if any(bound is None for pair in bounds for bound in pair):
             return None
-        return Bound(min(lower for lower, _ in ends), max(upper for _, upper in ends))
+        return Bound(min(lower for lower, _ in bounds), max(upper for _, upper in bounds))
 
     @property
     def optimistic(self) -> bool:
-        """Whether the noise of its runs was chosen by the lower end of their epsilon."""
+        """True if the noise of its runs was chosen by the lower end of epsilon."""
         return bool(self.rows[0].get("optimistic"))
 
     @property
     def exceeds(self) -> bool:
-        """Whether a run costs more than the target by which its noise was chosen.
+        """True if a run costs more than the target that chose its noise.
 
-        One does that resumed after a change, with steps that count twice, or is `optimistic`.
+        A run resumed after a change, with steps that count twice, and an `optimistic` one may.
         """
-        found = [(row[CERTIFIED], row["target_epsilon"]) for row in self.rows]
-        return any(None not in pair and pair[0] > pair[1] for pair in found)
+        costs_and_targets = [(row[CERTIFIED], row["target_epsilon"]) for row in self.rows]
+        return any(None not in pair and pair[0] > pair[1] for pair in costs_and_targets)
 
 
 @dataclass(frozen=True)
 class View:
-    """One metric over one setting: lines of points, of which each is runs that are alike."""
+    """Metric over a setting: lines of points, each of repeated runs."""
 
     table: Table
-    """The runs that are shown."""
+    """Runs to show."""
     x: str
-    """The column of the axis."""
+    """Column of the axis."""
     headline: Headline
-    """The metric, or another column of numbers."""
+    """Metric, or another column of numbers."""
     by: tuple[str, ...] | None = None
-    """Columns that tell lines apart; by default all settings in which the runs differ."""
+    """Columns that distinguish lines; by default all settings in which the runs differ."""
     tune: tuple[str, ...] = ()
-    """Settings of which each point shows the values that are best together by `judge`."""
+    """Settings whose best values together, by `judge`, each point shows."""
     title: str = ""
 
     def __post_init__(self) -> None:
         self.table.check_columns((self.x, self.headline.name, *(self.by or ())))
         if not self.table.frame[self.headline.name].dtype.is_numeric():
-            raise ValueError(f"{self.headline.name} is no number that could be drawn")
+            raise ValueError(f"{self.headline.name} is not a number; choose another metric")
         if self.tune and self.headline.better is None:
             raise ValueError(
                 f"tune needs to know which {self.headline.label} is better: give the sweep's file "
@@ -175,23 +176,23 @@ class View:
 
     @property
     def judge(self) -> Headline:
-        """The metric by which a tuned setting is chosen: that of validation rows, if any."""
-        return self.headline.on("validation", self.table.metrics) or self.headline
+        """Metric that chooses tuned settings: on validation rows, if measured there."""
+        return self.headline.on_split("validation", self.table.metrics) or self.headline
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """All that is shown, line by line, ascending in x; runs without privacy come last."""
+        """All points, line by line, ascending in x, runs without privacy last."""
         groups: dict[tuple[str, Any], dict[Any, list[dict[str, Any]]]] = {}
         for row, line in zip(self.table.rows, self._labels(), strict=True):
             tuned = tuple(row[name] for name in self.tune)
             groups.setdefault((line, self._place(row)), {}).setdefault(tuned, []).append(row)
-        found = []
+        points = []
         for (line, x), candidates in groups.items():
             several = [Point(line, x, tuple(rows)) for rows in candidates.values()]
             judge = self.judge
-            found.append(max(several, key=lambda p: p[judge.name].merit(judge)))
-        order = list(dict.fromkeys(point.line for point in found))
-        return tuple(sorted(found, key=lambda p: (order.index(p.line), self._rank(p.x))))
+            points.append(max(several, key=lambda p: p[judge.name].merit(judge)))
+        order = list(dict.fromkeys(point.line for point in points))
+        return tuple(sorted(points, key=lambda p: (order.index(p.line), self._rank(p.x))))
 
     def _place(self, row: dict[str, Any]) -> Any:
         without = self.x in _OF_PRIVACY and not row["noise_multiplier"]
@@ -204,38 +205,38 @@ class View:
 
     @property
     def lines(self) -> dict[str, list[Point]]:
-        """The points of each line, by its label."""
-        found: dict[str, list[Point]] = {}
+        """Points of each line, by its label."""
+        points_by_line: dict[str, list[Point]] = {}
         for point in self.points:
-            found.setdefault(point.line, []).append(point)
-        return found
+            points_by_line.setdefault(point.line, []).append(point)
+        return points_by_line
 
     @property
     def xs(self) -> list[Any]:
-        """Every place on the axis, in order."""
+        """All positions on the axis, in order."""
         return sorted({point.x for point in self.points}, key=self._rank)
 
     @property
     def insecure(self) -> bool:
-        """Whether seeds are written down, so that no run has a guarantee."""
+        """True if seeds are recorded, so that no run has a guarantee."""
         return bool(self.table.values("insecure_seed"))
 
     @property
     def terms(self) -> str:
-        """What its epsilons hold for: delta, adjacency, unit; or why none holds."""
+        """Terms of its epsilons: delta, adjacency, unit; or the reason for none."""
         if self.insecure:
             return VOID
-        found = [
+        terms = [
             f"delta {format_delta(row['delta'])}, {row['adjacency']} adjacency, unit: one "
             f"{row['unit']}"
             for point in self.points
             if point.epsilon
             for row in point.rows
         ]
-        return "; ".join(dict.fromkeys(found))
+        return "; ".join(dict.fromkeys(terms))
 
     def _labels(self) -> list[str]:
-        """Returns the label of each run's line: where it lies on all other axes that vary."""
+        """Returns the label of each run's line: its settings on all other varying axes."""
         rows = self.table.rows
         if self.by is not None:
             return [
@@ -255,47 +256,47 @@ class View:
             name = row["sampler"]
             if "sampler_settings" in varied:
                 name = f"{name} {row['sampler_settings']}".strip()
-            parts = [name] if {"sampler", "sampler_settings"} & {*varied} else []
-            parts += [_privacy(row)] if privacy else []
-            parts += [
-                _written(other, row[other])
-                for other in varied
-                if other not in ("sampler", "sampler_settings")
-                and row[other] is not None
-                and row[other] is not False
+            words = [name] if {"sampler", "sampler_settings"} & {*varied} else []
+            words += [_privacy(row)] if privacy else []
+            words += [
+                _written(setting, row[setting])
+                for setting in varied
+                if setting not in ("sampler", "sampler_settings")
+                and row[setting] is not None
+                and row[setting] is not False
             ]
             # An epsilon for one user and one for one example are not to be compared.
             unit = f" (unit: one {row['unit']})" if units else ""
-            labels.append((", ".join(parts) or name) + unit)
+            labels.append((", ".join(words) or name) + unit)
         return labels
 
     def tables(self, *, intervals: bool = False) -> dict[str, Cells]:
-        """Returns what is shown as tables by title: a row for each x, a column for each line.
+        """Returns tables by title, one row per x, one column per line.
 
         Args:
-          intervals: Whether epsilon is an interval, or, for a narrow page, its upper end alone.
+          intervals: True to print epsilon as an interval, False for its upper end alone.
         """
-        found = {self.headline.label: self._pivot(self._shown)}
+        tables = {self.headline.label: self._pivot(self._print)}
         if tune := self.tune:
             names = ", ".join(axis(name).symbol for name in tune)
-            found[f"{names}, best on {self.judge.rows}"] = self._pivot(
+            tables[f"{names}, best on {self.judge.rows}"] = self._pivot(
                 lambda p: ", ".join(written(p.rows[0][name]) or "none" for name in tune)
             )
         if self.table.values("target_epsilon"):
-            found["noise multiplier σ"] = self._pivot(
+            tables["noise multiplier σ"] = self._pivot(
                 lambda p: f"{p.noise_multiplier:.4g}" if p.private else "none"
             )
         if self.x != CERTIFIED and any(point.epsilon for point in self.points):
             title = "epsilon [lower, upper]" if intervals else "proved upper bound on epsilon"
-            found[f"{title} of a single run ({self.terms})"] = self._pivot(
+            tables[f"{title} of a single run ({self.terms})"] = self._pivot(
                 lambda p: _epsilon(p.epsilon, intervals)
             )
-        return found
+        return tables
 
-    def _shown(self, point: Point) -> str:
-        found = point[name := self.headline.name]
-        bound = not found.sd and name.endswith(("_upper", "_lower"))
-        return written(found.mean, name) if bound else str(found)
+    def _print(self, point: Point) -> str:
+        estimate = point[name := self.headline.name]
+        bound = not estimate.sd and name.endswith(("_upper", "_lower"))
+        return written(estimate.mean, name) if bound else str(estimate)
 
     def _pivot(self, show: Callable[[Point], str]) -> Cells:
         cells = {(point.line, point.x): show(point) for point in self.points}
@@ -306,37 +307,37 @@ class View:
         return [axis(self.x).symbol, *self.lines], rows
 
     def verdicts(self) -> list[str]:
-        """Returns, for each epsilon, which line is best, and which cannot be told from it.
+        """Returns, for each epsilon, the best line and those not distinguishable from it.
 
-        Nothing is said where each point is a single run, which shows no spread.
+        Single runs, which show no spread, have no verdict.
         """
-        found: list[str] = []
-        told = len(self.lines) > 1 and any(len(point.rows) > 1 for point in self.points)
-        if self.x != "target_epsilon" or not told or self.headline.better is None:
-            return found
+        verdicts: list[str] = []
+        comparable = len(self.lines) > 1 and any(len(point.rows) > 1 for point in self.points)
+        if self.x != "target_epsilon" or not comparable or self.headline.better is None:
+            return verdicts
         for x in self.xs:
             points = [p for p in self.points if p.x == x and not p.optimistic]
-            here = {p.line: p[self.headline.name] for p in points}
-            best = max(here, key=lambda line: here[line].merit(self.headline))
+            by_line = {p.line: p[self.headline.name] for p in points}
+            best = max(by_line, key=lambda line: by_line[line].merit(self.headline))
             tested = {
                 line: estimate
-                for line, estimate in here.items()
-                if line != best and None not in (estimate.sd, here[best].sd)
+                for line, estimate in by_line.items()
+                if line != best and None not in (estimate.sd, by_line[best].sd)
             }
-            near = [line for line, one in tested.items() if not here[best].differs(one)]
+            near = [line for line, mean in tested.items() if not by_line[best].differs(mean)]
             if x is None:
-                where = "without privacy"
+                place = "without privacy"
             elif self.insecure:
-                where = f"at the noise of epsilon {x:g} ({VOID})"
+                place = f"at the noise of epsilon {x:g} ({VOID})"
             elif any(point.exceeds for point in points):
-                where = f"at epsilon {x:g} (which a run exceeds: see the table)"
+                place = f"at epsilon {x:g} (which a run exceeds: see the table)"
             else:
-                where = f"at epsilon {x:g}"
-            verdict = f"{where}: {best} ({here[best]})"
+                place = f"at epsilon {x:g}"
+            verdict = f"{place}: {best} ({by_line[best]})"
             if near:
                 verdict += f"; not told from it (Welch's t-test, {LEVEL:.0%}): {', '.join(near)}"
-            found.append(verdict)
-        return found
+            verdicts.append(verdict)
+        return verdicts
 
 
 def _privacy(row: dict[str, Any]) -> str:
@@ -357,9 +358,12 @@ def _written(name: str, value: Any) -> str:
 
 
 def written(value: Any, name: str = "") -> str:
-    """Returns a value of the column `name` as people read it; nothing for null.
+    """Returns a value of the column `name` for people; empty for null.
 
-    What is an end of an interval is rounded outward: no bound is printed tighter than it is.
+    Ends of intervals are rounded outward: no bound is printed tighter than proved.
+
+    >>> written(0.30000000000000004), written(None)
+    ('0.3', '')
     """
     if value is None:
         return ""
@@ -370,7 +374,7 @@ def written(value: Any, name: str = "") -> str:
     return f"{value:g}" if isinstance(value, float) else digits(value)
 
 
-def _epsilon(found: Bound | None, interval: bool) -> str:
-    if found is None:
+def _epsilon(bound: Bound | None, interval: bool) -> str:
+    if bound is None:
         return "none"
-    return str(found) if interval else found.format_upper()
+    return str(bound) if interval else bound.format_upper()

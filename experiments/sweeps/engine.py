@@ -249,12 +249,12 @@ def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
     metrics, description = metric_names(task), task["description"]
     stated = {name: description.get(name) for name in ("headline", "better")}
     try:
-        first = Headline.of(Table.of_rows([stated], metrics), sweep.headline, sweep.better)
+        first = Headline.choose(Table.of_rows([stated], metrics), sweep.headline, sweep.better)
     except ValueError as error:
         raise ValueError(f"{where}, headline: {error}") from None
     if tuned and first.better is None:
         raise ValueError(f'{where}: better is missing: "higher" or "lower" values of {first.name}?')
-    if tuned and first.on("validation", metrics) is None:
+    if tuned and first.on_split("validation", metrics) is None:
         raise ValueError(
             f"{where}, tune: {tuned[0]} is chosen on validation rows, of which the task "
             f"{sweep.task_name} measures no {first.name.partition('_')[2] or first.name}; it "
@@ -284,7 +284,7 @@ def _summary(
         places += [place for place in result.environments if place not in places]
     cells = {run.out.name: run.cell for run in runs}
     remarks = _remarks([*finished.values()])
-    return Summary(sweep, task, Table.of(finished), cells, tuple(places), tuple(remarks))
+    return Summary(sweep, task, Table.collect(finished), cells, tuple(places), tuple(remarks))
 
 
 def _remarks(finished: Sequence[FinishedRun]) -> list[str]:

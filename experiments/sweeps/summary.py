@@ -65,7 +65,7 @@ class Summary:
         Raises:
           ValueError: If the file names a metric that the task lacks.
         """
-        return Headline.of(self.table, self.sweep.headline, self.sweep.better)
+        return Headline.choose(self.table, self.sweep.headline, self.sweep.better)
 
     @cached_property
     def views(self) -> tuple[View, ...]:
@@ -84,7 +84,7 @@ class Summary:
         best = self.task["description"].get("generated", {}).get(self.headline.name)
         if best is None:
             return ""
-        return f"generated rows, on which the best reachable {self.headline.label} is {best:.4f}"
+        return f"generated rows, of which the best reachable {self.headline.label} is {best:.4f}"
 
     @property
     def title(self) -> str:

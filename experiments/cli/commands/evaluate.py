@@ -73,11 +73,11 @@ def _fit(
     from experiments.results import clicks
 
     rows = clicks.Rows(config.data, config.split, config.by)
-    fit, tables = clicks.Fit.of("this model", model, rows), []
+    fit, tables = clicks.Fit.read("this model", model, rows), []
     if config.against is not None:
         plain = read_model(config.against, kinds=TASKS)
         clicks.check_twin(plain)
-        twin = clicks.Fit.of(str(config.against), plain, rows)
+        twin = clicks.Fit.read(str(config.against), plain, rows)
         title = f"against {twin.name}, which has no guarantee (± standard error over the rows):"
         tables.append((title, *clicks.cost([fit], twin)))
     if config.deciles:

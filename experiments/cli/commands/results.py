@@ -69,7 +69,7 @@ def run(config: ResultsConfig) -> None:
             console.line(f"note: {path} is not finished, and left out")
         if config.x is None:
             for part in listings.by_task(table):
-                headline = Headline.of(part, config.y, config.better)
+                headline = Headline.choose(part, config.y, config.better)
                 console.table(*listings.overview(part, [headline.name, *config.columns]))
                 console.line(listings.caption(part))
         else:
@@ -79,7 +79,7 @@ def run(config: ResultsConfig) -> None:
             headline = (
                 Headline(str(config.y), config.better)
                 if column
-                else Headline.of(table, config.y, config.better)
+                else Headline.choose(table, config.y, config.better)
             )
             view = views.View(table, config.x, headline, by=config.by or None)
             show_view(console, view)

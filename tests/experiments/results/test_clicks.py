@@ -55,7 +55,7 @@ def rows_of(folder, by=None):
 
 
 def fit_of(folder, name, by=None):
-    return clicks.Fit.of(name, read_model(folder / name, kinds=TASKS), rows_of(folder, by))
+    return clicks.Fit.read(name, read_model(folder / name, kinds=TASKS), rows_of(folder, by))
 
 
 def numbers(line):
@@ -164,7 +164,7 @@ ASKED = ["report", "private", "--out", "page.html"]
         (["report", "line", "--data", "store"], "none of the runs is of a model of clicks"),
         (["evaluate", "private", "store", "--by", "C99"], "no categorical column 'C99'"),
         (["evaluate", "private", "store", "--against", "private"], "was trained with noise"),
-        (["evaluate", "line", "store", "--deciles"], "line is no model of clicks"),
+        (["evaluate", "line", "store", "--deciles"], "line is not a model of clicks"),
     ],
     ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "",
 )

@@ -174,7 +174,7 @@ def test_any_column_of_numbers_is_drawn_over_any_setting(summary_of):
     assert len(axes.get_legend().get_texts()) == len(SIGMAS)
     for x, y, problem in (
         ("sigma", "test_auc", "column 'sigma'"),
-        ("sampler", "audit", "no number"),
+        ("sampler", "audit", "not a number"),
     ):
         with pytest.raises(ValueError, match=problem):
             View(table, x, Headline(y))

@@ -169,7 +169,7 @@ def test_a_figure_has_two_epsilons_and_its_caption_says_what_is_drawn(runs, numb
 def test_another_metric_can_be_put_first(clicked):
     page = page_of([clicked], headline="validation_log_loss", better="lower")
     assert "| run | ε | validation log loss |" in page.markdown
-    with pytest.raises(ValueError, match="there is no metric 'auc'; there are validation_auc, "):
+    with pytest.raises(ValueError, match="unknown metric 'auc'; choose of validation_auc, "):
         page_of([clicked], headline="auc")
 
 

@@ -65,7 +65,7 @@ def test_any_column_is_shown_and_drawn_over_any_setting(runs, tmp_path, command)
     [
         (["--plot", "a.png"], "--plot needs --x, its axis"),
         (["--x", "noise_multipler"], "no column 'noise_multipler': did you mean noise_multiplier"),
-        (["--y", "auc"], "there is no metric 'auc'; there are test_error"),
+        (["--y", "auc"], "unknown metric 'auc'; choose of test_error"),
         (["--columns", "xyzzy"], "no column 'xyzzy': --out FILE.csv has all"),
         (["--out", "a.txt"], "--out must end in .csv or .parquet, got a.txt"),
         (["nowhere"], "nowhere is not the directory of a run, nor does it hold any"),
@@ -101,7 +101,7 @@ def test_no_metric_or_setting_of_a_task_takes_the_place_of_a_guarantee(runs):
     record = {**run.record, "metrics": {**run.record["metrics"], **named}}
     task = {**run.task, "settings": {**run.task["settings"], **named}}
     claimed = dataclasses.replace(run, record=record, task=task)
-    table, proved = Table.of({"run": claimed}), Table.of({"run": run})
+    table, proved = Table.collect({"run": claimed}), Table.collect({"run": run})
     assert table.metrics == proved.metrics
     for name in named:
         assert table.rows[0][name] == proved.rows[0][name]

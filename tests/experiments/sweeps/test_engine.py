@@ -358,7 +358,7 @@ def test_runs_go_on_with_their_own_store_wherever_it_lies_and_with_no_other(
             SEEDED + 'tune = ["learning_rate", "l2_clip_norm"]\n',
             "tune: learning_rate is chosen on validation rows, .* it measures test_error, ",
         ),
-        ('headline = "test_auc"\n' + SEEDED, "headline: there is no metric 'test_auc'"),
+        ('headline = "test_auc"\n' + SEEDED, "headline: unknown metric 'test_auc'"),
     ],
 )
 def test_what_no_run_can_do_is_refused_before_any(tmp_path, in_this_process, text, problem):
