@@ -1,6 +1,6 @@
-"""The papers' figures, each from one command: `scripts/figures NAME OUT`, or `all OUT`.
+"""Figures of the papers, one command each: `scripts/figures NAME OUT`, or `all OUT`.
 
-What each shows of its paper: docs/explanation/papers.md.
+Their relation to the papers: docs/explanation/papers.md.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ FIGURES = {
     "rating_model": "Models private for whole users over the cap: bound, loss and test error.",
     "episodes": "Few-shot episodes over the noise: honest epsilons, accuracy on new classes.",
 }
-"""What `scripts/figures --help` says of each module of this package that draws a figure.
+"""Description of each figure module, for `scripts/figures --help`.
 
-Such a module has a function `draw(config, console)`, which computes, prints a table, and returns
-the figure: the type of its first argument, a `Picture`, is what can be asked. Its `SMALL` are the
-values of a small version. What the figures show of the papers: docs/explanation/papers.md.
+A module's function `draw(config, console)` computes, prints a table, and returns the figure; the
+type of its first argument, a `Picture`, has the options, and its `SMALL` those of a small version.
 """
 
 
 def figure_of(name: str) -> tuple[Any, Any]:
-    """Returns the type of what a figure can be asked for, a `Picture`, and what draws it."""
+    """Returns a figure's configuration type and its draw function."""
     draw = importlib.import_module(f"experiments.figures.{name}").draw
     return get_type_hints(draw)["config"], draw

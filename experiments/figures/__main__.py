@@ -1,4 +1,4 @@
-"""Draws one figure, or all of them: `python -m experiments.figures NAME OUT`."""
+"""Command that draws one or all figures: `python -m experiments.figures NAME OUT`."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ ALL = "all"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws a figure; what a user can mend ends in one clear line and exit status 2."""
+    """Draws a figure; errors of use end in one line and exit status 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     return in_one_line(PROGRAM, lambda: run(words))
 
 
 def run(words: Sequence[str]) -> int:
-    """Draws the figure that is named first.
+    """Draws the figure named by the first word.
 
     Raises:
-      ValueError: if there is none of that name, or the picture has no known ending.
+      ValueError: If the name or the picture's suffix is unknown.
     """
-    name, *rest = words or ["--help"]
+    name, *options = words or ["--help"]
     if name in ("--help", "-h"):
         print(f"usage: {PROGRAM} NAME [--small] OUT ...\n")
         listed = {**FIGURES, ALL: "Every figure, into the folder OUT, with a page of them."}
-        print("\n".join(f"  {name:13}  {what}" for name, what in listed.items()))
+        print("\n".join(f"  {name:13}  {description}" for name, description in listed.items()))
         return 0
     if name not in (*FIGURES, ALL):
-        raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+        raise ValueError(f"unknown figure {name!r}; choose among {', '.join(FIGURES)}")
     require("matplotlib")
     import tyro
 
     if name == ALL:
         from experiments.figures.gallery import Gallery, draw_all
 
-        draw_all(tyro.cli(Gallery, prog=f"{PROGRAM} {ALL}", args=rest))
+        draw_all(tyro.cli(Gallery, prog=f"{PROGRAM} {ALL}", args=options))
         return 0
     kind, draw = figure_of(name)
-    small = {"default": kind(Path(), **kind.SMALL)} if "--small" in rest else {}
+    small = {"default": kind(Path(), **kind.SMALL)} if "--small" in options else {}
     config = tyro.cli(
         kind,
         prog=f"{PROGRAM} {name}",
         description=f"{FIGURES[name]} With --small, a small version.",
-        args=[word for word in rest if word != "--small"],
+        args=[word for word in options if word != "--small"],
         **small,
     )
     outputs.check(config.out, outputs.PICTURES, "OUT", overwrite=True)

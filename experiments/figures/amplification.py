@@ -1,11 +1,11 @@
-"""How far amplification by subsampling carries: the noise of a sampled mean over the full mean's.
+"""Limits of amplification by subsampling: noise of a sampled mean over the full mean's.
 
 Left, p eps_p / eps over the epsilon of one release, for several sampling rates p: the Laplace noise
-of the mean of all examples over that of a Poisson sample. Right, its inverse, the penalty of
-sampling, over c = eps / p: all rates fall below one bound, c / log(1 + c). Gaussian noise over many
-releases follows a milder law, here by the certified accountant at a final (1, 1e-6). Below, the
-ratio over p at eps = c p, and mean squared errors of both means, simulated (dots) and in closed
-form. Subsampling is nearly free as long as one release costs less than p.
+of the mean of all examples over the noise of a Poisson sample's mean. Right, its inverse, the
+penalty of sampling, over c = eps / p: all rates fall below one bound, c / log(1 + c). Gaussian
+noise over many releases follows a milder law, here by the certified accountant at a final (1,
+1e-6). Below, the ratio over p at eps = c p, and mean squared errors of both means, simulated (dots)
+and in closed form. Subsampling is nearly free as long as one release costs less than p.
 
 T. Steinke, "Limits of Privacy Amplification by Subsampling", DifferentialPrivacy.org, 2023.
 """
@@ -38,13 +38,16 @@ RATIOS = np.geomspace(1e-2, 1e3, 200)
 
 STEPS = 1_000
 EPSILON, DELTA = 1.0, 1e-6
-"""Final guarantee of the Gaussian releases."""
+"""Joint guarantee of the Gaussian releases."""
 
 NUM_VALUES, DRAWS = 1_000, 2_000
 
 
 def draw_laplace(axes: Sequence[Axes]) -> None:
-    """Draws p eps_p / eps over eps, its inverse over c = eps / p, and it over p at eps = c p."""
+    """Draws p eps_p / eps over eps, its inverse, and over p.
+
+    The inverse is over c = eps / p, the third ratio at eps = c p.
+    """
     ratio, penalty, over_p = axes
     for prob, color in zip(SAMPLING_PROBS, COLORS, strict=True):
         ratios = [laplace_noise_ratio(float(e), prob) for e in EPSILONS]
@@ -66,7 +69,7 @@ def draw_laplace(axes: Sequence[Axes]) -> None:
 
 
 def draw_gaussian(axes: Axes, console: Console) -> None:
-    """Draws and prints the penalty of Gaussian noise over c: certified points, and the limit."""
+    """Draws and prints Gaussian noise's penalty over c, and its limit."""
     console.progress("calibrating Gaussian noise")
     budget = {"epsilon": EPSILON, "delta": DELTA}
     step_epsilon = 1.0 / full_batch_noise(STEPS, **budget)
@@ -89,7 +92,7 @@ def draw_gaussian(axes: Axes, console: Console) -> None:
 
 
 def draw_errors(axes: Axes) -> None:
-    """Draws mean squared errors over p: of the sampled mean, and the full mean's."""
+    """Draws mean squared errors of sampled and full mean over p."""
     rng, probs = np.random.default_rng(0), np.geomspace(0.01, 1.0, 13)
     values = rng.random(NUM_VALUES)
     for epsilon, color in zip((1.0, 0.1, 0.01), COLORS, strict=False):
@@ -105,14 +108,14 @@ def draw_errors(axes: Axes) -> None:
 
 
 def draw(config: Picture, console: Console) -> Figure:
-    """Returns the figure; prints the points that are certified."""
+    """Returns the figure; prints the certified points."""
     figure = blank(11, 9, f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}")
-    ratio, penalty, over_p, errors = every = panels(figure, 2, 2)
-    for axes in every:
+    ratio, penalty, over_p, errors = all_axes = panels(figure, 2, 2)
+    for axes in all_axes:
         axes.set_xscale("log")
     draw_laplace([ratio, penalty, over_p])
     draw_gaussian(penalty, console)
     draw_errors(errors)
-    for axes in every:
+    for axes in all_axes:
         legend(axes)
     return figure

@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from the outputs of whole runs, beside the claim that it is held to."""
+"""Lower bound on epsilon from the outputs of whole runs, beside the claim."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from experiments.figures.drawing import blank, panels
 
 
 def draw(report: BlackBoxReport) -> Figure:
-    """Returns the score in both worlds, the event that was counted, and bound and claim."""
+    """Returns scores of both worlds, the counted event, bound and claim."""
     figure = blank(10, 4.2)
-    left, right = panels(figure, 1, 2, width_ratios=(5, 2))
-    found, claimed = report.epsilon_lower, report.claim.upper
+    histogram, right = panels(figure, 1, 2, width_ratios=(5, 2))
+    proved, claimed = report.epsilon_lower, report.claim.upper
     verdict = "VIOLATION" if report.violation else "consistent"
     figure.suptitle(
         f"{verdict}: the outputs prove ε ≥ {report.shown}, the claim is ε ≤ "
@@ -30,36 +30,36 @@ def draw(report: BlackBoxReport) -> Figure:
         worlds, hits if event.present else hits[::-1], strict=True
     ):
         label = f"canary {world}: {count:,} of {scores.size:,} runs"
-        left.hist(scores, bins, histtype="stepfilled", color=colour, alpha=0.3)
-        left.hist(scores, bins, histtype="step", color=colour, label=label)
+        histogram.hist(scores, bins, histtype="stepfilled", color=colour, alpha=0.3)
+        histogram.hist(scores, bins, histtype="step", color=colour, label=label)
     edges = (event.threshold, bins[-1]) if event.present else (bins[0], event.threshold)
-    left.axvspan(*edges, color="black", alpha=0.08, zorder=0)
-    left.axvline(event.threshold, color="black", linestyle="--", linewidth=1)
-    left.set(
+    histogram.axvspan(*edges, color="black", alpha=0.08, zorder=0)
+    histogram.axvline(event.threshold, color="black", linestyle="--", linewidth=1)
+    histogram.set(
         yscale="log",
         xlim=(bins[0], bins[-1]),
         xlabel=f"score: {event.score}",
         ylabel="runs",
         title=f"the event that was counted (shaded); canary +1, {report.game}",
     )
-    left.legend(title="in the event", loc="upper right")
+    histogram.legend(title="in the event", loc="upper right")
 
-    bars = {"proved": found, "claimed": claimed, "detection\nlimit": report.detection_limit}
+    bars = {"proved": proved, "claimed": claimed, "detection\nlimit": report.detection_limit}
     heights = [max(0.0, value) for value in bars.values()]
     colours = ["tab:red" if report.violation else "tab:green", "tab:blue", "lightgrey"]
     labels = [report.shown, report.claim.format_upper(), f"{report.detection_limit:.3f}"]
     right.bar_label(right.bar(list(bars), heights, color=colours), labels, padding=2)
     right.axhline(claimed, color="tab:blue", linestyle="--", linewidth=1)
     right.set(ylabel=f"ε at confidence {report.confidence:.0%}", ylim=(0, 1.12 * max(heights)))
-    for axes in (left, right):
+    for axes in (histogram, right):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def _bins(report: BlackBoxReport) -> list[float]:
-    """Returns the edges of bins of equal width, one of which is the event's threshold."""
-    both = np.concatenate([report.present, report.absent])
-    low, high, threshold = float(both.min()), float(both.max()), report.event.threshold
+    """Returns edges of equal bins, one of them the event's threshold."""
+    scores = np.concatenate([report.present, report.absent])
+    low, high, threshold = float(scores.min()), float(scores.max()), report.event.threshold
     width = (high - low) / 80 or 1.0
     below, above = math.ceil((threshold - low) / width), math.ceil((high - threshold) / width)
     return [threshold + k * width for k in range(-max(1, below), max(1, above) + 1)]

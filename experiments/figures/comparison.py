@@ -1,4 +1,4 @@
-"""What does each sampler cost? Epsilon of every sampler over the noise multiplier."""
+"""Privacy cost of each sampler: epsilon over the noise multiplier."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 MONTE_CARLO = "balls-and-bins, Monte Carlo"
 
 TERMS = f"{ADJACENCY} adjacency, unit: one example"
-"""What every guarantee here protects, and against what."""
+"""Adjacency and unit of every guarantee here."""
 
 Profiles = Callable[[float], PrivacyProfile]
-"""The profile of a run as a function of its noise multiplier; pickled, as a sampler's method is."""
+"""Profile of a run as a function of its noise multiplier; pickled, such as a sampler's method."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class Curve:
     """Bounds on epsilon over noise multipliers, or on delta over epsilons.
 
     Attributes:
-      name: Of the sampler, or of what else is bounded.
-      at: The noise multipliers, or the epsilons.
-      bounds: At each of them.
-      means: Of samples, at each of them, where the bounds are by samples and these are known.
+      name: Name of the sampler or estimator.
+      xs: Noise multipliers, or epsilons.
+      bounds: Bound at each x.
+      means: Sample mean at each x, for Monte Carlo bounds.
     """
 
     name: str
-    at: tuple[float, ...]
+    xs: tuple[float, ...]
     bounds: tuple[Bound, ...]
     means: tuple[float, ...] = ()
 
 
 def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, BatchSampler]:
-    """Returns every sampler, by its name, for runs of equal sizes.
+    """Returns every sampler, by name, for runs of equal sizes.
 
-    Oversize batches take several passes, so that what is compared is the cost of sampling alone.
+    Oversize batches take several passes, so that the figures compare the cost of sampling alone.
     """
     sizes = (num_examples, batch_size, epochs)
     return {
@@ -58,16 +58,16 @@ def all_samplers(num_examples: int, batch_size: int, epochs: int) -> dict[str, B
 
 
 def monte_carlo(bins: int, num_samples: int) -> Profiles:
-    """Returns an estimator of one epoch of balls-and-bins: confidence, not proof.
+    """Returns an estimator of one balls-and-bins epoch: confidence, not proof.
 
-    Other bins are sampled: ends of sampled losses are infinite where delta is below the inverse of
-    the number of samples.
+    It samples other bins: bounds from sampled losses are infinite for delta below the inverse
+    number of samples.
     """
     return partial(MonteCarloProfile, bins=bins, num_samples=num_samples, sampled="other bins")
 
 
 def _epsilons(profiles: list[Profiles], delta: float, noise_multiplier: float) -> list[Bound]:
-    """Returns the epsilon of each sampler at one noise multiplier: some share their grids."""
+    """Returns each sampler's epsilon at one noise multiplier; samplers may share grids."""
     return [epsilon(profile(noise_multiplier), delta) for profile in profiles]
 
 
@@ -79,18 +79,18 @@ def curves(
 ) -> list[Curve]:
     """Returns the curve of each sampler, computed on all processors."""
     compute = partial(_epsilons, list(profiles.values()), delta)
-    found = computed(compute, noise_multipliers, progress)
-    columns = zip(*(found[sigma] for sigma in noise_multipliers), strict=True)
-    at = tuple(noise_multipliers)
-    return [Curve(name, at, column) for name, column in zip(profiles, columns, strict=True)]
+    bounds_by_sigma = computed(compute, noise_multipliers, progress)
+    columns = zip(*(bounds_by_sigma[sigma] for sigma in noise_multipliers), strict=True)
+    xs = tuple(noise_multipliers)
+    return [Curve(name, xs, column) for name, column in zip(profiles, columns, strict=True)]
 
 
 def table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
-    """Returns (header, rows): a row for each noise multiplier, a column for each sampler."""
+    """Returns (header, rows), one row per noise multiplier and column per sampler."""
     header = ["sigma", *(curve.name for curve in found)]
     rows = [
         [f"{sigma:.4g}", *(str(curve.bounds[i]) for curve in found)]
-        for i, sigma in enumerate(found[0].at)
+        for i, sigma in enumerate(found[0].xs)
     ]
     return header, rows
 
@@ -105,7 +105,7 @@ def draw(
     key: Figure | SubFigure | Axes | None = None,
     **how: Any,
 ) -> None:
-    """Draws each interval as a band; a tight one is a line. Bounds by samples get crosses."""
+    """Draws each interval as a band, Monte Carlo bounds as crosses."""
     loose, colors = False, iter(PALETTE[3:] + PALETTE[:3])
     for curve in found:
         color = COLORS.get(curve.name) or next(colors)
@@ -113,18 +113,18 @@ def draw(
         upper, confidence = [bound.upper for bound in curve.bounds], curve.bounds[0].confidence
         if confidence < 1.0:
             label = f"{curve.name} ({100 * confidence:g} %)"
-            axes.plot(curve.at, upper, "x", color=color, label=label)
-            axes.plot(curve.at[: len(curve.means)], curve.means, "+", color=color)
-            axes.plot(curve.at, lower, ":", color=color, lw=1)
+            axes.plot(curve.xs, upper, "x", color=color, label=label)
+            axes.plot(curve.xs[: len(curve.means)], curve.means, "+", color=color)
+            axes.plot(curve.xs, lower, ":", color=color, lw=1)
             continue
         # Shuffle's upper bound is deterministic's curve: a broad line beneath keeps both visible.
         width, alpha = (5, 0.35) if curve.name == "deterministic" else (1.5, 1)
-        (line,) = axes.plot(curve.at, upper, color=color, lw=width, alpha=alpha)
+        (line,) = axes.plot(curve.xs, upper, color=color, lw=width, alpha=alpha)
         line.set_label(curve.name)
         if any(high > 1.05 * low for low, high in zip(lower, upper, strict=True)):
             loose = True
-            axes.plot(curve.at, lower, color=color, lw=0.8, ls="--")
-            axes.fill_between(curve.at, lower, upper, color=color, alpha=0.12, lw=0)
+            axes.plot(curve.xs, lower, color=color, lw=0.8, ls="--")
+            axes.fill_between(curve.xs, lower, upper, color=color, alpha=0.12, lw=0)
     axes.set(yscale="log", xlabel=x, ylabel=f"{y} ({TERMS})")
     axes.set_title(title)
     how["handles"] = axes.get_legend_handles_labels()[0]

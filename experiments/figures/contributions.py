@@ -1,9 +1,9 @@
-"""How many ratings are there? The error of a private sum over the cap on each user's share of it.
+"""Error of a private sum over the cap on each user's contribution.
 
 Amin et al., "Bounding User Contributions: A Bias-Variance Trade-off in Differential Privacy" (ICML
 2019), section 3: user j contributes x_j ratings, each is capped at tau, and the sum gets Laplace
 noise of scale tau / epsilon. Equation (2) bounds the expected error, and is least at the
-ceil(1/epsilon)-th largest contribution. What is drawn looks at the data: it is not private.
+ceil(1/epsilon)-th largest contribution. The figure looks at the data: it is not private.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from experiments.tasks.ratings import ratings
 
 EPSILONS = (0.02, 0.1, 0.5)
 DRAWS = 400
-"""Noisy sums, of which each seed's mean error is taken."""
+"""Number of noisy sums for each seed's mean error."""
 
 TERMS = f"{ADJACENCY} adjacency, unit: one user"
 
 
 def measured(counts: np.ndarray, cap: float, epsilon: float, seeds: int) -> np.ndarray:
-    """Returns mean |error| of simulated private sums, one for each seed: [seeds]."""
+    """Returns the mean |error| of simulated private sums, [seeds]."""
     capped, total = float(np.minimum(counts, cap).sum()), float(counts.sum())
     errors = [
         np.abs(capped + np.random.default_rng(seed).laplace(0.0, cap / epsilon, DRAWS) - total)
@@ -41,12 +41,12 @@ def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float, seeds: int) -> 
     fine = np.arange(10.0, 1.3 * counts.max())
     bound = [sum_error_bound(counts, cap, epsilon) for cap in fine]
     exact = np.array([sum_error(counts, cap, epsilon) for cap in fine])
-    found = np.array([measured(counts, cap, epsilon, seeds) for cap in caps])
+    errors = np.array([measured(counts, cap, epsilon, seeds) for cap in caps])
     best = sum_sweet_spot(counts, epsilon)
     axes.plot(fine, bound, color="#D55E00", label="bound, equation (2)")
     axes.plot(fine, exact, color="#0072B2", label="expected error, exactly")
     axes.errorbar(
-        caps, found.mean(axis=1), 2 * found.std(axis=1, ddof=1), color="black", fmt="o", ms=3,
+        caps, errors.mean(axis=1), 2 * errors.std(axis=1, ddof=1), color="black", fmt="o", ms=3,
         capsize=2, lw=1, label=f"measured: mean of {seeds} seeds ± 2 s.d.",
     )  # fmt: skip
     axes.axvline(best, color="#D55E00", ls=":", lw=1.5)
@@ -65,12 +65,12 @@ def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float, seeds: int) -> 
 
 
 def draw(config: RatingsPicture, console: Console) -> Figure:
-    """Returns the figure; prints where the best caps lie."""
+    """Returns the figure; prints the best caps."""
     counts = np.unique(ratings.load(config.ratings).user, return_counts=True)[1]
     figure = blank(13, 4.8, f"Laplace noise, δ = 0 ({TERMS})")
-    first, *others = panels(figure, 1, len(EPSILONS), sharey=True)
-    shown = zip((first, *others), EPSILONS, strict=True)
-    rows = [draw_epsilon(axes, counts, epsilon, config.seeds) for axes, epsilon in shown]
+    first, *other_axes = panels(figure, 1, len(EPSILONS), sharey=True)
+    pairs = zip((first, *other_axes), EPSILONS, strict=True)
+    rows = [draw_epsilon(axes, counts, epsilon, config.seeds) for axes, epsilon in pairs]
     console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
     console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
     header = ["epsilon", "cap by the rule", "rank", "best cap"]

@@ -1,8 +1,8 @@
-"""Delta over epsilon of every sampler, one epoch, at pairs of noise multiplier and batch size.
+"""Delta over epsilon of every sampler, one epoch, by noise multiplier and batch size.
 
 Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), figure 2, at sizes of Criteo
 Display Ads and Criteo Sponsored Search. Dotted is equation 6, below Monte Carlo by order statistics
-(x; means +); the other bins' samples are ours, as the certified curves are.
+(x; means +); the other bins' samples are ours, and so are the certified curves.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ ESTIMATORS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Setting(NamedTuple):
-    """What a panel shows: one epoch of one run, over epsilons up to a last one."""
+    """Panel of one epoch of one run, over epsilons up to a last one."""
 
     name: str
     noise_multiplier: float
     bins: int
     last_epsilon: float
     samplers: Sequence[str] = ("deterministic", "shuffle", "poisson", "balls-and-bins")
-    """Whose certified curves are shown."""
+    """Samplers with a certified curve."""
     estimators: Mapping[str, Mapping[str, Any]] = ESTIMATORS
-    """Options of each `MonteCarloProfile`, by name; `ranks` are given, or by what they grow."""
+    """Options of each `MonteCarloProfile`, by name; `ranks` are a list, or their growth."""
 
 
 SETTINGS = (
@@ -63,72 +63,72 @@ class Config(Picture):
     SMALL: ClassVar[Mapping[str, Any]] = {"num_samples": 5_000, "points": 6}
 
     def sized(self, name: str, profile: MonteCarloProfile, _: Any) -> tuple[str, MonteCarloProfile]:
-        """Returns a curve's name, and its estimator with so many samples."""
+        """Returns a curve's name, and its estimator with `num_samples` samples."""
         return name, replace(profile, num_samples=self.num_samples)
 
 
 def curves(setting: Setting, epsilons: Sequence[float], config: Any) -> Iterator[Curve]:
-    """Yields the certified curves of a panel, and what estimators make of samples."""
-    sigma, bins, at = setting.noise_multiplier, setting.bins, tuple(epsilons)
+    """Yields the certified and Monte Carlo curves of a panel."""
+    sigma, bins, xs = setting.noise_multiplier, setting.bins, tuple(epsilons)
     samplers = comparison.all_samplers(bins, 1, epochs=1)
     for name in setting.samplers:
         if name == "deterministic" and find_spec("dp_accounting"):
-            yield _dp_accounting(setting, at)  # below the certified curve, which hides it
+            yield _dp_accounting(setting, xs)  # below the certified curve, which hides it
         profile = samplers[name].privacy(sigma)
-        yield Curve(name, at, tuple(profile.delta(e) for e in at))
+        yield Curve(name, xs, tuple(profile.delta(e) for e in xs))
     for name, options in setting.estimators.items():
         growth = options.get("ranks")
         ranks = geometric_ranks(bins, growth) if isinstance(growth, float) else growth
         profile = MonteCarloProfile(sigma, bins, **{**options, "ranks": ranks})
-        name, profile = config.sized(name, profile, at)
-        means, bounds = zip(*profile.estimates(at), strict=True)
-        yield Curve(name, at, bounds, tuple(mean.value for mean in means))
+        name, profile = config.sized(name, profile, xs)
+        means, bounds = zip(*profile.estimates(xs), strict=True)
+        yield Curve(name, xs, bounds, tuple(mean.value for mean in means))
 
 
 def _dp_accounting(setting: Setting, epsilons: Sequence[float]) -> Curve:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    ends = []
+    deltas = []
     for pessimistic in (True, False):
-        one = pld.from_gaussian_mechanism(
+        distribution = pld.from_gaussian_mechanism(
             setting.noise_multiplier,
             sampling_prob=1.0 / setting.bins,
             pessimistic_estimate=pessimistic,
             value_discretization_interval=1e-3,
             use_connect_dots=pessimistic,
         )
-        ends.append(one.self_compose(setting.bins).get_delta_for_epsilon(list(epsilons)))
-    bounds = [Bound(float(min(e)), float(max(e))) for e in zip(*ends, strict=True)]
+        deltas.append(distribution.self_compose(setting.bins).get_delta_for_epsilon(list(epsilons)))
+    bounds = [Bound(float(min(e)), float(max(e))) for e in zip(*deltas, strict=True)]
     return Curve("poisson, dp_accounting", tuple(epsilons), tuple(bounds))
 
 
 def figure(
     settings: Sequence[Setting], config: Any, console: Console, *, alike: bool = False
 ) -> Figure:
-    """Returns a panel for each setting, three in a row; all is saved after each panel."""
+    """Returns a panel per setting, three in a row, saved after each."""
     rows, columns, points = -(-len(settings) // 3), min(3, len(settings)), config.points
-    found = blank(13, 4.6 * rows, "one epoch")
-    for axes, setting in zip(panels(found, rows, columns), settings, strict=True):
+    picture = blank(13, 4.6 * rows, "one epoch")
+    for axes, setting in zip(panels(picture, rows, columns), settings, strict=True):
         title = f"{setting.name}: σ = {setting.noise_multiplier:g}, T = {setting.bins:,}"
         epsilons = [setting.last_epsilon * (i + 1) / points for i in range(points)]
-        drawn: list[Curve] = []
+        lines: list[Curve] = []
         for curve in curves(setting, epsilons, config):
-            drawn.append(curve)
+            lines.append(curve)
             console.progress(f"{title}: {curve.name}")
-        floor = min(c.bounds[-1].lower for c in drawn if c.name == "balls-and-bins") / 100
-        how: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
+        floor = min(c.bounds[-1].lower for c in lines if c.name == "balls-and-bins") / 100
+        keys: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
         if alike:
-            how = {"key": found, "loc": "outside lower center", "ncols": 4}
-            found.legends.clear()
-        comparison.draw(axes, drawn, title, "ε", "δ", floor, **how)
+            keys = {"key": picture, "loc": "outside lower center", "ncols": 4}
+            picture.legends.clear()
+        comparison.draw(axes, lines, title, "ε", "δ", floor, **keys)
         console.line(f"{title}, one epoch ({TERMS})")
-        some = range(0, points, max(1, points // 4))
+        indices = range(0, points, max(1, points // 4))
         console.table(
-            ["delta at epsilon", *(f"{epsilons[i]:.3g}" for i in some)],
-            [row for curve in drawn for row in _rows(curve, some)],
+            ["delta at epsilon", *(f"{epsilons[i]:.3g}" for i in indices)],
+            [row for curve in lines for row in _rows(curve, indices)],
         )
-        save(found, config.out)
-    return found
+        save(picture, config.out)
+    return picture
 
 
 def _rows(curve: Curve, shown: Sequence[int]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""The one style of all figures: colours that tell samplers apart, panels, axes, legends, files."""
+"""Common style of all figures: colours of samplers, panels, axes, legends, files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from dpsgd.files import write_atomically
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's: told apart by readers with any colour vision."""
+"""Okabe and Ito's colours, distinct with any colour vision."""
 
 COLORS = {
     "deterministic": "#000000",
@@ -30,12 +30,12 @@ COLORS = {
     "user-poisson": "#56B4E9",
     "units-then-poisson": "#E69F00",
 }
-"""Of each sampler, in all figures."""
+"""Colour of each sampler, in all figures."""
 
 MARKERS = "osD^vP*X"
 
 LONGEST = 48
-"""Characters of a label in a legend."""
+"""Most characters of a label in a legend."""
 
 STYLE: Any = {
     "axes.grid": True,
@@ -46,12 +46,12 @@ STYLE: Any = {
     "grid.linewidth": 0.5,
     "svg.hashsalt": "dpsgd",
 }
-"""What matplotlib is told; equal figures give equal bytes."""
+"""Settings of matplotlib; equal figures give equal bytes."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What every figure is asked for."""
+    """Options of every figure."""
 
     out: tyro.conf.Positional[Path]
     """Picture to write, .png, .pdf or .svg."""
@@ -62,7 +62,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class RatingsPicture(Picture):
-    """What a figure of ratings is asked for."""
+    """Options of a figure of ratings."""
 
     ratings: Path | None = None
     """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
@@ -78,7 +78,7 @@ class RatingsPicture(Picture):
 
 
 def blank(width: float, height: float, title: str = "") -> Figure:
-    """Returns an empty figure of so many inches."""
+    """Returns an empty figure; width and height are inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
         figure.suptitle(title, fontsize="medium")
@@ -92,22 +92,22 @@ def panels(figure: Figure | SubFigure, rows: int = 1, columns: int = 1, **how: A
 
 
 def legend(axes: Axes | Figure | SubFigure, **how: Any) -> None:
-    """Adds a legend, of whose long labels the ends are shown."""
-    found = axes.legend(**{"frameon": False, "fontsize": "small", **how})
-    for text in found.get_texts():
+    """Adds a legend; of long labels it shows the ends."""
+    added = axes.legend(**{"frameon": False, "fontsize": "small", **how})
+    for text in added.get_texts():
         if len(text.get_text()) > LONGEST:
             text.set_text("…" + text.get_text()[1 - LONGEST :])
 
 
 def label_ones_twos_fives(axis: Axis) -> None:
-    """Labels a logarithmic axis at 1, 2, 5, 10, ...: readable where it spans a decade or two."""
+    """Labels a short logarithmic axis at 1, 2, 5, 10, ..."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FormatStrFormatter("%g"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def content(figure: Figure, kind: str) -> bytes:
-    """Returns the figure as a file of this format; equal figures give equal SVGs."""
+    """Returns the figure as a file; equal figures give equal SVGs."""
     buffer = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     with mpl.rc_context(STYLE):
@@ -116,7 +116,7 @@ def content(figure: Figure, kind: str) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the figure, the whole of it or nothing; the ending of `path` names the format."""
+    """Writes the figure atomically, in the format of the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = content(figure, path.suffix.removeprefix("."))
-    write_atomically(path, lambda file: file.write(found))
+    picture = content(figure, path.suffix.removeprefix("."))
+    write_atomically(path, lambda file: file.write(picture))

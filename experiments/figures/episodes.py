@@ -1,9 +1,10 @@
-"""Few-shot training: what episodes cost, and how well they teach to tell new classes apart.
+"""Few-shot training: the cost of episodes, and their accuracy on new classes.
 
-A step draws tasks, of each some classes, and images of each; the one gradient of a task's episode
-is clipped (Snell, Swersky, Zemel, "Prototypical Networks", NeurIPS 2017, by the sampler of Tombs,
-Kotevska, Young, CEUR Vol-3318, 2022). Left: epsilon of one image, proved and by the published
-Theorem 3, which is NOT sound. Right: classes that no image trained, told apart by five images each.
+A step draws tasks, classes of each task, and images of each class; the one gradient of a task's
+episode is clipped (Snell, Swersky, Zemel, "Prototypical Networks", NeurIPS 2017, by the sampler of
+Tombs, Kotevska, Young, CEUR Vol-3318, 2022). Left: epsilon of one image, proved and by the
+published Theorem 3, which is NOT sound. Right: accuracy on classes without training images, from
+five images each.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from samplers import Multistage
 
 NEW_CLASSES, CHANNELS = 3, (8, 16)
 CLASSES, IMAGES = 5, 4
-"""Drawn of each drawn task, and of each of these classes."""
+"""Classes drawn from each drawn task, and images from each of these classes."""
 OF_CLASS = 14
-"""Images of each class in a task, about."""
+"""Approximate images of each class in a task."""
 DRAWN = 5
-"""One task of so many is drawn."""
+"""Tasks per drawn task."""
 STEPS, LEARNING_RATE, CLIP = 120, 0.01, 1.0
 DELTA = 1e-5
 
@@ -69,9 +70,9 @@ class Config(Picture):
 
 def draw(config: Config, console: Console) -> Figure:
     """Returns the figure; prints its numbers."""
-    whole = Images(config.images, CHANNELS, NEW_CLASSES, num_classes=config.num_classes)
-    smallest = int(np.unique(whole.source.splits["train"]["label"], return_counts=True)[1].min())
-    task = replace(whole, tasks=max(2, smallest // OF_CLASS))
+    images = Images(config.images, CHANNELS, NEW_CLASSES, num_classes=config.num_classes)
+    smallest = int(np.unique(images.source.splits["train"]["label"], return_counts=True)[1].min())
+    task = replace(images, tasks=max(2, smallest // OF_CLASS))
     data, test = task.columns(), task.source.rows("test")
     tree = data.population.tree
     assert tree is not None
@@ -81,7 +82,7 @@ def draw(config: Config, console: Console) -> Figure:
 
     def accuracy(sigma: float | None) -> np.ndarray:
         """Returns the accuracy on new classes, of a run of each seed; None: untrained."""
-        found = []
+        accuracies = []
         for seed in range(config.seeds):
             console.progress(f"sigma {sigma}, seed {seed}")
             params = task.init(seed)
@@ -94,8 +95,8 @@ def draw(config: Config, console: Console) -> Figure:
                     root=RootKey.from_insecure_seed(seed),
                     audit=False,
                 ).params
-            found.append(task.evaluate(params, blocks_of(test))["accuracy"])
-        return np.array(found)
+            accuracies.append(task.evaluate(params, blocks_of(test))["accuracy"])
+        return np.array(accuracies)
 
     sigmas = sorted(config.noise_multipliers)
     rows, bounds, published, quality = [], [], [], []
@@ -113,29 +114,29 @@ def draw(config: Config, console: Console) -> Figure:
                 str(bounds[-1]),
                 str(whole_task),
                 f">= {epsilon(one_class, DELTA).format_lower('.0f')}",
-                _shown(quality[-1]),
+                _mean_and_sd(quality[-1]),
             ]
         )
-    ends = {"no noise": accuracy(0.0), "untrained": accuracy(None)}
+    references = {"no noise": accuracy(0.0), "untrained": accuracy(None)}
     figure = blank(11, 4.4)
-    left, right = panels(figure, 1, 2)
-    lower, upper = ([getattr(bound, end) for bound in bounds] for end in ("lower", "upper"))
-    left.fill_between(sigmas, lower, upper, color="#0072B2", alpha=0.4)
-    left.plot(sigmas, upper, color="#0072B2", marker="o", label="one image: proved, and below it")
-    left.plot(
+    first, right = panels(figure, 1, 2)
+    lower, upper = ([getattr(bound, field) for bound in bounds] for field in ("lower", "upper"))
+    first.fill_between(sigmas, lower, upper, color="#0072B2", alpha=0.4)
+    first.plot(sigmas, upper, color="#0072B2", marker="o", label="one image: proved, and below it")
+    first.plot(
         sigmas, published, color="#D55E00", ls="--", marker="x",
         label="one image, published Theorem 3: NOT sound",
     )  # fmt: skip
-    left.set(xscale="log", yscale="log", xlabel="noise multiplier σ")
-    left.set_ylabel(f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
+    first.set(xscale="log", yscale="log", xlabel="noise multiplier σ")
+    first.set_ylabel(f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
     mean, error = np.mean(quality, axis=1), np.std(quality, axis=1, ddof=1)
     right.errorbar(sigmas, mean, error, color="black", marker="o", capsize=4, label="trained")
-    for (name, found), style in zip(ends.items(), ("--", ":"), strict=True):
-        right.axhline(found.mean(), color="gray", ls=style, label=name)
+    for (name, accuracies), style in zip(references.items(), ("--", ":"), strict=True):
+        right.axhline(accuracies.mean(), color="gray", ls=style, label=name)
     right.set(xscale="log", xlabel="noise multiplier σ")
     right.set_ylabel(f"accuracy on {NEW_CLASSES} new classes,\nfive images of each known")
     right.set_title(f"mean ± s.d. of {config.seeds} seeds")
-    for axes in (left, right):
+    for axes in (first, right):
         legend(axes)
         label_ones_twos_fives(axes.xaxis)
     console.line(
@@ -144,11 +145,11 @@ def draw(config: Config, console: Console) -> Figure:
     )
     header = ["sigma", "Thm 3", "an image", "a task", "a class, of one task", "accuracy"]
     console.table(header, rows)
-    console.line("; ".join(f"{name}: {_shown(found)}" for name, found in ends.items()))
+    console.line("; ".join(f"{name}: {_mean_and_sd(x)}" for name, x in references.items()))
     console.line("Theorem 3 as published is not sound for sums: an estimate, NO GUARANTEE")
     console.line("the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise")
     return figure
 
 
-def _shown(found: np.ndarray) -> str:
+def _mean_and_sd(found: np.ndarray) -> str:
     return f"{found.mean():.4f} ± {found.std(ddof=1):.4f}"

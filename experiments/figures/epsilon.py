@@ -48,7 +48,7 @@ def draw(config: Config, console: Console) -> Figure:
                 **{name: sampler.privacy for name, sampler in samplers.items()},
                 comparison.MONTE_CARLO: comparison.monte_carlo(steps, config.num_samples),
             }
-            found = comparison.curves(profiles, NOISE_MULTIPLIERS, delta, console.progress)
-            console.table(*comparison.table(found))
-            comparison.draw(next(axes), found, title)
+            bounds = comparison.curves(profiles, NOISE_MULTIPLIERS, delta, console.progress)
+            console.table(*comparison.table(bounds))
+            comparison.draw(next(axes), bounds, title)
     return figure

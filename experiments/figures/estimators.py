@@ -1,4 +1,4 @@
-"""The Monte Carlo bounds of balls-and-bins at equal time, beside the certified curve.
+"""Monte Carlo bounds of balls-and-bins at equal time, beside the certified curve.
 
 Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), figures 3 and 4: with and without
 importance sampling (left), and order statistics (middle). Right: both, and ours that samples the
@@ -20,7 +20,7 @@ from experiments.figures.drawing import Picture
 from experiments.papers.monte_carlo import MonteCarloProfile
 
 PUBLISHED_RANKS = (*range(1, 100), *range(100, 500, 10), *range(500, 1_000, 50))
-"""The authors' orders for 1,000 steps: their published code, google-research/google-research,
+"""The authors' orders for 1,000 steps, from their code, google-research/google-research,
 dpsgd_batch_sampler_accounting/example.py (sigma 0.35, one epoch)."""
 
 
@@ -43,7 +43,7 @@ class Config(Picture):
     def sized(
         self, name: str, profile: MonteCarloProfile, epsilons: Sequence[float]
     ) -> tuple[str, MonteCarloProfile]:
-        """Returns a curve's name, and its estimator with as many samples as it draws in time."""
+        """Returns a curve's name, and its estimator sized to the time limit."""
         pilot = replace(profile, num_samples=max(100, 2**18 // profile.bins))
         began = time.process_time()
         list(pilot.estimates(epsilons))
@@ -66,7 +66,7 @@ PANELS: dict[str, dict[str, dict[str, Any]]] = {
         "other bins, Bennett": {"ranks": 1.02, "sampled": "other bins", "inequality": "bennett"},
     },
 }
-"""What is compared: the options of each curve's estimator, by its name; ranks or their growth."""
+"""Options of each curve's estimator, by panel and name; `ranks` are a list, or their growth."""
 
 
 SETTINGS = tuple(

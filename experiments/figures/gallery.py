@@ -1,4 +1,4 @@
-"""Every figure of the papers in one folder, with a page of them all."""
+"""Gallery of all figures in one folder, with a page."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Gallery:
 
 
 def draw_all(gallery: Gallery, names: Sequence[str] = tuple(FIGURES)) -> None:
-    """Draws the figures one after another; the page shows, after each, what there is so far.
+    """Draws the figures in turn, and updates the page after each.
 
-    A field of `gallery` that a figure's configuration has, too, is passed on.
+    Fields of `gallery` that a figure's configuration has are passed on.
     """
     gallery.out.mkdir(parents=True, exist_ok=True)
     sections: list[str] = []
@@ -55,22 +55,22 @@ def draw_all(gallery: Gallery, names: Sequence[str] = tuple(FIGURES)) -> None:
     for name in names:
         picture, (kind, draw) = gallery.out / f"{name}.svg", figure_of(name)
         passed = {field.name for field in fields(kind)} & {field.name for field in fields(Gallery)}
-        given = {field: getattr(gallery, field) for field in passed - {"out"}}
-        given = {field: value for field, value in given.items() if value is not None}
+        options = {field: getattr(gallery, field) for field in passed - {"out"}}
+        options = {field: value for field, value in options.items() if value is not None}
         words = ["scripts/figures", name, *(["--small"] if gallery.small else [])]
         command = " ".join(
-            [*words, *(f"--{field.replace('_', '-')} {value}" for field, value in given.items())]
+            [*words, *(f"--{field.replace('_', '-')} {value}" for field, value in options.items())]
         )
         record = record_of(picture) if gallery.keep and picture.exists() else {}
         if record.get("command") != command:
-            config = kind(picture, **{**(kind.SMALL if gallery.small else {}), **given})
+            config = kind(picture, **{**(kind.SMALL if gallery.small else {}), **options})
             record = draw_recorded(draw, config, command)
-        shown = [
-            escape(one) if isinstance(one, str) else table(one["header"], one["rows"])
-            for one in record["shown"]
+        texts = [
+            escape(text) if isinstance(text, str) else table(text["header"], text["rows"])
+            for text in record["shown"]
         ]
         heading = f"## {FIGURES[name]}\n\n`{command}` ({record['cpu_seconds']} s of CPU time)"
-        sections.append("\n\n".join([heading, f"![{FIGURES[name]}]({picture.name})", *shown]))
+        sections.append("\n\n".join([heading, f"![{FIGURES[name]}]({picture.name})", *texts]))
         pictures[picture.name] = picture.read_bytes()
         _write_index(gallery.out, sections, pictures)
         print(f"{len(sections)} of {len(names)}: {picture}")

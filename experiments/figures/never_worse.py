@@ -1,9 +1,10 @@
-"""Is balls-and-bins ever worse than Poisson sampling in practice? Certified, cell by cell.
+"""Certified comparison of balls-and-bins and Poisson sampling, cell by cell.
 
-Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), ask it in their discussion. Both
-deltas are bounded from below and above at equal noise, batch size and epsilon, on the sizes of two
-click data sets. A number is the largest epsilon at which balls-and-bins is certified worse; its
-colour is Poisson's delta there, which no guarantee may have.
+Chua et al., "Balls-and-Bins Sampling for DP-SGD" (AISTATS 2025), ask in their discussion if
+balls-and-bins is ever worse in practice. Both deltas are bounded from below and above at equal
+noise, batch size and epsilon, on the sizes of two click data sets. A number is the largest epsilon
+at which balls-and-bins is certified worse; its colour is Poisson's delta there, too large for any
+guarantee.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from experiments.papers.order import compare
 NUM_EXAMPLES = {"Criteo Display Ads": 36_800_512, "Criteo Sponsored Search": 12_800_000}
 EPSILONS = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 FLOOR = 1e-12
-"""Where Poisson's delta is smaller nothing is compared: no guarantee asks for one."""
+"""Least Poisson delta that is compared: no guarantee needs a smaller one."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +51,27 @@ def cells(job: tuple[int, float, int]) -> dict[str, Any]:
     """Compares both samplers at each of EPSILONS.
 
     Args:
-      job: T, steps of an epoch, where Poisson samples at rate 1 / T; the noise multiplier; epochs.
+      job: Number T of steps per epoch, with Poisson sampling rate 1 / T; noise multiplier; epochs.
 
     Returns:
-      'signs', a character for each epsilon: '<' where balls-and-bins is certified better, '>' where
-      worse, '?' undecided, '.' below FLOOR; 'bounds' of '>' and '?', by epsilon: the lower and
-      the upper end of balls-and-bins' delta, and of Poisson's; 'ratio', of '<': Poisson's delta
-      over balls-and-bins' is at least this.
+      'signs', a character for each epsilon: '<' if balls-and-bins is certified better, '>' worse,
+      '?' undecided, '.' below FLOOR; 'bounds' at '>' and '?', by epsilon: lower and upper end of
+      balls-and-bins' delta, and of Poisson's; 'ratio' over '<': a lower bound on Poisson's delta
+      over balls-and-bins'.
     """
     steps, sigma, epochs = job
-    one = BallsAndBinsProfile(sigma, steps, epochs)
-    other = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
+    bins = BallsAndBinsProfile(sigma, steps, epochs)
+    poisson = PoissonProfile(sigma, 1.0 / steps, steps * epochs)
     signs, bounds, ratios = "", {}, []
     for epsilon in EPSILONS:
-        if signs.endswith(".") or other.delta(epsilon, 1e-2).upper < FLOOR:
+        if signs.endswith(".") or poisson.delta(epsilon, 1e-2).upper < FLOOR:
             signs += "."
             continue
-        order = compare(one, other, epsilon)
+        order = compare(bins, poisson, epsilon)
         signs += "?><"[order.sign]
         if signs[-1] in ">?":
-            ends = [text for b in order for text in (b.format_lower(".6e"), b.format_upper(".6e"))]
-            bounds[f"{epsilon:g}"] = [float(end) for end in ends]
+            printed = [s for b in order for s in (b.format_lower(".6e"), b.format_upper(".6e"))]
+            bounds[f"{epsilon:g}"] = [float(text) for text in printed]
         elif signs[-1] == "<":
             ratios.append(order.second.lower / order.first.upper)
     ratio = {"ratio": round(min(ratios) - 5e-7, 6)} if ratios else {}
@@ -78,14 +79,14 @@ def cells(job: tuple[int, float, int]) -> dict[str, Any]:
 
 
 def draw(config: Config, console: Console) -> Figure:
-    """Returns the figure; prints how many cells are decided in which way, and the exceptions."""
-    shown, grid = (NUM_EXAMPLES, config.epochs), (config.batch_sizes, config.noise_multipliers)
-    jobs = starmap(_job, product(*shown, *grid))
-    found = computed(cells, jobs, console.progress, config.out)
+    """Returns the figure; prints numbers of certified cells, and the exceptions."""
+    runs, grid = (NUM_EXAMPLES, config.epochs), (config.batch_sizes, config.noise_multipliers)
+    jobs = starmap(_job, product(*runs, *grid))
+    results = computed(cells, jobs, console.progress, config.out)
     figure = blank(11, 7, f"largest ε where balls-and-bins costs more; colour: δ there ({TERMS})")
     table, axes = [], panels(figure, len(NUM_EXAMPLES), len(config.epochs))
-    for (data_set, epochs), axis in zip(product(*shown), axes, strict=True):
-        cell = {at: found[_job(data_set, epochs, *at)] for at in product(*grid)}
+    for (data_set, epochs), axis in zip(product(*runs), axes, strict=True):
+        cell = {key: results[_job(data_set, epochs, *key)] for key in product(*grid)}
         table.append([data_set, str(epochs), *_summary(list(cell.values()))])
         _draw(axis, cell, config)
         axis.set_title(f"{data_set}, {epochs} epoch{'s' if epochs > 1 else ''}")
@@ -104,28 +105,28 @@ def _job(data_set: str, epochs: int, batch_size: int, sigma: float) -> tuple[int
 
 
 def _summary(found: list[dict[str, Any]]) -> list[str]:
-    signs = "".join(one["signs"] for one in found)
+    signs = "".join(cell["signs"] for cell in found)
     worse = [
-        (float(epsilon), ends[2])
-        for one in found
-        for epsilon, ends in one.get("bounds", {}).items()
-        if ends[0] > ends[3]
+        (float(epsilon), bounds[2])
+        for cell in found
+        for epsilon, bounds in cell.get("bounds", {}).items()
+        if bounds[0] > bounds[3]
     ]
     return [
         *(str(signs.count(sign)) for sign in "<>?."),
         f"{max((epsilon for epsilon, _ in worse), default=0):g}",
         f"{min((delta for _, delta in worse), default=0):.2g}",
-        f"{min((one['ratio'] for one in found if 'ratio' in one), default=0):.4f}",
+        f"{min((cell['ratio'] for cell in found if 'ratio' in cell), default=0):.4f}",
     ]
 
 
 def _draw(axes: Axes, cell: dict[tuple[int, float], dict[str, Any]], config: Config) -> None:
     deltas = np.full((len(config.batch_sizes), len(config.noise_multipliers)), np.nan)
-    for place, one in zip(np.ndindex(deltas.shape), cell.values(), strict=True):
-        text, last = "?" if "?" in one["signs"] else "", one["signs"].rfind(">")
+    for place, result in zip(np.ndindex(deltas.shape), cell.values(), strict=True):
+        text, last = "?" if "?" in result["signs"] else "", result["signs"].rfind(">")
         if last >= 0:
             text += f"{EPSILONS[last]:g}"
-            deltas[place] = one["bounds"][f"{EPSILONS[last]:g}"][3]
+            deltas[place] = result["bounds"][f"{EPSILONS[last]:g}"][3]
         axes.text(place[1], place[0], text or "·", ha="center", va="center", fontsize="small")
     axes.imshow(deltas, norm=LogNorm(1e-2, 1), cmap="YlOrRd", alpha=0.7, aspect="auto")
     axes.grid(visible=False)

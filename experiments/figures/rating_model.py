@@ -1,11 +1,11 @@
-"""Models of ratings, private for whole users: what they lose over the cap on a user's ratings.
+"""Rating models private for whole users: their loss over the cap on a user's ratings.
 
 A small cap loses ratings, a large one needs more noise, and the best one lies between (Amin et al.,
 "Bounding User Contributions: A Bias-Variance Trade-off in Differential Privacy", ICML 2019). Left:
 the exponential mechanism draws one of finitely many linear models by the losses of the first
-ratings of each user; how far its expected loss on all ratings is above the least, and what is
-proved of that. Middle: its test error, and that of DP-SGD with the same cap and epsilon. Right: a
-factorization by DP-SGD; a star marks runs that chose their cap privately, and paid for the choice.
+ratings of each user; its expected loss on all ratings above the least, with the proved bound.
+Middle: its test error, and DP-SGD's with the same cap and epsilon. Right: a factorization by
+DP-SGD; a star marks runs that chose their cap privately, and paid for the choice.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from experiments.tasks.ratings.study import (
 )
 
 CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
-"""Those up to the size of the catalogue are tried: a public list."""
+"""Candidate caps, a public list, up to the size of the catalogue."""
 COLORS = {0.1: "#CC79A7", 1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
 LINEAR, FACTORIZED = (0.1, 1.0, 3.0), (1.0, 3.0, 8.0)
-"""Epsilons."""
+"""Epsilons of the linear and of the factorized models."""
 BOUNDED, FAILURE = 1.0, 0.05
-"""Epsilon of the bound, and the probability that it fails."""
+"""Epsilon of the bound, and its failure probability."""
 DELTA = 1e-5
 
 
 class Curves:
-    """Curves over the caps on some axes, and the table of their points."""
+    """Curves over the caps on some axes, with the table of their points."""
 
     def __init__(self, axes: Axes, caps: Sequence[int], title: str, label: str) -> None:
         self.axes, self._caps = axes, caps
@@ -57,16 +57,16 @@ class Curves:
     def add(
         self, name: str, mean: Any, spread: Any = None, *, least: bool = True, **how: Any
     ) -> None:
-        """Draws a curve, a circle about its least point, and bars of one deviation if given."""
+        """Draws a curve, its least point circled, with optional error bars."""
         self.axes.errorbar(self._caps, mean, spread, capsize=3, label=name, **how)
         best = int(np.argmin(mean))
         if least:
             self.axes.plot(
                 self._caps[best], mean[best], "o", ms=12, mfc="none", mec=how["color"], mew=1.8
             )
-        ends = [""] * len(mean) if spread is None else [f" ± {one:.4f}" for one in spread]
+        spreads = [""] * len(mean) if spread is None else [f" ± {x:.4f}" for x in spread]
         self._header.append(name)
-        self._columns.append([f"{one:.4f}{end}" for one, end in zip(mean, ends, strict=True)])
+        self._columns.append([f"{x:.4f}{s}" for x, s in zip(mean, spreads, strict=True)])
 
     def finish(self, console: Console) -> None:
         """Adds the legend, and prints the table."""
@@ -76,14 +76,16 @@ class Curves:
 
 
 def draw_bounds(curves: Curves, model: LinearRatings, study: Study) -> None:
-    """Draws what is proved of the exponential mechanism, and what is so."""
-    given: Any = {"user_losses": model.user_losses, "failure": FAILURE}
-    found = [excess_bounds(study.counts, cap, BOUNDED, len(CLASS), **given) for cap in study.caps]
-    total = [bound.on_data for bound in found]
+    """Draws the exponential mechanism's proved bounds, and measurements."""
+    options: Any = {"user_losses": model.user_losses, "failure": FAILURE}
+    bounds = [
+        excess_bounds(study.counts, cap, BOUNDED, len(CLASS), **options) for cap in study.caps
+    ]
+    total = [bound.on_data for bound in bounds]
     curves.add(f"bound at ε = {BOUNDED:g}, sum of", total, color="black", lw=2)
-    for part, style in (("bias", ":"), ("choice", "-."), ("privacy", "--")):
-        values = [getattr(bound, part) for bound in found]
-        curves.add(f"its {part} term", values, least=False, color="gray", ls=style)
+    for term, style in (("bias", ":"), ("choice", "-."), ("privacy", "--")):
+        values = [getattr(bound, term) for bound in bounds]
+        curves.add(f"its {term} term", values, least=False, color="gray", ls=style)
     users = [np.minimum(study.counts, cap).sum() / cap for cap in study.caps]
     size = (CLASS.shape[1] + 1) * math.log(3.0)
     published = [8.0 * privacy_excess(m, BOUNDED, size, failure=FAILURE) for m in users]
@@ -94,7 +96,7 @@ def draw_bounds(curves: Curves, model: LinearRatings, study: Study) -> None:
 
 
 def draw_exponential(curves: Curves, model: LinearRatings, caps: Sequence[int]) -> None:
-    """Draws mean and deviation of the test error, exactly by the mechanism's law."""
+    """Draws mean and deviation of the test error, exactly by the law."""
     errors = model.error(CLASS)
     for target in LINEAR:
         laws = np.array([model.law(cap, target) for cap in caps])
@@ -112,30 +114,30 @@ def draw_sgd(
     console: Console,
     **how: Any,
 ) -> None:
-    """Draws the test error of DP-SGD, by the seeds; prints what it costs."""
+    """Draws the test error of DP-SGD over seeds; prints its cost."""
     for target in (0.0, *epsilons):
         name = f"DP-SGD, ε = {target:g}" if target else "no noise (bias alone)"
         sigma, bound = study.calibrated(target) if target else (0.0, None)
-        found = []
+        errors = []
         for cap in study.caps:
             console.progress(f"{name}: cap {cap}")
-            found.append([study.test_error(sigma, cap, seed) for seed in range(seeds)])
+            errors.append([study.test_error(sigma, cap, seed) for seed in range(seeds)])
         style = {"color": COLORS[target], **how} if bound else {"color": "black", "ls": ":"}
-        spread = np.std(found, axis=1, ddof=1)
-        curves.add(name, np.mean(found, axis=1), spread, least=bool(bound), **style)
+        spread = np.std(errors, axis=1, ddof=1)
+        curves.add(name, np.mean(errors, axis=1), spread, least=bool(bound), **style)
         if bound:
             console.line(f"{name}: sigma {sigma:.4g}, epsilon in {bound}")
 
 
 def draw_private_caps(curves: Curves, study: Study, seeds: int, console: Console) -> None:
-    """Draws runs that chose their cap privately, at the cost of more noise for the rest."""
-    how: Any = {"fmt": "*", "ms": 15, "mec": "black", "capsize": 3, "zorder": 5}
+    """Draws runs with a private choice of the cap, paid by noise."""
+    style: Any = {"fmt": "*", "ms": 15, "mec": "black", "capsize": 3, "zorder": 5}
     for target in FACTORIZED:
         sigma, bound = study.calibrated(target, QUANTILE_EPSILON)
         chosen = [study.choose_cap() for _ in range(seeds)]
-        found = [study.test_error(sigma, cap, seed) for seed, cap in enumerate(chosen)]
-        mean, spread = np.mean(found), np.std(found, ddof=1)
-        curves.axes.errorbar(np.median(chosen), mean, spread, color=COLORS[target], **how)
+        errors = [study.test_error(sigma, cap, seed) for seed, cap in enumerate(chosen)]
+        mean, spread = np.mean(errors), np.std(errors, ddof=1)
+        curves.axes.errorbar(np.median(chosen), mean, spread, color=COLORS[target], **style)
         console.line(
             f"sigma {sigma:.4g} after a private choice of the cap ({sorted(chosen)}): epsilon in "
             f"{bound}, RMSE {mean:.4f} ± {spread:.4f}"
@@ -145,10 +147,10 @@ def draw_private_caps(curves: Curves, study: Study, seeds: int, console: Console
 
 
 def draw(config: RatingsPicture, console: Console) -> Figure:
-    """Returns the figure; prints its numbers, and what each run cost."""
+    """Returns the figure; prints its numbers, and the cost of each run."""
     table, seeds = ratings.load(config.ratings), config.seeds
-    asked, caps = split(table), [cap for cap in CAPS if cap <= table.num_items]
-    linear, factorized = LinearRatings(table, asked), FactorizedRatings(table, asked)
+    held_out, caps = split(table), [cap for cap in CAPS if cap <= table.num_items]
+    linear, factorized = LinearRatings(table, held_out), FactorizedRatings(table, held_out)
     studies = Study(linear, caps, DELTA), Study(factorized, caps, DELTA)
     terms = f"exponential mechanism: δ = 0; DP-SGD: δ = {format_delta(DELTA)}; {TERMS}"
     figure = blank(19, 6.6, f"{studies[0].counts.size:,} users, {seeds} seeds; {terms}")

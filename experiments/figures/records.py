@@ -1,7 +1,7 @@
-"""Records beside a picture: the points computed for it, and the tables printed with it.
+"""Records beside a picture: its computed points, and its printed tables.
 
-A record names the code that computed it and seals its own content, so that a record of other code,
-or an edited one, is computed again.
+A record names the code that computed it and seals its content, so that other code, or an edit,
+computes it again.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from experiments.processes import each
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "experiments" / "records"
-"""Measurements that ship with the package; figures read them and never write there."""
+"""Measurements that ship with the package; figures only read them."""
 PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
-"""Folders under `ROOT` whose sources decide every number of a figure."""
+"""Folders under `ROOT` whose sources decide a figure's numbers."""
 LIBRARIES = ("numpy", "scipy", "jax", "matplotlib")
-"""Distributions whose versions decide them too."""
+"""Distributions whose versions decide a figure's numbers."""
 
 
 @functools.cache
 def code_digest() -> str:
-    """Returns the SHA-256 of all sources and library versions that decide a figure."""
-    found = hashlib.sha256()
+    """Returns the SHA-256 of all sources and versions behind a figure."""
+    digest = hashlib.sha256()
     for path in sorted(file for name in PACKAGES for file in (ROOT / name).rglob("*.py")):
         content = path.read_bytes()
-        found.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+        digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
     for name in LIBRARIES:
-        found.update(f"{name} {importlib.metadata.version(name)}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
+    return digest.hexdigest()
 
 
 def computed(
@@ -54,28 +54,28 @@ def computed(
     Args:
       compute: Function of a module, pickled; its recorded results go into JSON.
       jobs: Hashable arguments; recorded ones are tuples of numbers and words.
-      progress: Called with one line of text after each new result.
-      picture: Picture drawn from the results. `PICTURE.points.json` keeps each new result at once,
+      progress: Function of one line of text, called after each new result.
+      picture: Picture drawn from the results. `PICTURE.points.json` stores each new result at once,
         and serves a later call of the same code. None records nothing.
     """
     record = picture and picture.with_name(f"{picture.name}.points.json")
-    what = f"{compute.__module__}.{compute.__qualname__}" if record else ""
+    name = f"{compute.__module__}.{compute.__qualname__}" if record else ""
     sealed = _read(record) if record else {}
-    known = sealed["points"] if sealed.get("computed_by") == what else {}
+    results = sealed["points"] if sealed.get("computed_by") == name else {}
     keys = {job: " ".join(map(str, job)) if record else job for job in jobs}
-    missing = [job for job, key in keys.items() if key not in known]
+    missing = [job for job, key in keys.items() if key not in results]
     if missing:
         progress(f"0 of {len(missing)}")
-    for done, (job, found) in enumerate(zip(missing, each(compute, missing), strict=True), 1):
-        known[keys[job]] = found
-        progress(f"{done} of {len(missing)}")
+    for count, (job, result) in enumerate(zip(missing, each(compute, missing), strict=True), 1):
+        results[keys[job]] = result
+        progress(f"{count} of {len(missing)}")
         if record:
-            _write(record, {"computed_by": what, "points": known})
-    return {job: known[key] for job, key in keys.items()}
+            _write(record, {"computed_by": name, "points": results})
+    return {job: results[key] for job, key in keys.items()}
 
 
 class _Notes(Console):
-    """A console that keeps the lines and the tables that it prints."""
+    """Console that records its printed lines and tables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class _Notes(Console):
 
 
 def draw_recorded(draw: Callable[..., Figure], config: Picture, command: str) -> dict[str, Any]:
-    """Draws a figure and returns its record, which is written beside it."""
-    path, before = _path(config.out), _cpu_seconds()
-    path.unlink(missing_ok=True)  # while it is there, the picture is what it says
+    """Draws a figure, and writes and returns its record."""
+    path, start = _path(config.out), _cpu_seconds()
+    path.unlink(missing_ok=True)  # a record is valid for its picture only
     console = _Notes()
     with console:
         save(draw(config, console), config.out)
-    seconds = round(_cpu_seconds() - before)
+    seconds = round(_cpu_seconds() - start)
     record = {"command": command, "cpu_seconds": seconds, "shown": console.shown}
     _write(path, record)
     return record
@@ -134,6 +134,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU seconds of this process and of those that it waited for."""
-    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
+    """Returns the CPU seconds of this process and its finished children."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(used.ru_utime + used.ru_stime for used in usages)

@@ -90,7 +90,7 @@ def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["samplers", "a.png"], "there is no figure 'samplers'; there are epsilon, "),
+        (["samplers", "a.png"], "unknown figure 'samplers'; choose among epsilon, "),
         (["epsilon", "a.jpeg"], "OUT must end in .png, .pdf or .svg, got a.jpeg"),
         (["rating_model", "a.png", "--ratings", "nowhere"], "nowhere"),
         (["all", __file__], "File exists"),
