@@ -9,11 +9,10 @@ import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
 from accounting.profiles.truncation import TruncatedProfile, truncated_bins
-from samplers.base import MAX_SHARDS, EpochPlan, Participations, chunk_ranges, example_dtype
+from samplers.base import Participations, example_dtype
 from samplers.epochs import RedrawnOrFixed
 from samplers.randomness import Key, Stream, uniform_integers
 from samplers.row_law import IndependentRows
-from samplers.shuffle import Shuffle
 from samplers.truncation import VariableBatchSampler
 
 
@@ -78,25 +77,3 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         examples = np.arange(rows.start, rows.stop, dtype=example_dtype(self.num_examples))
         bins = uniform_integers(key, self.group_steps, len(rows))
         return Participations(examples, self.steps_of(examples, bins))
-
-    def plan_after_shuffle(self, seed: int, epoch: int) -> EpochPlan:
-        """Draws one epoch of the same law in another way: a shuffled order, cut at random.
-
-        The sizes of the batches are those of n examples in uniform bins: each is binomial given
-        those before it, and independent of the order (docs/explanation/laws-of-participation.md).
-        A seed is for this draw or for `plan`, and not for both.
-
-        Raises:
-          ValueError: If `cycle_length` is not 1.
-        """
-        if self.cycle_length != 1:
-            raise ValueError(f"cycle_length must be 1 after a shuffle, got {self.cycle_length}")
-        drawn, bins = self.drawn_epoch(epoch), self.steps_per_epoch
-        sizes = np.zeros(bins, dtype=np.int64)
-        for chunk, rows in enumerate(chunk_ranges(self.num_examples)):
-            # The words of no shard's buckets: sizes and order must be independent.
-            key = Key(seed, Stream.PARTICIPATION, drawn, MAX_SHARDS << 32 | chunk)
-            sizes += np.bincount(uniform_integers(key, bins, len(rows)), minlength=bins)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        order = Shuffle(self.num_examples, self.batch_size).shuffled(seed, drawn)
-        return EpochPlan(starts, np.concatenate(list(map(np.sort, np.split(order, starts[1:-1])))))

@@ -28,7 +28,6 @@ from accounting.algebra.mixtures import (
 from accounting.checks import check_count
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
-from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
 
 _MOST_SIGNS = 4
@@ -320,28 +319,3 @@ def _common_tangent(
         if new_i <= i and new_j <= j:
             return i, j
         i, j = max(i, new_i), max(j, new_j)
-
-
-def add_remove_profile(
-    noise_multiplier: float, steps: int, draws: Sequence[int], sizes: Sequence[int]
-) -> PoissonProfile:
-    """Returns the profile of one stage under adding or removing one example.
-
-    With n = `draws[0]` of N = `sizes[0]` drawn, that is Poisson sampling at n/N and half the noise.
-
-    >>> f"{add_remove_profile(4.0, 100, draws=(1,), sizes=(10,)).epsilon(1e-5):.1f}"
-    '[2.3, 2.4]'
-
-    Source: Balle, Barthe, Gaboardi, "Privacy Amplification by Subsampling", NeurIPS 2018.
-
-    Raises:
-      ValueError: If there are several stages: with one example less a unit may have fewer children
-        than are drawn, and the sampler then has no output on the neighbour.
-    """
-    check_stages(draws, sizes, None)
-    if len(draws) > 1:
-        raise ValueError(
-            "several stages have no guarantee under adding or removing an example, as a unit may "
-            "be left with fewer examples than are drawn: use zero-out adjacency (MultistageProfile)"
-        )
-    return PoissonProfile(noise_multiplier / 2.0, draws[0] / sizes[0], steps)

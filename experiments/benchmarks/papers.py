@@ -14,7 +14,6 @@ import numpy as np
 from flax import nnx
 
 from accounting import MultistageProfile
-from accounting.profiles.multistage import add_remove_profile
 from experiments.benchmarks.case import Row, cases, figure
 from experiments.papers.amplification import laplace_noise_ratio
 from experiments.papers.contribution import (
@@ -23,7 +22,7 @@ from experiments.papers.contribution import (
     sum_error,
     sum_sweet_spot,
 )
-from experiments.papers.episodic import PublishedTheorem3
+from experiments.papers.episodic import PublishedTheorem3, add_remove_profile
 from experiments.tasks.clicks.criteo import display, search
 from experiments.tasks.clicks.model import ClickModel
 from experiments.tasks.clicks.sizes import ModelConfig

@@ -14,7 +14,6 @@ from accounting.profile import Bound, epsilon_from_delta
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.multistage import (
     MultistageProfile,
-    add_remove_profile,
     check_stages,
     outcomes,
 )
@@ -131,3 +130,28 @@ def compare(
     published = PublishedTheorem3(noise_multiplier, steps, draws, sizes)
     found["published theorem"] = published.estimate_epsilon(delta)
     return found
+
+
+def add_remove_profile(
+    noise_multiplier: float, steps: int, draws: Sequence[int], sizes: Sequence[int]
+) -> PoissonProfile:
+    """Returns the profile of one stage under adding or removing one example.
+
+    With n = `draws[0]` of N = `sizes[0]` drawn, that is Poisson sampling at n/N and half the noise.
+
+    >>> f"{add_remove_profile(4.0, 100, draws=(1,), sizes=(10,)).epsilon(1e-5):.1f}"
+    '[2.3, 2.4]'
+
+    Source: Balle, Barthe, Gaboardi, "Privacy Amplification by Subsampling", NeurIPS 2018.
+
+    Raises:
+      ValueError: If there are several stages: with one example less a unit may have fewer children
+        than are drawn, and the sampler then has no output on the neighbour.
+    """
+    check_stages(draws, sizes, None)
+    if len(draws) > 1:
+        raise ValueError(
+            "several stages have no guarantee under adding or removing an example, as a unit may "
+            "be left with fewer examples than are drawn: use zero-out adjacency (MultistageProfile)"
+        )
+    return PoissonProfile(noise_multiplier / 2.0, draws[0] / sizes[0], steps)

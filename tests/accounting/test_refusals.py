@@ -23,7 +23,6 @@ from accounting import (
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.conversions import PrivacyCurve
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
-from accounting.profiles.multistage import add_remove_profile
 from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
 
 GAUSSIAN = GaussianProfile(1.0)
@@ -75,7 +74,6 @@ REFUSED = [
     (lambda: MultistageProfile(1.0, 1, (1, 2), (2,)), "one entry per level"),
     (lambda: MultistageProfile(1.0, 1, (1, 3), (2, 2)), "level 2 draws 3 of only 2"),
     (lambda: MultistageProfile(1.0, 1, (0,), (2,)), "draws of level 1 must be at least 1"),
-    (lambda: add_remove_profile(1.0, 10, (1, 1), (5, 5)), "several stages have no guarantee"),
     (lambda: log_overflow_probability(-1, 0.5, 1), "sizes must be"),
     (lambda: log_overflow_probability(5, 0.5, -1), "sizes must be"),
     (lambda: TrialCount(10_000.0, -0.99), "no law of shape"),

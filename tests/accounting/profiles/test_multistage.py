@@ -12,7 +12,6 @@ import pytest
 from scipy import special
 
 from accounting import GaussianProfile, MultistageProfile, PoissonProfile
-from accounting.profiles.multistage import add_remove_profile
 
 DELTA = 1e-5
 RATIOS = np.array([0.02, 0.2, 0.5, 0.8, 0.95, 0.99, 1.0, 1.01, 1.05, 1.2, 1.6, 3.0, 10.0, 100.0])
@@ -228,10 +227,6 @@ def test_drawing_everything_is_the_gaussian_mechanism(sigma, sizes):
     bound = MultistageProfile(sigma, 20, sizes, sizes).epsilon(DELTA)
     exact = GaussianProfile(sigma / math.sqrt(20)).epsilon(DELTA)
     assert bound == exact
-
-
-def test_one_stage_under_add_or_remove_is_poisson_at_half_the_noise():
-    assert add_remove_profile(3.0, 200, (50,), (1000,)) == PoissonProfile(1.5, 0.05, 200)
 
 
 @pytest.mark.parametrize("a", RATIOS[RATIOS != 1.0])

@@ -12,12 +12,12 @@ from accounting import (
     Bound,
     GaussianProfile,
     MultistageProfile,
+    PoissonProfile,
     PrivacyProfile,
     UnitsThenPoissonProfile,
 )
-from accounting.profiles.multistage import add_remove_profile
 from accounting.profiles.worst_leaf import WorstLeafProfile
-from experiments.papers.episodic import Estimate, PublishedTheorem3, compare
+from experiments.papers.episodic import Estimate, PublishedTheorem3, add_remove_profile, compare
 
 DELTA = 1e-5
 
@@ -39,6 +39,10 @@ def test_the_published_theorem_is_exceeded_by_a_pair_of_data_sets():
     assert add_remove_profile(1.0, 1, (10,), (100,)).delta(1.85).upper == pytest.approx(
         8.5e-3, rel=0.01
     )
+
+
+def test_one_stage_under_add_or_remove_is_poisson_at_half_the_noise():
+    assert add_remove_profile(3.0, 200, (50,), (1000,)) == PoissonProfile(1.5, 0.05, 200)
 
 
 def test_what_is_said_beside_a_scheme_names_its_units_and_adjacency():

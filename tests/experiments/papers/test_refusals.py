@@ -26,6 +26,7 @@ from experiments.papers.contribution import (
     private_quantile,
     sum_sweet_spot,
 )
+from experiments.papers.episodic import add_remove_profile
 from experiments.papers.exponential_mechanism import exponential_mechanism
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.papers.monte_carlo.confidence import kl_upper_bound
@@ -73,6 +74,7 @@ REFUSED = [
         for name, values in wrong.items()
         for bad in values
     ),
+    (lambda: add_remove_profile(1.0, 10, (1, 1), (5, 5)), "several stages have no guarantee"),
     (lambda: private_quantile([1], 0.5, epsilon=1.0, candidates=[]), "at least one cap"),
     (lambda: exponential_mechanism([], epsilon=1.0, sensitivity=1), "at least one candidate"),
     (lambda: excess_bounds([1, 2], 1, 1.0, 0), "class_size must be at least 1"),
