@@ -5,16 +5,14 @@ Proof and sources: docs/explanation/privacy-loss-distributions.md.
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting.algebra.cells import Array
-from accounting.profile import PrivacyProfile
+from accounting.profile import PrivacyProfile, proved
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 
@@ -24,84 +22,61 @@ _ROUNDING = 1e-9
 _LARGEST_EPSILON = 500.0
 
 
-@dataclass(frozen=True, eq=False)
-class PrivacyCurve:
-    """Upper bounds on a privacy profile at evenly spaced ε, and the discrete pair above them.
+def to_privacy_loss_distribution(
+    profile: PrivacyProfile, *, interval: float = 1e-2, tail: float = 1e-12
+) -> Any:
+    """Returns a profile's upper end as dp_accounting's type: pessimistic, ready to be composed.
 
-    >>> curve = PrivacyCurve.of(GaussianProfile(2.0))
-    >>> f"{curve.privacy_loss_distribution().get_delta_for_epsilon(0.0):.4f}"
-    '0.1974'
+    >>> converted = to_privacy_loss_distribution(GaussianProfile(2.0))
+    >>> f"{converted.self_compose(4).get_epsilon_for_delta(1e-5):.2f}"  # as of sigma 1
+    '4.38'
 
-    Attributes:
-      interval: d > 0, the spacing of ε.
-      upper: Upper bounds on δ at ε = 0, d, 2d, ..., float64 [K + 1].
+    Args:
+      profile: Any profile whose bounds are proved (confidence 1).
+      interval: d > 0, spacing of the losses. The distribution is off by order d².
+      tail: The δ in (0, 1) below which the curve is not resolved; it becomes an infinite loss.
+
+    Raises:
+      ValueError: If an argument is out of range, the profile's bounds hold only with some
+        confidence, or δ does not fall to `tail`.
     """
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-    interval: float
-    upper: Array
+    upper = _upper_values(profile, interval, tail)
+    a = np.exp(interval * np.arange(upper.size))
+    h = np.minimum(1.0, (1.0 + _ROUNDING) * upper)
+    # The chord from 1/a_k to a_k bounds h at 1 (and leaves a nonnegative mass at the loss 0).
+    h[0] = min(1.0, float(np.min((2.0 * h + a - 1.0) / (1.0 + a))))
+    kept = _convex_minorant(a, h)
+    slopes = np.append(np.diff(h[kept]) / np.diff(a[kept]), 0.0)
+    # Masses of P and Q at the losses kd; at -kd they are exchanged.
+    q = np.zeros(a.size)
+    q[kept[1:]] = np.diff(slopes)
+    p = a * q
+    infinity = float(h[kept[-1]])
+    p[0] = max(0.0, 1.0 - infinity - p[1:].sum() - q[1:].sum())
+    masses = {-k: float(q[k]) for k in range(q.size - 1, 0, -1)}
+    masses |= {k: float(p[k]) for k in range(p.size)}
+    pmf = pld_pmf.create_pmf(masses, interval, infinity, pessimistic_estimate=True)
+    return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
-    @classmethod
-    def of(
-        cls, profile: PrivacyProfile, *, interval: float = 1e-2, tail: float = 1e-12
-    ) -> PrivacyCurve:
-        """Evaluates a profile until its upper bound is at most `tail`.
 
-        Args:
-          profile: Any profile whose bounds are proved (confidence 1).
-          interval: d > 0. What is computed from the curve is off by order d².
-          tail: The δ in (0, 1) below which the curve is not resolved; it becomes an infinite loss.
-
-        Raises:
-          ValueError: If the profile's bounds hold only with some confidence, or δ does not fall to
-            `tail`.
-        """
-        if not 0.0 < interval <= 1.0:
-            raise ValueError(f"interval must be in (0, 1], got {interval}")
-        if not 0.0 < tail < 1.0:
-            raise ValueError(f"tail must be in (0, 1), got {tail}")
-        upper: list[float] = []
-        while not upper or upper[-1] > tail:
-            epsilon = len(upper) * interval
-            if epsilon > _LARGEST_EPSILON:
-                raise ValueError(
-                    f"delta is still {upper[-1]} at epsilon = {epsilon}: "
-                    "ask for a larger tail, or add noise"
-                )
-            bound = profile.delta(epsilon)
-            if bound.confidence < 1.0:
-                raise ValueError(
-                    f"a curve needs proved bounds, got one of confidence {bound.confidence}"
-                )
-            upper.append(bound.upper)
-        return cls(interval, np.array(upper))
-
-    @functools.cached_property
-    def _pair(self) -> tuple[Array, Array, float]:
-        """Masses of P and of Q at the losses kd, k = 0 ... K, and the P-mass at infinity.
-
-        At the loss -kd the pair has them exchanged, and Q has the infinite mass at -infinity.
-        """
-        a = np.exp(self.interval * np.arange(self.upper.size))
-        h = np.minimum(1.0, (1.0 + _ROUNDING) * self.upper)
-        # The chord from 1/a_k to a_k bounds h at 1 (and leaves a nonnegative mass at the loss 0).
-        h[0] = min(1.0, float(np.min((2.0 * h + a - 1.0) / (1.0 + a))))
-        kept = _convex_minorant(a, h)
-        slopes = np.append(np.diff(h[kept]) / np.diff(a[kept]), 0.0)
-        q = np.zeros(a.size)
-        q[kept[1:]] = np.diff(slopes)
-        p = a * q
-        infinity = float(h[kept[-1]])
-        p[0] = q[0] = max(0.0, 1.0 - infinity - p[1:].sum() - q[1:].sum())
-        return p, q, infinity
-
-    def privacy_loss_distribution(self) -> Any:
-        """Returns the upper pair as dp_accounting's type: pessimistic, ready to be composed."""
-        p, q, infinity = self._pair
-        from dp_accounting.pld import privacy_loss_distribution as pld
-
-        masses = {-k: float(q[k]) for k in range(q.size - 1, 0, -1)}
-        masses |= {k: float(p[k]) for k in range(p.size)}
-        return pld.PrivacyLossDistribution(_pmf(masses, self.interval, infinity))
+def _upper_values(profile: PrivacyProfile, interval: float, tail: float) -> Array:
+    """Returns upper bounds on δ at ε = 0, d, 2d, ..., until one is at most `tail`."""
+    if not 0.0 < interval <= 1.0:
+        raise ValueError(f"interval must be in (0, 1], got {interval}")
+    if not 0.0 < tail < 1.0:
+        raise ValueError(f"tail must be in (0, 1), got {tail}")
+    upper: list[float] = []
+    while not upper or upper[-1] > tail:
+        epsilon = len(upper) * interval
+        if epsilon > _LARGEST_EPSILON:
+            raise ValueError(
+                f"delta is still {upper[-1]} at epsilon = {epsilon}: "
+                "ask for a larger tail, or add noise"
+            )
+        upper.append(proved(profile.delta(epsilon)).upper)
+    return np.array(upper)
 
 
 def _convex_minorant(x: Array, y: Array) -> NDArray[np.int64]:
@@ -117,17 +92,11 @@ def _convex_minorant(x: Array, y: Array) -> NDArray[np.int64]:
     return np.array(kept)
 
 
-def _pmf(masses: dict[int, float], interval: float, infinity: float) -> Any:
-    from dp_accounting.pld import pld_pmf
-
-    return pld_pmf.create_pmf(masses, interval, infinity, pessimistic_estimate=True)
-
-
 def to_dp_event(profile: PrivacyProfile) -> Any:
     """Returns dp_accounting's event for the mechanism of a profile, where that library has one.
 
     Raises:
-      ValueError: If it has none; `PrivacyCurve.privacy_loss_distribution` converts any profile.
+      ValueError: If it has none; `to_privacy_loss_distribution` converts any profile.
     """
     import dp_accounting as dp
 
@@ -142,5 +111,5 @@ def to_dp_event(profile: PrivacyProfile) -> Any:
         return dp.ComposedDpEvent([steps, dp.GaussianDpEvent(profile.release)])
     raise ValueError(
         f"dp_accounting has no event for {type(profile).__name__}; "
-        "use PrivacyCurve.of(profile).privacy_loss_distribution()"
+        "use to_privacy_loss_distribution(profile)"
     )

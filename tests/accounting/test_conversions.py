@@ -2,16 +2,16 @@
 
 import math
 
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.conversions import (
-    PrivacyCurve,
     to_dp_event,
+    to_privacy_loss_distribution,
 )
+from accounting.profile import Bound, Profile
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
@@ -24,17 +24,12 @@ PROFILES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def curves():
-    return {profile: PrivacyCurve.of(profile, interval=0.04, tail=1e-7) for profile in PROFILES}
-
-
 # --- privacy loss distributions -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=repr)
-def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profile, curves):
-    converted = curves[profile].privacy_loss_distribution()
+def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profile):
+    converted = to_privacy_loss_distribution(profile, interval=0.04, tail=1e-7)
     # 1e-7: below it lies the tail that became an infinite loss.
     for epsilon in (0.0, 0.005, 0.3, 1.0, 1.2345, 3.0):
         bound, got = profile.delta(epsilon), converted.get_delta_for_epsilon(epsilon)
@@ -45,7 +40,7 @@ def test_converted_distribution_bounds_the_profile_from_above_and_tightly(profil
 @pytest.mark.parametrize("sigma", [1.0, 4.0])
 @pytest.mark.parametrize("count", [2, 9])
 def test_converted_distribution_composes_to_a_valid_and_tight_bound(sigma, count):
-    converted = PrivacyCurve.of(GaussianProfile(sigma), tail=1e-15).privacy_loss_distribution()
+    converted = to_privacy_loss_distribution(GaussianProfile(sigma), tail=1e-15)
     exact = GaussianProfile(sigma / math.sqrt(count))
     composed = converted.self_compose(count)
     for delta in (1e-2, 1e-6, 1e-9):
@@ -55,13 +50,12 @@ def test_converted_distribution_composes_to_a_valid_and_tight_bound(sigma, count
 
 @given(st.lists(st.floats(0.0, 0.3), min_size=40, max_size=40))
 def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
-    truth = np.array([GaussianProfile(1.0).delta(0.2 * k).upper for k in range(40)])
-    noisy = np.minimum(1.0, truth * (1 + np.array(noise)))
-    curve = PrivacyCurve(0.2, noisy)
-    p, q, _ = curve._pair
-    assert np.all(p >= 0.0)
-    assert np.all(q >= 0.0)
-    converted = curve.privacy_loss_distribution()
+    class Noisy(Profile):
+        def answer(self, question):
+            bound, raised = GaussianProfile(1.0).delta(question.at), noise[round(question.at / 0.2)]
+            return Bound(bound.lower, min(1.0, bound.upper * (1 + raised)))
+
+    converted = to_privacy_loss_distribution(Noisy(), interval=0.2, tail=1e-11)
     for epsilon in (0.0, 0.1, 0.9, 3.0, 5.5):
         got = converted.get_delta_for_epsilon(epsilon)
         assert GaussianProfile(1.0).delta(epsilon).lower <= got <= 1.0

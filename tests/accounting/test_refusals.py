@@ -21,7 +21,7 @@ from accounting import (
     calibrate_advantage,
 )
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
-from accounting.conversions import PrivacyCurve
+from accounting.conversions import to_privacy_loss_distribution
 from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
 
@@ -58,7 +58,7 @@ BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the 
     (calibrate, {"privacy": GaussianProfile, "epsilon": 1.0, "delta": 1e-6},
      {"epsilon": [0.0, INF], "delta": [0.0, 0.1, NAN]}),
     (calibrate_advantage, {"privacy": GaussianProfile}, {"advantage": [0.0, 1.0, -0.1, NAN]}),
-    (PrivacyCurve.of, {"profile": GAUSSIAN}, {"interval": [0.0], "tail": [1.0]}),
+    (to_privacy_loss_distribution, {"profile": GAUSSIAN}, {"interval": [0.0], "tail": [1.0]}),
 ]  # fmt: skip
 REFUSED = [
     *(
@@ -80,7 +80,7 @@ REFUSED = [
     (lambda: TrialCount(1 + 1e-13, 1.0), "no law of shape"),
     (lambda: calibrate(cut, epsilon=1.0, delta=1e-6), NO_NOISE),
     (lambda: calibrate_advantage(cut, advantage=0.1), NO_NOISE + " .* larger maximum batch"),
-    (lambda: PrivacyCurve.of(GaussianProfile(0.01), interval=1.0), "larger tail"),
+    (lambda: to_privacy_loss_distribution(GaussianProfile(0.01), interval=1.0), "larger tail"),
 ]
 
 

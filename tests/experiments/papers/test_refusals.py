@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from accounting.conversions import PrivacyCurve
+from accounting.conversions import to_privacy_loss_distribution
 from accounting.profiles.max_events import Epoch
 from experiments.papers.amplification import (
     advise_batch_size,
@@ -87,7 +87,7 @@ REFUSED = [
         (partial(sum_sweet_spot, bad, 1.0), "contributions must be a list of finite")
         for bad in ([], [-1.0], [math.inf], [[1.0]])
     ),
-    (lambda: PrivacyCurve.of(MonteCarloProfile(1.0, 3, num_samples=10)), "confidence"),
+    (lambda: to_privacy_loss_distribution(MonteCarloProfile(1.0, 3, num_samples=10)), "proved"),
     *(
         (partial(advise_batch_size, 100, 10, **given), "budget")
         for given in ({}, {"rho": 1.0, "epsilon": 1.0, "delta": 0.1}, {"epsilon": 1.0})
