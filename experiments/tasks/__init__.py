@@ -1,4 +1,4 @@
-"""The tasks that the command knows by name; any other is named as module:object."""
+"""Tasks that the command knows by name; other tasks are module:object."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ TASKS = {
     "images": "experiments.tasks.images.task:Images",
     "ratings": "experiments.tasks.ratings.task:Ratings",
 }
-"""Built-in tasks, imported when they are asked for."""
+"""Built-in tasks, imported on demand."""
 
 
 def task_of(run: Path, *, data: Path | None = None) -> Any:
-    """Returns the task of the run in a directory, as its configuration recorded it.
+    """Returns the task of a run, from its recorded configuration.
 
     Args:
-      run: The directory.
-      data: Where the data lie, if not where they lay.
+      run: Directory of the run.
+      data: Path of the data; by default the recorded path.
 
     Raises:
-      FileNotFoundError: if there is no run.
-      ValueError: if the configuration is damaged, or there is no such task any more.
+      FileNotFoundError: If there is no run.
+      ValueError: If the configuration is damaged, or its task is unknown.
     """
     from dpsgd.runs import task
     from dpsgd.runs.directory import RunDirectory
@@ -30,5 +30,5 @@ def task_of(run: Path, *, data: Path | None = None) -> Any:
 
     record = RunDirectory.open(run, finished=False).read_json("config.json")
     check_version(record, run)
-    where = f"{run / 'config.json'} is damaged, or of another version"
-    return task.load(record.get("task"), where, kinds=TASKS, data=data)
+    damage = f"{run / 'config.json'} is damaged, or of another version"
+    return task.load(record.get("task"), damage, kinds=TASKS, data=data)

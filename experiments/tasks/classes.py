@@ -1,4 +1,4 @@
-"""How good are the classes that a model finds: accuracy and log loss, from its logits."""
+"""Metrics of a classifier from its logits: accuracy and log loss."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ def class_metrics(
 ) -> dict[str, float]:
     """Returns accuracy, log loss in nats and the number of rows.
 
-    Accuracy and log loss are undefined, NaN, where a logit is not finite: the training diverged.
+    Accuracy and log loss are NaN if a logit is not finite: the training diverged.
 
     >>> class_metrics([(np.array([[0.0, 0.0], [0.0, 9.0]]), np.array([0, 0]))])["accuracy"]
     0.5
 
     Args:
-      blocks: Logits, float[rows, classes], and labels, int[rows], of some rows after others.
+      blocks: Logits, float[rows, classes], and labels, int[rows], of consecutive rows.
 
     Raises:
-      ValueError: if there are no rows.
+      ValueError: If there are no rows.
     """
     right, loss, count = 0, 0.0, 0
     for logits, labels in blocks:
-        found = np.array(logits, np.float64)
-        found[~np.isfinite(found)] = np.nan
-        of_labels = log_softmax(found, axis=1)[np.arange(labels.size), labels]
-        right += int(np.sum(found.argmax(axis=1) == labels))
-        loss -= float(np.sum(of_labels))
+        scores = np.array(logits, np.float64)
+        scores[~np.isfinite(scores)] = np.nan
+        label_scores = log_softmax(scores, axis=1)[np.arange(labels.size), labels]
+        right += int(np.sum(scores.argmax(axis=1) == labels))
+        loss -= float(np.sum(label_scores))
         count += labels.size
     if not count:
         raise ValueError("there are no rows to evaluate the model on")

@@ -1,4 +1,4 @@
-"""What tasks have in common: a model as pure functions, and metrics of rows that do not train."""
+"""Base classes of tasks: models as pure functions, and metrics of held-out rows."""
 
 from __future__ import annotations
 
@@ -13,36 +13,38 @@ PyTree = Any
 
 
 class Models:
-    """What a model needs beside rows to be trained on."""
+    """Model without training rows."""
 
     @property
     def functions(self) -> Any:
-        """The model as pure functions: the same ones for equal models, which share programs."""
+        """Model as pure functions, equal for equal models, which share programs."""
         raise NotImplementedError
 
     @property
     def loss(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, example) -> loss, a scalar: one function for equal models."""
+        """Loss (params, example) -> scalar, one function for equal models."""
         return self.functions.loss
 
     @property
     def predict(self) -> Callable[[PyTree, PyTree], Any]:
-        """(params, rows) -> what is predicted of each row, float32[rows] or float32[rows, ...]."""
+        """Predictions (params, rows) -> float32[rows] or float32[rows, ...]."""
         return self.functions.predict
 
 
 class ClassModels(Models):
-    """Networks that tell classes apart."""
+    """Classification networks."""
 
     def init(self, seed: int) -> PyTree:
-        """Returns fresh parameters, which depend on no row."""
+        """Returns new parameters, which depend on no row."""
         return self.functions.init(seed)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns accuracy and, but of embeddings, log loss (nats); NaN where it diverged.
+        """Returns accuracy and, except for embeddings, log loss (nats).
+
+        A diverged model has NaN.
 
         Raises:
-          ValueError: if there are no rows, or too few.
+          ValueError: If there are no rows, or too few.
         """
         import numpy as np
 
@@ -51,16 +53,16 @@ class ClassModels(Models):
 
 
 class HeldOut:
-    """A task whose validation and test rows are read block by block."""
+    """Task whose validation and test rows are read block by block."""
 
     evaluate: Callable[[PyTree, Iterable[PyTree]], dict[str, float]]
 
     def held_out(self, split: str) -> Iterable[PyTree]:
-        """Returns the blocks of rows of "validation" or of "test"."""
+        """Returns the blocks of "validation" or "test" rows."""
         raise NotImplementedError
 
     def metrics(self, params: PyTree) -> dict[str, float]:
-        """Returns what `evaluate` does of the validation and of the test rows, by their names."""
+        """Returns `evaluate` of the validation and test rows, by name."""
         return {
             f"{split}_{name}": value
             for split in ("validation", "test")
@@ -69,29 +71,29 @@ class HeldOut:
 
 
 class Functions(NamedTuple):
-    """A network that tells classes apart, as pure functions of its parameters."""
+    """Classification network as pure functions of its parameters."""
 
     init: Callable[[int], PyTree]
-    """(seed) -> fresh parameters."""
+    """(seed) -> new parameters."""
     loss: Callable[[PyTree, PyTree], jax.Array]
-    """(params, example) -> cross entropy in nats of what the network reads, and "label"."""
+    """(params, example) -> cross entropy of the inputs and "label", nats."""
     predict: Callable[[PyTree, PyTree], jax.Array]
     """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
     logits: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> their logarithms, up to a constant a row; compiled."""
+    """(params, rows) -> log probabilities up to a constant per row; compiled."""
     metrics: Callable[[Iterable[tuple[Any, Any]]], dict[str, float]]
-    """Of blocks of logits and labels."""
+    """Blocks of logits and labels -> metrics by name."""
 
 
 def functions_of(
-    made: Callable[[nnx.Rngs], nnx.Module], inputs: tuple[str, ...], trained: Any = None
+    build: Callable[[nnx.Rngs], nnx.Module], inputs: tuple[str, ...], trained: Any = None
 ) -> tuple[Functions, Callable[..., jax.Array]]:
-    """Returns a network as pure functions, and as (params, *inputs) -> logits of one row.
+    """Returns a network as pure functions, and as (params, *inputs) -> logits.
 
     Args:
-      made: Returns the network, which maps `inputs` of one row to its logits.
-      inputs: Columns that it reads.
-      trained: Which parameters have derivatives, as a filter of flax; by default all.
+      build: Function that builds the network, which maps `inputs` of one row to its logits.
+      inputs: Columns that the network reads.
+      trained: Flax filter of the parameters with derivatives; by default all.
     """
     import jax
     import optax
@@ -100,15 +102,15 @@ def functions_of(
     from dpsgd import split_module
     from experiments.tasks.classes import class_metrics
 
-    shapes = nnx.eval_shape(lambda: made(nnx.Rngs(0)))
+    shapes = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     _, network = split_module(shapes, trained=nnx.Param if trained is None else trained)
 
     def init(seed):
-        return split_module(made(nnx.Rngs(seed)), trained=nnx.Param)[0]
+        return split_module(build(nnx.Rngs(seed)), trained=nnx.Param)[0]
 
     def loss(params, example):
-        found = network(params, *(example[name] for name in inputs))
-        return optax.softmax_cross_entropy_with_integer_labels(found, example["label"])
+        row_logits = network(params, *(example[name] for name in inputs))
+        return optax.softmax_cross_entropy_with_integer_labels(row_logits, example["label"])
 
     def logits(params, rows):
         columns = [rows[name] for name in inputs]

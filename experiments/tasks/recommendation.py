@@ -1,4 +1,4 @@
-"""Settings by rule: epochs, how many steps they make, and how far Adam walks in all."""
+"""Settings by rule: epochs, their steps, and Adam's total distance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpsgd.runs.recommendation import RecommendationRequest, Settings, default_r
 
 @dataclass(frozen=True)
 class Rule:
-    """Settings of any number of rows; what a request gives is taken, and SGD's rate is its usual.
+    """Settings for any number of rows; a request's own values and SGD's usual rate win.
 
     >>> rule = Rule(epochs=30, steps=270, distance=1.15, l2_clip_norm=0.7)
     >>> rule(RecommendationRequest(35_327, 1e-5, target_epsilon=3.0))
@@ -19,14 +19,14 @@ class Rule:
     """
 
     epochs: int
-    """Passes over the rows, fewer where there is no time for them."""
+    """Number of passes over the rows."""
     steps: int
-    """About how many they make: a batch is a power of two."""
+    """Approximate number of steps; a batch is a power of two."""
     distance: float
-    """Adam's rate times the root of the steps."""
+    """Learning rate of Adam times the square root of the steps."""
     l2_clip_norm: float
     tail: float | None = None
-    """Share of the steps over which parameters are averaged, at a constant rate."""
+    """Fraction of the steps over which parameters are averaged, at a constant rate."""
 
     def __call__(self, request: RecommendationRequest) -> Settings:
         """Returns the settings of a run."""

@@ -1,4 +1,4 @@
-"""SplitMix64 (Steele, Lea and Flood, 2014): a public hash of numbers, the same everywhere."""
+"""SplitMix64 (Steele, Lea and Flood, 2014): a public hash of integers, equal everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """Mix uint64 `x` in place: the finaliser of SplitMix64, a bijection. Returns `x`."""
+    """Mixes uint64 `x` in place by SplitMix64's finaliser; returns `x`."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(_MULTIPLIERS[0])
     x ^= x >> np.uint64(27)
@@ -19,5 +19,9 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def outputs(numbers: np.ndarray) -> np.ndarray:
-    """Returns output i of the generator, seeded with 0, for each i of `numbers`: uint64."""
+    """Returns output i of the generator, seeded with 0: uint64.
+
+    >>> int(outputs(np.array([0]))[0])
+    16294208416658607535
+    """
     return mix((np.asarray(numbers, np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))

@@ -1,8 +1,8 @@
 """Prepared data sets of TensorFlow Datasets, read as array_record without TensorFlow.
 
-Of the splits, "train" trains, "validation" and "test" are what they are called; where one of the
-two is wanting, the rows of the other are halved at random, and where both are, "train" is split
-80/10/10 at random. Rows of other splits are not read.
+The split "train" trains; "validation" and "test" keep their meaning. If one of the two is missing,
+the other's rows are halved at random; if both are, "train" is split 80/10/10 at random. Other
+splits are not read.
 """
 
 from __future__ import annotations
@@ -18,29 +18,34 @@ SPLITS = ("train", "validation", "test")
 
 
 class SourceError(ValueError):
-    """A data set that cannot be read: one line that says which, why and what to do."""
+    """Unreadable data set: one line with its name, the reason and the remedy."""
 
 
 def parts_of(
     builder: Any, read: Callable[[str], Iterable[Columns]]
 ) -> Iterator[tuple[str, Columns]]:
-    """Yield blocks of rows, which `read` yields of each split, with the parts to which they go."""
+    """Yields (split, rows) blocks of a data set, its splits completed.
+
+    Args:
+      builder: Builder of the data set.
+      read: Function of a split's name that yields its blocks of rows.
+    """
     splits = builder.info.splits
-    held = [split for split in ("validation", "test") if split in splits]
+    named = [split for split in ("validation", "test") if split in splits]
     for split in filter(splits.__contains__, SPLITS):
-        done = 0
+        row = 0
         for columns in read(split):
             if split == "train":
-                yield from ([(split, columns)] if held else random_split(columns, done).items())
-            elif len(held) == 2:
+                yield from ([(split, columns)] if named else random_split(columns, row).items())
+            elif len(named) == 2:
                 yield split, columns
             else:
-                yield from random_halves(columns, done).items()
-            done += len(columns["label"])
+                yield from random_halves(columns, row).items()
+            row += len(columns["label"])
 
 
 def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    """Return the builder of a data set that lies prepared on the disk as array_record."""
+    """Returns the builder of a data set prepared on disk as array_record."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import read_only_builder
 
@@ -51,8 +56,8 @@ def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
             builder = read_only_builder.builder_from_files(name, data_dir=data_dir)
     # DatasetNotFoundError is a ValueError; a version that does not exist is an AssertionError.
     except (ValueError, OSError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {first}") from None
+        reason = str(error).strip().splitlines()[0]
+        raise SourceError(f"{name} cannot be opened as a TensorFlow data set: {reason}") from None
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         raise SourceError(
             f"{name} lies as {builder.info.file_format.value} in {builder.data_dir}, and only "
@@ -65,18 +70,21 @@ def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
 
 def records_of(builder: Any, split: str, at_once: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the records of `split` in order, some at a time; all of them, or a SourceError."""
+    """Yields a split's records in order, `at_once` at a time.
+
+    Raises SourceError unless all records are there.
+    """
     from array_record.python.array_record_module import ArrayRecordReader
 
     shards = builder.info.splits[split]
-    for path, promised in zip(shards.filepaths, shards.shard_lengths, strict=True):
+    for path, expected in zip(shards.filepaths, shards.shard_lengths, strict=True):
         try:
-            found = ArrayRecordReader(os.fspath(path)).num_records()
+            count = ArrayRecordReader(os.fspath(path)).num_records()
         except (RuntimeError, ValueError) as error:
             raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-        if found != promised:
+        if count != expected:
             raise SourceError(
-                f"{path} has {found:,} records, and {promised:,} by the account of "
+                f"{path} has {count:,} records, and {expected:,} by the account of "
                 f"{builder.info.full_name}: build it again"
             )
     source = builder.as_data_source(split=split)
@@ -85,7 +93,7 @@ def records_of(builder: Any, split: str, at_once: int) -> Iterator[list[dict[str
 
 
 def features_of(builder: Any) -> dict[str, Any]:
-    """Return the features of a data set by name, sorted: its file holds them in any order."""
+    """Returns the features of a data set by name, sorted."""
     import tensorflow_datasets as tfds
 
     features = builder.info.features
@@ -95,7 +103,7 @@ def features_of(builder: Any) -> dict[str, Any]:
 
 
 def label_of(builder: Any, label: str | None = None) -> str:
-    """Return the feature to predict: `label`, or what the data set says, or "label"."""
+    """Returns the feature to predict: `label`, the data set's, or "label"."""
     if label is not None:
         return label
     supervised: Any = builder.info.supervised_keys
@@ -103,7 +111,7 @@ def label_of(builder: Any, label: str | None = None) -> str:
 
 
 def check_features(builder: Any, names: Collection[str]) -> None:
-    """Raise SourceError unless the data set has features of all these names."""
+    """Raises SourceError unless the data set has all these features."""
     features = features_of(builder)
     for name in names:
         if name not in features:

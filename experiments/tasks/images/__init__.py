@@ -1,1 +1,1 @@
-"""Images of some classes: scikit-learn's digits, or a data set of TensorFlow's."""
+"""Images by class: scikit-learn's digits, NumPy archives, or TensorFlow data sets."""

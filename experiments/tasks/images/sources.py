@@ -1,4 +1,4 @@
-"""Images with their classes, uint8[rows, height, width, channels] and int32[rows], by split."""
+"""Sources of images, uint8[rows, height, width, channels], and classes, int32[rows]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS_PER_READ = 1024
 
 
 class Images(NamedTuple):
-    """A data set of images: "image" and "label" of each split."""
+    """Data set of images: "image" and "label" of each split."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Images(NamedTuple):
     splits: dict[str, Columns]
 
     def rows(self, split: str | None) -> Columns:
-        """Returns the rows of a split, or of all; ValueError if there is no such split."""
+        """Returns the rows of a split, or all; SourceError for an unknown split."""
         if split is None:
             return joined(self.splits.values())
         if split not in self.splits:
@@ -33,27 +33,27 @@ class Images(NamedTuple):
         return self.splits[split]
 
     def few_shot(self, new_classes: int) -> Images:
-        """Returns the images of the last classes as "test", and of the others those that train.
+        """Returns the data set with the last classes as "test".
 
-        Images of classes that train are in "train" and "validation" as before, and in no test.
+        "train" and "validation" keep the images of the other classes.
         """
         first = self.classes - new_classes
 
-        def some(rows: Columns, new: bool) -> Columns:
+        def pick(rows: Columns, new: bool) -> Columns:
             return taken(rows, (rows["label"] >= first) == new)
 
-        splits = {split: some(self.splits[split], False) for split in ("train", "validation")}
-        return self._replace(splits={**splits, "test": some(self.rows(None), True)})
+        splits = {split: pick(self.splits[split], False) for split in ("train", "validation")}
+        return self._replace(splits={**splits, "test": pick(self.rows(None), True)})
 
 
 def digits() -> Images:
-    """Returns the 1,797 handwritten digits that scikit-learn ships, split 80/10/10 by number.
+    """Returns scikit-learn's 1,797 handwritten digits, split 80/10/10.
 
     Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (UCI, 1998), its test set:
     8 x 8 pixels of 0 to 16, here scaled to 0 to 255.
 
     Raises:
-      SourceError: if scikit-learn is not installed.
+      SourceError: If scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits
@@ -62,35 +62,35 @@ def digits() -> Images:
             "the digits come with scikit-learn, which is not installed: pip install scikit-learn, "
             "or name a data set of TensorFlow Datasets"
         ) from None
-    found = load_digits()
-    pixels = np.round(found.images[..., None] * (255 / 16)).astype(np.uint8)
-    rows = {"image": pixels, "label": found.target.astype(np.int32)}
+    data = load_digits()
+    pixels = np.round(data.images[..., None] * (255 / 16)).astype(np.uint8)
+    rows = {"image": pixels, "label": data.target.astype(np.int32)}
     return Images("digits", (8, 8, 1), 10, random_split(rows, 0))
 
 
 def prepared(path: Path) -> Images:
-    """Returns a data set of TensorFlow Datasets, of which `path` is the directory of a version.
+    """Returns a data set of TensorFlow Datasets from its version directory.
 
     Raises:
-      SourceError: if there is none, or not one image and one class a record.
+      SourceError: If there is none, or its records do not have one image and one class.
     """
     if not path.is_dir():
         raise SourceError(
-            f"{path} is no directory: name that of the version of a data set, such as "
+            f"{path} is not a directory; name the version directory of a data set, such as "
             "~/tensorflow_datasets/mnist/3.0.1"
         )
     builder = tfds.open_prepared(str(path), None)
     image, label, shape, classes = _features(builder)
-    none: Columns = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
-    splits = {split: [none] for split in tfds.SPLITS}
-    for part, rows in tfds.parts_of(builder, lambda x: _read(builder, x, image, label, classes)):
-        splits[part].append(rows)
-    whole = {split: joined(parts) for split, parts in splits.items()}
-    return Images(f"tfds:{builder.info.full_name}", shape, classes, whole)
+    empty: Columns = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
+    splits = {split: [empty] for split in tfds.SPLITS}
+    for target, rows in tfds.parts_of(builder, lambda x: _read(builder, x, image, label, classes)):
+        splits[target].append(rows)
+    columns = {split: joined(parts) for split, parts in splits.items()}
+    return Images(f"tfds:{builder.info.full_name}", shape, classes, columns)
 
 
 def _features(builder: Any) -> tuple[str, str, tuple[int, ...], int]:
-    """Returns the names of image and label, the shape of an image and the number of classes."""
+    """Returns the names of image and label, the image shape and the number of classes."""
     import tensorflow_datasets
 
     kinds = tensorflow_datasets.features
@@ -116,28 +116,28 @@ def _features(builder: Any) -> tuple[str, str, tuple[int, ...], int]:
 
 
 def _read(builder: Any, split: str, image: str, label: str, classes: int) -> Iterator[Columns]:
-    done = 0
+    first = 0
     for records in tfds.records_of(builder, split, ROWS_PER_READ):
         labels = np.array([record[label] for record in records], np.int32)
         if (wrong := np.flatnonzero((labels < 0) | (labels >= classes))).size:
             raise SourceError(
-                f"{builder.info.full_name}, split {split}, record {done + wrong[0]}, feature "
+                f"{builder.info.full_name}, split {split}, record {first + wrong[0]}, feature "
                 f"{label}: found {labels[wrong[0]]}, expected a class from 0 to {classes - 1}"
             )
         yield {"image": np.stack([record[image] for record in records]), "label": labels}
-        done += len(records)
+        first += len(records)
 
 
 def stored(path: Path, num_classes: int | None) -> Images:
     """Returns the images of a NumPy archive, split 80/10/10 by number.
 
     Args:
-      path: Of "x", uint8[rows, height, width] or with channels behind, and "y", whole numbers
-        [rows].
-      num_classes: Declared number of classes, which are 0, 1, ...; it is never counted in `y`.
+      path: Archive of "x", uint8[rows, height, width] or with a last axis of channels, and "y",
+        integers [rows].
+      num_classes: Declared number of classes 0, 1, ...; it is never counted in `y`.
 
     Raises:
-      SourceError: if it is no such archive.
+      SourceError: If the archive is invalid.
     """
     if num_classes is None:
         raise SourceError(f"{path}: declare the number of classes of an archive by --num-classes")
@@ -177,27 +177,27 @@ def load(
     test: Path | None = None,
     num_classes: int | None = None,
 ) -> Images:
-    """Returns the images that `data` names, or by default the digits.
+    """Returns the images of `data`, by default the digits.
 
     Args:
-      data: A NumPy archive (.npz), or the directory of a version of a data set.
-      test: An archive of the images that validate and test; all of `data` train then.
-      num_classes: Of an archive, declared.
+      data: NumPy archive (.npz), or version directory of a data set.
+      test: Archive of validation and test images; all of `data` then trains.
+      num_classes: Declared number of classes of an archive.
 
     Raises:
-      SourceError: if the images cannot be read, or all images of `test` are in `data`.
+      SourceError: If the images cannot be read, or all images of `test` are in `data`.
     """
-    found = _named(data, num_classes)
+    images = _named(data, num_classes)
     if test is not None:
-        held = stored(test, found.classes)
-        if held.shape != found.shape:
+        test_images = stored(test, images.classes)
+        if test_images.shape != images.shape:
             raise SourceError(
-                f"{test} has images of shape {held.shape}, {found.name} of {found.shape}"
+                f"{test} has images of shape {test_images.shape}, {images.name} of {images.shape}"
             )
-        trained = {image.tobytes() for image in found.rows(None)["image"]}
-        if all(image.tobytes() in trained for image in held.rows(None)["image"]):
-            raise SourceError(f"{test}: all of its images are in {found.name} too: name others")
-        found = found._replace(
-            splits={"train": found.rows(None), **random_halves(held.rows(None), 0)}
+        trained = {image.tobytes() for image in images.rows(None)["image"]}
+        if all(image.tobytes() in trained for image in test_images.rows(None)["image"]):
+            raise SourceError(f"{test}: all of its images are in {images.name} too: name others")
+        images = images._replace(
+            splits={"train": images.rows(None), **random_halves(test_images.rows(None), 0)}
         )
-    return found
+    return images

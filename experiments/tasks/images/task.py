@@ -1,4 +1,4 @@
-"""Images as a task: rows of pixels, a small convolutional network, accuracy and log loss."""
+"""Image task: pixels, a small convolutional network, accuracy and log loss."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PyTree = Any
 
 
 class ImageModels(ClassModels):
-    """What a network needs beside rows to be trained on: its sizes."""
+    """Image network, determined by its sizes."""
 
     sizes: Sizes
 
     @property
     def functions(self) -> Functions:
-        """See `model.functions`."""
+        """Pure functions of the network, see `model.functions`."""
         from experiments.tasks.images.model import functions
 
         return functions(self.sizes)
@@ -32,28 +32,28 @@ class ImageModels(ClassModels):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the images of a data set or of a `split`, block by block, see `Images.data`.
+        """Returns the images of a data set or a split, block by block.
 
         Raises:
-          ValueError: if the images cannot be read, or the network is one for others.
+          ValueError: If the images cannot be read, or do not fit the network.
         """
         from experiments.tasks.images.sources import load
         from experiments.tasks.splits import blocks_of
 
         sizes = self.sizes
-        found = load(path, num_classes=sizes.classes)
-        if (found.shape, found.classes) != (sizes.shape, sizes.classes):
+        images = load(path, num_classes=sizes.classes)
+        if (images.shape, images.classes) != (sizes.shape, sizes.classes):
             raise ValueError(
-                f"{found.name} has images of shape {found.shape} of {found.classes} classes: the "
+                f"{images.name} has images {images.shape} of {images.classes} classes, but the "
                 f"model takes {sizes.shape} of {sizes.classes}"
             )
         if split is not None and sizes.new_classes:
-            found = found.few_shot(sizes.new_classes)
-        rows = found.rows(split)
+            images = images.few_shot(sizes.new_classes)
+        rows = images.rows(split)
         return blocks_of(rows if labelled else {"image": rows["image"]})
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` images of uniform noise with uniform labels: synthetic probe rows."""
+        """Returns `count` synthetic probe rows: uniform noise and labels."""
         import numpy as np
 
         rng = np.random.default_rng(0)
@@ -63,17 +63,17 @@ class ImageModels(ClassModels):
         return {**rows, "label": rng.integers(0, self.sizes.classes, count, np.int32)}
 
     def describe(self) -> dict[str, Any]:
-        """Returns the sizes: all that `described` needs."""
+        """Returns the sizes, the input of `described`."""
         from dpsgd.runs.records import to_json
 
         return {"sizes": to_json(self.sizes), "headline": "test_accuracy", "better": "higher"}
 
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> DescribedImages:
-        """Returns the networks of a task that was described so; its images need not be there.
+        """Returns the networks of a described task, without its images.
 
         Raises:
-          ValueError: if `description` is none; `where` begins its line.
+          ValueError: If `description` is invalid; the message begins with `where`.
         """
         from dpsgd.runs.records import build
         from experiments.tasks.images.model import Sizes
@@ -83,7 +83,7 @@ class ImageModels(ClassModels):
 
 @dataclass(frozen=True)
 class DescribedImages(ImageModels):
-    """Networks without rows: of a run or an export that is read back."""
+    """Networks without rows, for a run or an export that is read back."""
 
     sizes: Sizes
 
@@ -119,35 +119,36 @@ class Images(HeldOut, ImageModels):
 
     @cached_property
     def source(self) -> sources.Images:
-        """The images, read when they are first needed."""
+        """Images, read on first use."""
         from experiments.tasks.images.sources import load
 
-        found = load(self.data, self.test, self.num_classes)
-        if self.num_classes not in (None, found.classes):
+        images = load(self.data, self.test, self.num_classes)
+        if self.num_classes not in (None, images.classes):
             raise ValueError(
-                f"--num-classes {self.num_classes}: {found.name} has {found.classes} classes; "
+                f"--num-classes {self.num_classes}: {images.name} has {images.classes} classes; "
                 "leave it out"
             )
-        return found.few_shot(self.new_classes) if self.new_classes else found
+        return images.few_shot(self.new_classes) if self.new_classes else images
 
     @property
     def sizes(self) -> Sizes:  # type: ignore[override]
-        """Of the network, by what is public of the images."""
+        """Sizes of the network, from public properties of the images."""
         from experiments.tasks.images.model import Sizes
 
         source = self.source
         return Sizes(source.shape, source.classes, self.channels, self.new_classes)
 
     def not_covered(self) -> tuple[str, ...]:
-        """Returns the public facts of few-shot training, which its tree of units holds."""
+        """Returns the public facts of few-shot training, held in its tree of units."""
         return ("which class an image is of, and how many images a class has",) * bool(
             self.new_classes
         )
 
     def columns(self) -> PyTree:
-        """Returns the training images: uint8[rows, height, width, channels], and labels.
+        """Returns the training images and labels.
 
-        Of few-shot training the tasks and classes are the units of a public tree, and no column.
+        Images are uint8[rows, height, width, channels]. In few-shot training tasks and classes are
+        units of a public tree, not columns.
         """
         rows = self.source.splits["train"]
         if not self.new_classes:
@@ -157,8 +158,8 @@ class Images(HeldOut, ImageModels):
         from samplers import UnitData, UnitTree
 
         task = np.zeros(len(rows["label"]), np.int64)
-        for one in np.unique(rows["label"]):  # as many of each class in each task
-            of_class = rows["label"] == one
+        for label in np.unique(rows["label"]):  # equal shares of each class
+            of_class = rows["label"] == label
             task[of_class] = np.arange(of_class.sum()) % self.tasks
         levels = {"task": task, "class": rows["label"]}
         tree = UnitTree.from_columns(levels if self.tasks > 1 else {"class": rows["label"]})
@@ -171,7 +172,7 @@ class Images(HeldOut, ImageModels):
         return blocks_of(self.source.rows(split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError if a split is empty, or the images are not such as a run began with."""
+        """Raises ValueError if a split is empty, or the images differ from the run's."""
         for split in self.source.splits:
             if not len(self.source.rows(split)["label"]):
                 raise ValueError(f"{self.source.name} has no {split} images")

@@ -1,1 +1,1 @@
-"""Users who hold many examples: ratings of films, and a model that is trained on whole users."""
+"""Ratings of films, and models trained privately for whole users."""

@@ -1,9 +1,9 @@
-"""Matrix factorization in which what belongs to a user stays with the user.
+"""Matrix factorization whose user parts stay with the users.
 
 r_ui = 3.5 + b_i + (1, v_i) . w_u: the items' biases b and factors v are trained under differential
-privacy and released; w_u is found from the user's own ratings alone, given b and v, and is used for
-that user alone. So the released model is private, and each user's prediction depends on it and on
-that user's data (the billboard model: Hsu et al., "Private Matchings and Allocations", STOC 2014).
+privacy and released; w_u is fitted to the user's own ratings alone, given b and v, and used for
+that user alone. The released model is private, and each user's prediction depends on it and on that
+user's data (the billboard model: Hsu et al., "Private Matchings and Allocations", STOC 2014).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 MIDDLE = 3.5
-"""Subtracted from ratings: a public constant, near their mean in many data sets."""
+"""Public constant subtracted from ratings, near their mean in many data sets."""
 
 RIDGE = 3.0
 """Weight of |w_u|^2 beside the squared errors of a user's ratings."""
@@ -24,17 +24,17 @@ Params = dict[str, Any]
 
 
 def init(num_items: int, rank: int, seed: int = 0) -> Params:
-    """Returns items without bias and with small random factors, a public choice."""
+    """Returns items without bias and with small random factors."""
     factors = 0.1 * np.random.default_rng(seed).normal(size=(num_items, rank))
     return {"bias": jnp.zeros(num_items), "factor": jnp.asarray(factors, jnp.float32)}
 
 
 def own_part(params: Params, user: Any) -> jax.Array:
-    """Returns w_u, the ridge regression of one user's ratings: [1 + rank], without derivative.
+    """Returns w_u, a user's ridge regression, without derivative: [1 + rank].
 
     Args:
-      params: Items.
-      user: item, rating and weight of one user, [tau] each; weight 0 is padding.
+      params: Parameters of the items.
+      user: "item", "rating" and "weight" of one user's ratings, [tau] each; weight 0 is padding.
     """
     features, residual = jax.lax.stop_gradient(_features(params, user))
     weighted = features * user["weight"][:, None]
@@ -43,34 +43,34 @@ def own_part(params: Params, user: Any) -> jax.Array:
 
 
 def errors(params: Params, own: jax.Array, user: Any) -> jax.Array:
-    """Returns rating - prediction for one user with part `own`, 0 where padded: [tau]."""
+    """Returns rating - prediction for one user, 0 for padding: [tau]."""
     features, residual = _features(params, user)
     return jnp.where(user["weight"] > 0, residual - features @ own, 0.0)
 
 
 def loss_fn(params: Params, user: Any) -> jax.Array:
-    """Returns half the squared errors of one user's ratings, their own part fitted to them.
+    """Returns half the squared errors of a user's ratings.
 
-    w_u minimises this loss (with the ridge), so that its derivative by w_u adds nothing to the
-    gradient by the items, and is left out.
+    The user's part w_u is fitted to them: it minimises this loss (with the ridge), so that its
+    derivative adds nothing to the items' gradient, and is left out.
     """
-    own = own_part(params, user)
-    return 0.5 * jnp.sum(jnp.square(errors(params, own, user)))
+    user_part = own_part(params, user)
+    return 0.5 * jnp.sum(jnp.square(errors(params, user_part, user)))
 
 
 def rating_loss(params: Params, rating: Any) -> jax.Array:
-    """Returns the loss of one rating by itself, of a user without a part of their own."""
-    one = {name: jnp.asarray(column)[None] for name, column in rating.items()}
+    """Returns the loss of a single rating, without a user part."""
+    rows = {name: jnp.asarray(column)[None] for name, column in rating.items()}
     no_part = jnp.zeros(1 + params["factor"].shape[1])
-    return 0.5 * jnp.sum(jnp.square(errors(params, no_part, _weighted(one))))
+    return 0.5 * jnp.sum(jnp.square(errors(params, no_part, _weighted(rows))))
 
 
 def loss(params: Params, row: Any) -> jax.Array:
-    """Returns the loss of what is clipped as one: some ratings of a user, or a rating by itself.
+    """Returns the loss of one clipped unit, several ratings or one.
 
     Args:
-      params: Items.
-      row: item and rating, [tau] each, and weight where some are padding; or scalars.
+      params: Parameters of the items.
+      row: "item" and "rating", [tau] each, and "weight" for padding; or scalars.
     """
     if jnp.ndim(row["item"]):
         return loss_fn(params, _weighted(row))
@@ -79,20 +79,20 @@ def loss(params: Params, row: Any) -> jax.Array:
 
 @jax.jit
 def predict(params: Params, rows: Any) -> jax.Array:
-    """Returns the predicted ratings, in [1, 5], of some items by some users: float32[rows].
+    """Returns predicted ratings in [1, 5], float32[rows].
 
     Args:
-      params: Items.
-      rows: item, [rows]; and of who is asked, as far as known, item, rating and weight as "known":
-        [rows, tau] each.
+      params: Parameters of the items.
+      rows: "item", [rows]; and as "known" each user's known "item", "rating" and "weight", [rows,
+        tau].
     """
 
-    def of_one(item: Any, known: Any) -> jax.Array:
-        own = own_part(params, known)
+    def predict_row(item: Any, known: Any) -> jax.Array:
+        user_part = own_part(params, known)
         features = jnp.concatenate([jnp.ones(1), params["factor"][item]])
-        return MIDDLE + params["bias"][item] + features @ own
+        return MIDDLE + params["bias"][item] + features @ user_part
 
-    return jnp.clip(jax.vmap(of_one)(rows["item"], rows["known"]), 1.0, 5.0)
+    return jnp.clip(jax.vmap(predict_row)(rows["item"], rows["known"]), 1.0, 5.0)
 
 
 def _weighted(user: Any) -> Any:

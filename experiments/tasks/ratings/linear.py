@@ -32,45 +32,47 @@ GRID = {
 }
 """Values of a, b and c."""
 CLASS = np.array(list(itertools.product(*GRID.values())))
-"""The models: a public list, [729, 3]."""
+"""Models, a public list, [729, 3]."""
 LARGEST_ERROR = 3.0
-"""Stars; the loss is the square of the share of them that the error is, and 1 from here on: in [0,
-1] whatever is predicted. Of 2, 2.5, 3 and 4 the best by the test error on MovieLens 100K."""
+"""Error in stars at which the loss, the squared ratio to it, reaches 1. Of 2, 2.5, 3 and 4 the best
+by the test error on MovieLens 100K.
+"""
 UNITS = 2**16
-"""Of a loss of 1. A loss is rounded down to a whole number of them, and sums are exact."""
+"""Resolution of a loss of 1: losses are rounded down to integers, and sums are exact."""
 SHRINKAGE = 5.0
-"""Ratings of 3.5 that are counted among a user's others."""
+"""Number of ratings of 3.5 added to a user's others."""
 
 
 class LinearRatings:
-    """Ratings of which some train a linear model and the others test it.
+    """Ratings that train a linear model, and others that test it.
 
     Args:
-      table: The ratings.
-      asked: Which test: bool[rows]; by default none. They tell nothing to others.
+      table: Ratings.
+      is_test: Mask of the test ratings, bool[rows]; by default none. They do not enter features.
     """
 
     keep: Literal["first"] = "first"
 
-    def __init__(self, table: Ratings, asked: np.ndarray | None = None) -> None:
-        # Each user's in their own order, of time and film.
+    def __init__(self, table: Ratings, is_test: np.ndarray | None = None) -> None:
+        # Order each user's ratings by time and film.
         order = np.lexsort((table.item, table.time, table.user))
         table = table.where(order)
-        asked = np.zeros(order.size, bool) if asked is None else asked[order]
-        # Place by place of the catalogue and user by user: no other user's rating is in a number.
+        is_test = np.zeros(order.size, bool) if is_test is None else is_test[order]
+        # Features of a rating use the catalogue and the user's ratings alone, never other users'.
         position = np.log1p(np.arange(table.num_items))
         position -= position.mean()
         user = np.unique(table.user, return_inverse=True)[1]
         rating = table.rating.astype(float) - MIDDLE
-        known = np.where(asked, 0.0, rating)
-        total, count = np.bincount(user, known), np.bincount(user, ~asked)
-        own = (total[user] - known) / (count[user] - ~asked + SHRINKAGE)
-        x = np.stack([np.ones_like(own), position[table.item], own], axis=1)
-        self.start, self.train = jnp.zeros(3), table.where(~asked)
+        train_rating = np.where(is_test, 0.0, rating)
+        total, count = np.bincount(user, train_rating), np.bincount(user, ~is_test)
+        others_mean = (total[user] - train_rating) / (count[user] - ~is_test + SHRINKAGE)
+        x = np.stack([np.ones_like(others_mean), position[table.item], others_mean], axis=1)
+        self.start, self.train = jnp.zeros(3), table.where(~is_test)
         if not self.train.user.size:
-            raise ValueError("there is no user with a rating to train on: give such ratings")
-        self.columns = {"x": x[~asked].astype(np.float32), "rating": self.train.rating}
-        self._x, self._rating, self._test = x[~asked], rating[~asked], (x[asked], rating[asked])
+            raise ValueError("no rating is left to train on; give more ratings")
+        self.columns = {"x": x[~is_test].astype(np.float32), "rating": self.train.rating}
+        self._x, self._rating = x[~is_test], rating[~is_test]
+        self._test = x[is_test], rating[is_test]
         users, self._user = np.unique(self.train.user, return_inverse=True)
         starts = np.searchsorted(self._user, np.arange(users.size))
         self._place = np.arange(self._user.size) - starts[self._user]
@@ -83,17 +85,17 @@ class LinearRatings:
 
     @staticmethod
     def clip(cap: int) -> float:
-        """Returns tau / 2, of 1/2, 1 and 2 the best on MovieLens 100K: gradients point one way."""
+        """Returns the clip norm tau / 2, the best of tau / 2, tau, 2 tau on MovieLens 100K."""
         return 0.5 * cap
 
     @cached_property
     def sums(self) -> np.ndarray:
-        """Sum of each model's losses on the first tau ratings of each user: [models, tau - 1]."""
+        """Sum of each model's losses over users' first tau ratings, [models, tau - 1]."""
         return np.cumsum([np.bincount(self._place, loss) for loss in self._losses()], axis=1)
 
     @cached_property
     def user_losses(self) -> np.ndarray:
-        """Mean loss of each model on all ratings of each user: [models, users]. NOT PRIVATE."""
+        """Mean loss of each model on all ratings of each user, [models, users]. NOT PRIVATE."""
         sums = np.array([np.bincount(self._user, loss) for loss in self._losses()])
         return sums / np.bincount(self._user) / UNITS
 
@@ -109,44 +111,45 @@ class LinearRatings:
         epsilon: float | Fraction,
         randbelow: Callable[[int], int] = secrets.randbelow,
     ) -> np.ndarray:
-        """Draws a model of `CLASS` with pure epsilon-DP for users, removed or zeroed out.
+        """Draws a model of `CLASS` with pure epsilon-DP for users.
 
         Args:
-          cap: tau >= 1, the ratings that count of each user: public, or a release that is paid for.
-          epsilon: The privacy cost of this draw; twice as much where a user is replaced by another.
-          randbelow: As for `exponential_mechanism`.
+          cap: Number tau >= 1 of ratings that count for each user: public, or a paid release.
+          epsilon: Privacy cost of this draw for a user removed or zeroed out; twice for a replaced
+            user.
+          randbelow: Random integers, as for `exponential_mechanism`.
 
         Raises:
           ValueError: If `cap` or `epsilon` is out of range.
         """
         check_count("the cap", cap)
-        costs = [int(one) for one in self._sums_of(cap)]
-        drawn = exponential_mechanism(
+        costs = [int(x) for x in self._capped_sums(cap)]
+        index = exponential_mechanism(
             costs, epsilon=epsilon, sensitivity=cap * UNITS, one_sided=True, randbelow=randbelow
         )
-        return CLASS[drawn]
+        return CLASS[index]
 
     def law(self, cap: int, epsilon: float) -> np.ndarray:
-        """Returns the probabilities by which `choose` draws, in floating point. NOT PRIVATE."""
-        sums = self._sums_of(cap)
+        """Returns the probabilities of `choose`, in floating point. NOT PRIVATE."""
+        sums = self._capped_sums(cap)
         weights = np.exp(-epsilon / (cap * UNITS) * (sums - sums.min()))
         return weights / weights.sum()
 
-    def _sums_of(self, cap: int) -> np.ndarray:
+    def _capped_sums(self, cap: int) -> np.ndarray:
         return self.sums[:, min(cap, self.sums.shape[1]) - 1]
 
     @cached_property
     def excess(self) -> np.ndarray:
         """Mean loss of each model on all ratings, above the least. NOT PRIVATE."""
-        whole = self.sums[:, -1]
-        return (whole - whole.min()) / (self._user.size * UNITS)
+        totals = self.sums[:, -1]
+        return (totals - totals.min()) / (self._user.size * UNITS)
 
     def error(self, params: Any) -> Any:
-        """Returns the root mean squared error on test ratings, predictions kept in [1, 5].
+        """Returns the test RMSE with predictions clipped to [1, 5].
 
         Args:
-          params: a, b and c, [3]; or of several models, [models, 3].
+          params: Coefficients a, b and c, [3]; or several models, [models, 3].
         """
         x, rating = self._test
-        found = np.clip(np.asarray(params, float) @ x.T, 1 - MIDDLE, 5 - MIDDLE)
-        return np.sqrt(np.mean(np.square(found - rating), axis=-1))
+        predicted = np.clip(np.asarray(params, float) @ x.T, 1 - MIDDLE, 5 - MIDDLE)
+        return np.sqrt(np.mean(np.square(predicted - rating), axis=-1))

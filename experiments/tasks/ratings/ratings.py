@@ -1,4 +1,4 @@
-"""Ratings of items by users: MovieLens 100K where its file is given, else synthetic users."""
+"""Ratings of items by users: MovieLens 100K from its file, or synthetic users."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ import numpy as np
 from experiments.tasks.splits import random_masks
 
 CATALOGUE = 1682
-"""Films of MovieLens 100K: a public list."""
+"""Number of films of MovieLens 100K, a public list."""
 
 _FIELDS = ("user id", "item id", "rating", "timestamp")
 _NONE = -1
-"""In the place of a rating that is not there."""
+"""Code of a missing rating."""
 
 
 class Ratings(NamedTuple):
-    """A table of ratings, one a row."""
+    """Table of ratings, one per row."""
 
     user: np.ndarray
-    """Who rated: int64[rows]."""
+    """User numbers, int64[rows]."""
     item: np.ndarray
-    """What, counted from 0: int32[rows]."""
+    """Item numbers from 0, int32[rows]."""
     rating: np.ndarray
-    """From 1 to 5, or NaN where it is not known: float32[rows]."""
+    """Ratings from 1 to 5, NaN if unknown, float32[rows]."""
     time: np.ndarray
-    """When, in seconds: int64[rows]."""
+    """Times in seconds, int64[rows]."""
     num_items: int
     """Size of the catalogue, a public number."""
 
     def where(self, rows: np.ndarray) -> Ratings:
-        """Returns the rows that a mask or an index names."""
+        """Returns the rows of a mask or an index."""
         user, item, rating, time = (column[rows] for column in self[:4])
         return Ratings(user, item, rating, time, self.num_items)
 
 
 def load(path: Path | None, seed: int = 0) -> Ratings:
-    """Returns the ratings of a file, or a synthetic population where there is none."""
+    """Returns the ratings of a file, or by default a synthetic population."""
     return synthetic(seed) if path is None else read(path)
 
 
 def read(path: Path, *, labelled: bool = True) -> Ratings:
-    """Reads `u.data` of MovieLens 100K, gzipped or not: user, item, rating, time; tabs between.
+    """Reads `u.data` of MovieLens 100K: user, item, rating, time by tabs.
 
-    Where lines need not be `labelled`, a rating may be empty. Source: Harper, Konstan, "The
+    The file may be gzipped, and its ratings empty unless `labelled`. Source: Harper, Konstan, "The
     MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
 
     Raises:
-      ValueError: If a line is not as described; it names file, line and field.
-      OSError: If the file can not be read.
+      ValueError: If a line is invalid; the message names file, line and field.
+      OSError: If the file cannot be read.
     """
     rows = []
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
@@ -63,8 +63,8 @@ def read(path: Path, *, labelled: bool = True) -> Ratings:
             raise ValueError(f"{path}, after line {len(rows)}: {error}") from None
     if not rows:
         raise ValueError(f"{path} is empty: expected lines of {', '.join(_FIELDS)}")
-    user, item, given, time = np.array(rows, np.int64).T
-    rating = np.where(given == _NONE, np.nan, given).astype(np.float32)
+    user, item, codes, time = np.array(rows, np.int64).T
+    rating = np.where(codes == _NONE, np.nan, codes).astype(np.float32)
     return Ratings(user, (item - 1).astype(np.int32), rating, time, CATALOGUE)
 
 
@@ -95,10 +95,10 @@ def _parse(line: str, where: str, labelled: bool) -> list[int]:
 
 
 def of_split(table: Ratings, split: str | None) -> Ratings:
-    """Returns the ratings of the users of "train" (80 %), "validation" or "test", or of all.
+    """Returns the ratings of a split's users, or of all users.
 
     Raises:
-      ValueError: if there is no such split.
+      ValueError: If the split is unknown.
     """
     if split is None:
         return table
@@ -111,47 +111,48 @@ def of_split(table: Ratings, split: str | None) -> Ratings:
 def with_others(
     table: Ratings, at_once: int = 1024, asked: np.ndarray | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows of a table, some at a time, each with the other ratings of the same user.
+    """Yields rows, each with the other ratings of the same user.
 
     Args:
-      table: The ratings.
+      table: Ratings.
       at_once: Most rows at a time.
-      asked: Which rows, bool[rows], that then tell nothing to others; by default all rows.
+      asked: Mask of the rows to yield, bool[rows], whose ratings are then hidden from others; by
+        default all rows.
 
     Yields:
       "item", int32[rows], "rating", float32[rows], and, as "known", item, rating and weight of the
-      other ratings, [rows, most ratings of a user]; weight is 0 for the row itself, for ratings
-      that are not known, and for padding.
+      other ratings, [rows, most ratings of a user]; weight is 0 for the row itself, for unknown
+      ratings, and for padding.
     """
     users, who, counts = np.unique(table.user, return_inverse=True, return_counts=True)
-    of_user = np.zeros((users.size, counts.max(initial=0)), np.int64)
-    held = np.arange(of_user.shape[1]) < counts[:, None]
-    of_user[held] = np.argsort(who, kind="stable")
-    told = ~np.isnan(table.rating) if asked is None else ~asked
-    wanted = np.arange(who.size) if asked is None else np.flatnonzero(asked)
-    for start in range(0, wanted.size, at_once):
-        rows = wanted[start : start + at_once]
-        others = of_user[who[rows]]
-        rating = table.rating[others]
-        known = held[who[rows]] & (others != rows[:, None]) & told[others]
+    rows_by_user = np.zeros((users.size, counts.max(initial=0)), np.int64)
+    present = np.arange(rows_by_user.shape[1]) < counts[:, None]
+    rows_by_user[present] = np.argsort(who, kind="stable")
+    visible = ~np.isnan(table.rating) if asked is None else ~asked
+    targets = np.arange(who.size) if asked is None else np.flatnonzero(asked)
+    for start in range(0, targets.size, at_once):
+        rows = targets[start : start + at_once]
+        user_rows = rows_by_user[who[rows]]
+        rating = table.rating[user_rows]
+        is_known = present[who[rows]] & (user_rows != rows[:, None]) & visible[user_rows]
         yield {
             "item": table.item[rows],
             "rating": table.rating[rows],
             "known": {
-                "item": table.item[others],
-                "rating": np.where(known, rating, 0).astype(np.float32),
-                "weight": known.astype(np.float32),
+                "item": table.item[user_rows],
+                "rating": np.where(is_known, rating, 0).astype(np.float32),
+                "weight": is_known.astype(np.float32),
             },
         }
 
 
 def synthetic(seed: int = 0, num_users: int = 4000, num_items: int = 200) -> Ratings:
-    """Draws ratings with a few very active users (Zipf), popular items, and two kinds of taste.
+    """Draws ratings by users of Zipf activity with two kinds of taste.
 
-    The j-th most active user rates sqrt(20/j) of the catalogue, at least 20 items. A rating is
-    3.5 + bias of the item + bias of the user + taste . character + noise, rounded into [1, 5]. The
-    sizes were picked so that episodes can learn under noise: with 1,000 users, or on MovieLens
-    100K, models of single ratings did better than those of episodes at equal noise.
+    The j-th most active user rates sqrt(20/j) of the catalogue, at least 20 items. A rating is 3.5
+    + bias of the item + bias of the user + taste . character + noise, rounded into [1, 5]. The
+    sizes let episodes learn under noise: with 1,000 users, or on MovieLens 100K, models of single
+    ratings did better than episodes at equal noise.
     """
     rng = np.random.default_rng(seed)
     activity = np.sqrt(20 / np.arange(1, num_users + 1))

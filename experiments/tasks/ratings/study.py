@@ -1,4 +1,4 @@
-"""Test error of rating models, trained on whole users, over the cap on a user's ratings."""
+"""Test error of rating models, private for whole users, over the cap on ratings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from experiments.tasks.ratings.ratings import Ratings, with_others
 from experiments.tasks.ratings.task import DescribedRatings
 from samplers import Deterministic, cap_contributions
 
-# These settings, the quantile below among them (0.95 was tried first), were picked from a handful
-# by the test error on MovieLens 100K: what is measured there shows the shape of the trade-off, and
-# is a little better than it would be on data not looked at.
+# These settings, the quantile below included (0.95 was tried first), are the best of a handful by
+# the test error on MovieLens 100K: measurements there show the shape of the trade-off, and are a
+# little better than on unseen data.
 TEST_SHARE = 0.1
 RANK = 1
 STEPS = 30
@@ -30,42 +30,42 @@ LEARNING_RATE = 0.03
 
 QUANTILE = 0.9
 QUANTILE_EPSILON = 0.1
-"""What choosing the cap, near that quantile of users' numbers of ratings, costs."""
+"""Privacy cost of choosing the cap near that quantile of users' numbers of ratings."""
 
 
 class FactorizedRatings:
-    """A factorization, see `experiments.tasks.ratings.factorization`.
+    """Factorization, see `experiments.tasks.ratings.factorization`.
 
     Args:
-      table: The ratings.
-      asked: Which test: bool[rows].
+      table: Ratings.
+      is_test: Mask of the test ratings, bool[rows].
     """
 
     keep: Literal["random"] = "random"
     loss_fn = staticmethod(factorization.loss_fn)
 
-    def __init__(self, table: Ratings, asked: np.ndarray) -> None:
-        self.train = table.where(~asked)
+    def __init__(self, table: Ratings, is_test: np.ndarray) -> None:
+        self.train = table.where(~is_test)
         self.columns = {"item": self.train.item, "rating": self.train.rating}
         self.start = factorization.init(table.num_items, RANK)
         self._model = DescribedRatings(table.num_items, RANK)
-        self._asked = jax.device_put(list(with_others(table, asked=asked)))
+        self._asked = jax.device_put(list(with_others(table, asked=is_test)))
 
     @staticmethod
     def clip(cap: int) -> float:
-        """Returns 0.7 sqrt(tau): a user's gradients of tau films stand at right angles."""
+        """Returns the clip norm 0.7 sqrt(tau): a user's tau gradients are orthogonal."""
         return 0.7 * math.sqrt(cap)
 
     def error(self, params: Any) -> float:
-        """Returns the root mean squared error on test ratings, predictions kept in [1, 5]."""
+        """Returns the test RMSE with predictions clipped to [1, 5]."""
         return self._model.evaluate(params, self._asked)["rmse"]
 
 
 class Study:
-    """Runs of DP-SGD on one model of ratings, which share one compiled program.
+    """Runs of DP-SGD on one model of ratings, with one compiled program.
 
-    All users take part in all steps: with few users, the most signal against the noise. The unit of
-    privacy is a user; the price depends on how many users there are and not on tau, one of `caps`.
+    All users take part in all steps, the best signal-to-noise ratio for few users. The unit of
+    privacy is a user; the cost depends on the number of users and not on tau, one of `caps`.
     """
 
     def __init__(
@@ -77,7 +77,10 @@ class Study:
         self._algorithm = dpsgd(model.loss_fn, optax.adam(LEARNING_RATE))
 
     def calibrated(self, target: float, spent: float = 0.0) -> tuple[float, Bound]:
-        """Returns sigma and epsilon of a run that costs `target` with a pure release of `spent`."""
+        """Returns sigma and epsilon of a run that costs `target` in all.
+
+        The run follows a pure release of cost `spent`.
+        """
 
         def privacy(sigma: float) -> WithPureReleaseProfile:
             return WithPureReleaseProfile(self.sampler.privacy(sigma), spent)
@@ -86,35 +89,35 @@ class Study:
         return sigma, epsilon(privacy(sigma), self.delta)
 
     def choose_cap(self) -> int:
-        """Chooses tau privately: `QUANTILE_EPSILON` for one user's number of ratings."""
+        """Chooses tau privately from users' numbers of ratings, at `QUANTILE_EPSILON`."""
         return private_quantile(
             self.counts, QUANTILE, epsilon=QUANTILE_EPSILON, candidates=self.caps
         )
 
     def test_error(self, noise_multiplier: float, cap: int, seed: int) -> float:
-        """Returns the root mean squared error on test ratings of one run, at a cap of `caps`.
+        """Returns the test RMSE of one run at a cap of `caps`.
 
         A noise multiplier of 0 is a run with clipping and without noise; a seed repeats a run.
         """
         table, keep = self.model.train, self.model.keep
         order = np.stack([table.time, table.item], axis=1)
         own_seed = seed if keep == "random" else None
-        kept = cap_contributions(table.user, cap, keep=keep, order=order, seed=own_seed)
+        capped = cap_contributions(table.user, cap, keep=keep, order=order, seed=own_seed)
         missing = self.caps[-1] - cap  # one shape for all caps: one program
         data = {
             name: np.pad(rows, ((0, 0), (0, missing), *((0, 0),) * (rows.ndim - 2)))
-            for name, rows in kept.data(self.model.columns).items()
+            for name, rows in capped.data(self.model.columns).items()
         }
         mechanism = Mechanism(self.sampler, noise_multiplier, self.model.clip(cap))
         params, _ = train(
             self._algorithm, mechanism, self.model.start, data, block_steps=STEPS,
             root=RootKey.from_insecure_seed(seed),
-            audit=False,  # of runs by the hundred, whose guarantee is not printed
+            audit=False,  # hundreds of runs without printed guarantees
         )  # fmt: skip
         return self.model.error(params)
 
 
 def split(table: Ratings) -> np.ndarray:
-    """Returns which ratings test, of users who have others: bool[rows]."""
-    asked = np.random.default_rng(0).random(table.user.size) < TEST_SHARE
-    return asked & np.isin(table.user, table.user[~asked])
+    """Returns the mask of test ratings, of users with others: bool[rows]."""
+    is_test = np.random.default_rng(0).random(table.user.size) < TEST_SHARE
+    return is_test & np.isin(table.user, table.user[~is_test])

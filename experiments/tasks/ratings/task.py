@@ -1,4 +1,4 @@
-"""Ratings as a task: what whole users hold, a factorization of it, errors on users left out."""
+"""Rating task: ratings of whole users, a factorization, errors on held-out users."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no a
 PyTree = Any
 
 SEED = 0
-"""Public, of the choice of the ratings that are kept of each user, and of generated users."""
+"""Public seed that chooses the ratings kept of each user, and generates users."""
 
 
 class RatingModels(Models):
-    """What a factorization needs beside ratings to be trained on."""
+    """Factorization without training ratings."""
 
     num_items: int
-    """Items of the catalogue."""
+    """Number of items of the catalogue."""
     rank: int
-    """Factors of an item."""
+    """Number of factors of an item."""
 
     def init(self, seed: int) -> PyTree:
         """Returns items without bias and with small random factors."""
@@ -38,7 +38,7 @@ class RatingModels(Models):
 
     @property
     def functions(self) -> Any:
-        """Of a factorization: what is predicted are ratings from 1 to 5, by who holds "known"."""
+        """Pure functions of the factorization; predictions are ratings from 1 to 5."""
         from experiments.tasks.ratings import factorization
 
         return factorization
@@ -46,13 +46,13 @@ class RatingModels(Models):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the ratings of a file in its order, each with the others of the same user.
+        """Returns the ratings of a file, each with the same user's others.
 
-        From these the user's own part is found; a rating never tells its own prediction. A line
-        without a rating, which has none if they need not be `labelled`, tells others nothing.
+        The others determine the user's part; a rating never enters its own prediction. Without
+        `labelled` a line may lack its rating, and is then hidden from the others.
 
         Raises:
-          ValueError: if the file cannot be read, or its items are not in the model's catalogue.
+          ValueError: If the file cannot be read, or its items are not in the model's catalogue.
         """
         from experiments.tasks.ratings import ratings
 
@@ -65,29 +65,29 @@ class RatingModels(Models):
         return ratings.with_others(ratings.of_split(table, split))
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns the root mean squared and the mean absolute error; NaN where it diverged.
+        """Returns RMSE and mean absolute error; NaN after divergence.
 
         Raises:
-          ValueError: if there are no rows.
+          ValueError: If there are no rows.
         """
         import numpy as np
 
         errors = [np.asarray(self.predict(params, rows)) - rows["rating"] for rows in blocks]
         if not errors:
             raise ValueError("there are no rows to evaluate the model on")
-        found = np.concatenate(errors).astype(np.float64)
+        residuals = np.concatenate(errors).astype(np.float64)
         return {
-            "rmse": float(np.sqrt(np.mean(np.square(found)))),
-            "mean_absolute_error": float(np.mean(np.abs(found))),
-            "num_examples": found.size,
+            "rmse": float(np.sqrt(np.mean(np.square(residuals)))),
+            "mean_absolute_error": float(np.mean(np.abs(residuals))),
+            "num_examples": residuals.size,
         }
 
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> DescribedRatings:
-        """Returns the models of a task that was described so; its ratings need not be there.
+        """Returns the models of a described task, without its ratings.
 
         Raises:
-          ValueError: if `description` is none; `where` begins its line.
+          ValueError: If `description` is invalid; the message begins with `where`.
         """
         from dpsgd.runs.records import build
 
@@ -97,7 +97,7 @@ class RatingModels(Models):
 
 @dataclass(frozen=True)
 class DescribedRatings(RatingModels):
-    """Models without ratings: of a run or an export that is read back."""
+    """Models without ratings, for a run or an export that is read back."""
 
     num_items: int
     rank: int
@@ -125,50 +125,50 @@ class Ratings(HeldOut, RatingModels):
 
     @cached_property
     def table(self) -> Table:
-        """All ratings, read when they are first needed."""
+        """All ratings, read on first use."""
         from experiments.tasks.ratings import ratings
 
         return ratings.load(self.data, SEED)
 
     @property
     def num_items(self) -> int:  # type: ignore[override]
-        """Items of the catalogue, a public list."""
+        """Number of items of the catalogue, a public list."""
         return self.table.num_items
 
     def recommend(self, request: RecommendationRequest) -> Settings:
-        """Returns the settings of a run: where a row is a user, those for MovieLens 100K.
+        """Returns the settings of a run; for rows of users, MovieLens 100K's.
 
-        There 24 settings were measured at epsilon 3 and at 1, by the error on validation users:
-        see results/evidence.md in docs/explanation.
+        24 settings were measured there at epsilon 3 and at 1, by the error on validation users: see
+        results/evidence.md in docs/explanation.
         """
         from dpsgd.runs.recommendation import generic
         from experiments.tasks.recommendation import Rule
 
         if self.rows == "ratings":
             return generic(request)
-        norm = 0.4 * math.sqrt(self.max_ratings)  # a gradient for each rating, at right angles
+        norm = 0.4 * math.sqrt(self.max_ratings)  # orthogonal gradients, one per rating
         steps, epochs, distance = (600, 30, 0.42) if request.private else (180, 60, 0.27)
         return Rule(epochs, steps, distance, float(f"{norm:.2g}"))(request)
 
     def columns(self) -> UnitData:
-        """Returns the ratings kept of the training users, as rows that are users or ratings.
+        """Returns the training users' kept ratings, one user or rating per row.
 
-        Who trains, and what is kept of a user, depends on that user's ratings alone, so that data
-        in which one user's ratings are null differ nowhere else.
+        The split and the kept ratings of a user depend on that user's ratings alone, so that data
+        that differ in one user's ratings differ nowhere else.
         """
         from experiments.tasks.ratings import ratings
         from samplers import UnitData, UnitTree
 
         table = ratings.of_split(self.table, "train")
-        kept = self._kept(table)
+        contributions = self._cap_ratings(table)
         columns = {"item": table.item, "rating": table.rating}
         if self.rows == "users":
-            return kept.of_users(columns)
-        tree = UnitTree.from_columns({"user": table.user[kept.kept]})
-        rows, of_users = kept.of_examples(columns)
+            return contributions.of_users(columns)
+        tree = UnitTree.from_columns({"user": table.user[contributions.kept]})
+        rows, of_users = contributions.of_examples(columns)
         return UnitData(rows, dataclasses.replace(of_users, tree=tree))
 
-    def _kept(self, table: Table) -> Contributions:
+    def _cap_ratings(self, table: Table) -> Contributions:
         import numpy as np
 
         from samplers import cap_contributions
@@ -179,7 +179,7 @@ class Ratings(HeldOut, RatingModels):
         )
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of uniform ratings of random items: synthetic probe rows."""
+        """Returns `count` synthetic probe rows: uniform ratings of random items."""
         import numpy as np
 
         rng = np.random.default_rng(0)
@@ -189,22 +189,21 @@ class Ratings(HeldOut, RatingModels):
         rating = rng.integers(1, 6, shape).astype(np.float32)
         if self.rows == "ratings":
             return {"item": item, "rating": rating}
-        held = np.arange(tau) < rng.integers(1, tau, (count, 1), endpoint=True)
-        weight = held.astype(np.float32)
-        return {"item": item * held, "rating": rating * weight, "weight": weight}
+        present = np.arange(tau) < rng.integers(1, tau, (count, 1), endpoint=True)
+        weight = present.astype(np.float32)
+        return {"item": item * present, "rating": rating * weight, "weight": weight}
 
     def held_out(self, split: str) -> Iterator[PyTree]:
-        """Returns the ratings of the users of a split.
+        """Returns the ratings of a split's users, who took no part in training.
 
-        They took no part in training: errors on other ratings of those who did would tell of the
-        very users whom the guarantee protects.
+        Errors on other ratings of training users would reveal something about protected users.
         """
         from experiments.tasks.ratings import ratings
 
         return ratings.with_others(ratings.of_split(self.table, split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError if a split has no user, or the items are not those of a run's begin."""
+        """Raises ValueError if a split has no user, or the catalogue differs from the run's."""
         import numpy as np
 
         from experiments.tasks.ratings import ratings
@@ -212,12 +211,12 @@ class Ratings(HeldOut, RatingModels):
         name = self.data or "the generated population"
         for split in ("train", "validation", "test"):
             if not np.unique(ratings.of_split(self.table, split).user).size:
-                raise ValueError(f"{name} has too few users: none of them is for {split}")
+                raise ValueError(f"{name} has too few users, none for {split}; give more")
         if begun is not None and begun.get("num_items") != self.num_items:
             raise ValueError(f"{name} is of a catalogue of {self.num_items:,} items")
 
     def describe(self) -> dict[str, Any]:
-        """Returns what is public: the catalogue, and how ratings were chosen of the users."""
+        """Returns the public description: the catalogue, and the choice of ratings."""
         return {
             "num_items": self.num_items,
             "rank": self.rank,

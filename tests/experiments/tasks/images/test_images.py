@@ -102,7 +102,7 @@ def test_images_of_tensorflow_datasets_are_read_without_it(tmp_path):
     assert jax.eval_shape(again.predict, task.init(0), block).shape == (30, 3)
     with pytest.raises(SourceError, match=r"tfds:tiny/1.0.0 has no split 'tset': train, val"):
         again.read(folder, split="tset")
-    with pytest.raises(ValueError, match=r"of shape \(6, 4, 3\) of 3 classes: the model takes"):
+    with pytest.raises(ValueError, match=r"\(6, 4, 3\) of 3 classes, but the model takes"):
         DescribedImages(Sizes((8, 8, 1), 10, (4,))).read(folder)
 
 
@@ -127,7 +127,7 @@ def test_data_sets_that_do_not_fit_are_refused_by_feature(tmp_path, fields, opti
 
 
 def test_a_path_that_is_no_directory_and_a_split_without_rows_are_refused(tmp_path):
-    with pytest.raises(SourceError, match="mnist is no directory: name that of the version"):
+    with pytest.raises(SourceError, match="mnist is not a directory; name the version"):
         Images(Path("mnist")).columns()
     folder = images(tmp_path, {"train": records(pictures(2))})  # both train
     with pytest.raises(ValueError, match="has no validation images"):
@@ -250,7 +250,7 @@ def test_few_shot_accuracy_is_of_the_nearest_prototype():
     assert same["accuracy"] == 0.5  # all as near: the first class
     assert np.isnan(few_shot_metrics([(np.full((24, 2), np.nan), labels)])["accuracy"])
     for few in (labels[:12], labels[:15], labels[:0]):
-        with pytest.raises(ValueError, match="to tell classes apart by 5 images of each"):
+        with pytest.raises(ValueError, match="more than 5 images each"):
             few_shot_metrics([(np.eye(8)[few], few)] * bool(few.size))
 
 

@@ -9,7 +9,7 @@ from experiments.tasks.ratings.ratings import synthetic
 
 def test_ratings_without_a_user_are_refused_in_one_line():
     table = synthetic(0)
-    with pytest.raises(ValueError, match="no user with a rating"):
+    with pytest.raises(ValueError, match="no rating is left"):
         LinearRatings(table.where(np.zeros(0, int)))
-    with pytest.raises(ValueError, match="no user with a rating"):
-        LinearRatings(table, asked=np.ones(table.user.size, bool))
+    with pytest.raises(ValueError, match="no rating is left"):
+        LinearRatings(table, is_test=np.ones(table.user.size, bool))
