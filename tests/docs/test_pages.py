@@ -6,10 +6,8 @@ import gzip
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,7 +30,6 @@ PAGES = {
         *(file for file in DOCS if file.suffix == ".md"),
     )
 }
-OWN_TASK = "docs/how-to/own-task.md"
 SHELL = ("", "sh")
 
 
@@ -173,53 +170,3 @@ def test_a_page_runs_from_its_top_to_its_end(page, tmp_path, monkeypatch):
         elif language in SHELL:
             asked = [words for words in commands(text) if not ELSEWHERE & {*words}]
             printed = "".join(map(answered, asked))
-
-
-DRIVER = """
-import os, sys
-from dpsgd.runs import job
-from dpsgd.runs.ledger import Ledger
-from experiments import cli
-
-job.BLOCK_STEPS = 8
-
-def die_in_the_fourth_declaration():
-    declare, times = Ledger.declare, iter(range(3))
-    def declare_or_die(ledger, steps):
-        if next(times, None) is None:
-            os.kill(os.getpid(), 9)
-        declare(ledger, steps)
-    Ledger.declare = declare_or_die
-
-train, resume = sys.argv[1:]
-train += " --insecure-seed 1 --checkpoint-seconds 0 --no-audit"
-child = os.fork()
-if not child:
-    die_in_the_fourth_declaration()
-    os._exit(cli.main(train.split()))
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-assert status == -9, status
-for line in (resume, train.replace("--out run", "--out undisturbed")):
-    assert cli.main(line.split()) == 0
-"""
-
-
-@pytest.mark.long
-def test_the_own_task_killed_and_resumed_ends_bit_for_bit_the_same(tmp_path):
-    for name, text in named(OWN_TASK).items():
-        (tmp_path / name).write_text(text)
-    shown = [" ".join(words) for words in commands("\n".join(SHOWN))]
-    [train] = [line for line in shown if line.startswith("train --task my_task:task ")]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DRIVER, train, "resume run"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("params.npz", "ledger.jsonl", "guarantee.json"):
-        found = (tmp_path / "run" / name).read_bytes()
-        assert found == (tmp_path / "undisturbed" / name).read_bytes(), name
-    metrics = json.loads((tmp_path / "run" / "report.json").read_text())["metrics"]
-    assert metrics["test_accuracy"] > 0.6

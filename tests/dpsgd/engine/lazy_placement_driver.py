@@ -15,20 +15,15 @@ import pytest
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import TrainState, defer_noise
-from dpsgd.engine import programs
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.lazy import group as lazy
-from dpsgd.engine.lazy import rows
 from dpsgd.engine.placement import (
     AXIS,
-    Exchange,
     Placement,
     hosted,
     on_one_device,
     placement_mismatch,
 )
 from dpsgd.engine.step import flush_program
-from dpsgd.noise.base import Independent
 from experiments.benchmarks.collectives import Collective, collectives
 from samplers import Deterministic, Multistage, Poisson, UnitTree
 
@@ -257,129 +252,3 @@ def test_what_cannot_be_is_refused_before_anything_is_done():
     state = algorithm.init(wide, mechanism, ROWS)
     with pytest.raises(ValueError, match="others lie whole on every device: leave out shard_rows"):
         layout.program(algorithm, mechanism, state, ROWS)
-
-
-BUGS = [
-    "none",
-    "rows are caught up with the keys of local ones",
-    "rows are flushed with the keys of local ones",
-    "a device knows of its own look ups alone",
-    "small tables are not summed",
-    "small tables are summed twice",
-    "gradients are not summed",
-    "gradients are summed twice",
-    "every device adds noise to its sums",
-    "foreign rows are read",
-    "foreign rows are written",
-]
-"""One program holds them all, and which is at work is the first word of its key."""
-
-
-def plant_all(patch):
-    """Plants every bug: none is to be seen where one device has all rows."""
-    step, read, caught_up = lazy.LazyRows.view, lazy.read, rows.caught_up
-    flushed_table, gathered, total = lazy.flushed_table, Exchange.gathered, Exchange.total
-    read_share, write_share = lazy.Share.read, lazy.Share.written
-    at_work = {}
-
-    def choose(sound, **planted):
-        for name, wrong in planted.items():
-            chosen = at_work["key"][0] == BUGS.index(name.replace("_", " "))
-            sound = jax.tree.map(lambda a, b, c=chosen: jnp.where(c, b, a), sound, wrong)
-        return sound
-
-    def stepped(self, state, view, context):
-        at_work["key"] = context.noise_key
-        return step(self, state, view, context)
-
-    def read_wrongly(table, numbers, first=0, **how):
-        at_work["first"] = first
-        found = read(table, numbers, first, **how)
-        at_work["first"] = 0
-        return found
-
-    def caught_up_wrongly(old, numbers, **how):
-        local = numbers - at_work.get("first", 0)
-        numbers = choose(numbers, rows_are_caught_up_with_the_keys_of_local_ones=local)
-        return caught_up(old, numbers, **how)
-
-    def flushed_wrongly(table, chunk, first, **how):
-        at_work["key"] = how["noise_key"]
-        first = choose(first, rows_are_flushed_with_the_keys_of_local_ones=0)
-        return flushed_table(table, chunk, first, **how)
-
-    def gathered_wrongly(self, columns):
-        every = gathered(self, columns)
-        own = [
-            jnp.concatenate([x] * (len(y) // len(x))) for x, y in zip(columns, every, strict=True)
-        ]
-        return choose(every, a_device_knows_of_its_own_look_ups_alone=own)
-
-    def total_wrongly(self, tree):
-        if self.placement is None:
-            return tree
-        devices = len(self.placement.devices)
-        noisy = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), tree)
-        if not isinstance(tree, dict):  # gradients, of small tables and all else
-            tree = choose(tree, every_device_adds_noise_to_its_sums=noisy)
-        what = "small_tables" if isinstance(tree, dict) else "gradients"
-        sound = total(self, tree)
-        twice = jax.tree.map(lambda x: devices * x, sound)
-        wrong = {f"{what}_are_not_summed": tree, f"{what}_are_summed_twice": twice}
-        return choose(sound, **wrong)
-
-    def of_all(share):
-        count = jnp.int32(len(share.numbers))
-        places = jnp.minimum(jnp.arange(len(share.places), dtype=jnp.int32), count)
-        return share._replace(places=places, count=count)
-
-    def share_read(self, table, **how):
-        if self.sharded:
-            self = chosen(self, foreign_rows_are_read=of_all(self))
-        return read_share(self, table, **how)
-
-    def share_written(self, *what):
-        if self.sharded:
-            self = chosen(self, foreign_rows_are_written=of_all(self))
-        return write_share(self, *what)
-
-    def chosen(share, **planted):
-        return choose(share, **planted)._replace(size=share.size)
-
-    for owner, name, wrong in (
-        (lazy.LazyRows, "view", stepped),
-        (lazy, "read", read_wrongly),
-        (rows, "caught_up", caught_up_wrongly),
-        (lazy, "flushed_table", flushed_wrongly),
-        (Exchange, "gathered", gathered_wrongly),
-        (Exchange, "total", total_wrongly),
-        (lazy.Share, "read", share_read),
-        (lazy.Share, "written", share_written),
-    ):
-        patch.setattr(owner, name, wrong)
-
-
-@pytest.fixture(scope="module")
-def every_bug():
-    with pytest.MonkeyPatch.context() as patch:
-        plant_all(patch)
-        for cache in (programs._executable, programs._compiled):
-            cache.cache_clear()
-        jax.clear_caches()
-        yield
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_of_devices_moves_their_states_from_those_of_one(
-    every_bug, name, monkeypatch
-):
-    def key(self, root, attempt):
-        words = root.noise_key(attempt)
-        words[0] = BUGS.index(name)
-        return words
-
-    monkeypatch.setattr(Independent, "key", key)
-    (mine,), (alone,) = (
-        trained(where, sigma=0.1, flush_every=5, blocks=1)[0] for where in (on(8), None)
-    )
-    assert off(mine, alone) <= 1e-6 if name == "none" else not off(mine, alone) <= 1e-3

@@ -60,21 +60,6 @@ def test_blocks_of_files_are_bit_for_bit_those_that_are_drawn(
         assert_same(with_rows(rows, plan), with_rows(DATA, wanted))
 
 
-def test_a_file_is_read_once_and_not_kept(tmp_path, monkeypatch):
-    draw = drawn(tmp_path / "batches", SAMPLERS[0])
-    files = BatchFiles(tmp_path / "batches", draw, SEED, DATA)
-    read = []
-    usual = BatchFiles._read
-    monkeypatch.setattr(
-        BatchFiles,
-        "_read",
-        lambda self, file, steps: (read.append(file), usual(self, file, steps))[1],
-    )
-    for steps, _, _ in files.blocks(0, 2):
-        assert len(files._held) <= 2, steps
-    assert read == list(range(draw.num_files))
-
-
 def test_files_and_their_folder_are_their_owners_alone(tmp_path):
     drawn(tmp_path / "batches", SAMPLERS[2])
     for file in (tmp_path / "batches").iterdir():

@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import functools
-import gc
 import logging
 import warnings
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ import optax
 import pytest
 
 from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
-from dpsgd.engine import feed, programs
+from dpsgd.engine import feed
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N = 60
@@ -209,31 +207,6 @@ def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
         update=lambda state, *_: (state._replace(step=state.step + 1), state.params)
     )
     assert (np.asarray(trained(idle)["w"]) == np.float32(0.1)).all()
-
-
-@pytest.mark.long
-def test_few_programs_are_kept_and_one_that_is_not_leaves_nothing_behind(monkeypatch):
-    for name in ("_compiled", "_executable"):
-        few = functools.lru_cache(maxsize=1)(getattr(programs, name).__wrapped__)
-        monkeypatch.setattr(programs, name, few)
-    sampler, root = SAMPLERS["shuffle"], RootKey.from_entropy()
-
-    def run(size):
-        def own_loss(w, example):
-            return jnp.sum(w) * example["y"]
-
-        algorithm = dpsgd(own_loss, optax.sgd(0.1))
-        state = algorithm.init(np.zeros(size, np.float32))  # all shapes are new to the process
-        list(train_blocks(algorithm, Mechanism(sampler, 0.0, 1.0), state, data(), root=root))
-        return weakref.ref(own_loss)
-
-    alive, counts = [], []
-    for size in range(101, 104):
-        alive.append(run(size))
-        gc.collect()
-        counts.append(len(jax.local_devices()[0].client.live_executables()))
-    assert [loss() is None for loss in alive] == [True, True, False]
-    assert counts[1] == counts[2]
 
 
 @pytest.mark.parametrize(("free", "stays"), [(2 * 24 * N + 1, False), (2 * 24 * N - 1, True)])

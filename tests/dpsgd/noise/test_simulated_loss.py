@@ -8,15 +8,13 @@ noise costs more are refused.
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from scipy import special
 
-from accounting import BallsAndBinsProfile, GaussianProfile
-from dpsgd import BandedToeplitz, Mechanism
-from samplers import BallsAndBins, Shuffle
+from accounting import BallsAndBinsProfile
+from dpsgd import BandedToeplitz
 
 SURE, DRAWS = 5.4, 20_000
 SIMULATED = BandedToeplitz((1.0, 0.5))
@@ -94,52 +92,3 @@ def test_the_simulated_loss_is_never_above_the_cost_whatever_gradients_look_at(w
         assert max(map(surely, both)) <= certified.upper
         if (what, group) == ("constant", 0):
             assert max(mean + error for mean, error in both) >= certified.lower
-
-
-@dataclass(frozen=True)
-class ChangingGroups(BallsAndBins):
-    """Balls-and-bins with groups that change from epoch to epoch; so steps may be neighbours."""
-
-    @property
-    def separation(self) -> int:
-        """One step: from the last of an epoch to the first of the next."""
-        return 1
-
-
-def simulated_delta(
-    epochs: list[tuple[int, ...]], num_steps: int, epsilon: float, draws: int
-) -> tuple[float, float]:
-    """Returns delta of constant gradients where one of each epoch's steps is drawn: the larger."""
-    rng, matrix = np.random.default_rng(1), SIMULATED.whiten(np.eye(num_steps))
-    outcomes = [list(steps) for steps in itertools.product(*epochs)]
-    means = np.stack([matrix[:, steps].sum(axis=1) for steps in outcomes])
-
-    def loss(rows: np.ndarray) -> np.ndarray:
-        logs = rows @ means.T / SIGMA**2 - np.sum(means**2, axis=1) / (2 * SIGMA**2)
-        return special.logsumexp(logs, axis=1) - math.log(len(outcomes))
-
-    noise = SIGMA * rng.normal(size=(draws, num_steps))
-    took = means[rng.integers(len(outcomes), size=draws)] + noise
-    both = loss(took), -loss(noise)
-    return max(mean_of(np.maximum(0.0, -np.expm1(epsilon - x))) for x in both)
-
-
-def test_samplers_without_minimum_separation_cost_more_and_are_refused():
-    changing = simulated_delta([(1, 3), (4, 6)], 8, 1.0, DRAWS)
-    plain = simulated_delta([tuple(range(8))], 8, 1.0, DRAWS)
-    # Last in one epoch and first in the next: the sum of two neighbouring columns.
-    length = float(np.linalg.norm(SIMULATED.whiten(np.eye(8))[:, 3:5].sum(axis=1)))
-    shuffled = GaussianProfile(SIGMA / length).delta(1.0).lower
-    wrong = [
-        (
-            ChangingGroups(16, 4, 2, cycle_length=2),
-            surely(changing),
-            BallsAndBinsProfile(SIGMA, 2, 2),
-        ),
-        (Shuffle(16, 4, 2), shuffled, GaussianProfile(SIGMA / math.sqrt(2))),
-        (BallsAndBins(32, 4), surely(plain), BallsAndBinsProfile(SIGMA, 8)),
-    ]
-    for sampler, delta, as_separated in wrong:
-        assert delta > as_separated.delta(1.0).upper
-        with pytest.raises(ValueError, match="minimum separation"):
-            Mechanism(sampler, SIGMA, 1.0, noise=SIMULATED).privacy()

@@ -1,25 +1,18 @@
 """Which candidate is released, and how a selection goes on that was killed: the theory's law."""
 
 import contextlib
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
-from toy_trials import COUNT, RATES, SCORE, content, scripted, select, so_many
+from toy_trials import COUNT, RATES, content, scripted, select, so_many
 
 from accounting import TrialCount
 from dpsgd import RootKey
-from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.result import FinishedRun
+from dpsgd.runs.directory import SECRETS
 from dpsgd.selection import engine
 from dpsgd.selection.vault import Vault
 
@@ -209,57 +202,3 @@ def test_a_selection_that_goes_on_tries_what_is_left_of_the_same_trials(
         with so_many(9):
             select(out)
     assert trials.begun[3:] == [RATES[7 * 4 % 3]]
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from tiny_task import Line
-from toy_trials import grid, select, COUNT
-from dpsgd import RunSpec
-from dpsgd.runs import job
-from samplers.settings import SETTINGS
-job.BLOCK_STEPS = 4
-configs = grid(checkpoint_seconds=0.0)
-print("begun", flush=True)
-select(Path(sys.argv[1]), configs)
-"""
-
-
-@pytest.mark.crash
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_killed_by_sigkill_at_random_moments_a_real_selection_comes_to_its_end(tmp_path):
-    out, rng = tmp_path / "out", np.random.default_rng(3)
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runs"), *sys.path]
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs"),
-    }
-    kills, numbers = 0, set()
-    for attempt in range(40):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(out)], env=environ, stdout=subprocess.PIPE
-        )
-        assert process.stdout.readline() == b"begun\n"
-        deadline = time.monotonic() + (rng.uniform(0.2, 1.5) if attempt < 12 else 300)
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        process.stdout.close()
-        journal = out / SECRETS / "journal.jsonl"
-        if journal.exists() and (first := journal.read_text().partition("\n")[0]):
-            numbers.add(json.loads(first)["trials"])
-        if process.returncode == 0:
-            break
-    assert process.returncode == 0
-    assert kills >= 2
-    assert len(numbers) <= 1
-    assert not (out / SECRETS).exists()
-    run = FinishedRun.read(out)
-    assert run.record["metrics"][SCORE] > 0
-    assert RunDirectory(out).history().selection is not None

@@ -1,12 +1,5 @@
 """Pipelines make the same store, on one machine's runners, and die in one line."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("apache_beam", reason="Beam is not installed: see docs/how-to/beam.md")
@@ -22,8 +15,6 @@ from samplers import Poisson
 from tests.experiments.beam import test_draws as drawing
 from tests.experiments.beam.conftest import FORMATS, TABLE, contents
 
-ROOT = Path(__file__).resolve().parents[3]
-PROCESSES = ("direct_num_workers=2", "direct_running_mode=multi_processing")
 RETRYING = "BundleBasedDirectRunner"
 """Runs what raised again, up to four times."""
 
@@ -126,77 +117,6 @@ def test_a_pipeline_draws_the_batches_of_one_process(tmp_path, runner):
     local = drawing.drawn(tmp_path / "local", draw, draw_here)
     by_pipeline = drawn_by(runner.write_batches, drawing.columns)
     assert drawing.drawn(tmp_path / "many", draw, by_pipeline) == local
-
-
-PROGRAM = """
-import sys
-from experiments.cli import main
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-"""
-
-
-def workers_of(command: int) -> list[int]:
-    """Processes below `command` in which Beam's workers run."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                words = (entry / "cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if b"sdk_worker_main" in words and (parent == command or parent in found):
-                found.append(int(entry.name))
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for worker processes in /proc")
-@pytest.mark.parametrize("moment", ["at the beginning", "in the midst"])
-def test_a_killed_worker_process_loses_and_doubles_nothing(tmp_path, moment):
-    from experiments.tasks.clicks.synthetic import rows as synthetic
-
-    raw = tmp_path / "raw.txt"
-    synthetic.write_raw(raw, 300_000, seed=0)
-    FORMATS["criteo-display"].prepare(raw, tmp_path / "a")
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    words = ["prepare", "criteo-display", str(raw), str(tmp_path / "b"), "--beam"]
-    command = [sys.executable, str(program), *words, "--beam-options", *PROCESSES]
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths}
-
-    def start():
-        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
-    first = start()
-    deadline = time.monotonic() + 120
-    partial = tmp_path / ".b.partial"
-    while time.monotonic() < deadline:
-        writing = list(partial.glob("work-*/.*")) if partial.exists() else []
-        workers = workers_of(first.pid)
-        if workers and (moment == "at the beginning" or writing):
-            os.kill(workers[-1], signal.SIGKILL)
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("no worker was seen")
-    try:
-        _, failed = first.communicate(timeout=60)
-    except subprocess.TimeoutExpired:
-        first.kill()
-        first.communicate()
-        failed = "a runner that waits for its dead worker, and was killed"
-    if first.returncode == 0:
-        assert contents(tmp_path / "a") == contents(tmp_path / "b")
-        return
-    assert not (tmp_path / "b").exists(), failed
-    second = start()
-    _, failed = second.communicate(timeout=300)
-    assert second.returncode == 0, failed
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert not partial.exists()
 
 
 def test_pipelines_are_quiet_afterwards_as_before():

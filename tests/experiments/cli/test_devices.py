@@ -6,10 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dpsgd.runs import ledger
 from experiments.cli.devices import Devices, Processes
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
@@ -84,58 +82,3 @@ def test_a_run_whose_tables_are_sharded_is_audited_and_used_as_any_other(tmp_pat
     assert report["audit"].startswith("passed: the compiled program and the draws keep")
     assert f"auc: {report['metrics']['test_auc']:.5f}"[:11] in printed[1]
     assert len(Path(scores).read_text().splitlines()) == 3_001
-
-
-KILLED = """
-import os
-from dpsgd.runs import checkpoint, job
-from experiments import cli
-job.BLOCK_STEPS, save = 8, checkpoint.Checkpoints.save
-def saved(folder, found, *others, **more):
-    if int(found.state.step) == int(os.environ.get("KILLED_AT", -1)):
-        os._exit(9)
-    save(folder, found, *others, **more)
-checkpoint.Checkpoints.save = saved
-raise SystemExit(cli.main())
-"""
-
-
-@pytest.mark.long
-@pytest.mark.crash
-@pytest.mark.parametrize("options", [[], ["--shard-rows-from", "100KB"]], ids=["whole", "sharded"])
-def test_a_run_that_dies_on_eight_devices_resumes_there_or_on_four(options, tmp_path):
-    synthetic.write_store(store := tmp_path / "store", 3_000, seed=1)
-
-    def command(*words, killed_at=-1):
-        environment = {"JAX_NUM_CPU_DEVICES": "8", "KILLED_AT": str(killed_at)}
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, *map(str, words), *options],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == (0 if killed_at < 0 else 9), done.stderr
-
-    whole, there, moved = (tmp_path / name for name in ("whole", "there", "moved"))
-    sizes = [
-        "--max-buckets",
-        "4096",
-        "--embedding-dim",
-        "2",
-        "--hidden",
-        "4",
-        "--batch-size",
-        "200",
-    ]
-    how = ["--epochs", "2", "--noise-multiplier", "1", "--checkpoint-seconds", "0", "--no-audit"]
-    for out, killed_at in ((whole, -1), (there, 16), (moved, 16)):
-        train = ["train", store, "sampler:poisson", *sizes, *how, "--insecure-seed", "1"]
-        command(*train, "--calibration", "none", "--out", out, killed_at=killed_at)
-    command("resume", there)
-    command("resume", moved, "--num-devices", "4")
-    with np.load(whole / "params.npz") as one, np.load(there / "params.npz") as other:
-        assert all(np.array_equal(one[name], other[name]) for name in one.files)
-    attempts = ledger.read(moved / "ledger.jsonl").attempts
-    assert [len(each.terms.fingerprint["devices"]) for each in attempts] == [8, 4]
-    steps = [(each.steps.start, each.steps.stop) for each in attempts]
-    assert steps == [(0, 16), (8, 24)], "what was declared already counts once more"

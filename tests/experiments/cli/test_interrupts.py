@@ -74,24 +74,11 @@ ALL += ["--plot", "page.png"]
 
 MOMENTS = {
     "importing the parser": (WHILE_IMPORTING.format(module="tyro"), PRICE),
-    "importing SciPy": (WHILE_IMPORTING.format(module="scipy.special"), PRICE),
     "importing JAX": (WHILE_IMPORTING.format(module="jax"), ["report", "RUN"]),
     "pricing": (WHILE_COMPUTING.format(function="accounting:epsilon"), PRICE),
-    "calibrating": (
-        WHILE_COMPUTING.format(function="accounting:calibrate"),
-        ["calibrate", *PRICE[1:4], "--target-epsilon", "1"],
-    ),
-    "reading a ledger": (
-        WHILE_COMPUTING.format(function="dpsgd.runs.directory:RunDirectory.open"),
-        ["ledger", "RUN"],
-    ),
     "preparing": (
         WHILE_COMPUTING.format(function="experiments.tasks.clicks.writer:StoreWriter.finish"),
         ["prepare", "synthetic", "STORE", "--num-rows", "200"],
-    ),
-    "writing a raw file": (
-        WHILE_COMPUTING.format(function="experiments.tasks.clicks.synthetic.rows:_histogram"),
-        ["prepare", "synthetic", "FILE.txt", "--num-rows", "200", "--raw"],
     ),
 }
 

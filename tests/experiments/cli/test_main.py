@@ -93,24 +93,6 @@ def test_diagnostics_lie_apart_and_are_called_not_private(trained):
         assert "loss_sum" not in (out / covered).read_text()
 
 
-@pytest.mark.long
-def test_every_report_of_a_run_states_the_advantage_of_an_attack(store, tmp_path):
-    out = tmp_path / "run"
-    words = "--target-epsilon", 1, "--no-audit"
-    assert run(*train_words(store, out, "balls-and-bins", *words)) == 0
-    record = json.loads((out / "report.json").read_text())
-    lower, upper = record["attack_advantage_lower"], record["attack_advantage_upper"]
-    assert 0.05 < lower <= upper < 0.4
-    assert (accuracy := record["attack_accuracy_upper"]) == pytest.approx((1 + upper) / 2)
-    said = float(record["guarantee"].rpartition("a fair prior has an accuracy of at most ")[2])
-    assert accuracy <= said < accuracy + 2e-3
-    planned = json.loads((out / "guarantee.json").read_text())
-    assert planned["attack_advantage_upper"] == upper
-    text = (out / "report.md").read_text()
-    assert f"is right\nwith probability {said:.3f} at most" in text
-    assert f"| attack advantage [lower, upper] | [{lower:.3f}"[:-1] in text
-
-
 def test_an_evaluated_run_gives_back_the_metrics_of_its_own_test_rows(
     raw, trained, tmp_path, capsys
 ):
@@ -164,3 +146,18 @@ def test_a_bad_run_is_refused_in_one_line_and_leaves_nothing(store, tmp_path, co
     noise = ["--noise-multiplier", 1]
     assert said in command.refuses(*train_words(store, out, "balls-and-bins", *noise, *words))
     assert not out.exists()
+
+
+@pytest.mark.parametrize("declared", [False, True], ids=["hashed", "declared"])
+def test_groups_of_a_table_are_named_by_its_values(declared, tmp_path, command):
+    rows = [f"{i % 2},{('Rome', 'Oslo', '')[i % 3]},{i}" for i in range(120)]
+    (tmp_path / "rows.csv").write_text("\n".join(["clicked,city,age", *rows]))
+    values = ["--values", "city=Rome,Oslo"] if declared else []
+    columns = ["--label", "clicked", "--categories", "city", "--numbers", "age", *values]
+    command("prepare", "csv", tmp_path / "rows.csv", tmp_path / "store", *columns)
+    words = ["--batch-size", 20, "--epochs", 1, "--non-private", "--out", tmp_path / "run"]
+    command("train", tmp_path / "store", "sampler:poisson", *words)
+    said = command("evaluate", tmp_path / "run", tmp_path / "rows.csv", "--by", "city")
+    groups = said.split("by city:")[1].split("\n\n")[0]
+    assert all(name in groups for name in ("Rome", "Oslo", "missing"))
+    assert "bucket" not in said

@@ -8,7 +8,6 @@ import pytest
 
 from dpsgd.core.cost import WARM_START
 from experiments.results import listings
-from experiments.results import page as pages
 from experiments.results.draw import draw
 from experiments.results.metrics import Headline
 from experiments.results.views import Estimate, View
@@ -233,14 +232,6 @@ def test_single_runs_are_not_tested_against_each_other(summary_of, repetitions, 
     assert bool(verdicts) == tested
     assert all("Welch" in verdict for verdict in verdicts)
     assert ("standard deviation" in summary.markdown()) == tested
-
-
-@pytest.mark.parametrize("epsilons", [(1.0,), (1.0, 8.0)])
-def test_a_sweep_of_a_single_point_has_no_figure_on_a_page(summary_of, epsilons):
-    one = {"x": "target_epsilon", "sampler": "poisson", "target_epsilon": epsilons}
-    figures = {}
-    name = pages._sweep_figure(summary_of(auc, one), "sweep.svg", figures)
-    assert [*figures] == ([name] if len(epsilons) > 1 else [])
 
 
 LINE = {"headline": "test_error", "better": "lower"}

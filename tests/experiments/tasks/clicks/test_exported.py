@@ -8,7 +8,7 @@ import os
 import shutil
 import tracemalloc
 import zipfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from dpsgd import Run, RunSpec, load_exported
-from dpsgd.core.queries import FullSums
-from dpsgd.engine import calibration as calibrations
 from dpsgd.models import predictions
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import Bundle
@@ -103,30 +101,6 @@ def test_a_loaded_model_says_of_raw_rows_what_the_trained_one_says(home, table, 
     first = {name: values[:1] for name, values in table.items() if name != "label"}
     np.testing.assert_allclose(model.predict(first), expected[:1], rtol=1e-6)
     assert model.predict({name: [] for name in table}).shape == (0,)
-
-
-@pytest.mark.long
-def test_a_calibrated_model_is_exported_and_asked_as_such(home, table, monkeypatch):
-    sums = FullSums(4, 8.0)
-    monkeypatch.setattr(calibrations, "calibration_sums", lambda *which, **about: sums)
-    task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
-    logits = {}
-    for calibration in ("none", "platt"):
-        out = home / calibration
-        sampler = Deterministic(ROWS * 4 // 5, 40, 2)
-        asked = RunSpec.of(sampler, noise_multiplier=1.0, audit=False, insecure_seed=7)
-        asked = asked.but(calibration=calibration)
-        Run.create(task, asked, out, name="clicks").train()
-        assert run("export", out, home / f"{calibration}-model") == 0
-        model = load_exported(home / f"{calibration}-model")
-        p = model.predict(table).astype(np.float64)
-        logits[calibration] = np.log(p / (1 - p))
-    found = json.loads((out / "calibration.json").read_text())
-    expected = found["logit_scale"] * logits["none"] + found["logit_shift"]
-    np.testing.assert_allclose(logits["platt"], expected, atol=1e-4)
-    assert np.abs(logits["platt"] - logits["none"]).max() > 1e-2
-    assert model.guarantee["full_sums"] == asdict(sums)
-    assert not (home / "platt-model" / "calibration.json").exists()  # it is in the parameters
 
 
 def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):

@@ -375,6 +375,15 @@ def test_a_file_without_a_feature_of_the_model_is_refused_with_what_it_may_hold(
         joined(display.read(short, labelled=False))
 
 
+@each_format
+def test_the_file_of_another_data_set_is_refused_in_one_line(tmp_path, name):
+    (other,) = FORMATS.keys() - {name}
+    path = write(tmp_path / "f", VALID[other])
+    with pytest.raises(DataError, match=r"f, line 1: found \d+ columns, expected") as caught:
+        FORMATS[name].prepare(path, tmp_path / "store")
+    assert "\n" not in str(caught.value)
+
+
 # --- Ranges of bytes -----------------------------------------------------------------------------
 
 

@@ -67,9 +67,8 @@ def test_more_rows_only_append(tmp_path):
     assert (tmp_path / "more").read_bytes().startswith((tmp_path / "fewer").read_bytes())
 
 
-@pytest.mark.long
-def test_preparing_the_raw_file_equals_writing_the_store(log, tmp_path):
-    rows = CHUNK + 400 if log is DISPLAY else 4_000
+@pytest.mark.parametrize("rows", [3_000, pytest.param(CHUNK + 400, marks=pytest.mark.long)])
+def test_preparing_the_raw_file_equals_writing_the_store(log, rows, tmp_path):
     raw = write_raw(tmp_path / "raw.txt", rows, 5, log=log)
     direct, summary = write_store(tmp_path / "direct", rows, 5, log=log, hash_seed=11)
     assert summary == raw

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from dpsgd import load_exported
 from experiments import cli
-from experiments.tasks.clicks.formats import format_of
 from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.tabular import files
@@ -450,11 +449,6 @@ def test_rows_in_memory_are_refused_by_row_and_column():
         FORMAT.encode(rows)
 
 
-def test_the_format_of_a_table_is_known_by_its_schema():
-    found = format_of(SCHEMA)
-    assert found == FORMAT
-
-
 # --- The whole way -------------------------------------------------------------------------------
 
 
@@ -465,12 +459,6 @@ def run(*words) -> int:
 README = (Path(__file__).resolve().parents[4] / "README.md").read_text()
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4", "--batch-size", "100"]
 TINY += ["--no-audit"]
-
-
-def metrics(capsys, *words):
-    capsys.readouterr()
-    assert run("evaluate", *words) == 0
-    return {k: float(v) for k, v in (x.split(": ") for x in capsys.readouterr().out.splitlines())}
 
 
 def clicks(count, first=0):
@@ -559,16 +547,6 @@ def test_scores_are_written_beside_a_column_that_tables_alone_have(trained, tmp_
         assert run("score", folder / "run", path, "--out", out, "--key", key) == 2
         assert says in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_run_on_a_table_is_evaluated_alike_on_files_and_stores(trained, tmp_path, capsys):
-    folder, _ = trained
-    asked = ["--label", "clicked", "--categories", "city", "device", "--numbers", "age"]
-    assert run("prepare", "csv", folder / "july.parquet", tmp_path / "store", *asked) == 0
-    found = [
-        metrics(capsys, folder / "run", x) for x in (folder / "july.parquet", tmp_path / "store")
-    ]
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def test_a_store_of_another_label_or_transform_is_not_evaluated(trained, tmp_path, capsys):

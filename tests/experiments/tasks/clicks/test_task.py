@@ -192,18 +192,3 @@ def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, t
     found = np.asarray(task.predict(params, {k: v for k, v in rows.items() if k != "label"}))
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logit)), rtol=1e-4, atol=1e-5)
     assert np.ptp(found) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("bounds", "transform"),
-    [
-        (((0.0, 1.0),), "log1p"),
-        (((1.0, 1.0),) * 13, "log1p"),
-        (((0.0, math.inf),) * 13, "log1p"),
-        (((0.0, 1e39),) * 13, "both"),
-        (((-3e38, 3e38),) * 13, "none"),
-    ],
-)
-def test_bounds_that_do_not_fit_are_refused(bounds, transform):
-    with pytest.raises(ValueError, match="bounds"):
-        dataclasses.replace(DISPLAY_ADS, bounds=bounds, transform=transform)

@@ -201,3 +201,10 @@ def test_with_lazy_tables_a_user_reads_no_items_but_their_own():
     row = Row(user, {p: jnp.searchsorted(np.array([7, 40]), x) for p, x in loss.rows(user).items()})
     expected = factorization.loss_fn(params, user)
     assert float(loss.loss(small, row)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_ratings_without_a_user_are_refused_in_one_line():
+    table = ratings.synthetic(0)
+    for rows, asked in ((np.zeros(0, int), None), (slice(None), np.ones(table.user.size, bool))):
+        with pytest.raises(ValueError, match="no user with a rating"):
+            LinearRatings(table.where(rows), asked)
