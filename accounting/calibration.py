@@ -1,4 +1,4 @@
-"""Calibration to a target: the noise multiplier, the most releases, the fewest bins."""
+"""Calibration to a target: the noise multiplier, the most releases."""
 
 from __future__ import annotations
 
@@ -74,14 +74,8 @@ def least_noise(
         found = _middle(bound) if coarse else bound.upper
         return math.log(max(found, 1e-9 * epsilon) / epsilon) if found < math.inf else math.inf
 
-    found = _smallest_noise(excess, relative_tolerance)
-    if found is None:
-        raise ValueError(
-            f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives epsilon <= "
-            f"{epsilon} at delta = {delta}: "
-            "ask for a larger epsilon or delta, or a larger maximum batch size"
-        )
-    return found
+    goal = f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta"
+    return _smallest_noise(excess, relative_tolerance, goal)
 
 
 def calibrate_advantage(
@@ -121,13 +115,8 @@ def calibrate_advantage(
         # No rounding of the inverse may tell the side.
         return min(value, 0.0) if upper <= advantage else max(value, 5e-324)
 
-    found = _smallest_noise(excess, relative_tolerance)
-    if found is None:
-        raise ValueError(
-            f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives an attack "
-            f"advantage <= {advantage}: ask for a larger one, or a larger maximum batch size"
-        )
-    return found
+    goal = f"an attack advantage <= {advantage}: ask for a larger one"
+    return _smallest_noise(excess, relative_tolerance, goal)
 
 
 def _from_above(profile: PrivacyProfile, delta: float = 0.0) -> PrivacyProfile:
@@ -148,8 +137,8 @@ def _middle(bound: Bound) -> float:
     return 0.5 * (bound.lower + bound.upper) if 2.0 * bound.lower > bound.upper else bound.upper
 
 
-def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> float | None:
-    """Returns the smallest noise multiplier of excess <= 0, to `width` of it; None without one.
+def _smallest_noise(excess: Callable[[float, bool], float], width: float, goal: str) -> float:
+    """Returns the smallest noise multiplier of excess <= 0, to `width` of it.
 
     Bisection on its logarithm, sped up by secants, by coarse answers until these cannot tell the
     side.
@@ -159,6 +148,7 @@ def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> flo
         falls in the noise, about as its logarithm, and is <= 0 where the target is met: a coarse
         one roughly, others only there.
       width: How much too large the result may be, relative to itself.
+      goal: The target in words, and what to ask for if no noise meets it.
     """
 
     def coarse(log_sigma: float) -> float:
@@ -169,7 +159,10 @@ def _smallest_noise(excess: Callable[[float, bool], float], width: float) -> flo
     low, low_excess = high, high_excess
     while high_excess > 0.0:
         if high >= _LARGEST_LOG_NOISE:
-            return None
+            raise ValueError(
+                f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
+                "larger maximum batch size"
+            )
         low, low_excess = high, high_excess
         stride = high_excess if high_excess < math.inf else 0.0
         high = min(high + max(math.log(2.0), stride), _LARGEST_LOG_NOISE)
@@ -297,33 +290,6 @@ def largest_count(
     check_count("limit", limit)
 
     return _first(lambda n: not _meets(privacy(n), epsilon, delta), limit) - 1
-
-
-def smallest_count(
-    privacy: Callable[[int], PrivacyProfile],
-    *,
-    epsilon: float,
-    delta: float,
-    limit: int = 1_000_000,
-) -> int:
-    """Returns the smallest n in [1, `limit`] for which `privacy(n)` meets (`epsilon`, `delta`).
-
-    For quantities in which the privacy cost falls: the number of balls-and-bins' bins an epoch. (A
-    mean of T + 1 copies is the conditional mean, given all of them, of the mean of T of them that
-    are drawn at random: a contraction.) The n that is returned was itself seen to meet the
-    guarantee.
-
-    Raises:
-      ValueError: If not even `limit` suffices.
-    """
-    check_guarantee_delta(delta)
-    check_epsilon(epsilon)
-    check_count("limit", limit)
-
-    found = _first(lambda n: _meets(privacy(n), epsilon, delta), limit)
-    if found > limit:
-        raise ValueError(f"no count up to {limit} gives epsilon <= {epsilon} at delta {delta}")
-    return found
 
 
 def _first(holds: Callable[[int], bool], limit: int) -> int:

@@ -89,30 +89,41 @@ def check_probability(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in (0, 1], got {value}")
 
 
-def check_settings(
+def check_fields(
     settings: Any,
     *,
     counts: Sequence[str] = (),
     probabilities: Sequence[str] = (),
     mode: str | None = None,
 ) -> None:
-    """Raises a ValueError unless noise and named fields are in range.
+    """Raises a ValueError unless named fields are in range.
 
     Counts become Python integers in place.
 
     Args:
-      settings: Has a `noise_multiplier`, and maybe a `release`: that of a further Gaussian release
-        of every example, infinite for none.
+      settings: A frozen dataclass.
       counts: Names of integers from 1 on.
       probabilities: Names of numbers in (0, 1].
       mode: Name of a field that is 'redrawn' or 'fixed'.
     """
-    check_noise_multiplier(settings.noise_multiplier)
     for name in counts:
         object.__setattr__(settings, name, check_count(name, getattr(settings, name)))
     for name in probabilities:
         check_probability(name, getattr(settings, name))
     if mode and getattr(settings, mode) not in ("redrawn", "fixed"):
-        raise ValueError(f"{mode} must be 'redrawn' or 'fixed', got {getattr(settings, mode)!r}")
+        value = getattr(settings, mode)
+        raise ValueError(f'{mode} must be "redrawn" or "fixed", got {value!r}')
+
+
+def check_settings(settings: Any, **named: Any) -> None:
+    """Raises a ValueError unless the noise of a profile and named fields are in range.
+
+    Args:
+      settings: Has a `noise_multiplier`, and maybe a `release`: that of a further Gaussian release
+        of every example, infinite for none.
+      named: As for `check_fields`.
+    """
+    check_noise_multiplier(settings.noise_multiplier)
+    check_fields(settings, **named)
     if (release := getattr(settings, "release", math.inf)) != math.inf:
         check_noise_multiplier(release, "release")

@@ -182,7 +182,7 @@ class PrivacyProfile(Protocol):
 class ComposesWithGaussian(PrivacyProfile, Protocol):
     """A profile that knows its own product with a Gaussian release."""
 
-    def with_gaussian_release(self, noise_multiplier: float) -> PrivacyProfile:
+    def with_gaussian_release(self, noise_multiplier: float) -> ComposesWithGaussian:
         """Returns the profile of the mechanism and a Gaussian release of sensitivity 1."""
         ...
 

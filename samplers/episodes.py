@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.checks import check_count
+from accounting.checks import check_count, check_fields
 from samplers.base import (
     MAX_EXAMPLES,
     BatchSampler,
@@ -39,7 +39,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     """Steps of the run, each with an episode of its own."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", check_count("steps", self.steps))
+        check_fields(self, counts=("steps",))
         check_steps(self.steps)
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"a tree has at most 2^31 - 1 leaves, got {self.num_examples}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from accounting import PrivacyProfile
-from accounting.checks import check_count
+from accounting.checks import check_fields
 from samplers.base import (
     MAX_EXAMPLES,
     MAX_SHARDS,
@@ -35,8 +35,7 @@ class EpochSampler(BatchSampler):
     and pads its part of every batch, so that rows can lie on L machines."""
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "epochs", "num_shards"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        check_fields(self, counts=("num_examples", "batch_size", "epochs", "num_shards"))
         if self.num_shards > min(self.num_examples, MAX_SHARDS):
             most = min(self.num_examples, MAX_SHARDS)
             raise ValueError(f"num_shards must be at most {most}, got {self.num_shards}")
@@ -82,9 +81,7 @@ class RedrawnOrFixed(EpochSampler, abc.ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if getattr(self, self.mode) not in ("redrawn", "fixed"):
-            value = getattr(self, self.mode)
-            raise ValueError(f'{self.mode} must be "redrawn" or "fixed", got {value!r}')
+        check_fields(self, mode=self.mode)
 
     @property
     def redrawn(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.checks import check_count
+from accounting.checks import check_fields
 from samplers.base import MAX_EXAMPLES, EpochPlan, check_steps
 from samplers.deterministic import InOrder
 
@@ -31,8 +31,7 @@ class FullBatch(InOrder):
     """Rows of one pass, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "epochs", "max_batch_size"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        check_fields(self, counts=("num_examples", "epochs", "max_batch_size"))
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
         check_steps(self.epochs)

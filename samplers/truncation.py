@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from accounting import default_delta
-from accounting.checks import check_count, check_guarantee_delta
-from accounting.profiles.truncation import Cap, TruncatedProfile, smallest_max_batch_size
+from accounting.checks import check_count, check_fields, check_guarantee_delta
+from accounting.profiles.truncation import Cap, TruncatedProfile
 from samplers.base import MAX_EXAMPLES, BatchSampler
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
@@ -29,6 +30,15 @@ def cut(members: np.ndarray, size: int, seed: int, step: int, shard: int = 0) ->
     # Each step of the run draws its own cut, of each shard: there are at most 2^31 steps.
     key = Key(seed, Stream.TRUNCATION, 0, shard << 32 | step)
     return members[np.sort(uniform_permutation(key, members.size)[:size])]
+
+
+def _smallest(enough: Callable[[int], bool], most: int) -> int:
+    """Returns the smallest size >= 1 that is `enough`, or `most`, by bisection."""
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 class CappedBatchSampler(BatchSampler):
@@ -78,12 +88,9 @@ class CappedBatchSampler(BatchSampler):
         """The `shard_batch_size` where `max_batch_size` is None."""
         delta = self.target_delta or default_delta(self.num_units)
         wanted = math.log(DEFAULT_SHARE * delta)
-        low, high = 0, self.largest_group
-        while high - low > 1:
-            middle = (low + high) // 2
-            enough = self.truncated(1.0, middle).log_spent <= wanted
-            low, high = (low, middle) if enough else (middle, high)
-        return high
+        return _smallest(
+            lambda size: self.truncated(1.0, size).log_spent <= wanted, self.largest_group
+        )
 
     @property
     def shard_batch_size(self) -> int:
@@ -145,8 +152,8 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     Noise may be correlated over c steps."""
 
     def __post_init__(self) -> None:
-        cycle = check_count("cycle_length", self.cycle_length)
-        object.__setattr__(self, "cycle_length", cycle)
+        check_fields(self, counts=("cycle_length",))
+        cycle = self.cycle_length
         super().__post_init__()
         if cycle > super().steps_per_epoch:
             raise ValueError(
@@ -206,11 +213,9 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
         if not self.accumulates:
             return 1
         delta = self.target_delta or default_delta(self.num_units)
-        largest = smallest_max_batch_size(
-            self.largest_group,
-            self.sampling_prob,
-            self.num_shards * self.num_steps,
-            math.log(_RARE_PASS * delta),
+        wanted = math.log(_RARE_PASS * delta / self.num_steps)
+        largest = _smallest(
+            lambda size: self.cap(size).log_overflow() <= wanted, self.largest_group
         )
         return max(1, -(-largest // self.shard_batch_size))
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from accounting import PrivacyProfile, UnitsThenPoissonProfile
-from accounting.checks import check_probability
+from accounting.checks import check_fields
 from accounting.profiles.truncation import TruncatedProfile, truncated_steps
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
@@ -46,7 +46,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         super().__post_init__()
         draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
         object.__setattr__(self, "draws", draws)
-        check_probability("sampling_prob", self.sampling_prob)
+        check_fields(self, probabilities=("sampling_prob",))
         self._check_cap()
 
     @property

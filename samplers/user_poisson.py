@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from accounting import UserPoissonProfile
-from accounting.checks import check_count
+from accounting.checks import check_count, check_fields
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.truncation import TruncatedProfile, truncated_users
 from samplers.poisson import Poisson
@@ -26,8 +26,7 @@ class UserPoisson(Poisson):
     """Number of users, for the default delta. Default: the number of rows."""
 
     def __post_init__(self) -> None:
-        most = check_count("max_contributions", self.max_contributions)
-        object.__setattr__(self, "max_contributions", most)
+        check_fields(self, counts=("max_contributions",))
         super().__post_init__()
         if self.num_users is not None:
             users = check_count("num_users", self.num_users, at_most=self.num_examples)

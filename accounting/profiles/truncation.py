@@ -6,9 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from accounting.checks import check_count
 from accounting.profile import Bound, ComposesWithGaussian, Profile, Question, wanted_width
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
@@ -64,6 +63,15 @@ class Case(NamedTuple):
     def log_spent(self) -> float:
         """Log of the probability that `profile` does not cover."""
         return _log_sum([self.log_rest, *(part.log_probability for part in self.flagged)])
+
+    def with_gaussian_release(self, noise_multiplier: float) -> Case:
+        """Returns the bound with a Gaussian release in every part."""
+
+        def beside(part: Any) -> Any:
+            return part._replace(profile=part.profile.with_gaussian_release(noise_multiplier))
+
+        flagged = tuple(map(beside, self.flagged))
+        return beside(self)._replace(flagged=flagged, fuller=self.fuller and beside(self.fuller))
 
     def charge(self, epsilon: float, delta: float) -> float:
         """Returns an upper bound on what is added to `profile`'s delta at `epsilon`.
@@ -158,20 +166,9 @@ class TruncatedProfile(Profile):
 
     def with_gaussian_release(self, noise_multiplier: float) -> TruncatedProfile:
         """Returns the profile with a Gaussian release; the cut is paid for once."""
-
-        def both(profile: ComposesWithGaussian) -> ComposesWithGaussian:
-            return profile.with_gaussian_release(noise_multiplier)  # type: ignore[return-value]
-
-        cases = tuple(
-            Case(
-                both(case.profile),
-                tuple(part._replace(profile=both(part.profile)) for part in case.flagged),
-                case.log_rest,
-                case.fuller and case.fuller._replace(profile=both(case.fuller.profile)),
-            )
-            for case in self.cases
-        )
-        return dataclasses.replace(self, profile=both(self.profile), cases=cases)
+        cases = tuple(case.with_gaussian_release(noise_multiplier) for case in self.cases)
+        beside = self.profile.with_gaussian_release(noise_multiplier)
+        return dataclasses.replace(self, profile=beside, cases=cases)
 
     def answer(self, question: Question) -> Bound:
         """Answers by the case whose rest matters no more, or is least."""
@@ -306,7 +303,7 @@ def truncated_steps(
       exact: Whether the lower end of `profile` is that of a pair whose other rows are zero.
     """
     log_pi = math.log(steps) + cap.log_kept()
-    flagged = Flagged(log_pi, _beside(profile, noise_multiplier))
+    flagged = Flagged(log_pi, profile.with_gaussian_release(noise_multiplier))
     case = Case(profile, (flagged,), 2.0 * log_pi - math.log(2.0))
     if exact:
         return TruncatedProfile(profile, (case,), math.log(steps) + cap.log_dropped_if_drawn())
@@ -370,7 +367,9 @@ def truncated_users(
     most, log_steps = max_contributions, math.log(steps)
     if shards > 1:
         log_pi = log_steps + math.log(most) + cap.log_kept()
-        flagged: list[Flagged] = [Flagged(log_pi, _beside(profile, noise_multiplier / most))]
+        flagged: list[Flagged] = [
+            Flagged(log_pi, profile.with_gaussian_release(noise_multiplier / most))
+        ]
     else:
         log_share = _log(cap.max_batch_size / cap.num_examples)
         log_overflow = log_steps + cap.log_overflow() + _UP
@@ -380,7 +379,7 @@ def truncated_users(
             # Each set of `low` rows is kept with probability <= (B / n)^low.
             log_any = math.log(math.comb(most, low)) if low < 64 else low * math.log(most)
             chance = log_overflow + min(0.0, log_any + low * log_share) + _UP
-            flagged.append(Flagged(chance, _beside(profile, noise_multiplier / high)))
+            flagged.append(Flagged(chance, profile.with_gaussian_release(noise_multiplier / high)))
     case = Case(profile, tuple(flagged), 2.0 * log_pi - math.log(2.0))
     log_drawn = log_steps + math.log(most * cap.sampling_prob)
     log_moved = log_drawn + cap.log_dropped_if_drawn()
@@ -399,10 +398,6 @@ def _doubling(most: int) -> Iterator[tuple[int, int]]:
     while low <= most:
         yield low, min(high, most)
         low, high = high + 1, 2 * high
-
-
-def _beside(profile: ComposesWithGaussian, noise_multiplier: float) -> ComposesWithGaussian:
-    return profile.with_gaussian_release(noise_multiplier)  # type: ignore[return-value]
 
 
 def _log(value: float) -> float:
@@ -487,26 +482,3 @@ def _stirling_error(n: float) -> float:
     if n < 16:
         return math.lgamma(n + 1) - 0.5 * math.log(2.0 * math.pi * n) - n * math.log(n) + n
     return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / n**2) / n**2) / n**2) / n
-
-
-def smallest_max_batch_size(
-    num_examples: int, sampling_prob: float, steps: int, total_log_probability: float
-) -> int:
-    """Returns the smallest B at which log(`steps` Pr[Binomial > B]) <= `total_log_probability`.
-
-    With B = the result, the probability that any of `steps` batches of Binomial(`num_examples`,
-    `sampling_prob`) size overflows is at most exp(`total_log_probability`), by a union bound.
-
-    Raises:
-      ValueError: If `steps` is not an integer >= 1, or as for `log_overflow_probability`.
-    """
-    check_count("steps", steps)
-    wanted = total_log_probability - math.log(steps)
-    low, high = -1, num_examples  # at B = n nothing can overflow
-    while high - low > 1:
-        middle = (low + high) // 2
-        if log_overflow_probability(num_examples, sampling_prob, middle) <= wanted:
-            high = middle
-        else:
-            low = middle
-    return high

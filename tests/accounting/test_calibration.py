@@ -19,7 +19,6 @@ from accounting import (
     calibrate_advantage,
     largest_count,
 )
-from accounting.calibration import smallest_count
 from accounting.profiles.truncation import Cap, truncated_bins
 
 MAKERS = {
@@ -117,14 +116,6 @@ def test_the_largest_number_of_epochs_suffices_and_one_more_does_not():
 def test_no_count_at_all_is_0_and_the_limit_is_kept():
     assert largest_count(lambda n: GaussianProfile(1.0 / n), epsilon=0.1, delta=1e-6) == 0
     assert largest_count(lambda n: GaussianProfile(1e6), epsilon=1.0, delta=1e-6, limit=37) == 37
-
-
-def test_the_smallest_number_of_bins_suffices_and_one_less_does_not():
-    privacy = partial(BallsAndBinsProfile, 1.0)
-    least = smallest_count(privacy, epsilon=3.0, delta=1e-6)
-    assert privacy(least).epsilon(1e-6).upper <= 3.0 < privacy(least - 1).epsilon(1e-6).upper
-    with pytest.raises(ValueError, match="no count up to 3"):
-        smallest_count(privacy, epsilon=0.01, delta=1e-6, limit=3)
 
 
 @pytest.mark.parametrize("cliff", [0.01, 0.4343, 1.0, 37.0])

@@ -15,7 +15,6 @@ from accounting import (
     epsilon,
     largest_count,
 )
-from accounting.calibration import smallest_count
 from accounting.profile import ContradictoryBounds, epsilon_from_delta
 
 
@@ -68,7 +67,6 @@ def test_no_guarantee_is_given_at_a_delta_that_is_none(delta):
     for ask in (
         lambda: epsilon(GaussianProfile(1.0), delta),
         lambda: largest_count(lambda n: GaussianProfile(n), epsilon=1.0, delta=delta),
-        lambda: smallest_count(lambda n: GaussianProfile(n), epsilon=1.0, delta=delta),
         lambda: calibrate(GaussianProfile, epsilon=1.0, delta=delta),
     ):
         with pytest.raises(ValueError, match=r"^delta must lie in \(0, 0\.1\), got"):

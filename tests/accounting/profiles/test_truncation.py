@@ -20,7 +20,6 @@ from accounting import (
 from accounting.profiles.truncation import (
     Cap,
     log_overflow_probability,
-    smallest_max_batch_size,
     truncated_bins,
     truncated_steps,
     truncated_users,
@@ -72,16 +71,6 @@ def test_the_tail_is_bounded_from_above_to_a_hundred_millionth(n, rate, maximum)
 )
 def test_edges_are_exact_or_trivial(n, rate, maximum, log_tail):
     assert log_overflow_probability(n, rate, maximum) == log_tail
-
-
-@pytest.mark.parametrize(
-    ("n", "rate", "steps"), [(1000, 0.1, 10), (37_000_000, 1024 / 37e6, 36_000)]
-)
-def test_the_smallest_maximum_suffices_and_one_less_does_not(n, rate, steps):
-    wanted = math.log(1e-5 * 2.7e-8)
-    best = smallest_max_batch_size(n, rate, steps, wanted)
-    assert math.log(steps) + log_overflow_probability(n, rate, best) <= wanted
-    assert math.log(steps) + log_overflow_probability(n, rate, best - 1) > wanted
 
 
 # ---------------------------------------------------------------- the law, by enumeration of draws
