@@ -205,6 +205,6 @@ def test_with_lazy_tables_a_user_reads_no_items_but_their_own():
 
 def test_ratings_without_a_user_are_refused_in_one_line():
     table = ratings.synthetic(0)
-    for rows, asked in ((np.zeros(0, int), None), (slice(None), np.ones(table.user.size, bool))):
+    for given in ((table.where(np.zeros(0, int)),), (table, np.ones(table.user.size, bool))):
         with pytest.raises(ValueError, match="no rating is left"):
-            LinearRatings(table.where(rows), asked)
+            LinearRatings(*given)
