@@ -80,7 +80,7 @@ def read(path: Path, user: str, loss: str | None = None) -> Usage:
 
 def _refuse_missing(missing: np.ndarray, column: str, wanted: str) -> None:
     for row in np.flatnonzero(missing)[:1]:
-        raise ColumnError.found(None, wanted, column=column, row=int(row))
+        raise ColumnError.unexpected(None, wanted, column=column, row=int(row))
 
 
 def lines(usage: Usage, epsilon: float) -> list[str]:

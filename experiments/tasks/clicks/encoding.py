@@ -1,6 +1,6 @@
-"""Columns of rows, as Arrow arrays, become the columns of a store: one way for all formats.
+"""Encoding of Arrow columns as the columns of a store, one way for all formats.
 
-A format says of which kind each of its columns is; a kind decodes a whole column at once.
+A format states the kind of each column; a kind decodes a whole column at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class ColumnError(ValueError):
-    """A column that is not what it is taken for.
+    """Column with an unexpected value.
 
-    `row` counts from 0, in the arrays that were given; it is None where no one row is at fault.
+    `row` counts from 0 in the given arrays; it is None if no single row is at fault.
     """
 
     def __init__(self, problem: str, *, column: str, row: int | None = None) -> None:
@@ -33,16 +33,16 @@ class ColumnError(ValueError):
         self.problem, self.column, self.row = problem, column, row
 
     @classmethod
-    def found(cls, value: Any, wanted: str, *, column: str, row: int) -> ColumnError:
-        """Return the error of a value that is not what is wanted."""
+    def unexpected(cls, value: Any, wanted: str, *, column: str, row: int) -> ColumnError:
+        """Returns the error of a value that is not `wanted`."""
         if isinstance(value, str) and len(value) > 40:
             value = f"{value[:40]}..."
-        shown = "nothing" if value is None else ascii(value)
-        return cls(f"found {shown}, expected {wanted}", column=column, row=row)
+        text = "nothing" if value is None else ascii(value)
+        return cls(f"found {text}, expected {wanted}", column=column, row=row)
 
 
 class Decoded(NamedTuple):
-    """The values of one column; a value that is `missing` means nothing."""
+    """Values of one column, with a mask of the missing ones."""
 
     values: np.ndarray
     """Labels, numbers, or unsigned integers that stand for categories: [rows]."""
@@ -51,45 +51,45 @@ class Decoded(NamedTuple):
 
 
 class Kind(abc.ABC):
-    """What a column holds."""
+    """Kind of the values of a column."""
 
     @abc.abstractmethod
     def decode(self, array: pa.Array, column: str) -> Decoded:
-        """Return the values of a column; a ColumnError names the first row that has none."""
+        """Returns the values of a column; a ColumnError names the first invalid row."""
 
 
 class Format(abc.ABC):
-    """How rows are written outside a store, and how they become one."""
+    """Format of rows outside a store, and their encoding."""
 
     schema: Schema
-    """The columns that rows become."""
+    """Columns of the encoded rows."""
     hash_seed: int
     """Public seed of the hash of categories."""
     split: Split
-    """Which rows are for training."""
+    """Split of the rows."""
 
     @property
     @abc.abstractmethod
     def kinds(self) -> Mapping[str, Kind]:
-        """What each column holds."""
+        """Kind of each column."""
 
     @abc.abstractmethod
     def array(self, values: Any, column: str) -> pa.Array:
-        """Return values of a table in memory as `kinds` decode them, or raise a ColumnError."""
+        """Returns in-memory values as an array for `kinds`, or raises a ColumnError."""
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The columns that a model reads."""
+        """Columns that a model reads."""
         return (*self.schema.integers, *self.schema.categories)
 
     def columns_of(self, batch: Mapping[str, pa.Array], label: str | None = None) -> Columns:
-        """Return the columns of a store for a batch of rows: column name to values.
+        """Returns a batch of rows as the columns of a store.
 
-        Numbers become ``Schema.transformed`` of themselves, categories their hashed ids or the
-        places of their declared values, and what is missing becomes 0.
+        Numbers become ``Schema.transformed`` numbers, categories their hashed ids or the indices of
+        their declared values, and missing values 0.
 
         Raises:
-            ColumnError: names the first column that cannot be read, and its first such row.
+            ColumnError: For the first unreadable column, with its first such row.
         """
         schema, kinds = self.schema, self.kinds
         columns = empty_columns(schema, len(next(iter(batch.values()))))
@@ -118,49 +118,48 @@ class Format(abc.ABC):
     def write(
         self, out: str | os.PathLike[str], blocks: Iterable[Columns], source: Any, **how: Any
     ) -> Store:
-        """Write blocks of rows as a new store, see `write_blocks`."""
+        """Writes blocks of rows as a new store, see `write_blocks`."""
         return write_blocks(
             out, self.schema, blocks, self.split, source=source, hash_seed=self.hash_seed, **how
         )
 
     def encode(self, rows: Mapping[str, Any]) -> Columns:
-        """Return rows of a table as the columns that a file with the same rows has, unlabelled.
+        """Returns the rows of a table as unlabelled columns, as from a file.
 
         Args:
-            rows: Column name to its values, as they stand in a file, or as Python, NumPy or Arrow
-                have them. None, NaN and the empty text are missing; columns that are no features
-                are not looked at.
+            rows: Column name to its values, as in a file, or as Python, NumPy or Arrow have them.
+              None, NaN and the empty text are missing; columns that are not features are ignored.
 
         Raises:
-            ValueError: a feature is not there or has fewer rows than another, or a value is not
-                what the column holds; the line names row (from 0) and column.
+            ValueError: If a feature is absent or shorter than another, or a value is invalid; the
+              message names row (from 0) and column.
         """
-        wanted = [name for name in self.kinds if name in self.features]
-        if absent := [name for name in wanted if name not in rows]:
+        names = [name for name in self.kinds if name in self.features]
+        if absent := [name for name in names if name not in rows]:
             raise ValueError(f"the rows have no column {', '.join(absent)}")
         try:
-            batch = {name: self.array(rows[name], name) for name in wanted}
+            batch = {name: self.array(rows[name], name) for name in names}
             if len({len(array) for array in batch.values()}) > 1:
-                shown = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
-                raise ValueError(f"the columns are not of one length: {shown}")
+                lengths = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
+                raise ValueError(f"the columns are not of one length: {lengths}")
             return self.columns_of(batch)
         except ColumnError as error:
-            where = "" if error.row is None else f"row {error.row}, "
-            raise ValueError(f"{where}column {error.column}: {error.problem}") from None
+            location = "" if error.row is None else f"row {error.row}, "
+            raise ValueError(f"{location}column {error.column}: {error.problem}") from None
 
 
 # --- Texts ---------------------------------------------------------------------------------------
 
 
 def extents(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each text begins in the buffer of characters, and its length in bytes."""
+    """Returns each text's offset in the character buffer, and its length in bytes."""
     offsets = np.frombuffer(texts.buffers()[1] or b"\0\0\0\0", np.int32)
     offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
     return offsets[:-1], np.diff(offsets)
 
 
 def characters(texts: pa.Array) -> bytes:
-    """Return all texts without anything between them."""
+    """Returns the concatenation of all texts."""
     starts, lengths = extents(texts)
     data = texts.buffers()[2]
     if data is None or not len(texts):
@@ -169,9 +168,9 @@ def characters(texts: pa.Array) -> bytes:
 
 
 def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
-    """Return the hashes of texts; missing is the empty one, null, and those that are given.
+    """Returns the hashes of texts; empty texts, null and `missing` are missing.
 
-    Two texts have the same hash with a probability of about 2^-64.
+    Two texts collide with a probability of about 2^-64.
     """
     starts, lengths = extents(texts)
     words = words_of(characters(texts) + b"\0" * 8)
@@ -179,42 +178,42 @@ def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
 
 
 def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
-    """Return which texts say that there is no value: bool[rows]; see `hashed`."""
+    """Returns the mask of missing texts, bool[rows], see `hashed`."""
     import pyarrow.compute as pc
 
-    found = extents(texts)[1] == 0
+    mask = extents(texts)[1] == 0
     if texts.null_count:
-        found |= np.asarray(texts.is_null())
+        mask |= np.asarray(texts.is_null())
     for text in missing:
-        found |= np.asarray(pc.equal(texts, text).fill_null(False))
-    return found
+        mask |= np.asarray(pc.equal(texts, text).fill_null(False))
+    return mask
 
 
 def words_of(text: bytes) -> np.ndarray:
-    """Return the eight bytes from each place of `text` on (but the last seven) as one integer."""
+    """Returns the eight bytes from each place of `text` (but the last seven) as an integer."""
     return np.ndarray(len(text) - 7, dtype="<u8", buffer=text, strides=(1,))
 
 
 def first_characters(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the first `lengths` (at most 8 count) characters of each word, zeros after them."""
+    """Returns the first `lengths` (at most 8) characters of each word, zero-padded."""
     after = (64 - 8 * np.minimum(lengths, 8)).astype(np.uint64)
     return words << after >> after  # NumPy shifts by 64 to zero
 
 
 def hash_text(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return a 64-bit hash of the `lengths` characters from each of `starts`.
+    """Returns a 64-bit hash of the `lengths` characters from each of `starts`.
 
-    ``h = mix(h XOR word)`` over the words of eight characters, the last filled up with zeros, from
-    ``h = length * golden ratio``. Every step is a bijection of h and of the word, so two texts of
-    one length that differ in one word never collide, and others hardly ever.
+    ``h = mix(h XOR word)`` over the words of eight characters, the last zero-padded, from ``h =
+    length * golden ratio``. Every step is a bijection of h and of the word, so two texts of one
+    length that differ in one word never collide, and others hardly ever.
     """
     hashes = lengths.astype(np.uint64) * np.uint64(GOLDEN)
-    active, at = np.flatnonzero(lengths > 0), 0
+    active, offset = np.flatnonzero(lengths > 0), 0
     while len(active):
-        left, word = lengths[active] - at, words[starts[active] + at]
-        if left.min() < 8:
-            word = first_characters(word, left)
+        remaining, word = lengths[active] - offset, words[starts[active] + offset]
+        if remaining.min() < 8:
+            word = first_characters(word, remaining)
         hashes[active] = mix(hashes[active] ^ word)
-        at += 8
-        active = active[left > 8]
+        offset += 8
+        active = active[remaining > 8]
     return hashes

@@ -1,4 +1,4 @@
-"""How good a model is on labelled rows."""
+"""Evaluation of a model on labelled rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PyTree = Any
 
 
 class Scores(NamedTuple):
-    """What a model says of labelled rows."""
+    """Logits of a model for labelled rows."""
 
     logits: np.ndarray
     """float32[rows], or float32[rows, outputs]."""
     labels: np.ndarray
-    """[rows], as a store has them."""
+    """Labels in the store's dtype, [rows]."""
     ids: np.ndarray
-    """The values of one categorical column, hashed: int32[rows]; or none."""
+    """Hashed values of one categorical column, int32[rows]; or empty."""
 
 
 def score(
@@ -33,12 +33,18 @@ def score(
     blocks: Iterable[Columns],
     category: int | None = None,
 ) -> Scores:
-    """Returns what (params, example) -> logits says of labelled rows, read once, block by block.
+    """Returns logits and labels of rows, read once, block by block.
+
+    Args:
+      logit_fn: (params, example) -> logits.
+      params: Parameters of the model.
+      blocks: Columns of labelled rows.
+      category: Index of a categorical column to return, if any.
 
     Raises:
-      ValueError: if there are no rows.
+      ValueError: If there are no rows.
     """
-    params, compiled = jax.device_put(params), _of_rows(logit_fn)
+    params, compiled = jax.device_put(params), _map_rows(logit_fn)
     logits, labels, ids = [], [], [np.zeros(0, np.int32)]
     for block in blocks:
         features = {name: column for name, column in block.items() if name != "label"}
@@ -57,18 +63,18 @@ def evaluate(
     blocks: Iterable[Columns],
     target: Target,
 ) -> dict[str, float]:
-    """Returns the metrics of the model on labelled rows, see `score` and `Target.metrics`.
+    """Returns the metrics on labelled rows, see `Target.metrics`.
 
     Raises:
-      ValueError: if there are no rows.
+      ValueError: If there are no rows.
     """
     scores = score(logit_fn, params, blocks)
     return target.metrics(scores.logits, scores.labels)
 
 
 @functools.lru_cache(maxsize=8)
-def _of_rows(
+def _map_rows(
     logit_fn: Callable[[PyTree, PyTree], jax.Array],
 ) -> Callable[[PyTree, PyTree], jax.Array]:
-    """Returns (params, rows) -> logits: one function, so that its program is compiled once."""
+    """Returns (params, rows) -> logits, one function so that its program compiles once."""
     return jax.vmap(logit_fn, in_axes=(None, 0))

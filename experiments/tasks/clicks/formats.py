@@ -1,4 +1,4 @@
-"""How rows are written outside a store: in raw files, and in tables; by the name of their data."""
+"""Formats of rows outside a store, in raw files and in tables, by name of the data."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ FORMATS: dict[str, RawFormat] = {f.schema.name: f for f in (display.FORMAT, sear
 
 
 def format_of(schema: Schema, hash_seed: int = 0) -> RawFormat | TableFormat:
-    """Return the format that reads raw rows into the columns of `schema`.
+    """Returns the format that reads raw rows into the columns of `schema`.
 
     Raises:
-        ValueError: the schema is that of no raw format.
+        ValueError: If no raw format has this schema.
     """
     if schema.label:  # the files name their columns
         from experiments.tasks.clicks.tabular.format import TableFormat  # and only these take Arrow
 
         return TableFormat(schema, hash_seed)
     if schema.name not in FORMATS:
-        known = ", ".join([*FORMATS, "tables"])
+        names = ", ".join([*FORMATS, "tables"])
         raise ValueError(
-            f"data like {schema.name!a} have no raw format (only {known} have one): "
+            f"data like {schema.name!a} have no raw format (only {names} have one): "
             "prepare them, and give the store"
         )
     return replace(FORMATS[schema.name], schema=schema, hash_seed=hash_seed)
 
 
 def check_columns(rows: Any, features: Sequence[str]) -> None:
-    """Raise TypeError unless `rows` maps names to columns, as dictionaries and data frames do."""
+    """Raises TypeError unless `rows` maps names to columns."""
     if not hasattr(rows, "keys"):
         raise TypeError(
             "rows must map the name of each column to its values, one a row; it is a "

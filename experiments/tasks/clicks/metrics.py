@@ -1,4 +1,4 @@
-"""How good are the predictions? Exact metrics of a binary classifier, computed from its logits."""
+"""Exact metrics of a binary classifier from its logits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scipy.special import entr, expit
 
 @dataclass(frozen=True)
 class BinaryMetrics:
-    """Quality of predicted probabilities on one labelled data set; NaN where it is undefined."""
+    """Quality of predicted probabilities on labelled rows; NaN if undefined."""
 
     auc: float
     """Probability that a random positive outscores a random negative; a tie counts one half."""
     log_loss: float
-    """Mean negative log likelihood, in nats."""
+    """Mean negative log likelihood, nats."""
     normalised_entropy: float
-    """Log loss over that of the base rate alone: 1 is a model that knows no more than the rate."""
+    """Log loss relative to predicting the base rate, which has 1."""
     predicted_over_observed: float
     """Sum of predicted probabilities over sum of labels; 1 is calibrated in the large."""
     expected_calibration_error: float
@@ -27,10 +27,10 @@ class BinaryMetrics:
 
 
 def auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the exact area under the ROC curve by the Mann-Whitney statistic.
+    """Returns the exact area under the ROC curve.
 
-    It is the share of pairs of a positive and a negative in the right order; a tied pair counts one
-    half. NaN, as it is undefined, where one class is absent or a logit (float[n]) is not finite.
+    It is the fraction of correctly ordered pairs of a positive and a negative (Mann-Whitney); a
+    tied pair counts one half. NaN if one class is absent or a logit (float[n]) is not finite.
 
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
     0.875
@@ -38,17 +38,20 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     positive = np.asarray(labels) == 1
     if positive.all() or not positive.any() or not np.isfinite(logits).all():
         return float("nan")
-    _, place = np.unique(logits, return_inverse=True)
-    above, below = np.bincount(place, positive), np.bincount(place, ~positive)
-    ordered = np.sum(above * (np.cumsum(below) - below / 2))
-    return float(ordered / (above.sum() * below.sum()))
+    _, rank = np.unique(logits, return_inverse=True)
+    positives, negatives = np.bincount(rank, positive), np.bincount(rank, ~positive)
+    ordered = np.sum(positives * (np.cumsum(negatives) - negatives / 2))
+    return float(ordered / (positives.sum() * negatives.sum()))
 
 
 def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean of log(1 + e^z) - y z over `logits` z and `labels` y, in nats.
+    """Returns the mean of log(1 + e^z) - y z, nats.
 
-    It is undefined, NaN, where a logit is not finite: what a model that diverged says of a row is
-    no probability.
+    z are the `logits` and y the `labels`. NaN if a logit is not finite: a diverged model has no
+    probability.
+
+    >>> round(log_loss(np.array([0.0, 0.0]), np.array([0, 1])), 4)
+    0.6931
     """
     z = np.asarray(logits, np.float64)
     if not np.isfinite(z).all():
@@ -57,9 +60,9 @@ def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def base_rate_entropy(labels: np.ndarray) -> float:
-    """Returns -y log y - (1 - y) log(1 - y), y the mean of `labels` (0 or 1, [n]), in nats.
+    """Returns the log loss of predicting the base rate, nats.
 
-    It is the log loss of always predicting the base rate: 0 where one class is absent.
+    It is -y log y - (1 - y) log(1 - y), y the mean of `labels` (0 or 1, [n]), and 0 for one class.
     """
     rate = np.mean(labels)
     return float(entr(rate) + entr(1.0 - rate))
@@ -70,9 +73,14 @@ def expected_calibration_error(
     labels: np.ndarray,
     bins: int = 15,
 ) -> float:
-    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over `bins` equal bins of p.
+    """Returns sum_b |sum_{i in b} (p_i - y_i)| / n over equal bins.
 
-    It is undefined, NaN, where a probability is.
+    NaN if a probability is.
+
+    Args:
+      probabilities: Predicted probabilities p, float[n].
+      labels: Labels y, 0 or 1, [n].
+      bins: Number of bins of p.
 
     Source: Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017), equation 3.
     """
@@ -84,12 +92,12 @@ def expected_calibration_error(
 
 
 def binary_metrics(logits: np.ndarray, labels: np.ndarray) -> BinaryMetrics:
-    """Returns every metric of the model's `logits` (float[n]) against `labels` (0 or 1, [n]).
+    """Returns every metric of logits (float[n]) against labels (0 or 1, [n]).
 
-    All but counts are undefined, NaN, where a logit is not finite.
+    All but counts are NaN if a logit is not finite.
 
     Raises:
-      ValueError: if there are no rows, or not as many logits as labels.
+      ValueError: If there are no rows, or unequal numbers of logits and labels.
     """
     z = np.asarray(logits, np.float64)
     y = np.asarray(labels, np.float64)

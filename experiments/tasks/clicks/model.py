@@ -1,4 +1,4 @@
-"""The click model: a stacked embedding table, log integers, ReLU layers, a logit."""
+"""Click model: a stacked embedding table, log integers, ReLU layers, a logit."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ PyTree = Any
 
 
 INTEGER_SCALE = 0.2
-"""Brings the log integers (up to about 12) to the embeddings' order of magnitude. Unscaled, they
-dominate every gradient's norm, and clipping would spend it on a few rows of the first layer."""
+"""Factor that brings log integers (up to about 12) to the embeddings' magnitude. Unscaled, they
+dominate every gradient's norm, and clipping would spend it on a few rows of the first layer.
+"""
 
 
 def table_rows(rows: int) -> int:
-    """Returns the rows of a stacked table of so many: a large one's divide by up to 64 devices.
+    """Returns the padded rows of a stacked table, divisible by 64 if large.
 
     The added rows are never looked up.
 
@@ -38,7 +39,7 @@ def table_rows(rows: int) -> int:
 
 
 class ClickModel(nnx.Module):
-    """Maps one example to its logits, see `Schema.target`."""
+    """Network from one example to its logits, see `Schema.target`."""
 
     def __init__(self, config: ModelConfig, schema: Schema, rngs: nnx.Rngs):
         self.schema, self.config, outputs = schema, config, schema.target.outputs
@@ -69,9 +70,9 @@ class ClickModel(nnx.Module):
         config, schema = self.config, self.schema
         buckets = config.max_buckets
         masks, offsets = public((schema.fold_masks(buckets), schema.table_offsets(buckets)))
-        found = self.embedding(folded(example["categories"], masks) + offsets)
+        looked_up = self.embedding(folded(example["categories"], masks) + offsets)
         numbers = encoded_numbers(schema, config.bins, example)
-        x = found[:, : config.embedding_dim].ravel()
+        x = looked_up[:, : config.embedding_dim].ravel()
         if not config.linear:
             x = jnp.concatenate([x, numbers])
         for layer in self.hidden:
@@ -80,23 +81,23 @@ class ClickModel(nnx.Module):
             x = jnp.concatenate([x, numbers])
         logits = self.logit(x)
         if config.wide:
-            logits += jnp.sum(found[:, config.embedding_dim :], axis=0)
+            logits += jnp.sum(looked_up[:, config.embedding_dim :], axis=0)
         return logits if logits.size > 1 else logits[0]
 
 
 def _with_zeros(draw: nnx.Initializer, *drawn: int | None) -> nnx.Initializer:
-    """Returns what draws so much of each axis, None for all of it; the rest begins at zero."""
+    """Returns an initializer that draws part of each axis, None for all, and zeros."""
 
     def padded(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        inner = [size if some is None else some for size, some in zip(shape, drawn, strict=True)]
-        rest = [(0, size - some) for size, some in zip(shape, inner, strict=True)]
-        return jnp.pad(draw(key, inner, dtype), rest)
+        inner = [size if n is None else n for size, n in zip(shape, drawn, strict=True)]
+        padding = [(0, size - n) for size, n in zip(shape, inner, strict=True)]
+        return jnp.pad(draw(key, inner, dtype), padding)
 
     return padded
 
 
 def number_features(schema: Schema, bins: int) -> int:
-    """Returns how many features stand for the numbers of an example."""
+    """Returns the number of features for the numbers of an example."""
     if not bins:
         return 2 * len(schema.integers)
     scales, pieces = _curves(schema, bins)
@@ -104,36 +105,41 @@ def number_features(schema: Schema, bins: int) -> int:
 
 
 def _curves(schema: Schema, bins: int) -> tuple[int, int]:
-    """Returns how many curves are learned of a number with bounds, and their pieces."""
+    """Returns the number of curves of a bounded number, and of their pieces."""
     scales = len(schema.scales(np.zeros(1)))
     return scales, max(1, bins // scales)
 
 
 def encoded_numbers(schema: Schema, bins: int, example: dict[str, jax.Array]) -> jax.Array:
-    """Returns what stands for the numbers of one example: float32[number_features].
+    """Returns the features of one example's numbers, float32[number_features].
 
-    Of a number x in [low, high], transformed as the store's are, with u = B (x - low) / (high -
-    low) in [0, B] and B = `bins`, they are max(0, 1 - |u - k|), k = 0 ... B: two of them at most
-    are not 0, and they add up to 1. A weighted sum of them is any function that is linear in each
-    of B pieces of the range, and constant beyond. All are 0 of a number that is missing, which one
-    more feature says. A number without bounds is one feature. Where the schema's transform is both,
-    there are such features, with half of B, of the logarithm and of the number itself.
+    For a number x in [low, high], transformed like the store's, with u = B (x - low) / (high - low)
+    in [0, B] and B = `bins`, they are max(0, 1 - |u - k|), k = 0 ... B: at most two are not 0, and
+    they add up to 1. A weighted sum of them is any function that is linear in each of B pieces of
+    the range, and constant beyond. All are 0 for a missing number, which has one more feature. A
+    number without bounds is one feature. With the transform "both" the features, with half of B,
+    exist for the logarithm and for the number.
+
+    Args:
+      schema: Columns of the example.
+      bins: Number B of pieces; 0 for plain numbers.
+      example: Columns of one row.
     """
     x, missing = example["integers"], example["integers_missing"].astype(jnp.float32)
     binned = [j for j, name in enumerate(schema.integers) if bins and name in schema.bounded]
     if not binned:
         return jnp.concatenate([INTEGER_SCALE * x, missing])
-    others = public(np.setdiff1d(np.arange(x.size), binned))
+    unbounded = public(np.setdiff1d(np.arange(x.size), binned))
     scales, pieces = _curves(schema, bins)
     places = public(np.array(binned))
-    read = x[places]
-    plain = jnp.copysign(jnp.expm1(jnp.abs(read)), read)
-    ends = schema.scales(np.array(list(schema.bounded.values())))  # [scales, numbers, 2]
-    low, width = public((ends[..., 0], ends[..., 1] - ends[..., 0]))
-    u = jnp.clip((jnp.stack([read, plain][:scales]) - low) / width * pieces, 0, pieces)
+    x_bounded = x[places]
+    plain = jnp.copysign(jnp.expm1(jnp.abs(x_bounded)), x_bounded)
+    limits = schema.scales(np.array(list(schema.bounded.values())))  # [scales, numbers, 2]
+    low, width = public((limits[..., 0], limits[..., 1] - limits[..., 0]))
+    u = jnp.clip((jnp.stack([x_bounded, plain][:scales]) - low) / width * pieces, 0, pieces)
     hats = jnp.maximum(0.0, 1.0 - jnp.abs(u[..., None] - jnp.arange(pieces + 1)))
     hats *= (1 - missing[places])[:, None]
-    return jnp.concatenate([INTEGER_SCALE * x[others], missing, hats.ravel()])
+    return jnp.concatenate([INTEGER_SCALE * x[unbounded], missing, hats.ravel()])
 
 
 @functools.lru_cache(maxsize=8)  # a program each, which JAX would keep forever
@@ -145,26 +151,26 @@ def _initialiser(config: ModelConfig, schema: Schema) -> Callable[[jax.Array], C
 def shaped(
     config: ModelConfig, schema: Schema
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns (params, logit_fn) with the shapes of the parameters alone: they are to be read."""
+    """Returns (params, logit_fn) with shapes in place of parameters."""
     return split_module(nnx.eval_shape(lambda: ClickModel(config, schema, nnx.Rngs(0))))
 
 
 class PureFunctions(NamedTuple):
-    """A click model as functions of its parameters."""
+    """Click model as functions of its parameters."""
 
     loss: Callable[[PyTree, PyTree], jax.Array]
     """(params, example) -> loss."""
     logit: Callable[[PyTree, PyTree], jax.Array]
     """(params, example) -> logits."""
     predict: Callable[[PyTree, PyTree], jax.Array]
-    """(params, rows) -> what is predicted of each row."""
+    """(params, rows) -> prediction of each row."""
     calibration: Refinement
-    """What is fitted after training, and goes into the last layer."""
+    """Calibration after training, applied to the last layer."""
 
 
 @functools.lru_cache(maxsize=64)
 def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
-    """Returns the same functions for the same model, so that programs are compiled once."""
+    """Returns the model's functions, cached so that programs compile once."""
     target, (_, logit) = schema.target.robust(config.huber), shaped(config, schema)
 
     def loss(params: PyTree, example: PyTree) -> jax.Array:
@@ -178,9 +184,9 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
-    """Returns parameters whose logit is scale * logit + shift.
+    """Returns parameters with the logit scale * logit + shift.
 
-    Changed are those of its layer, and the weights that lie in the table beside its vectors.
+    The last layer changes, and the weights beside the vectors in the table.
     """
 
     def leaf(at, x):
@@ -197,6 +203,6 @@ def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
 def functional(
     config: ModelConfig, schema: Schema, seed: int
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns (params, logit_fn, loss_fn): a model as pure functions, drawn by a public seed."""
+    """Returns (params, logit_fn, loss_fn) of a model, drawn by a public seed."""
     params, logit_fn = split_module(_initialiser(config, schema)(jax.random.key(seed)))
     return params, logit_fn, pure_functions(config, schema).loss

@@ -89,13 +89,13 @@ def recommended(
 ) -> Settings:
     """Returns the settings of a run on clicks or on a table.
 
-    Where the noise multiplier is given, epsilon follows from the settings, and not they from it:
-    they are alike for all noise and all samplers.
+    With a given noise multiplier epsilon follows from the settings, and they are equal for all
+    noise and all samplers.
 
     Args:
-      request: What is given and wanted.
-      sizes: Of the model.
-      most_buckets: Declared of a category, at most; 0 of a table of numbers alone.
+      request: Size, target and choices of the run.
+      sizes: Sizes of the model.
+      most_buckets: Largest declared bucket count of a category; 0 for a table of numbers alone.
 
     >>> found = recommended(RecommendationRequest(88_000, 1e-5, target_epsilon=8.0))
     >>> found.batch_size, found.epochs, found.l2_clip_norm, found.learning_rate
@@ -130,12 +130,12 @@ def recommended(
             much = min(1.0, max(0.0, math.log(epsilon) / math.log(3)))
             rate *= LITTLE_EPSILON + (1 - LITTLE_EPSILON) * much
     norm = LINEAR["few" if few else "many"] if sizes.linear else L2_CLIP_NORM
-    found = Settings(batch_size, epochs, norm, float(f"{rate:.2g}"))
+    settings = Settings(batch_size, epochs, norm, float(f"{rate:.2g}"))
     if request.tables == "dense":
-        return found
+        return settings
     limits = {"most": MOST_OF_TABLES, "without_noise": TABLES_WITHOUT_NOISE / epochs**0.6}
     return dataclasses.replace(
-        found, tables_learning_rate=table_step_size(request, found, **limits)
+        settings, tables_learning_rate=table_step_size(request, settings, **limits)
     )
 
 
@@ -173,10 +173,10 @@ def _batch_size(n: int, epochs: int, request: RecommendationRequest) -> int:
 
 
 def _distance(epochs: int, epsilon: float) -> float:
-    """Returns the learning rate times the root of the number of steps: alike for all batches.
+    """Returns the learning rate times the root of the number of steps.
 
-    Where noise outweighs gradients, Adam's steps are a random walk, and this is its length. In many
-    epochs it is to be shorter than in few, the sooner the less noise there is.
+    It is equal for all batches: if noise outweighs gradients, Adam's steps are a random walk, and
+    this is its length. It is shorter for many epochs, the sooner the less noise.
     """
     many = 17 * (8 / min(10.0, max(0.5, epsilon))) ** 0.4
     return 0.2 / math.hypot(1, epochs / many)
@@ -185,9 +185,9 @@ def _distance(epochs: int, epsilon: float) -> float:
 def _rate_of_sgd(steps: int, batch_size: int, epsilon: float | None) -> float:
     """Returns the learning rate at momentum 0.9.
 
-    Times the number of steps it is alike for all batches and bands. With less privacy than an
-    epsilon of 4, gradients and not noise limit it. A step of few rows is mostly noise, and is to be
-    the shorter, the fewer they are: of 125 rows 0.05 was the best that was tried.
+    Times the number of steps it is equal for all batches and bands. Beyond an epsilon of 4
+    gradients limit it, and not noise. A step of few rows is mostly noise and must be short: with
+    125 rows 0.05 was the best tried.
     """
     if epsilon is None:
         return min(0.5, 180 / steps)

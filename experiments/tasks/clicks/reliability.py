@@ -1,4 +1,4 @@
-"""Where a model is right about the rate of clicks and where not: predicted against observed."""
+"""Reliability of predicted rates by group: predicted against observed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from scipy.special import ndtri
 
 FEWEST = 20
-"""Rows of a category, or of a bin, that is shown by itself."""
+"""Fewest rows of a category, or of a bin, that is shown separately."""
 OTHERS = "all others"
-"""The group of all categories that are not among the largest."""
+"""Name of the group of all smaller categories."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that have something in common, and what was predicted of them."""
+    """Group of rows, with predicted and observed positives."""
 
     name: str
     rows: int
@@ -28,21 +28,21 @@ class Group:
 
     @property
     def prediction(self) -> float:
-        """The mean predicted probability."""
+        """Mean predicted probability."""
         return self.predicted / self.rows
 
     @property
     def rate(self) -> float:
-        """The share of rows with the label 1."""
+        """Fraction of rows with the label 1."""
         return self.observed / self.rows
 
     @property
     def predicted_over_observed(self) -> float:
-        """1 where the level is right; NaN where nothing was observed."""
+        """Ratio of predicted to observed positives; NaN if none was observed."""
         return self.predicted / self.observed if self.observed else float("nan")
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Returns Wilson's interval for the rate behind so many rows, drawn independently.
+        """Returns Wilson's confidence interval for the rate of independent rows.
 
         Source: E. B. Wilson, "Probable Inference, the Law of Succession, and Statistical
         Inference", Journal of the American Statistical Association, 1927.
@@ -55,12 +55,12 @@ class Group:
 
 
 def by_probability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> list[Group]:
-    """Returns the groups of a reliability diagram: `bins` of equal width, without empty ones.
+    """Returns the non-empty groups of a reliability diagram.
 
     Args:
-      probabilities: Of the label 1, float[n].
-      labels: 0 or 1, [n].
-      bins: How many.
+      probabilities: Predicted probabilities of the label 1, float[n].
+      labels: Labels, 0 or 1, [n].
+      bins: Number of equal bins of the probability.
 
     Source: A. Niculescu-Mizil and R. Caruana, "Predicting Good Probabilities with Supervised
     Learning", ICML 2005.
@@ -71,9 +71,9 @@ def by_probability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15
 
 
 def by_decile(probabilities: np.ndarray, labels: np.ndarray) -> list[Group]:
-    """Returns ten groups of as many rows, give or take one, in the order of the prediction.
+    """Returns ten equal groups of rows, by ascending prediction.
 
-    Rows of equal predictions stay in their order, which tells nothing of their labels.
+    Rows of equal predictions keep their order, which is independent of their labels.
     """
     n = _checked(probabilities, labels).size
     place = np.empty(n, np.int64)
@@ -89,36 +89,36 @@ def by_category(
     *,
     most: int = 10,
 ) -> list[Group]:
-    """Returns the largest categories, `most` at most, the largest first, and all others together.
+    """Returns the largest categories, largest first, and all others together.
 
-    A category of fewer than `FEWEST` rows is among the others, who are not fewer either unless they
-    are all: the label of a single row shows in none.
+    A category of fewer than `FEWEST` rows is among the others, which are at least as many
+    themselves unless they are all rows: no group shows the label of a single row.
 
     Args:
       ids: Hashed values of a column, int[n]; 0 is *missing*, as in a store.
-      probabilities: Of the label 1, float[n].
-      labels: 0 or 1, [n].
-      texts: Values as their file spells them, n of them, which name the categories; or none.
-      most: How many categories to show.
+      probabilities: Predicted probabilities of the label 1, float[n].
+      labels: Labels, 0 or 1, [n].
+      texts: Values as their file spells them, which name the categories; or none.
+      most: Largest number of categories to show.
     """
     _checked(probabilities, labels)
-    found, place, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+    values, place, sizes = np.unique(ids, return_inverse=True, return_counts=True)
     order = np.argsort(-sizes, kind="stable")
-    shown = int(np.count_nonzero(sizes[order][:most] >= FEWEST))
-    while shown and 0 < sizes[order][shown:].sum() < FEWEST:
-        shown -= 1
+    num_shown = int(np.count_nonzero(sizes[order][:most] >= FEWEST))
+    while num_shown and 0 < sizes[order][num_shown:].sum() < FEWEST:
+        num_shown -= 1
     rank = np.empty(order.size, np.int64)
     rank[order] = np.arange(order.size)
-    spelled: list[Counter[str]] = [Counter() for _ in range(shown)]
-    for at, text in zip(rank[place], texts, strict=False):
-        if at < shown:
-            spelled[at][text] += 1
-    names = [_name(*pair) for pair in zip(found[order].tolist(), spelled, strict=False)]
-    return _groups(np.minimum(rank[place], shown), [*names, OTHERS], probabilities, labels)
+    spelled: list[Counter[str]] = [Counter() for _ in range(num_shown)]
+    for row_rank, text in zip(rank[place], texts, strict=False):
+        if row_rank < num_shown:
+            spelled[row_rank][text] += 1
+    names = [_name(*pair) for pair in zip(values[order].tolist(), spelled, strict=False)]
+    return _groups(np.minimum(rank[place], num_shown), [*names, OTHERS], probabilities, labels)
 
 
 def _name(id_: int, texts: Counter[str]) -> str:
-    """Returns the name of a category: its most frequent spelling, where spellings are known."""
+    """Returns the name of a category: its most frequent spelling, if known."""
     if id_ == 0 or not texts:
         return f"bucket {id_}" if id_ else "missing"
     most = "".join(c if c.isprintable() else "?" for c in max(texts, key=lambda t: (texts[t], t)))
@@ -126,7 +126,7 @@ def _name(id_: int, texts: Counter[str]) -> str:
 
 
 def _checked(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns the probabilities, or raises ValueError for ones that cannot be grouped."""
+    """Returns the probabilities, or raises ValueError if they cannot be grouped."""
     if probabilities.shape != labels.shape or probabilities.size == 0:
         raise ValueError(f"no pairs: {probabilities.shape} predictions, {labels.shape} labels")
     if not np.isfinite(probabilities).all():
@@ -137,7 +137,7 @@ def _checked(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def _groups(
     place: np.ndarray, names: list[str], probabilities: np.ndarray, labels: np.ndarray
 ) -> list[Group]:
-    """Returns the groups that have rows: row i is of the group names[place[i]]."""
+    """Returns the non-empty groups: row i belongs to names[place[i]]."""
     rows, predicted, observed = (
         np.bincount(place, weights, minlength=len(names))
         for weights in (None, probabilities.astype(np.float64), labels)

@@ -1,16 +1,17 @@
-"""The columns of a click data set, and the hashing of its categorical values into fixed tables.
+"""Columns of a click data set, and the hashing of categorical values into fixed tables.
 
-Nothing here is learned from data. Bucket counts are constants, chosen from cardinalities that the
-publishers of the data set made known, so that adding a row, a label or a token that was never seen
-changes no shape, no bucket count and no compiled program.
+Nothing is learned from data. Bucket counts are constants, chosen from cardinalities that the
+publishers of the data set made known, so that adding a row, a label or a new token changes no
+shape, no bucket count and no compiled program.
 
 Ids. A categorical value becomes ``1 + (hash(value) mod 2^k)``; ``0`` means *missing* and nothing
-else. A feature with 2^k buckets therefore has a table of 2^k + 1 rows. Of a feature whose values
-are declared, the i-th of them (from 0) becomes 1 + i, and every other value is missing.
+else. A feature with 2^k buckets therefore has a table of 2^k + 1 rows. If the values of a feature
+are declared, the i-th (from 0) becomes 1 + i, and every other value is missing.
 
-Folding. For j <= k, ``(h mod 2^k) mod 2^j = h mod 2^j``, because 2^j divides 2^k. So the ids of a
-store hashed once, to large tables, fold *exactly* to the ids that hashing to smaller tables would
-have given: :meth:`Schema.fold`. One store serves models of every size.
+Folding. For j <= k, ``(h mod 2^k) mod 2^j = h mod 2^j``, because 2^j divides 2^k. The ids of a
+store hashed once, to large tables, fold *exactly* to the ids of smaller tables
+(:meth:`Schema.fold`): smaller tables reuse the stored ids, and the result equals rehashing. One
+store serves models of every size.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from experiments.tasks.clicks.target import Target, target_of
 from experiments.tasks.splitmix import GOLDEN, mix
 
 MISSING = 0
-"""The id of a missing categorical value, in every column; no hashed value has it."""
+"""Id of a missing categorical value in every column; no hashed value has it."""
 
 DISPLAY_CARDINALITIES = (
     *(1_460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5_683, 8_351_593, 3_194),
@@ -63,15 +64,16 @@ SEARCH_OUTCOMES = {
     "time_delay_for_conversion": 574_346,
     "product_price": 43_143,
 }
-"""Distinct values of the columns of that data set which are known only after a sale, or go with
-one: to predict sales from them would be to read the answer."""
+"""Distinct values of the columns of that data set known only after a sale, or tied to one:
+predicting sales from them would read the answer.
+"""
 
 
 def default_buckets(cardinality: int) -> int:
-    """Return the power of two to which a column with `cardinality` distinct values is hashed.
+    """Returns the default bucket count of a column, a power of two.
 
-    Small tables cost nothing, so columns of at most 2^14 values get four times their cardinality
-    (at least 1,024), where few values collide. Larger ones get the nearest power of two (in the
+    Small tables are cheap, so columns of at most 2^14 values get four times their cardinality (at
+    least 1,024), where few values collide. Larger ones get the nearest power of two (in the
     logarithm), at most 2^20: their tails are values seen once, which no model can learn.
 
     >>> [default_buckets(c) for c in (3, 1_460, 93_145, 286_181, 10_131_227)]
@@ -85,7 +87,7 @@ def default_buckets(cardinality: int) -> int:
 
 
 def log_transform(values: np.ndarray) -> np.ndarray:
-    """Return ``sign(x) * log1p(|x|)`` as float32: a fixed transform, nothing learned from data.
+    """Returns ``sign(x) * log1p(|x|)``, float32.
 
     >>> log_transform(np.array([-1, 0, 1]))
     array([-0.6931472,  0.       ,  0.6931472], dtype=float32)
@@ -95,18 +97,17 @@ def log_transform(values: np.ndarray) -> np.ndarray:
 
 
 def folded(ids: Any, masks: Any) -> Any:
-    """Returns `ids` [..., features] folded by the masks of `Schema.fold_masks`."""
+    """Returns `ids` [..., features] folded by `Schema.fold_masks`."""
     return (ids > MISSING) * (1 + ((ids - 1) & masks))
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Names of the feature columns and the bucket count of each categorical one.
+    """Names of the feature columns, and the bucket count of each categorical one.
 
-    The label is one column, see `target`. A data set without numeric columns has
-    ``integers = ()``. A bucket count is a power of two, or the number of declared values. The
-    fields from `label` on are of data whose files name their columns, and which have no format of
-    their own.
+    The label is one column, see `target`. A data set without numeric columns has ``integers = ()``.
+    A bucket count is a power of two, or the number of declared values. The fields from `label` on
+    are for data whose files name their columns, without a raw format.
     """
 
     name: str
@@ -114,16 +115,16 @@ class Schema:
     categories: tuple[str, ...]
     buckets: tuple[int, ...]
     label: str = ""
-    """Column of the label in a file; empty where the format of the data set says which it is."""
+    """Column of the label in a file; empty if the data set's format fixes it."""
     transform: Literal["log1p", "none", "both"] = "log1p"
-    """What becomes of numbers: ``sign(x) * log1p(|x|)``, or nothing. Where it is both, it is the
-    former, and a model learns curves of both, see `scales`."""
+    """Transform of numbers: ``sign(x) * log1p(|x|)``, none, or "both": the former, with curves of
+    both scales in the model, see `scales`."""
     missing: tuple[str, ...] = ()
     """Texts that stand for a missing value, beside the empty one."""
     classes: tuple[str, ...] = ()
-    """Texts of the label that mean 0, 1, ..., as they were declared; none where it is 0 or 1."""
+    """Declared texts of the label that mean 0, 1, ...; empty for a label of 0 and 1."""
     label_bounds: tuple[float, ...] = ()
-    """Public (low, high) of a label that is a number, to which it is clipped."""
+    """Public (low, high) to which a numerical label is clipped."""
     bounds: tuple[tuple[float, ...] | None, ...] = ()
     """Public (low, high) of each number, None for one without; empty if none has any."""
     values: tuple[tuple[str, ...] | None, ...] = ()
@@ -133,14 +134,14 @@ class Schema:
         if not self.categories and not self.integers:
             raise ValueError(f"schema {self.name!r} has no columns to predict from")
         categories, numbers = len(self.categories), len(self.integers)
-        for columns, kind, given, what in (
+        for columns, kind, num_given, template in (
             (categories, "categorical", len(self.buckets), "{} bucket counts"),
             (categories, "categorical", len(self.values) or categories, "declared values of {}"),
             (numbers, "numeric", len(self.bounds) or numbers, "{} bounds"),
         ):
-            if given != columns:
-                said = f"{columns} {kind} columns but {what.format(given)}"
-                raise ValueError(f"schema {self.name!r} has {said}")
+            if num_given != columns:
+                counts = f"{columns} {kind} columns but {template.format(num_given)}"
+                raise ValueError(f"schema {self.name!r} has {counts}")
         _ = self.target  # refused before anything is read
         for column, count in zip(self.categories, self.buckets, strict=True):
             if (values := self.declared.get(column)) is None:
@@ -152,55 +153,60 @@ class Schema:
                 )
             elif len(values) != count:
                 raise ValueError(f"{column} has {len(values)} values but {count} buckets")
-        for column, ends in self.bounded.items():
-            if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
-                shown = ":".join(f"{end:g}" for end in ends)
-                raise ValueError(f"bounds of {column} must be finite, low:high, not {shown}")
+        for column, limits in self.bounded.items():
+            if len(limits) != 2 or not -math.inf < limits[0] < limits[1] < math.inf:
+                text = ":".join(f"{x:g}" for x in limits)
+                raise ValueError(f"bounds of {column} must be finite, low:high, not {text}")
             with np.errstate(over="ignore", invalid="ignore"):
-                scales = self.scales(np.array(ends))
+                scales = self.scales(np.array(limits))
                 lengths = scales[:, 1] - scales[:, 0]
             for (low, high), length in zip(scales, lengths, strict=True):
                 if not 0 < length < math.inf:
-                    taken = np.ptp(log_transform(np.array(ends))) > 0
+                    distinct = np.ptp(log_transform(np.array(limits))) > 0
                     raise ValueError(
                         f"bounds of {column} are {low} and {high} in float32, as a model reads "
-                        f"them: give others{', or take --transform log1p' if taken else ''}"
+                        f"them: give others{', or take --transform log1p' if distinct else ''}"
                     )
 
     @property
     def target(self) -> Target:
-        """What the label is."""
+        """Kind of the label."""
         return target_of(self.classes, self.label_bounds)
 
     @property
     def bounded(self) -> dict[str, tuple[float, ...]]:
         """Numeric columns with public bounds -> (low, high), before `transform`."""
         named = zip(self.integers, self.bounds, strict=False)  # no bounds: none has any
-        return {name: ends for name, ends in named if ends is not None}
+        return {name: limits for name, limits in named if limits is not None}
 
     @property
     def declared(self) -> dict[str, tuple[str, ...]]:
-        """Categorical columns whose values are declared -> these."""
+        """Categorical columns with declared values -> values."""
         named = zip(self.categories, self.values, strict=False)  # no values: all are hashed
         return {name: texts for name, texts in named if texts is not None}
 
     def transformed(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers as a model reads them: float32, by `transform`, which no row decides."""
+        """Returns numbers as the model's input, float32, by `transform`."""
         return values.astype(np.float32) if self.transform == "none" else log_transform(values)
 
     def scales(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers on each scale on which curves are learned: float32[scales, ...]."""
+        """Returns numbers on each scale of the model's curves, float32[scales, ...]."""
         read = self.transformed(values)
         return np.stack([read, values.astype(np.float32)] if self.transform == "both" else [read])
 
     def hash(self, values: np.ndarray, feature: int, seed: int) -> np.ndarray:
-        """Return the ids of `values` (any shape, unsigned integers) of categorical `feature`.
+        """Returns the ids of a categorical feature's values, int32.
 
-        ``1 + (mix(value XOR key) mod buckets[feature])`` as int32, where mix is the 64-bit
-        finaliser of SplitMix64 (Steele, Lea and Flood, 2014, with the constants of Stafford's
-        "Mix13") and key is drawn by the same function from (seed, feature). mix is a bijection on
-        64 bits, so two values collide only in the reduction to buckets; a seed gives each column
-        its own hash function. The seed is public: it is not a secret and protects nothing.
+        They are ``1 + (mix(value XOR key) mod buckets[feature])``, with mix the 64-bit finaliser of
+        SplitMix64 (Steele, Lea and Flood, 2014, with the constants of Stafford's "Mix13") and key
+        drawn by the same function from (seed, feature). mix is a bijection on 64 bits, so two
+        values collide only in the reduction to buckets; each column has its own hash function. The
+        seed is public: it protects nothing.
+
+        Args:
+            values: Unsigned integers of any shape.
+            feature: Index of the categorical feature.
+            seed: Public seed of the hash.
         """
         key = np.uint64(_mix_int(_mix_int(seed) + (feature + 1) * GOLDEN))
         mixed = mix(values.astype(np.uint64, copy=False) ^ key)
@@ -210,7 +216,7 @@ class Schema:
         return ids
 
     def fold(self, ids: Any, max_buckets: int) -> Any:
-        """Return `ids` [..., features] as if hashed to at most `max_buckets` (a power of two).
+        """Returns ids [..., features] as if hashed to `max_buckets` at most.
 
         Exact: see the module's note on folding. Missing stays 0. Works on NumPy and JAX arrays,
         inside a compiled program too; the dtype is kept.
@@ -221,14 +227,14 @@ class Schema:
         return folded(ids, self.fold_masks(max_buckets))
 
     def fold_masks(self, max_buckets: int) -> np.ndarray:
-        """Returns what `folded` takes to fold to at most `max_buckets`: int32[features]."""
+        """Returns the masks of `folded` for `max_buckets`, int32[features]."""
         check_power_of_two("max_buckets", max_buckets)
         masks = np.minimum(np.asarray(self.buckets), max_buckets).astype(np.int32) - 1
-        masks[[name in self.declared for name in self.categories]] = -1  # they stay as they are
+        masks[[name in self.declared for name in self.categories]] = -1  # declared ids stay
         return masks
 
     def table_sizes(self, max_buckets: int = 1 << 30) -> tuple[int, ...]:
-        """Return the number of rows of each feature's table, the row of *missing* included."""
+        """Returns the rows of each feature's table, *missing* included."""
         check_power_of_two("max_buckets", max_buckets)
         columns = zip(self.categories, self.buckets, strict=True)
         return tuple(
@@ -237,13 +243,13 @@ class Schema:
         )
 
     def table_offsets(self, max_buckets: int = 1 << 30) -> np.ndarray:
-        """Return where each feature's rows begin (int32) in one stacked table.
+        """Returns each feature's first row in one stacked table, int32.
 
         ``fold(ids, m) + table_offsets(m)`` are rows of a table of ``sum(table_sizes(m))`` rows in
-        which no two features share one.
+        which no two features share a row.
 
         Raises:
-            ValueError: there are more rows than int32 can number.
+            ValueError: If there are more rows than int32 can number.
 
         >>> sum(DISPLAY_ADS.table_sizes()), DISPLAY_ADS.table_offsets(1024)[:3]
         (6023194, array([   0, 1025, 2050], dtype=int32))
@@ -258,7 +264,7 @@ class Schema:
 
 
 def _mix_int(x: int) -> int:
-    """Mix one Python integer, taken modulo 2^64, as `mix` does after adding the golden ratio."""
+    """Mixes an integer modulo 2^64, as `mix` does after adding the golden ratio."""
     return int(mix(np.array([(x + GOLDEN) % 2**64], dtype=np.uint64))[0])
 
 
@@ -273,12 +279,12 @@ DISPLAY_ADS = Schema(
 
 
 def sponsored_search(include: tuple[str, ...] = ()) -> Schema:
-    """Return the schema of Criteo Sponsored Search: 19 categories, and outcomes to `include`.
+    """Returns the schema of Criteo Sponsored Search.
 
-    Outcomes come last, so that the ids of the others stay what they are.
+    It has 19 categories, and outcomes to `include`, which come last, so that other ids stay equal.
 
     Raises:
-        ValueError: a name is none of `SEARCH_OUTCOMES`, or is there twice.
+        ValueError: If a name is not in `SEARCH_OUTCOMES`, or is repeated.
     """
     for name in include:
         if name not in SEARCH_OUTCOMES or include.count(name) > 1:

@@ -1,4 +1,4 @@
-"""Sizes of the click model. No array is made of them here: a command line reads no JAX."""
+"""Sizes of the click model, without JAX arrays: a command line needs none."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class ModelConfig:
     embedding_dim: int
     """Length of the vector that stands for one categorical value; 0 in a linear model."""
     max_buckets: int
-    """Hash buckets of a categorical feature, at most; a power of two."""
+    """Largest number of hash buckets of a categorical feature, a power of two."""
     hidden: tuple[int, ...]
     """Units of each hidden layer."""
     wide: bool = False
-    """Whether categorical values and numbers have weights of their own in the logit."""
+    """True to add a weight for each categorical value and number to the logit."""
     bins: int = 0
     """Pieces of the piecewise linear encoding of a number with public bounds; 0 for none."""
     huber: float = 0.0
-    """Residual of a label that is a number, in its units, from which on the loss is a line."""
+    """Residual of a numerical label, in its units, beyond which the loss is linear; 0 for none."""
 
     def __post_init__(self) -> None:
         for name, sizes, low in (
@@ -38,12 +38,12 @@ class ModelConfig:
 
     @property
     def linear(self) -> bool:
-        """Whether weights of categorical values and of numbers are all that there is."""
+        """True if the model has only weights of categorical values and numbers."""
         return self.wide and not self.hidden
 
 
 def check_power_of_two(what: str, value: int) -> None:
-    """Raise ValueError, which begins with `what`, unless `value` is one that tables can have."""
+    """Raises ValueError, beginning with `what`, unless tables can have `value` buckets."""
     if not 1 <= value <= 1 << 30 or value & (value - 1):
         raise ValueError(f"{what} must be a power of two between 1 and 2^30, not {value}")
 
@@ -61,23 +61,24 @@ PRESETS = {
 }
 
 WIDE_FROM = 75_000
-"""Training rows times epsilon, in which noise and rows count alike, from which on a network that is
-added to the linear model is as good or better: of 26,000 and 27,000 rows at epsilon 3, and not at
-1 (docs/explanation/results/models.md)."""
+"""Training rows times epsilon, equal in their effect, beyond which adding a network to the linear
+model pays: with 26,000 and 27,000 rows at epsilon 3, and not at 1
+(docs/explanation/results/models.md).
+"""
 
 MOST_EPSILON = 8.0
-"""That counts, without privacy too: of fewer rows a network learns them by heart."""
+"""Largest epsilon that counts, also without privacy: a network memorises fewer rows."""
 
 
 def preset_for(
     num_examples: int, epsilon: float = 1.0, *, network: bool = False
 ) -> Literal["linear", "small", "wide-and-deep"]:
-    """Returns the preset where none is given, and whether sizes of a network are.
+    """Returns the default preset of a model.
 
     Args:
-      num_examples: Training rows.
-      epsilon: Of the run; infinity without privacy, 1 where it is not known.
-      network: Whether sizes of a network are given.
+      num_examples: Number of training rows.
+      epsilon: Epsilon of the run; infinity without privacy, 1 if unknown.
+      network: True if sizes of a network are given.
 
     >>> preset_for(26_000), preset_for(30_000, 3.0), preset_for(26_000, network=True)
     ('linear', 'wide-and-deep', 'small')

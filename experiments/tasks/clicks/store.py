@@ -39,15 +39,15 @@ INTEGER_TRANSFORMS = {
     "none": "x; missing = 0",
     "both": "sign(x) * log1p(abs(x)); missing = 0",
 }
-"""For people: what `Schema.transform` makes of numbers."""
+"""Descriptions of `Schema.transform` for people."""
 
 
 class StoreError(ValueError):
-    """A store cannot be written or read: one line that says which, why and what to do."""
+    """Store that cannot be written or read: one line with its path, the reason and the remedy."""
 
 
 def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
-    """Return the dtype and the width (None for a vector) of each column of a store of `schema`."""
+    """Returns the dtype and width (None for a vector) of each column."""
     return {
         "label": (np.dtype(schema.target.dtype), None),
         "integers": (np.dtype("<f4"), len(schema.integers)),
@@ -57,7 +57,7 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
 
 
 def empty_columns(schema: Schema, rows: int) -> Columns:
-    """Return the columns of a store of `schema` for so many rows, which are to be filled."""
+    """Returns uninitialised columns of a store for `rows` rows."""
     return {
         name: np.empty((rows,) if width is None else (rows, width), dtype)
         for name, (dtype, width) in columns_of(schema).items()
@@ -66,7 +66,7 @@ def empty_columns(schema: Schema, rows: int) -> Columns:
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive rows, and for each column its file's "name" and the "sha256" of its bytes."""
+    """Consecutive rows; each column's file has a "name" and the "sha256" of its bytes."""
 
     rows: int
     files: Mapping[str, Mapping[str, str]]
@@ -77,7 +77,7 @@ class Shard:
 
 
 class Absent:
-    """Rows of a file that is not here: they can be counted, and raise `StoreError` when read."""
+    """Rows of an absent file: they can be counted, and raise `StoreError` when read."""
 
     def __init__(self, why: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
         self.why, self.dtype, self.shape = why, dtype, shape
@@ -100,9 +100,9 @@ class Absent:
 
 
 class Joined:
-    """Arrays, one after the other, as one that is read where it is looked at.
+    """Concatenation of arrays, read on access.
 
-    Rows are taken by slices, which are views, and by integer arrays, which read and copy.
+    Slices of rows are views; integer arrays read and copy.
 
     >>> rows = Joined([np.arange(3), np.arange(3, 5)])
     >>> rows[np.array([4, 0, 3])], np.asarray(rows[2:4])
@@ -125,28 +125,28 @@ class Joined:
         return np.concatenate([np.asarray(array) for array in self._arrays], dtype=dtype)
 
     def lacks(self, rows: range) -> str:
-        """Return why some of these consecutive rows cannot be read here; empty if all can."""
-        own = self[rows.start : rows.stop]
-        assert isinstance(own, Joined)
-        return next((x.why for x in own._arrays if isinstance(x, Absent) and len(x)), "")
+        """Returns the reason why some rows cannot be read here, or ""."""
+        selected = self[rows.start : rows.stop]
+        assert isinstance(selected, Joined)
+        return next((x.why for x in selected._arrays if isinstance(x, Absent) and len(x)), "")
 
     def __getitem__(self, rows: slice | np.ndarray) -> Joined | np.ndarray:
-        """Return the rows of a slice without step, or of an array of numbers in [0, len)."""
+        """Returns the rows of a slice without step, or of an array of indices in [0, len)."""
         begins = self._ends - [len(array) for array in self._arrays]
         if isinstance(rows, slice):
             if rows.step not in (None, 1):
                 raise IndexError("rows of several shards are sliced without a step")
             first, last, _ = rows.indices(len(self))
             limits = zip(self._arrays, begins.tolist(), strict=True)
-            return Joined([x[max(first - at, 0) : max(last - at, 0)] for x, at in limits])
+            return Joined([x[max(first - begin, 0) : max(last - begin, 0)] for x, begin in limits])
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows must be in [0, {len(self)})")
-        found = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
-        part = np.searchsorted(self._ends, rows, side="right")
-        for number, (array, at) in enumerate(zip(self._arrays, begins, strict=True)):
-            mine = part == number
-            found[mine] = array[rows[mine] - at]
-        return found
+        result = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        owner = np.searchsorted(self._ends, rows, side="right")
+        for number, (array, begin) in enumerate(zip(self._arrays, begins, strict=True)):
+            is_owner = owner == number
+            result[is_owner] = array[rows[is_owner] - begin]
+        return result
 
 
 _KINDS = {
@@ -158,17 +158,17 @@ _KINDS = {
 }
 
 
-def _range_of_rows(ends: list[int], num_rows: int, where: str) -> tuple[int, int]:
-    if len(ends) != 2 or not 0 <= ends[0] <= ends[1] <= num_rows:
+def _range_of_rows(limits: list[int], num_rows: int, where: str) -> tuple[int, int]:
+    if len(limits) != 2 or not 0 <= limits[0] <= limits[1] <= num_rows:
         raise ValueError(f"{where}: no range of {num_rows:,} rows")
-    return ends[0], ends[1]
+    return limits[0], limits[1]
 
 
 @dataclass(frozen=True)
 class Store:
-    """A whole store, opened for reading; `Store.open(path)` makes one.
+    """Store opened for reading by `Store.open(path)`.
 
-    `digest` (SHA-256 of the manifest, which holds the checksums of all shards) names the data:
+    `digest` (SHA-256 of the manifest, which holds the checksums of all shards) identifies the data:
     two stores with the same digest and intact shards hold the same rows.
     """
 
@@ -181,27 +181,28 @@ class Store:
     digest: str
     shards: tuple[Shard, ...]
     absent: frozenset[str] = frozenset()
-    """Names of the files that were not there when it was opened in part: they are never read."""
+    """Names of the files that were absent when it was opened in part: they are never read."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, in_part: bool = False) -> Store:
-        """Open the store in directory `path`; every file must be there, with its right size.
+        """Opens the store in directory `path`; all files must be complete.
 
         Args:
-            path: Its directory.
-            in_part: Whether shards may be missing, as on one of several hosts: then their rows
-                count, and raise `StoreError` when they are read. What they hold is still said by
-                the manifest's checksums, and so by `digest`, which is the same on all hosts.
+            path: Directory of the store.
+            in_part: True to allow missing shards, as on one of several hosts: their rows count, and
+              raise `StoreError` when read. The manifest's checksums, and so `digest`, are the same
+              on all hosts.
 
         Raises:
-            StoreError: no store, a store of another version, or a shard missing or cut.
+            StoreError: If there is no store, it has another version, or a shard is missing or
+              truncated.
         """
         path = Path(path)
         try:
             text = (path / MANIFEST).read_bytes()
         except FileNotFoundError:
-            what = "has no manifest.json" if path.is_dir() else "does not exist"
-            raise StoreError(f"{path} is not a store: it {what}; make one with prepare") from None
+            flaw = "has no manifest.json" if path.is_dir() else "does not exist"
+            raise StoreError(f"{path} is not a store: it {flaw}; make one by prepare") from None
         except NotADirectoryError:
             raise StoreError(
                 f"{path} is a file and no store: make one of it with `dpsgd prepare`"
@@ -217,19 +218,19 @@ class Store:
                     f"{path} is a store of version {manifest.get('version')!a:.20}, and this "
                     f"program reads version {VERSION}; prepare the data again"
                 )
-            given = {name: checked(manifest.get(name), kind, name) for name, kind in _KINDS.items()}
+            terms = {name: checked(manifest.get(name), kind, name) for name, kind in _KINDS.items()}
             store = cls(
                 path=path,
                 schema=build(Schema, manifest.get("schema"), "schema"),
-                num_rows=given["num_rows"],
+                num_rows=terms["num_rows"],
                 splits={
-                    name: _range_of_rows(ends, given["num_rows"], f"splits, {name!a}")
-                    for name, ends in given["splits"].items()
+                    name: _range_of_rows(limits, terms["num_rows"], f"splits, {name!a}")
+                    for name, limits in terms["splits"].items()
                 },
-                hash_seed=given["hash_seed"],
-                source=given["source"],
+                hash_seed=terms["hash_seed"],
+                source=terms["source"],
                 digest=hashlib.sha256(text).hexdigest(),
-                shards=tuple(build(Shard, shard, "shards") for shard in given["shards"]),
+                shards=tuple(build(Shard, shard, "shards") for shard in terms["shards"]),
             )
             store._check()
         except StoreError:
@@ -248,51 +249,51 @@ class Store:
         return itertools.product(self.shards, columns_of(self.schema))
 
     def _check(self) -> None:
-        """Raises ValueError if the parts of the manifest do not fit together."""
+        """Raises ValueError if the parts of the manifest contradict each other."""
         if sum(shard.rows for shard in self.shards) != self.num_rows:
             raise ValueError("rows of the shards do not add up")
         if missing := {"train", "validation", "test"} - set(self.splits):
             raise ValueError(f"splits: there is no {' or '.join(sorted(missing))}")
-        filled = sorted((ends, name) for name, ends in self.splits.items() if ends[0] < ends[1])
-        for ((_, end), one), ((begin, _), other) in itertools.pairwise(filled):
+        filled = sorted((s, name) for name, s in self.splits.items() if s[0] < s[1])
+        for ((_, end), first_name), ((begin, _), second_name) in itertools.pairwise(filled):
             if begin < end:
-                raise ValueError(f"splits: {one!a} and {other!a} share rows")
+                raise ValueError(f"splits: {first_name!a} and {second_name!a} share rows")
         for shard, column in self._files():
             name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
             if Path(name).name != name or "\0" in name:
                 raise ValueError(f"{name!a} is not the name of a file in the store")
 
     def schema_mismatch(self, schema: Schema, hash_seed: int) -> str | None:
-        """Return how it differs from what a model of `schema` reads; None if it does not."""
+        """Returns the difference from a model's `schema`, or None."""
         if self.schema.name != schema.name:
             return f"holds rows of {self.schema.name}, not of {schema.name}"
-        found, wanted = ({*s.integers, *s.categories} for s in (self.schema, schema))
-        if found != wanted:
-            others = sorted(found ^ wanted)
-            shown = f"{', '.join(others[:5])}{', ...' * (len(others) > 5)}"
-            return f"was prepared with other columns ({shown})"
+        stored, expected = ({*s.integers, *s.categories} for s in (self.schema, schema))
+        if stored != expected:
+            changed = sorted(stored ^ expected)
+            text = f"{', '.join(changed[:5])}{', ...' * (len(changed) > 5)}"
+            return f"was prepared with other columns ({text})"
         names = [field.name for field in dataclasses.fields(Schema)]
-        others = [name for name in names if getattr(self.schema, name) != getattr(schema, name)]
-        if others := [name for name in others if name != "bounds"]:  # on which no row depends
-            return f"was prepared with other {', '.join(others)}"
+        changed = [name for name in names if getattr(self.schema, name) != getattr(schema, name)]
+        if changed := [name for name in changed if name != "bounds"]:  # on which no row depends
+            return f"was prepared with other {', '.join(changed)}"
         if self.hash_seed != hash_seed:
             return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
         return None
 
     def rows(self, split: str) -> int:
-        """Return how many rows `split` has.
+        """Returns the number of rows of `split`.
 
         Raises:
-            StoreError: there is no such split.
+            StoreError: If there is no such split.
         """
         begin, end = self._range(split)
         return end - begin
 
     def verify(self) -> None:
-        """Compare the checksum of every shard that is here with the manifest's; reads them whole.
+        """Compares the checksum of every local shard with the manifest's.
 
         Raises:
-            StoreError: names the first file that was changed since it was written.
+            StoreError: For the first file that was changed since it was written.
         """
         for shard, column in self._files():
             data = self._column(shard, column)
@@ -306,36 +307,36 @@ class Store:
                 raise StoreError(f"{file} is damaged: its checksum is not the manifest's")
 
     def load(self, split: str, rows: range | None = None) -> dict[str, Any]:
-        """Return the columns of `split`, or of some of its rows: read-only and memory-mapped.
+        """Returns the columns of `split`, read-only and memory-mapped.
 
-        A column is an array if its rows lie in one shard that is here, else a `Joined` one. No row
-        is read before it is looked at: a process that holds some data shards reads their rows
-        alone, and may have been given no others (`open(in_part=True)`).
+        A column is an array if its rows lie in one local shard, else a `Joined` one. Rows are read
+        on access: a process reads its own data shards, and may lack the others
+        (`open(in_part=True)`).
 
         Args:
-            split: One of `splits`.
+            split: Name of the split.
             rows: Consecutive rows, counted from the first of the split; by default all.
 
         Raises:
-            StoreError: there is no such split, or it has not these rows.
+            StoreError: If there is no such split, or it does not have these rows.
         """
         begin, end = self._range(split)
         if rows is not None:
             if rows.step != 1 or not 0 <= rows.start <= rows.stop <= end - begin:
                 raise StoreError(f"{split} of {self.path} has {end - begin:,} rows, and not {rows}")
             begin, end = begin + rows.start, begin + rows.stop
-        parts = self._parts(begin, end) or [(self.shards[0], 0, 0)]
+        pieces = self._parts(begin, end) or [(self.shards[0], 0, 0)]
         columns: dict[str, Any] = {}
         for column in columns_of(self.schema):
-            arrays = [self._column(shard, column)[a:b] for shard, a, b in parts]
-            here = [array for array in arrays if isinstance(array, np.ndarray)]
-            for array in here:
+            arrays = [self._column(shard, column)[a:b] for shard, a, b in pieces]
+            local = [array for array in arrays if isinstance(array, np.ndarray)]
+            for array in local:
                 array.flags.writeable = False
-            columns[column] = here[0] if len(here) == len(arrays) == 1 else Joined(arrays)
+            columns[column] = local[0] if len(local) == len(arrays) == 1 else Joined(arrays)
         return columns
 
     def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
-        """Yield the columns of `split` in order, at most `rows` rows at a time, memory-mapped."""
+        """Yields the columns of `split` in order, memory-mapped, in blocks of `rows`."""
         begin, end = self._range(split)
         for shard, first, last in self._parts(begin, end):
             arrays: dict[str, Any] = {x: self._column(shard, x) for x in columns_of(self.schema)}
@@ -351,15 +352,15 @@ class Store:
         return self.splits[split]
 
     def _parts(self, begin: int, end: int) -> list[tuple[Shard, int, int]]:
-        """Return (shard, first row, last row), rows counted in the shard, of a range of rows."""
-        parts = []
+        """Returns (shard, first row, last row), counted in the shard, for a range of rows."""
+        pieces = []
         offset = 0
         for shard in self.shards:
             a, b = max(begin - offset, 0), min(end - offset, shard.rows)
             if a < b:
-                parts.append((shard, a, b))
+                pieces.append((shard, a, b))
             offset += shard.rows
-        return parts
+        return pieces
 
     def _column(self, shard: Shard, column: str) -> np.ndarray | Absent:
         name = shard.files[column]["name"]

@@ -1,4 +1,4 @@
-"""What a label is: one of two values, of several, or a number; and all that a task does by it."""
+"""Targets: a label of two values, of several, or a number, with loss and metrics."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ Array = np.ndarray
 Function = Callable[[PyTree, PyTree], Any]
 """(params, example) -> logits."""
 Rescaled = Callable[[PyTree, Any, Any], PyTree]
-"""(params, a, c) -> parameters whose logit is a times as large, plus c."""
+"""(params, a, c) -> parameters with the logit scaled by a and shifted by c."""
 Metrics = dict[str, float]
 
 
 class Target(abc.ABC):
-    """A kind of label.
+    """Kind of label.
 
-    Logits are what a model says of a row, float32: of one output a scalar, of several a vector.
+    Logits are float32 outputs of the model for a row: a scalar or a vector.
     """
 
     dtype: ClassVar[str]
-    """Of labels in a store."""
+    """Dtype of labels in a store."""
     headline: ClassVar[str]
     """Metric that is shown first."""
     better: ClassVar[str]
-    """Whether its "higher" or its "lower" values are."""
+    """Direction of its better values, "higher" or "lower"."""
     prediction: ClassVar[str]
-    """What is predicted of a row."""
+    """Name of the prediction."""
     levels: ClassVar[bool] = False
-    """Whether what is predicted is a rate, whose level by groups of rows is shown."""
+    """True if the prediction is a rate, shown by groups of rows."""
     initial: ClassVar[float] = 0.0
-    """Logits of a model that has not been trained."""
+    """Initial logits of an untrained model."""
 
     @property
     def outputs(self) -> int:
-        """How many logits a row has."""
+        """Number of logits of a row."""
         return 1
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the numbers that are predicted of a row; none where it is one number."""
+        """Names of the predicted numbers; empty for a single one."""
         return ()
 
     @abc.abstractmethod
@@ -62,10 +62,10 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def metrics(self, logits: Array, labels: Array) -> Metrics:
-        """Returns figures of merit of rows; NaN where one is undefined, as where training diverged.
+        """Returns metrics of rows; NaN if undefined, as after divergence.
 
         Raises:
-          ValueError: if there are no rows.
+          ValueError: If there are no rows.
         """
 
     @abc.abstractmethod
@@ -73,37 +73,37 @@ class Target(abc.ABC):
         """Returns labels of synthetic probe rows."""
 
     def robust(self, huber: float) -> Target:
-        """Returns the target by Huber's loss beyond this residual; itself for 0.
+        """Returns the target with Huber's loss; itself for 0.
 
         Raises:
-          ValueError: for a label that is no number.
+          ValueError: For a label that is not a number.
         """
         if huber:
             raise ValueError("--huber is for labels that are numbers (--label-bounds) alone")
         return self
 
     def problem(self, labels: Iterable[Array]) -> str:
-        """Returns why rows with these labels have no `metrics`; empty if they have."""
+        """Returns the reason why rows have no `metrics`, or ""."""
         del labels
         return ""
 
     @abc.abstractmethod
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
-        """Returns what calibrates a model after training."""
+        """Returns the calibration of a model after training."""
 
 
 @dataclass(frozen=True)
 class Binary(Target):
-    """One of two values, 0 and 1: a logit, cross entropy in nats, AUC."""
+    """Label 0 or 1: a logit, cross entropy in nats, AUC."""
 
     classes: tuple[str, ...] = ()
-    """Texts that mean 0 and 1; none where these are written."""
+    """Texts that mean 0 and 1; empty if the file has 0 and 1."""
 
     dtype = "|u1"
     headline, better, prediction = "auc", "higher", "probability"
     levels = True
     initial = -1.0
-    """Clicks are rarer than their absence: the data set's publishers state about one in four."""
+    """Initial logit: clicks are rarer than their absence, about one in four by the publishers."""
 
     def loss(self, logits: Any, label: Any) -> Any:
         """Returns the cross entropy."""
@@ -118,7 +118,7 @@ class Binary(Target):
         return jax.nn.sigmoid(logits)
 
     def metrics(self, logits: Array, labels: Array) -> Metrics:
-        """Returns those of `BinaryMetrics`."""
+        """Returns the metrics of `BinaryMetrics`."""
         from experiments.tasks.clicks.metrics import binary_metrics
 
         return vars(binary_metrics(logits, labels))
@@ -128,9 +128,9 @@ class Binary(Target):
         return rng.integers(0, 2, count).astype(self.dtype)
 
     def problem(self, labels: Iterable[Array]) -> str:
-        """Returns what is wrong where one of the values is absent."""
-        both = {int(y) for block in labels for y in np.unique(block)} == {0, 1}
-        return "" if both else "are not of both classes, so that they have no AUC"
+        """Returns the problem of rows with a single class, or ""."""
+        has_both = {int(y) for block in labels for y in np.unique(block)} == {0, 1}
+        return "" if has_both else "are not of both classes, so that they have no AUC"
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
         """Returns Platt scaling."""
@@ -145,22 +145,22 @@ def _label(example: PyTree) -> Any:
 
 @dataclass(frozen=True)
 class Classes(Target):
-    """One of several declared values: a logit each, softmax cross entropy in nats, accuracy."""
+    """Label of several declared values: a logit each, cross entropy in nats, accuracy."""
 
     classes: tuple[str, ...]
-    """Texts of the values, of which the k-th (from 0) means k."""
+    """Texts of the values; the k-th (from 0) means k."""
 
     dtype = "<i4"
     headline, better, prediction = "accuracy", "higher", "probability"
 
     @property
     def outputs(self) -> int:
-        """One a class."""
+        """Number of classes."""
         return len(self.classes)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The classes."""
+        """Names of the classes."""
         return self.classes
 
     def loss(self, logits: Any, label: Any) -> Any:
@@ -194,12 +194,12 @@ class Classes(Target):
 
 @dataclass(frozen=True)
 class Number(Target):
-    r"""A number in a public range: one logit z, squared error, RMSE in the label's own units.
+    """Label in a public range: one logit z, squared error, RMSE in the label's units.
 
     The prediction is m + h z / 2, clipped to [m - h, m + h]: m and h are the middle of the range
-    and half its length. The loss is the square of z / 2 - (y - m) / h, so that its gradient by z,
-    the residual in units of h, is at most 2 long where -2 <= z <= 2: steps of a logit's size are
-    right for it. Huber's loss grows on from the residual `huber` by a straight line.
+    and half its length. The loss is the square of z / 2 - (y - m) / h; its gradient in z, the
+    residual in units of h, is at most 2 for -2 <= z <= 2, so that a logit's step sizes fit. Huber's
+    loss is linear beyond the residual `huber`.
 
     Source: P. Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics
     35, 1964.
@@ -208,7 +208,7 @@ class Number(Target):
     bounds: tuple[float, ...]
     """(low, high), to which labels are clipped."""
     huber: float = 0.0
-    """In the label's own units; 0 for the squared error everywhere."""
+    """Residual in the label's units; 0 for the squared error everywhere."""
 
     dtype = "<f4"
     headline, better, prediction = "rmse", "lower", "prediction"
@@ -216,12 +216,12 @@ class Number(Target):
     def __post_init__(self) -> None:
         low, high = (*self.bounds, math.nan, math.nan)[:2]
         with np.errstate(over="ignore"):
-            ends = np.array([low, high, (high - low) / 2]).astype(np.float32)
-        if len(self.bounds) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
-            shown = ":".join(f"{end:g}" for end in self.bounds)
+            limits = np.array([low, high, (high - low) / 2]).astype(np.float32)
+        if len(self.bounds) != 2 or not (np.isfinite(limits).all() and limits[0] < limits[1]):
+            text = ":".join(f"{x:g}" for x in self.bounds)
             raise ValueError(
                 "bounds of the label (--label-bounds LOW:HIGH) must be finite, LOW below HIGH, also"
-                f" as numbers of 32 bits, not {shown}"
+                f" as numbers of 32 bits, not {text}"
             )
 
     @property
@@ -240,11 +240,11 @@ class Number(Target):
         return 2.0 * optax.huber_loss(residual, delta=self.huber / half)
 
     def robust(self, huber: float) -> Number:
-        """Returns the target by Huber's loss beyond this residual."""
+        """Returns the target with Huber's loss."""
         return dataclasses.replace(self, huber=huber)
 
     def calibration(self, logit: Function, rescaled: Rescaled) -> Refinement:
-        """Returns affine calibration, by Huber's loss where the model learns by it."""
+        """Returns affine calibration, with Huber's loss if the model uses it."""
         from dpsgd.engine.calibration import Affine
 
         middle, half = self._middle_and_half
@@ -256,14 +256,14 @@ class Number(Target):
         )
 
     def predict(self, logits: Any) -> Any:
-        """Returns the number, in the label's own units, within its bounds."""
+        """Returns the number in the label's units, within its bounds."""
         import jax.numpy as jnp
 
         middle, half = self._middle_and_half
         return jnp.clip(middle + 0.5 * half * logits, *self.bounds)
 
     def metrics(self, logits: Array, labels: Array) -> Metrics:
-        """Returns root mean squared, mean absolute and mean error, of predictions less labels."""
+        """Returns RMSE, mean absolute and mean error, predictions less labels."""
         off = np.asarray(self.predict(logits), np.float64) - labels
         return {
             "rmse": float(np.sqrt(np.mean(off**2))),
@@ -279,11 +279,14 @@ class Number(Target):
 
 
 def target_of(classes: tuple[str, ...], bounds: tuple[float, ...] = ()) -> Target:
-    """Returns the target of a label: a number with public bounds, or else one of some values.
+    """Returns the target of a label with declared classes or bounds.
+
+    >>> target_of((), (0.0, 5.0))
+    Number(bounds=(0.0, 5.0), huber=0.0)
 
     Raises:
-      ValueError: if the values are fewer than two or not different texts, if bounds are no range,
-        or if there are both.
+      ValueError: If the classes are fewer than two or not distinct texts, the bounds are not a
+        range, or both are given.
     """
     if classes and bounds:
         raise ValueError("a label has declared values or bounds, not both")

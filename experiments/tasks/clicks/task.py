@@ -1,4 +1,4 @@
-"""Clicks and tables as a task: a store of rows, a model of embeddings, metrics of its label."""
+"""Task of clicks and tables: a store of rows, an embedding model, metrics of its label."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ PyTree = Any
 
 
 class ClickModels(Models):
-    """What a click model needs beside rows to be trained on: its sizes, columns and hash seed."""
+    """Click model without training rows: sizes, columns and hash seed."""
 
     sizes: ModelConfig
-    """Of the model."""
+    """Sizes of the model."""
     schema: Schema
     """Columns that the model reads."""
     hash_seed: int
     """Public seed of the hash of categorical values."""
 
     def init(self, seed: int) -> PyTree:
-        """Returns fresh parameters, which depend on no row."""
+        """Returns new parameters, which depend on no row."""
         from experiments.tasks.clicks.model import functional
 
         return functional(self.sizes, self.schema, seed)[0]
 
     def calibration(self) -> Refinement:
-        """Returns what scales and shifts a prediction by numbers in the last layer."""
+        """Returns the calibration of predictions through the last layer."""
         return self.functions.calibration
 
     @property
     def functions(self) -> Any:
-        """See `PureFunctions`; what is predicted says `Target`."""
+        """Pure functions of the model; `Target` defines the predictions."""
         from experiments.tasks.clicks.model import pure_functions
 
         return pure_functions(self.sizes, self.schema)
@@ -54,24 +54,24 @@ class ClickModels(Models):
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None
     ) -> Iterator[PyTree]:
-        """Returns the rows of `path`, in their order, as blocks of columns that the model reads.
+        """Returns the rows of `path` in order, as blocks of columns.
 
-        It is a store, or some `split` of it, or a file in the format that the model's store was
-        prepared from; `labelled` rows must have labels.
+        The path is a store, perhaps with a `split` of it, or a file in the format from which the
+        model's store was prepared; `labelled` rows must have labels.
 
         Raises:
-          ValueError: if the data cannot be read, or are not such as the model reads.
+          ValueError: If the data cannot be read, or do not fit the model.
         """
         from experiments.tasks.clicks.formats import format_of
         from experiments.tasks.clicks.store import Store
 
         if not path.is_dir():
             if split is not None:
-                raise ValueError(f"{path} is no store, which alone has splits: leave out --split")
+                raise ValueError(f"{path} is not a store, so it has no splits; leave out --split")
             return format_of(self.schema, self.hash_seed).read(path, labelled=labelled)
         store = Store.open(path)
-        if (why := store.schema_mismatch(self.schema, self.hash_seed)) is not None:
-            raise ValueError(f"{path} {why}: the model does not fit it")
+        if (mismatch := store.schema_mismatch(self.schema, self.hash_seed)) is not None:
+            raise ValueError(f"{path} {mismatch}: the model does not fit it")
         splits = list(store.splits) if split is None else [split]
         for name in splits:
             store.rows(name)  # there is such a split
@@ -83,10 +83,10 @@ class ClickModels(Models):
         )
 
     def keys(self, path: Path, column: str) -> Iterator[str]:
-        """Returns what a column of a table says of each row, as text; see `Task.keys`.
+        """Returns a column of a table as text, see `Task.keys`.
 
         Raises:
-          ValueError: if the rows are in no file of a table, or it has no such column.
+          ValueError: If the rows are not in a table's file, or it has no such column.
         """
         if path.is_dir() or not self.schema.label:
             raise ValueError(f"{path}: only tables, in CSV, TSV or Parquet files, have keys")
@@ -95,12 +95,12 @@ class ClickModels(Models):
         return TableFormat(self.schema).texts(path, column)
 
     def encode(self, rows: Mapping[str, Any]) -> PyTree:
-        """Returns rows of raw values as columns that the model reads, see `Format.encode`.
+        """Returns raw rows as columns of the model, see `Format.encode`.
 
         Raises:
-          TypeError: if `rows` is no mapping of columns, or a column is a single value.
-          ValueError: for a feature that is not there, or a value that no raw file holds; the line
-            names row (from 0) and column.
+          TypeError: If `rows` is not a mapping of columns, or a column is a single value.
+          ValueError: For a missing feature or an invalid value; the message names row (from 0) and
+            column.
         """
         from experiments.tasks.clicks.formats import check_columns, format_of
 
@@ -108,20 +108,20 @@ class ClickModels(Models):
         return format_of(self.schema, self.hash_seed).encode(rows)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
-        """Returns the metrics of the model on labelled rows, read once, block by block.
+        """Returns the metrics on labelled rows, read once, block by block.
 
         Raises:
-          ValueError: if there are no rows.
+          ValueError: If there are no rows.
         """
         from experiments.tasks.clicks.evaluate import evaluate
 
         return evaluate(self.functions.logit, params, blocks, self.schema.target)
 
     def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
-        """Returns what the model says of labelled rows, and the hashed values of the column `by`.
+        """Returns the logits of labelled rows, and hashed values of column `by`.
 
         Raises:
-          ValueError: if there is no such categorical column.
+          ValueError: If there is no such categorical column.
         """
         from experiments.tasks.clicks.evaluate import score
 
@@ -133,19 +133,19 @@ class ClickModels(Models):
         return score(self.functions.logit, params, blocks, None if by is None else names.index(by))
 
     def recommend(self, request: RecommendationRequest) -> Settings:
-        """Returns the settings of a run where its user gives none, see `recommendation`."""
+        """Returns the default settings of a run, see `recommendation`."""
         from experiments.tasks.clicks.recommendation import recommended
 
         return recommended(request, self.sizes, max(self.schema.buckets, default=0))
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of the columns of the schema: synthetic probe rows."""
+        """Returns `count` synthetic probe rows of the schema's columns."""
         from experiments.tasks.clicks.synthetic.uniform import uniform_rows
 
         return uniform_rows(self.schema, count)
 
     def describe(self) -> dict[str, Any]:
-        """Returns sizes, columns and hash seed: all that `described` needs."""
+        """Returns sizes, columns and hash seed, the input of `described`."""
         from dpsgd.runs.records import to_json
 
         target = self.schema.target
@@ -161,10 +161,10 @@ class ClickModels(Models):
 
     @staticmethod
     def described(description: Mapping[str, Any], where: str = "task") -> DescribedClicks:
-        """Returns the models of a task that was described so; their rows need not be there.
+        """Returns the models of a described task, without its rows.
 
         Raises:
-          ValueError: if `description` is none; `where` begins its line.
+          ValueError: If `description` is invalid; the message begins with `where`.
         """
         from dpsgd.runs.records import build, checked
         from experiments.tasks.clicks.schema import Schema
@@ -178,7 +178,7 @@ class ClickModels(Models):
 
 @dataclass(frozen=True)
 class DescribedClicks(ClickModels):
-    """Click models without a store: of a run or an export that is read back, or of an audit."""
+    """Click models without a store, for a run or an export that is read back, or an audit."""
 
     sizes: ModelConfig
     schema: Schema
@@ -213,7 +213,7 @@ class Clicks(HeldOut, ClickModels):
             self.schema.target.robust(self.huber)
 
     def settle(self, request: RecommendationRequest) -> tuple[Clicks, dict[str, str]]:
-        """Returns the task with a model, and why it is that one, see `preset_for`."""
+        """Returns the task with a model, and the reason, see `preset_for`."""
         if self.model is not None:
             return self, {}
         from experiments.tasks.clicks.recommendation import epsilon_of
@@ -229,24 +229,24 @@ class Clicks(HeldOut, ClickModels):
 
     @property
     def _network(self) -> bool:
-        """Whether sizes of a network are given."""
+        """True if sizes of a network are given."""
         return self.embedding_dim is not None or self.hidden is not None
 
     @property
     def sizes(self) -> ModelConfig:  # type: ignore[override]
-        """The preset with the overrides that were given; by the number of rows if none is."""
+        """Preset with the given overrides; the number of rows decides without a preset."""
         return self._sized(self.model or preset_for(self.num_examples, network=self._network))
 
     def _sized(self, model: str) -> ModelConfig:
         sizes = {
             field.name: getattr(self, field.name, None) for field in dataclasses.fields(ModelConfig)
         }
-        given = {name: size for name, size in sizes.items() if size is not None}
-        return dataclasses.replace(PRESETS[model], **given)
+        overrides = {name: size for name, size in sizes.items() if size is not None}
+        return dataclasses.replace(PRESETS[model], **overrides)
 
     @cached_property
     def store(self) -> Store:
-        """The rows, opened when they are first needed; of several processes, each its own ones."""
+        """Store, opened on first use; each of several processes opens its own part."""
         from dpsgd.runs.processes import Processes
         from experiments.tasks.clicks.store import Store
 
@@ -259,18 +259,18 @@ class Clicks(HeldOut, ClickModels):
 
     @property
     def hash_seed(self) -> int:  # type: ignore[override]
-        """Public seed of the hash by which the store was prepared."""
+        """Public hash seed of the store."""
         return self.store.hash_seed
 
     @property
     def num_examples(self) -> int:
-        """How many rows train."""
+        """Number of training rows."""
         from experiments.tasks.clicks.store import Store
 
         return Store.open(self.data, in_part=True).rows("train")
 
     def columns(self) -> PyTree:
-        """Returns the training rows, memory-mapped: a process reads those of its data shards."""
+        """Returns memory-mapped training rows; a process reads its data shards."""
         return self.store.load("train")
 
     def held_out(self, split: str) -> Iterator[PyTree]:
@@ -278,10 +278,10 @@ class Clicks(HeldOut, ClickModels):
         return self.store.blocks(split)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the same, and of generated rows the metrics of the best model.
+        """Returns the description, with the best metrics of generated rows.
 
         Raises:
-          ValueError: if a store of generated rows does not say what they are.
+          ValueError: If a store of generated rows lacks their description.
         """
         source = self.store.source
         if source.get("format") != "synthetic":
@@ -291,31 +291,31 @@ class Clicks(HeldOut, ClickModels):
         return {**super().describe(), "generated": {"test_auc": best}}
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
-        """Compares every row with the store's checksums, and looks whether there are metrics.
+        """Compares every row with the store's checksums, and checks the labels.
 
-        Of several processes each compares the files that it has, and process 0, which evaluates,
-        looks at the validation and test rows. The store must fit what `describe` said when the run
-        was `begun`.
+        Each of several processes compares its files, and process 0, which evaluates, checks the
+        validation and test rows. The store must fit the description from the run's beginning,
+        `begun`.
 
         Raises:
-          ValueError: if a shard was changed, the store is another's, or the validation or test rows
-            have no metrics.
+          ValueError: If a shard was changed, the store differs, or validation or test rows have no
+            metrics.
         """
         from dpsgd.runs.processes import Processes
 
         self.store.verify()
         if begun is not None:
-            other = self.described(begun)
-            if (why := self.store.schema_mismatch(other.schema, other.hash_seed)) is not None:
-                raise ValueError(f"{self.data} {why}")
+            task = self.described(begun)
+            if (mismatch := self.store.schema_mismatch(task.schema, task.hash_seed)) is not None:
+                raise ValueError(f"{self.data} {mismatch}")
         for split in ("validation", "test") if Processes.current().first else ():
             labels = (block["label"] for block in self.store.blocks(split))
-            if why := self.schema.target.problem(labels):
-                raise ValueError(f"{self.data}: the {split} rows {why}; prepare more rows")
+            if mismatch := self.schema.target.problem(labels):
+                raise ValueError(f"{self.data}: the {split} rows {mismatch}; prepare more rows")
 
     def digest(self) -> str:
-        """Returns the digest of the store, which depends on every row and is not private.
+        """Returns the store's digest, which depends on every row and is public.
 
-        It is that of the manifest, with the checksums of all files, wherever these lie.
+        It hashes the manifest with the checksums of all files, independent of their paths.
         """
         return self.store.digest

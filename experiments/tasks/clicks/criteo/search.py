@@ -49,7 +49,7 @@ FORMAT = RawFormat(
     file_name="CriteoSearchData",
     split=Split("random"),
     hints={},
-    # What is known only after a sale is absent together, with the price that goes with it or not.
+    # Columns known only after a sale are absent together, with or without the price.
     unlabelled={
         "two outcomes, time, clicks, price, 17 identifiers": _AFTER_A_SALE[:1],
         "time, clicks, price, 17 identifiers": _AFTER_A_SALE[:3],

@@ -170,7 +170,7 @@ class RawFormat(Format):
         for row, value in enumerate(values):
             field = b"" if is_missing(value) else kind.write(value)
             if field is None:
-                raise ColumnError.found(value, kind.wanted, column=column, row=row)
+                raise ColumnError.unexpected(value, kind.wanted, column=column, row=row)
             written.append(field or None)
         return pa.array(written, pa.binary()).view(pa.string())
 
@@ -258,7 +258,7 @@ class RawFormat(Format):
         for (name, kind), field in zip(self.columns.items(), fields, strict=True):
             kind = kind if name in self._read else Text()
             if not kind.pattern.fullmatch(field):
-                found = ColumnError.found(field.decode(), kind.wanted, column=name, row=0)
+                found = ColumnError.unexpected(field.decode(), kind.wanted, column=name, row=0)
                 return DataError(path, found.problem, line=number, column=name)
         return None
 

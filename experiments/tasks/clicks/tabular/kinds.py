@@ -206,4 +206,4 @@ def _refuse(wrong: np.ndarray, array: pa.Array, column: str, wanted: str) -> Non
     for row in np.flatnonzero(wrong)[:1]:
         value = array[int(row)].as_py()
         found = None if value == "" else value
-        raise ColumnError.found(found, wanted, column=column, row=int(row))
+        raise ColumnError.unexpected(found, wanted, column=column, row=int(row))

@@ -43,7 +43,7 @@ def test_metrics_are_those_of_all_rows_scored_at_once(blocks):
 
 def test_blocks_of_all_sizes_are_scored_by_one_program(blocks, caplog):
     predictions._compiled.cache_clear()
-    evaluate._of_rows.cache_clear()
+    evaluate._map_rows.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         evaluate.evaluate(logit_fn, PARAMS, blocks, Binary())
         evaluate.evaluate(logit_fn, 2 * PARAMS, reversed(blocks), Binary())

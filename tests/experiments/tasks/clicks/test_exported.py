@@ -287,7 +287,7 @@ def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_
     line = in_one_line(capsys, *words, "--out", tmp_path / "no" / "scores.csv")
     assert "is not a folder; create it for scores.csv" in line
     line = in_one_line(capsys, *words, "--split", "test", "--out", tmp_path / "scores.csv")
-    assert "is no store, which alone has splits: leave out --split" in line
+    assert "is not a store, so it has no splits; leave out --split" in line
     line = in_one_line(capsys, "score", tmp_path, home / "train.txt", "--out", tmp_path / "s.csv")
     assert "neither an exported model nor the directory of a run" in line
 
