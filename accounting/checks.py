@@ -24,17 +24,15 @@ def check_guarantee_delta(delta: float, name: str = "delta") -> float:
             f"{name} must lie in (0, {LARGEST_DELTA:g}), got {delta}: take 1e-5 or less, and less "
             "than 1 / (number of protected units)"
         )
-    if delta < _SMALLEST_DELTA:
-        raise ValueError(f"{name} must be at least {_SMALLEST_DELTA:g}, got {delta}")
-    return float(delta)
+    return check_delta(delta, name)
 
 
-def check_delta(delta: float) -> float:
+def check_delta(delta: float, name: str = "delta") -> float:
     """Returns `delta` if a profile's curve is defined there, in (0, 1), else raises ValueError."""
     if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must be in (0, 1), got {delta}")
+        raise ValueError(f"{name} must be in (0, 1), got {delta}")
     if delta < _SMALLEST_DELTA:
-        raise ValueError(f"delta must be at least {_SMALLEST_DELTA:g}, got {delta}")
+        raise ValueError(f"{name} must be at least {_SMALLEST_DELTA:g}, got {delta}")
     return float(delta)
 
 

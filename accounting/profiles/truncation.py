@@ -446,8 +446,6 @@ def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_
     i = k
     while True:
         ratio = (n - i) / (i + 1) * odds
-        if i >= n:
-            break
         remainder = term * ratio / (1.0 - ratio)
         if remainder <= 1e-11 * total:
             total += remainder
