@@ -1,7 +1,17 @@
 """Options, fields, values and commands of earlier versions."""
 
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 REMOVED = frozenset(
     {
+        "bounds_epsilon",
         "budget_minutes",
         "buffers",
         "clip_count_share",
@@ -17,6 +27,7 @@ REMOVED = frozenset(
         "init_sha256",
         "noise=buffered toeplitz",
         "noise=secure",
+        "outer_bounds",
         "private_bounds",
         "private_delta",
         "private_epsilon",
@@ -54,3 +65,16 @@ def removal_notice(name: str, value: object = None) -> str | None:
     """
     name = name.removeprefix("--").removeprefix("no-").replace("-", "_")
     return NOTICE if name in REMOVED or f"{name}={value}" in REMOVED else None
+
+
+def without_removed(function: Callable[P, R]) -> Callable[P, R]:
+    """Wraps a function to refuse removed arguments by their notice."""
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for name, value in given.items():
+            if notice := removal_notice(name, value):
+                raise ValueError(f"{name}: {notice}")
+        return function(*args, **given)
+
+    return checked

@@ -27,6 +27,7 @@ except ImportError as error:
     raise ImportError(f"{error}: estimators need scikit-learn (the extra sklearn)") from None
 
 from dpsgd.models.model import TrainedModel, read_model
+from dpsgd.removed import without_removed
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
@@ -99,6 +100,12 @@ class _Estimator(BaseEstimator):
     random_state: Any = None
     """Seed of the initial parameters alone. Noise and batches are always fresh."""
 
+    @without_removed
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        """Makes an estimator without parameters, for `__init__`."""
+        return super().__new__(cls)
+
+    @without_removed
     def fit(self, X: Any, y: Any) -> Any:
         """Trains on rows X, [rows, columns], with labels y, [rows]; returns this estimator.
 

@@ -86,14 +86,13 @@ class Functions(NamedTuple):
 
 
 def functions_of(
-    build: Callable[[nnx.Rngs], nnx.Module], inputs: tuple[str, ...], trained: Any = None
+    build: Callable[[nnx.Rngs], nnx.Module], inputs: tuple[str, ...]
 ) -> tuple[Functions, Callable[..., jax.Array]]:
     """Returns a network as pure functions, and as (params, *inputs) -> logits.
 
     Args:
       build: Function that builds the network, which maps `inputs` of one row to its logits.
       inputs: Columns that the network reads.
-      trained: Flax filter of the parameters with derivatives; by default all.
     """
     import jax
     import optax
@@ -103,7 +102,7 @@ def functions_of(
     from experiments.tasks.classes import class_metrics
 
     shapes = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    _, network = split_module(shapes, trained=nnx.Param if trained is None else trained)
+    _, network = split_module(shapes, trained=nnx.Param)
 
     def init(seed):
         return split_module(build(nnx.Rngs(seed)), trained=nnx.Param)[0]

@@ -5,6 +5,7 @@ import pytest
 from dpsgd.removed import NOTICE, REMOVED
 from dpsgd.runs.spec import RunSpec
 from experiments.cli import parse
+from experiments.estimators import DPClassifier
 from samplers import Deterministic
 
 COMMANDS = sorted(entry for entry in REMOVED if entry.startswith("command="))
@@ -30,3 +31,11 @@ def test_removed_options_are_refused_with_the_version(entry):
     record = RunSpec.of(Deterministic(64, 8), noise_multiplier=1.0).record() | {name: value or True}
     with pytest.raises(ValueError, match=rf"^config\.json: .*{NOTICE}"):
         RunSpec.from_record(record, "config.json")
+
+
+@pytest.mark.parametrize("name", ["bounds_epsilon", "outer_bounds", "weight_bound"])
+def test_removed_arguments_of_estimators_are_refused_with_the_version(name):
+    with pytest.raises(ValueError, match=f"^{name}: {NOTICE}$"):
+        DPClassifier(**{name: 1.0})
+    with pytest.raises(ValueError, match=f"^sample_weight: {NOTICE}$"):
+        DPClassifier().fit([[0.0]], [0], sample_weight=[1.0])

@@ -59,13 +59,11 @@ SEAMS = {
     "rate": ("samplers.poisson:exponential_rate", "the rate of Poisson's trials"),
     "rate of units": ("samplers.units_then_poisson:exponential_rate", "that of examples of units"),
     "trials": ("samplers.randomness:bernoulli_successes", "which independent trials succeed"),
-    "cut": ("samplers.truncation:cut", "the examples that survive a cut"),
     "drawn": ("samplers.batches:BatchSource._draw", "an epoch, drawn ahead or now"),
     "members": ("samplers.base:EpochPlan.members", "who takes part in a step of an epoch"),
     "filled": ("samplers.batches:BatchSource.fill", "the passes of some steps, padded"),
     "shard": ("samplers.base:BatchSampler.shard_plan", "a data shard's part of an epoch"),
     "order": ("samplers.episodes:_ordered_draws", "units, drawn without replacement in order"),
-    "distinct": ("samplers.episodes:_first_distinct", "the first draws that differ"),
 }
 """Name of a seam -> the function, "module:qualified name", and what it does."""
 
