@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import BandedToeplitz, Mechanism, RootKey, dpsgd, train_blocks
 from dpsgd.engine import loop
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
@@ -158,3 +158,37 @@ def test_resuming_draws_one_epoch_however_many_were_done(sampler, monkeypatch):
     assert ends == [sampler.num_steps]
     assert planned == [range(first, sampler.num_steps)]
     assert set(drawn) == {sampler.drawn_epoch(199_999)}
+
+
+WHOLE = {"num_examples": 260, "batch_size": 20, "epochs": 10}
+"""130 steps: two full blocks of 64 and a short one."""
+WHOLE_RUNS = {
+    "batches that are cut": Mechanism(Poisson(**WHOLE, max_batch_size=22), 0.7, 2.0),
+    "passes": Mechanism(BallsAndBins(**WHOLE, overflow="accumulate", max_batch_size=5), 0.7, 2.0),
+    "noise remembered": Mechanism(Deterministic(**WHOLE), 0.7, 2.0, BandedToeplitz((1.0, 0.5))),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mechanism", WHOLE_RUNS.values(), ids=WHOLE_RUNS)
+def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechanism):
+    rows = np.random.default_rng(0).normal(size=(260, 64)).astype(np.float32)
+    algorithm = dpsgd(
+        lambda params, row: (row[1:] @ params - row[0]) ** 2,
+        optax.adam(optax.cosine_decay_schedule(0.1, 130)),
+    )
+
+    def steps(block_steps):
+        seen, state = [], algorithm.init(np.zeros(63, np.float32), mechanism)
+        for block in train_blocks(
+            algorithm, mechanism, state, rows, root=ROOT, block_steps=block_steps
+        ):
+            watched = np.asarray(block.watched)[: len(block.steps)]
+            seen.append(np.stack([*block.diagnostics, *watched.T]))
+        state = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(block.state)]
+        return np.concatenate(seen, axis=1), state
+
+    (together, state), (alone, last) = steps(64), steps(1)
+    assert together.shape == (4 + 63, 130)
+    assert together.tobytes() == alone.tobytes()
+    assert state == last
