@@ -71,6 +71,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     pieces = tuple(piece for piece in segments if piece.steps or piece is last)
     taken = tuple(without_initial(piece) for piece in segments if piece.steps)
     planned = tuple(without_initial(piece) for piece in (*earlier, last.planned()) if piece.steps)
+    initials = tuple(dict.fromkeys(piece.initial for piece in pieces if piece.initial))
     guarantee = Guarantee(
         epsilon=None,
         delta=delta,
@@ -80,6 +81,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         scope=_scope(taken, planned),
         void=_void(taken, last),
         left_out=_left_out(pieces),
+        initial_names=tuple(initial.name for initial in initials),
         by_task=tuple(dict.fromkeys(text for piece in pieces for text in piece.not_covered)),
     )
     if guarantee.void:
@@ -101,7 +103,6 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         )
     if guarantee.lazy_tables:
         notes.append(LAZY_TABLES)
-    initials = tuple(dict.fromkeys(piece.initial for piece in pieces if piece.initial))
     if initials:
         notes.append(WARM_START)
     return dataclasses.replace(
@@ -109,7 +110,6 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         epsilon=interval,
         total_variation=_total_variation(taken),
         notes=tuple(notes),
-        initial_names=tuple(initial.name for initial in initials),
         together=_together(initials, segments, delta),
     )
 

@@ -100,7 +100,7 @@ REFUSED = [
     ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
     ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),
     ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),
-    (LAZY, {"images", "part"}, "tables lazy: the loss has no tables"),
+    (LAZY, {"images", "part"}, "tables lazy: the loss has no table"),
     ({"--calibration KIND"}, {"part", "table"}, "calibration platt cannot be had: it would"),
     (
         {"--noise-multiplier 1"},
@@ -279,7 +279,7 @@ def check(row, days, home, command):
     assert attempt.steps == range(mechanism.num_steps)
     calibrated = row["calibration"] == "--calibration KIND"
     assert not calibrated or mechanism.full_sums is not None
-    assert len(report["earlier"]) == bool(row["start"])
+    assert len(report["initial_names"]) == bool(row["start"])
     lazy = row["tables"] == "--tables lazy"
     assert not lazy or (stated["tables"] == "lazy" and report["lazy_tables"])
 
@@ -290,7 +290,9 @@ def check(row, days, home, command):
     trained = {name for name in after if re.search(pattern, name)}
     moved = {name for name in after if after[name].tobytes() != before[name].tobytes()}
     assert trained == set(stated.get("trained", after))
-    assert moved
+    # A row of one rating has no gradient in the factors.
+    inert = kind == "ratings" and row["train"] == "part" and not private
+    assert bool(moved) != inert
     assert moved <= trained
 
     command("export", run, home / "model")
@@ -315,8 +317,8 @@ def check(row, days, home, command):
     assert all(
         np.abs(x - after[name]).max() < 1e-20 for name, x in params_of(home / "next").items()
     )
-    earlier = json.loads((home / "next" / "report.json").read_text())["earlier"]
-    assert earlier[1:] == report["earlier"]
+    names = json.loads((home / "next" / "report.json").read_text())["initial_names"]
+    assert names == [next_from.name]
 
     seeded = [*words, "--insecure-seed", "3", "--no-audit", "--out"]
     command(*seeded, home / "whole")

@@ -224,5 +224,6 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
     assert (asked.sampler.name, asked.sampler.often) == ("mine_asked:Mine", 2)
     answers = []
     for sampler in (mine, "sampler:deterministic"):
-        answers.append(command(CALLS[name][0], sampler, *others))
+        answer = command(CALLS[name][0], sampler, *others)
+        answers.append(re.sub(r"\d\.\d+e-\d+", "tiny", answer))  # p-values of a part's own seed
     assert answers[0] == answers[1]
