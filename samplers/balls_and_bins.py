@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
-from accounting.profiles.truncation import TruncatedProfile, truncated_bins
+from accounting.profile import UpperEnd
+from accounting.profiles.balls_and_bins import Assignment
+from accounting.profiles.partial_epochs import bins_profile
+from accounting.profiles.truncation import TruncatedProfile, truncated_assignments, truncated_bins
+from samplers.attempts import Attempt, least_released, most_released, of_group, releases
 from samplers.base import Participations, example_dtype
 from samplers.epochs import RedrawnOrFixed
 from samplers.randomness import Key, Stream, uniform_integers
@@ -49,6 +55,41 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         if self.truncates:
             return self.truncated(noise_multiplier, self.shard_batch_size)
         return self._untruncated(noise_multiplier)
+
+    def privacy_of(
+        self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
+    ) -> PrivacyProfile:
+        """Returns the profile of all draws, with the bins that attempts release of each.
+
+        Exact but where groups differ: then between those of the most and of the fewest bins.
+        """
+        whole, draws = self.draws_of(attempts, self.cycle_length)
+        if same_rows and draws:
+            group = int(np.argmax(sum(map(releases, draws))))
+            least = [of_group(sizes, group) for sizes in draws]
+        else:
+            least = [least_released(sizes) for sizes in draws]
+        most = [most_released(sizes) for sizes in draws]
+        upper = self._profile_of(noise_multiplier, whole, most)
+        if least == most:
+            return upper
+        if not whole and not any(max(one)[0] for one in least):
+            least = max([most_released(sizes)] for sizes in draws)
+        return UpperEnd(upper, self._profile_of(noise_multiplier, whole, least))
+
+    def _profile_of(
+        self, noise_multiplier: float, whole: int, draws: Sequence[Assignment]
+    ) -> PrivacyProfile:
+        assignments = Counter(one for one in draws if max(one)[0])
+        if whole:
+            assignments[((1, self.group_steps),)] += whole
+        profile = bins_profile(noise_multiplier, assignments)
+        if not self.truncates:
+            return profile
+        cap = self.cap(self.shard_batch_size)
+        if isinstance(profile, BallsAndBinsProfile):
+            return truncated_bins(profile, cap)
+        return truncated_assignments(profile, cap)
 
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
         """Returns the cost of all epochs where batches are cut to `max_batch_size`."""

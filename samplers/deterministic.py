@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
+from accounting.profile import UpperEnd
+from samplers.attempts import Attempt, check_attempts, sizes_of
 from samplers.base import BatchSampler, Participations, example_dtype
 from samplers.epochs import EpochSampler
 from samplers.row_law import KnownOrder
@@ -37,6 +41,23 @@ class InOrder(BatchSampler):
         (2018), Theorem 8; J. Dong, A. Roth, W. Su, Gaussian Differential Privacy (2022), Cor. 3.3.
         """
         return GaussianProfile(noise_multiplier / math.sqrt(self.epochs))
+
+    def privacy_of(
+        self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
+    ) -> PrivacyProfile:
+        """Returns the profile of as many releases as one example takes part in.
+
+        In each attempt, where its place in the order may be another: the most of all examples.
+        """
+        ranges = check_attempts(attempts, self.num_steps)
+        each = [sizes_of(steps, self.steps_per_epoch) for steps in ranges]
+        if same_rows:
+            each = [sizes_of(itertools.chain(*ranges), self.steps_per_epoch)]
+        most, least = sum(map(max, each)), max(sum(map(min, each)), *map(max, each), 0)
+        upper = GaussianProfile(noise_multiplier / math.sqrt(most))
+        if least == most:
+            return upper
+        return UpperEnd(upper, GaussianProfile(noise_multiplier / math.sqrt(least)))
 
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from accounting import PrivacyProfile
 from accounting.checks import check_fields
+from samplers.attempts import Attempt, Sizes, check_attempts, sizes_by_epoch, sizes_of
 from samplers.base import (
     MAX_EXAMPLES,
     MAX_SHARDS,
     BatchSampler,
-    as_dataclass,
     check_steps,
 )
 
@@ -69,12 +66,7 @@ class EpochSampler(BatchSampler):
 
 
 class RedrawnOrFixed(EpochSampler, abc.ABC):
-    """A sampler of epochs that draws each of them anew, or one draw for all, by one of its fields.
-
-    Segments of fixed epochs, each of a seed of its own, that enter at most m epochs cost at most
-    one redrawn epoch each, with noise sigma / sqrt(m):
-    docs/explanation/lower-bounds-for-shuffled-batches.md.
-    """
+    """A sampler of epochs that draws each one anew, or one draw for all, by one of its fields."""
 
     mode: ClassVar[str]
     """The name of the field, whose value is 'redrawn' or 'fixed'."""
@@ -92,10 +84,18 @@ class RedrawnOrFixed(EpochSampler, abc.ABC):
         """Returns `epoch`, or 0 where one draw serves all."""
         return epoch if self.redrawn else 0
 
-    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above the cost of segments of steps together, each from a seed of its own."""
-        if self.redrawn or len(segments) == 1:
-            return super().privacy_of(noise_multiplier, segments)
-        several = self.with_epochs(len(segments))
-        redrawn = dataclasses.replace(as_dataclass(several), **{self.mode: "redrawn"})
-        return redrawn.privacy(noise_multiplier / math.sqrt(max(self.epochs_in(segments))))
+    def draws_of(self, attempts: Sequence[Attempt], groups: int = 1) -> tuple[int, list[Sizes]]:
+        """Returns how many draws are released whole and once, and the sizes of each other draw.
+
+        Args:
+          attempts: See `privacy_of`.
+          groups: See `sizes_of`.
+        """
+        length, whole, others = self.steps_per_epoch, 0, []
+        for ranges in check_attempts(attempts, self.num_steps):
+            if self.redrawn:
+                epochs, partial = sizes_by_epoch(ranges, length, groups)
+                whole, others = whole + epochs, others + partial
+            else:
+                others.append(sizes_of(ranges, length, groups))
+        return whole, others

@@ -9,8 +9,9 @@ from fractions import Fraction
 import numpy as np
 
 from accounting import PoissonProfile, PrivacyProfile
-from accounting.profile import ComposesWithGaussian
+from accounting.profile import ComposesWithGaussian, UpperEnd
 from accounting.profiles.truncation import TruncatedProfile, truncated_steps
+from samplers.attempts import Attempt, check_attempts, releases, sizes_of
 from samplers.base import Participations, example_dtype
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import IndependentRows
@@ -51,15 +52,34 @@ class Poisson(VariableBatchSampler):
         """
         return self.privacy_of(noise_multiplier, [range(self.num_steps)])
 
-    def privacy_of(self, noise_multiplier: float, segments: Sequence[range]) -> PrivacyProfile:
-        """Returns the profile of as many steps as a group has in each segment at most.
+    def privacy_of(
+        self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
+    ) -> PrivacyProfile:
+        """Returns the profile of as many steps as an example's group has in all attempts.
 
-        Segments may be of runs on other data, where a unit lies in another group.
+        As many as the largest group has in each attempt, where an example may change its group.
         """
-        most = sum(-(-len(steps) // self.cycle_length) for steps in segments)
+        ranges = check_attempts(attempts, self.num_steps)
+        each = [
+            releases(sizes_of(steps, self.steps_per_epoch, self.cycle_length)) for steps in ranges
+        ]
+        if same_rows:
+            return self._profile_of(noise_multiplier, int(sum(each).max()))
+        most, least = sum(int(n.max()) for n in each), sum(int(n.min()) for n in each)
+        upper = self._profile_of(noise_multiplier, most)
+        least = max(least, *(int(n.max()) for n in each))
+        if least == most:
+            return upper
+        return UpperEnd(upper, self._profile_of(noise_multiplier, least))
+
+    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
+        """Returns the attempts: steps are drawn one by one."""
+        return check_attempts(attempts, self.num_steps)
+
+    def _profile_of(self, noise_multiplier: float, steps: int) -> PrivacyProfile:
         if self.truncates:
-            return self._truncated(noise_multiplier, self.shard_batch_size, most)
-        return self._untruncated(noise_multiplier, most)
+            return self._truncated(noise_multiplier, self.shard_batch_size, steps)
+        return self._untruncated(noise_multiplier, steps)
 
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
         """Returns the cost of all steps where batches are cut to `max_batch_size`."""

@@ -5,13 +5,19 @@ Its cost is not Poisson's: docs/explanation/why-shuffling-is-not-poisson.md.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from accounting import PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
+from accounting import GaussianProfile, PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
 from accounting.profile import UpperEnd
+from accounting.profiles.balls_and_bins import Assignment
+from accounting.profiles.partial_epochs import bins_profile
+from samplers.attempts import Attempt, Sizes
 from samplers.base import (
     EpochPlan,
     Participations,
@@ -55,6 +61,43 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         several epochs Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024).
         """
         return ShuffleProfile(noise_multiplier, self.steps_per_epoch, self.epochs, order=self.order)
+
+    def privacy_of(
+        self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
+    ) -> PrivacyProfile:
+        """Returns two-sided bounds on all draws, with the batches that attempts release of each.
+
+        Upper: an example that takes part in each draw as often as any may. Lower: balls-and-bins
+        whose bins are no likelier than batches.
+        """
+        del same_rows
+        whole, draws = self.draws_of(attempts)
+        if not draws:
+            return self.with_epochs(whole).privacy(noise_multiplier)
+        if not whole and len(draws) == 1 and len(draws[0]) == 1:  # one fixed order, whole epochs
+            return self.with_epochs(*draws[0]).privacy(noise_multiplier)
+        most = whole + sum(map(max, draws))
+        assignments = Counter(one for one in map(self._bins, draws) if max(one)[0])
+        if whole:
+            assignments[((1, self.steps_per_epoch),)] += whole
+        below = bins_profile(noise_multiplier, assignments) if assignments else None
+        return UpperEnd(GaussianProfile(noise_multiplier / math.sqrt(most)), below)
+
+    def _bins(self, sizes: Sizes) -> Assignment:
+        """Returns bins that cost no more than the batches of a draw.
+
+        Where all batches are released as often, they are alike after a permutation. Else a smaller
+        last batch counts as one of the most released, and is left out.
+        """
+        bins = {times: int(size[0]) for times, size in sizes.items()}
+        if len(bins) == 1:
+            return tuple(bins.items())
+        *rows, last = np.diff(self.shards.batch_starts(0, self.batch_size, self.steps_per_epoch))
+        smallest = int(min(rows))
+        bins[max(bins)] -= int(last < smallest)
+        alike = -(-len(self.shard_range(0)) // smallest) if smallest else 0
+        bins[0] = alike - sum(count for times, count in bins.items() if times)
+        return tuple((times, bins[times]) for times in sorted(bins) if bins[times] > 0)
 
     @property
     def separation(self) -> int:

@@ -251,6 +251,26 @@ def compose_both(
       GridError: If the composition's grid would have more than LARGEST points.
     """
     ratios = [(ratio, count)] if release is None else [(ratio, count), (release, 1)]
+    return compose_several(ratios, delta=delta, epsilon=epsilon)
+
+
+def compose_several(
+    ratios: Sequence[tuple[LikelihoodRatio, int]],
+    *,
+    delta: float | None = None,
+    epsilon: float | None = None,
+) -> tuple[ComposedLoss, ComposedLoss]:
+    """Returns the losses, in both directions, of releases of several laws on one grid.
+
+    Args:
+      ratios: Each law, and the number of releases that have it.
+      delta: Where the result is to be sharp, or
+      epsilon: there.
+
+    Raises:
+      GridError: If the composition's grid would have more than LARGEST points.
+    """
+    ratio = ratios[0][0]
     if any(other.side != ratio.side or other.step != ratio.step for other, _ in ratios):
         raise ValueError("releases are composed on grids of one side and one step")
 

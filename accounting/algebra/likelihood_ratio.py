@@ -8,6 +8,7 @@ Proof and errors: docs/explanation/likelihood-ratios-in-convex-order.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -214,35 +215,67 @@ class LikelihoodRatio:
         cells = Spread(masses, means, zero, infinity)
         return cls.of_cells(step, start, cells, drift, shift).flush()
 
-    def average(self, count: int, steps: tuple[float, ...] | None = None) -> LikelihoodRatio:
+    def averages(self, counts: Sequence[int], steps: Sequence[float]) -> list[LikelihoodRatio]:
+        """Returns (X_1 + ... + X_k)/k of independent copies for several counts k.
+
+        Args:
+          counts: Numbers k of copies, each >= 1.
+          steps: Grid step after 0, 1, 2, ... doublings, each the one before divided by a power of
+            2. As sums concentrate, finer grids cost no more.
+        """
+        totals: list[tuple[LikelihoodRatio, int] | None] = [None] * len(counts)
+        doubled, doubled_count, largest = self, 1, max(counts)
+        for level in range(largest.bit_length()):
+            if level:
+                doubled = mean_of_two(doubled, doubled_count, doubled, doubled_count)
+                doubled_count *= 2
+            doubled = doubled.refined(round(doubled.step / steps[level]))
+            for i, count in enumerate(counts):
+                if not count & doubled_count:
+                    continue
+                if (before := totals[i]) is None:
+                    totals[i] = doubled, doubled_count
+                    continue
+                total = before[0].refined(round(before[0].step / doubled.step))
+                total = mean_of_two(total, before[1], doubled, doubled_count)
+                totals[i] = total, before[1] + doubled_count
+        return [total[0] for total in totals if total is not None]
+
+    def average(self, count: int, steps: Sequence[float] | None = None) -> LikelihoodRatio:
         """Returns (X_1 + ... + X_count)/count of independent copies: one of `count` at random.
 
         Args:
           count: The number of copies, >= 1.
-          steps: Grid step after 0, 1, 2, ... doublings, each the one before divided by a power of
-            2; by default the step stays as it is. As sums concentrate, finer grids cost no more.
+          steps: As for `averages`; by default the step stays as it is.
         """
-        total: LikelihoodRatio | None = None
-        total_count = 0
-        doubled, doubled_count = self, 1
-        level = 0
-        while True:
-            if steps is not None:
-                doubled = doubled._refine(round(doubled.step / steps[level]))
-            if count & doubled_count:
-                if total is None:
-                    total, total_count = doubled, doubled_count
-                else:
-                    total = total._refine(round(total.step / doubled.step))
-                    total = _mean_of_two(total, total_count, doubled, doubled_count)
-                    total_count += doubled_count
-            if 2 * doubled_count > count:
-                break
-            doubled = _mean_of_two(doubled, doubled_count, doubled, doubled_count)
-            doubled_count *= 2
-            level += 1
-        assert total is not None
-        return total
+        return self.averages([count], steps or [self.step] * count.bit_length())[0]
+
+    def diluted(self, count: int, others: int) -> LikelihoodRatio:
+        """Returns (count X + others)/(count + others): X is one of so many, and others are 1.
+
+        Args:
+          count: Weight of X, >= 1.
+          others: Weight of 1, >= 0.
+        """
+        if not others:
+            return self
+        # The constant 1 on the grid that its sum with X has.
+        scale = self.log_scale + math.log(count) - math.log(others)
+        position = -scale / self.step
+        start = math.floor(position) if self.side == "upper" else round(position)
+        above = (position - start) * self.step
+        shift = 16.0 * ROUNDING * (1.0 + abs(scale) + math.log(count + others))
+        one = replace(
+            self, start=start, q=np.ones(1), p=np.ones(1), offset=np.array([above]),
+            log_scale=scale, zero=0.0, infinity=0.0, drift=16.0 * ROUNDING, shift=shift,
+        )  # fmt: skip
+        if self.side == "upper":
+            share = min(1.0, math.expm1(max(above, 0.0)) / math.expm1(self.step))
+            stretch = 1.0 + share * math.expm1(self.step)
+            q = np.array([1.0 - share, share])
+            p = np.array([1.0 - share, share * math.exp(self.step)]) / stretch
+            one = replace(one, q=q, p=p, offset=np.zeros(2))
+        return mean_of_two(self, count, one, others)
 
     def product(self, other: LikelihoodRatio) -> LikelihoodRatio:
         """Returns X Y of independent X, Y on grids of one step: the composition of two releases.
@@ -300,8 +333,8 @@ class LikelihoodRatio:
                 return total
             square = square.product(square)
             if square.q.size > max(1.8 * self.q.size, 64) and square.step < 200.0:
-                square = square._coarsen()
-                total = total._coarsen() if total is not None else None
+                square = square.coarsened()
+                total = total.coarsened() if total is not None else None
 
     def trim(self) -> LikelihoodRatio:
         """Cuts off tails of mass <= `tail` (of Q below, of P above), keeping the bound."""
@@ -386,7 +419,7 @@ class LikelihoodRatio:
         q, p = q * _UNIT, p * _UNIT
         return _Factor(q, p, p / stretch, q * stretch, 2.0 * lost)
 
-    def _coarsen(self) -> LikelihoodRatio:
+    def coarsened(self) -> LikelihoodRatio:
         """Returns the ratio on a grid twice as coarse: odd atoms are split, or pairs contracted."""
         odd = self.start % 2
         size = (self.q.size + odd + 1) // 2 + 1
@@ -418,7 +451,7 @@ class LikelihoodRatio:
         coarse = replace(self, step=2 * self.step, start=start, q=q, p=p, offset=offset)
         return replace(coarse, drift=drift, shift=self.shift + 16.0 * ROUNDING)
 
-    def _refine(self, factor: int) -> LikelihoodRatio:
+    def refined(self, factor: int) -> LikelihoodRatio:
         """Returns the same atoms on a grid `factor` times finer: exact."""
         if factor == 1:
             return self
@@ -478,7 +511,7 @@ def _convolve(x: Array, y: Array) -> Array:
         return np.convolve(x, y) / _UNIT / _UNIT
 
 
-def _mean_of_two(
+def mean_of_two(
     a: LikelihoodRatio, a_count: int, b: LikelihoodRatio, b_count: int
 ) -> LikelihoodRatio:
     """Returns the mean of a_count + b_count copies; sums (value times count) have one grid."""

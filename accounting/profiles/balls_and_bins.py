@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import scipy
 
-from accounting.algebra.composition import compose_both
+from accounting.algebra.composition import compose_several
 from accounting.algebra.laplace import average_delta
-from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side, mean_of_two
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.moments import NotInvertibleError
 from accounting.algebra.refinement import GridBounds, GridError, refine
@@ -79,13 +82,14 @@ class BallsAndBinsProfile(WithRelease):
         bound = question.of(known_order(sigma, epochs, self.release))
         if self.bins == 1:
             return bound
-        law = sigma, self.bins, epochs, self.release
-        bound = question.of(LargestRelease(*law)).intersection(Bound(0.0, bound.upper))
+        closed = LargestRelease(sigma, self.bins, epochs, self.release)
+        bound = question.of(closed).intersection(Bound(0.0, bound.upper))
         invertible = epochs == 1 and self.release == math.inf and bound.upper > _INVERTED
         if question.wanted == "delta" and invertible and bound.width > question.width(bound):
             with contextlib.suppress(NotInvertibleError):
                 bound = bound.intersection(Bound(*average_delta(sigma, self.bins, question.at)))
-        return refine(_Grids(*law), question, bound)
+        assignment = ((1, self.bins),)
+        return refine(BinsGrids(sigma, ((assignment, epochs),), self.release), question, bound)
 
 
 def _tail(delta: float, epochs: int) -> float:
@@ -97,11 +101,28 @@ def _tail(delta: float, epochs: int) -> float:
     return 10.0 ** max(10.0 * math.floor(0.1 * exponent), _SMALLEST_LOG_TAIL)
 
 
+Assignment = tuple[tuple[int, int], ...]
+"""Bins of one draw, as pairs (releases, bins): so many bins are released so often, or 0 times."""
+
+
 @dataclass(frozen=True)
-class _Grids:
-    sigma: float
-    bins: int
-    epochs: int
+class BinsGrids:
+    """The grids of independent assignments of an example to bins, composed.
+
+    An assignment's likelihood ratio is the mean over its bins of log-normals, of noise multiplier
+    s / sqrt(m) for a bin that is released m times, and 1 for one that is not.
+
+    Attributes:
+      noise_multiplier: s.
+      assignments: Different assignments, each with the number of draws that have it.
+      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
+      first: See `Grids`.
+      coarsest: See `Grids`.
+      gap_note: See `Grids`.
+    """
+
+    noise_multiplier: float
+    assignments: tuple[tuple[Assignment, int], ...]
     release: float
     first: float = 0.2
     coarsest: float = 0.2
@@ -111,29 +132,33 @@ class _Grids:
         """Computes one grid (see `Grids`)."""
         if delta <= _SMALLEST_DELTA:
             raise GridError("delta is so small that masses leave the range of doubles")
-        grid = _Grid(self.sigma, self.bins, resolution, _tail(delta, self.epochs))
+        kinds, counts = zip(*self.assignments, strict=True)
+        grid = _Grid(self.noise_multiplier, kinds, resolution, _tail(delta, sum(counts)))
         most = _MOST_WORK
         if epsilon is not None:
             most *= 0.1 if delta <= _RARE else 0.75
         if grid.work() > most:
             raise GridError("no finer grid is computed: it would take too long")
-        curves = _curves(grid, self.epochs, self.release, delta, epsilon)
+        curves = _curves(grid, counts, self.release, delta, epsilon)
         return GridBounds(curves, finest=grid.finest(most))
 
 
 class _Grid(NamedTuple):
     sigma: float
-    bins: int
+    kinds: tuple[Assignment, ...]
     resolution: float
     tail: float
 
     def work(self) -> float:
         """Returns about how long it takes, in units of a pair of atoms that is added up."""
-        steps = self.steps()
-        span = 1.0 / self.sigma**2 - 2.0 * float(scipy.special.ndtri(self.tail)) / self.sigma
+        return sum(self._work(times, bins) for times, bins in _released(self.kinds))
+
+    def _work(self, times: int, bins: tuple[int, ...]) -> float:
+        steps, sigma = self.steps(times, max(bins)), self.sigma / math.sqrt(times)
+        span = 1.0 / sigma**2 - 2.0 * float(scipy.special.ndtri(self.tail)) / sigma
         atoms = span / steps[0]
         distances = (min(atoms, (2.0 - math.log(min(step, 1.0))) / step) for step in steps)
-        additions = 1.0 + self.bins.bit_count() / self.bins.bit_length()
+        additions = 1.0 + sum(count.bit_count() for count in bins) / max(bins).bit_length()
         return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
 
     def finest(self, most: float) -> float:
@@ -144,64 +169,129 @@ class _Grid(NamedTuple):
         )
         return finer[beyond - 1]
 
-    def steps(self) -> tuple[float, ...]:
+    def steps(self, times: int, bins: int) -> tuple[float, ...]:
         """Returns the grid step after each doubling, in proportion to the sum's deviation."""
-        first, halvings = _steps(self.sigma, self.bins)
-        return tuple(self.resolution * first / 2.0**halved for halved in halvings)
+        first, halvings, _ = _steps(self.sigma, self.kinds)
+        halved = halvings[times][: bins.bit_length()]
+        return tuple(self.resolution * first / 2.0**h for h in halved)
+
+    def last_step(self) -> float:
+        """Returns the grid step on which assignments are composed."""
+        first, _, last = _steps(self.sigma, self.kinds)
+        return self.resolution * first / 2.0**last
+
+
+def _released(kinds: Sequence[Assignment]) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns each number of releases above 0, with the numbers of bins that have it."""
+    bins: dict[int, set[int]] = {}
+    for times, count in itertools.chain.from_iterable(kinds):
+        if times:
+            bins.setdefault(times, set()).add(count)
+    return [(times, tuple(sorted(counts))) for times, counts in sorted(bins.items())]
 
 
 @lru_cache(maxsize=64)
-def _steps(sigma: float, bins: int) -> tuple[float, tuple[int, ...]]:
-    """Returns the first grid step at resolution 1, and how often each step is half of it."""
-    variance = math.expm1(min(1.0 / sigma**2, 700.0))
-    wanted = [min(1.0, 4.0 * math.sqrt(variance / 2.0**k)) for k in range(bins.bit_length())]
-    halvings = [0]
-    for step in wanted[1:]:
-        halved = halvings[-1]
-        while wanted[0] / 2.0**halved > 1.5 * step:
-            halved += 1
-        halvings.append(halved)
-    return wanted[0], tuple(halvings)
+def _steps(sigma: float, kinds: tuple[Assignment, ...]) -> tuple[float, dict[int, list[int]], int]:
+    """Returns the first grid step at resolution 1, and how often it is halved.
+
+    After each doubling, for each number of releases of a bin; and for the composition.
+    """
+
+    def wanted(times: int, copies: int, share: float = 1.0) -> float:
+        variance = math.expm1(min(times / sigma**2, 700.0))
+        return min(1.0, share * 4.0 * math.sqrt(variance / copies))
+
+    def halved(step: float, least: int) -> int:
+        while first / 2.0**least > 1.5 * step:
+            least += 1
+        return least
+
+    released = _released(kinds)
+    first = max(wanted(times, 1) for times, _ in released)
+    halvings: dict[int, list[int]] = {}
+    for times, bins in released:
+        halvings[times] = levels = []
+        for level in range(max(bins).bit_length()):
+            levels.append(halved(wanted(times, 2**level), levels[-1] if levels else 0))
+    last = max(levels[-1] for levels in halvings.values())
+    deviation = max(
+        wanted(times, 2 ** (bins.bit_length() - 1), bins / sum(count for _, count in kind))
+        for kind in kinds
+        for times, bins in kind
+        if times
+    )
+    return first, halvings, halved(deviation, last)
 
 
 @lru_cache(maxsize=16)
-def _epoch(grid: _Grid) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    """Returns the lower and the upper likelihood ratio of one epoch."""
-    steps = grid.steps()
+def _draws(grid: _Grid) -> tuple[list[LikelihoodRatio], list[LikelihoodRatio]]:
+    """Returns the lower and the upper likelihood ratios of the assignments."""
+    last = grid.last_step()
 
-    def one(side: Side) -> LikelihoodRatio:
-        first = LikelihoodRatio.gaussian(grid.sigma, steps[0], side, grid.tail)
-        return first.average(grid.bins, steps)
+    def all_kinds(side: Side) -> list[LikelihoodRatio]:
+        means: dict[tuple[int, int], LikelihoodRatio] = {}
+        for times, bins in _released(grid.kinds):
+            steps = grid.steps(times, max(bins))
+            sigma = grid.sigma / math.sqrt(times)
+            first = LikelihoodRatio.gaussian(sigma, steps[0], side, grid.tail)
+            for count, mean in zip(bins, first.averages(bins, steps), strict=True):
+                means[times, count] = mean.refined(round(mean.step / last))
+        return [_mean(kind, means) for kind in grid.kinds]
 
-    return one("lower"), one("upper")
+    return all_kinds("lower"), all_kinds("upper")
+
+
+def _mean(kind: Assignment, means: Mapping[tuple[int, int], LikelihoodRatio]) -> LikelihoodRatio:
+    """Returns the mean over the bins of one assignment."""
+    (times, bins), *others = [(times, bins) for times, bins in kind if times]
+    total = means[times, bins]
+    for times, count in others:
+        total = mean_of_two(total, bins, means[times, count], count)
+        bins += count
+    return total.diluted(bins, sum(count for _, count in kind) - bins)
 
 
 @lru_cache(maxsize=16)
-def _ratios(grid: _Grid, epochs: int) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    low, high = _epoch(grid)
-    return low.power(epochs), high.power(epochs)
+def _products(grid: _Grid, counts: tuple[int, ...]) -> tuple[LikelihoodRatio, LikelihoodRatio]:
+    low, high = (
+        [law.power(count) for law, count in zip(laws, counts, strict=True)] for laws in _draws(grid)
+    )
+    return functools.reduce(_product, low), functools.reduce(_product, high)
+
+
+def _product(one: LikelihoodRatio, other: LikelihoodRatio) -> LikelihoodRatio:
+    while one.step < 0.75 * other.step:
+        one = one.coarsened()
+    while other.step < 0.75 * one.step:
+        other = other.coarsened()
+    return one.product(other)
 
 
 def _curves(
-    grid: _Grid, epochs: int, release: float, delta: float, epsilon: float | None
+    grid: _Grid, counts: tuple[int, ...], release: float, delta: float, epsilon: float | None
 ) -> list[tuple[Curve, Curve]]:
     """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
 
-    Epochs are composed by tilted FFT where its error is negligible, or where direct convolutions,
+    Draws are composed by tilted FFT where its error is negligible, or where direct convolutions,
     which keep relative accuracy at any delta, would take too long.
     """
-    low, high = _epoch(grid)
-    beside = {side.side: release_ratio(release, side) for side in (low, high)}
+    low, high = _draws(grid)
+    beside = {side[0].side: release_ratio(release, side[0]) for side in (low, high)}
     # Each doubling is four convolutions of a lower ratio, and two of an upper one.
-    atoms = max(low.q.size, high.q.size)
-    direct = 6.0 * epochs.bit_length() * atoms**2
+    atoms = max(law.q.size for law in (*low, *high))
+    direct = 6.0 * (sum(count.bit_length() for count in counts)) * atoms**2
+    draws = sum(counts)
     if beside["upper"]:
-        direct += 6.0 * atoms * math.sqrt(epochs) * beside["upper"].q.size
-    if epochs >= _MANY_EPOCHS or direct > 6e7:
+        direct += 6.0 * atoms * math.sqrt(draws) * beside["upper"].q.size
+    if draws >= _MANY_EPOCHS or direct > 6e7:
         with contextlib.suppress(GridError):
             lows, highs = (
-                compose_both(side, epochs, beside[side.side], delta=delta, epsilon=epsilon)
-                for side in (low, high)
+                compose_several(
+                    [*zip(laws, counts, strict=True), *([(one, 1)] if one else [])],
+                    delta=delta,
+                    epsilon=epsilon,
+                )
+                for laws, one in ((low, beside["lower"]), (high, beside["upper"]))
             )
             at = epsilon
             if at is None:
@@ -213,5 +303,5 @@ def _curves(
                 return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
         if direct > _MOST_WORK:
             raise GridError("no finer grid is computed: it would take too long")
-    below, above = (with_release(ratio, release) for ratio in _ratios(grid, epochs))
+    below, above = (with_release(ratio, release) for ratio in _products(grid, counts))
     return [(below.delta, above.delta)]

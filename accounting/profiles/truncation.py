@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from accounting.profile import Bound, ComposesWithGaussian, Profile, Question, wanted_width
-from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-from accounting.profiles.gaussian import GaussianProfile
+from accounting.profiles.balls_and_bins import Assignment, BallsAndBinsProfile
+from accounting.profiles.gaussian import GaussianProfile, composed_noise
+from accounting.profiles.partial_epochs import AssignmentsProfile
 
 _BINOMIAL_ERROR = 1e-9  # relative; a tail's few special functions are good to 1e-10
 _UP = 1e-9
@@ -343,6 +344,59 @@ def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
             cases.append(Case(one[0], (Flagged(log_pi, beside),), rest, one[1]))
     log_thinned = math.log(epochs) + cap.log_dropped_if_drawn()
     return TruncatedProfile(profile, tuple(cases), log_thinned)
+
+
+def truncated_assignments(profile: AssignmentsProfile, cap: Cap) -> TruncatedProfile:
+    """Returns the profile of assignments to bins, not all of which are released, with cut batches.
+
+    Args:
+      profile: The mechanism without the cut; each of its assignments has 1 / q bins.
+      cap: The cut.
+    """
+    log_full, log_pis, log_any = cap.log_full() + _UP, [], []
+    for one, count in profile.assignments:
+        released = sum(bins for times, bins in one if times)
+        log_any.append(math.log(count * released) + log_full)
+        # The draw of several epochs is flagged in all of them at once.
+        several = max(one)[0] > 1
+        log_flag = log_full if several else math.log(released) + cap.log_kept()
+        log_pis.append(math.log(count) + log_flag)
+    log_pi, draws = _log_sum(log_pis), sum(count for _, count in profile.assignments)
+    log_twice = 2.0 * log_pi - math.log(2.0) if draws > 1 else -math.inf
+    sigma = profile.noise_multiplier / math.sqrt(max(max(one)[0] for one, _ in profile.assignments))
+    alone: ComposesWithGaussian = GaussianProfile(composed_noise(sigma, profile.release))
+    cases: list[Case] = []
+    for full in range(_MOST_FULL_BINS + 1):
+        thinned = tuple((_thinned(one, full), count) for one, count in profile.assignments)
+        fewer = dataclasses.replace(profile, assignments=thinned) if full else profile
+        tails = [
+            math.log(count) + _log(math.comb(released, full + 1)) + (full + 1) * log_full
+            for one, count in profile.assignments
+            for released in [sum(bins for times, bins in one if times)]
+        ]
+        rest = _log_sum([log_twice, *tails])
+        if not cases or rest < cases[-1].log_rest:
+            flagged = Flagged(log_pi, alone if draws == 1 else fewer.with_gaussian_release(sigma))
+            some = Flagged(_log_sum(log_any), fewer)
+            likely = not full or some.log_probability > -math.log(2.0)
+            cases.append(
+                Case(fewer if likely else profile, (flagged,), rest, None if likely else some)
+            )
+    times = sum(count * max(one)[0] for one, count in profile.assignments)
+    return TruncatedProfile(profile, tuple(cases), math.log(times) + cap.log_dropped_if_drawn())
+
+
+def _thinned(assignment: Assignment, full: int) -> Assignment:
+    """Returns an assignment that dominates this one without any `full` of its released bins.
+
+    It has as much mass, or more, in released bins, all of them released most often.
+    """
+    bins = sum(count for _, count in assignment)
+    released = sum(count for times, count in assignment if times)
+    left = max(1, released - full)
+    others = bins * left // released - left
+    most = (max(assignment)[0], left)
+    return ((0, others), most) if others else (most,)
 
 
 def truncated_users(

@@ -76,12 +76,6 @@ def test_a_cyclic_epoch_has_its_exact_law(sampler, assert_law):
     )
 
 
-def test_segments_of_cyclic_bins_count_whole_epochs():
-    bins = BallsAndBins(4000, 40, 3, cycle_length=4)
-    assert bins.privacy_of(0.8, [range(7)]) == bins.with_epochs(1).privacy(0.8)
-    assert bins.privacy_of(0.8, [range(99, 101), range(150, 152)]) == bins.privacy(0.8)
-
-
 @pytest.mark.parametrize(
     ("segments", "most"),
     [
@@ -97,7 +91,9 @@ def test_a_segment_of_cyclic_poisson_counts_the_steps_of_the_group_that_has_most
     sampler = Poisson(4000, 40, cycle_length=4, overflow="accumulate")
     of_groups = [[sum(t % 4 == g for t in steps) for g in range(4)] for steps in segments]
     assert most == sum(map(max, of_groups))
-    assert sampler.privacy_of(1.0, segments) == PoissonProfile(1.0, 0.04, most)
+    price = sampler.privacy_of(1.0, segments).epsilon(1e-5)
+    assert price.upper == PoissonProfile(1.0, 0.04, most).epsilon(1e-5).upper
+    assert price.lower > 0.0
 
 
 @KINDS

@@ -1,0 +1,296 @@
+"""Attempts, each drawn from a seed of its own, cost what enumerated draws of them release."""
+
+import functools
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from accounting import GaussianProfile, PoissonProfile
+from accounting.profile import UpperEnd
+from samplers import BallsAndBins, Deterministic, FullBatch, Poisson, Shuffle, UserPoisson
+
+SIGMA, DELTA = 1.0, 1e-5
+SIZES = {"num_examples": 1000, "batch_size": 50, "epochs": 4}  # 20 steps an epoch
+SAMPLERS = [
+    Deterministic(**SIZES),
+    Shuffle(**SIZES),
+    Shuffle(**SIZES, order="fixed"),
+    Poisson(**SIZES),
+    Poisson(**SIZES, max_batch_size=75),
+    BallsAndBins(**SIZES),
+    BallsAndBins(**SIZES, max_batch_size=75),
+    BallsAndBins(**SIZES, assignment="fixed"),
+    BallsAndBins(**SIZES, assignment="fixed", max_batch_size=75),
+    BallsAndBins(**SIZES, cycle_length=4),
+    Poisson(**SIZES, cycle_length=4),
+    UserPoisson(**SIZES, max_contributions=3),
+]
+
+
+@functools.cache
+def bound(profile):
+    return profile.epsilon(DELTA)
+
+
+def upper(profile):
+    return bound(profile).upper
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_one_attempt_at_all_steps_is_the_whole_run(sampler):
+    whole = sampler.privacy_of(SIGMA, [range(sampler.num_steps)])
+    assert whole == sampler.privacy(SIGMA)
+    halves = [[range(30), range(30, sampler.num_steps)]]
+    assert sampler.privacy_of(SIGMA, halves) == whole
+
+
+@pytest.mark.short("Deterministic*", "Shuffle*fixed*", "Poisson*None, t*", "BallsAndBins*None, t*")
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_more_steps_cost_more_and_both_ends_are_positive(sampler):
+    whole = bound(sampler.privacy(SIGMA))
+    again = bound(sampler.privacy_of(SIGMA, [range(sampler.num_steps), range(60, 80)]))
+    part = bound(sampler.privacy_of(SIGMA, [range(1, 8)]))
+    assert 0.0 < part.lower <= part.upper < whole.upper < again.upper
+    assert again.lower > 0.0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_attempts_cost_at_most_the_epochs_that_they_enter(sampler):
+    attempts = [range(0, 33), range(28, 57), [range(55, 60), range(62, 80)]]
+    widened = sampler.privacy_of(SIGMA, sampler.as_entered(attempts))
+    for same_rows in (False, True):
+        price = bound(sampler.privacy_of(SIGMA, attempts, same_rows=same_rows))
+        assert price.lower <= price.upper <= 1.001 * upper(widened)
+
+
+# --- Enumerated draws --------------------------------------------------------------------------
+
+
+def divergences(laws, sigma, epsilon, points=121):
+    """Both directions' delta of P = sum of prob N(v, sigma^2 I) against N(0, sigma^2 I).
+
+    By a product rule on a grid of up to three dimensions; `laws` maps vectors to probabilities.
+    """
+    vectors = np.array(list(laws))
+    used = np.flatnonzero(vectors.any(axis=0))
+    vectors, weights = vectors[:, used], np.array(list(laws.values()))
+    points = {0: 1, 1: 40_001, 2: 1_201}.get(used.size, points)
+    axis, step = np.linspace(
+        -7.5 * sigma, 7.5 * sigma + vectors.max(initial=0.0), points, retstep=True
+    )
+    grid = np.stack(np.meshgrid(*[axis] * used.size, indexing="ij"), -1).reshape(-1, used.size)
+    scale = (2.0 * math.pi * sigma**2) ** (-used.size / 2) * step**used.size
+    q = scale * np.exp(-np.sum(grid**2, -1) / (2.0 * sigma**2))
+    p = sum(
+        w * scale * np.exp(-np.sum((grid - v) ** 2, -1) / (2.0 * sigma**2))
+        for v, w in zip(vectors, weights, strict=True)
+    )
+    e = math.exp(epsilon)
+    return float(np.maximum(p - e * q, 0.0).sum()), float(np.maximum(q - e * p, 0.0).sum())
+
+
+def released(attempts, draws_of_attempt):
+    """The law of an example's participation in all released steps, attempts being independent."""
+    laws = {(): 1.0}
+    for steps in attempts:
+        joint = {}
+        for (v, p), (draw, q) in itertools.product(laws.items(), draws_of_attempt(steps).items()):
+            v = (*v, *(float(draw[t]) for t in steps))
+            joint[v] = joint.get(v, 0.0) + p * q
+        laws = joint
+    return laws
+
+
+def redrawn(weights, epochs):
+    """One of an epoch's steps, each with its weight, anew in every epoch."""
+    rows = np.eye(len(weights))
+    picks = itertools.product(range(len(weights)), repeat=epochs)
+    return {
+        tuple(np.concatenate([rows[i] for i in pick])): math.prod(weights[i] for i in pick)
+        for pick in picks
+    }
+
+
+def fixed(weights, epochs):
+    """One of an epoch's steps, equally likely, the same in every epoch."""
+    return {tuple(np.tile(row, epochs)): weights[0] for row in np.eye(len(weights))}
+
+
+def coins(rate, steps):
+    """Each step by itself."""
+    return {
+        draw: math.prod(rate if taken else 1.0 - rate for taken in draw)
+        for draw in itertools.product((0, 1), repeat=steps)
+    }
+
+
+THIRDS, HALVES = [1 / 3] * 3, [1 / 2] * 2
+BINS = {"num_examples": 600, "overflow": "accumulate"}
+CASES = {
+    # sampler, its draws by an example, attempts, whether both ends are exact
+    "k of T bins": (BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [range(2)], True),
+    "one bin": (BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [range(1, 2)], True),
+    "half and rest": (
+        BallsAndBins(batch_size=300, **BINS), redrawn(HALVES, 1), [range(1), range(1, 2)], True,
+    ),
+    "a lost step": (
+        BallsAndBins(batch_size=300, **BINS), redrawn(HALVES, 1), [range(1), range(2)], True,
+    ),
+    "over an edge of epochs": (
+        BallsAndBins(batch_size=300, epochs=2, **BINS), redrawn(HALVES, 2), [range(1, 4)], True,
+    ),
+    "two ranges": (
+        BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [[range(1), range(2, 3)]], True,
+    ),
+    "fixed, one epoch and a half": (
+        BallsAndBins(batch_size=300, epochs=2, assignment="fixed", **BINS), fixed(HALVES, 2),
+        [range(3)], True,
+    ),
+    "fixed, half and a whole": (
+        BallsAndBins(batch_size=300, epochs=2, assignment="fixed", **BINS), fixed(HALVES, 2),
+        [range(1), range(1, 3)], True,
+    ),
+    "poisson": (
+        Poisson(batch_size=200, **BINS), coins(1 / 3, 3), [range(2), range(2, 3)], True,
+    ),
+    "a known order": (
+        Deterministic(600, 300), {(1, 0): 1.0}, [range(1), range(2)], False,
+    ),
+    "shuffled": (Shuffle(500, 200), redrawn([0.4, 0.4, 0.2], 1), [range(1, 3)], False),
+    "shuffled without the last batch": (
+        Shuffle(500, 200), redrawn([0.4, 0.4, 0.2], 1), [range(2)], False,
+    ),
+    "shuffled, fixed": (
+        Shuffle(600, 300, epochs=2, order="fixed"), fixed(HALVES, 2), [range(3)], False,
+    ),
+    "cyclic bins": (
+        BallsAndBins(num_examples=600, batch_size=150, cycle_length=2, overflow="accumulate"),
+        {(1, 0, 0, 0): 0.5, (0, 0, 1, 0): 0.5}, [range(1), range(1, 3)], False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("case", CASES)
+def test_price_of_attempts_meets_enumerated_draws(case, epsilon):
+    sampler, draws, attempts, exact = CASES[case]
+    steps = [
+        [t for one in ([attempt] if isinstance(attempt, range) else attempt) for t in one]
+        for attempt in attempts
+    ]
+    for sigma in (0.8, 1.5):
+        laws = released(steps, lambda steps: draws)
+        delta = max(divergences(laws, sigma, epsilon))
+        price = sampler.privacy_of(sigma, attempts, same_rows=True).delta(epsilon)
+        slack = 4e-3 * delta + 1e-6
+        assert price.lower <= delta + slack
+        assert price.upper >= delta - slack
+        assert price.lower > 0.0
+        if exact:
+            assert price.lower >= delta - slack
+            assert price.upper <= delta + slack
+
+
+def test_pairs_of_a_partial_epoch_are_affine_in_those_of_its_bins():
+    # 1 of 3 bins: with probability 1/3 a Gaussian release, in both directions.
+    price = BallsAndBins(batch_size=200, **BINS).privacy_of(SIGMA, [range(1)])
+    for epsilon in (0.0, 0.2, 1.0):
+        one = PoissonProfile(SIGMA, 1 / 3, 1).delta(epsilon)
+        found = price.delta(epsilon)
+        assert found.lower <= one.upper
+        assert one.lower <= found.upper
+        assert found.upper <= 1.002 * one.upper
+
+
+# --- Values and times ----------------------------------------------------------------------------
+
+TABLE = [
+    (0.5, 512, 1e-4, (2.71, 2.79, 2.85)),
+    (0.7, 512, 1e-4, (0.54, 0.56, 0.58)),
+    (0.5, 625, 1e-5, (3.59, 3.67, 3.72)),
+]
+
+
+@pytest.mark.parametrize(("sigma", "bins", "delta", "values"), TABLE)
+def test_interrupted_epoch_costs_what_own_convolutions_give(sigma, bins, delta, values):
+    sampler = BallsAndBins(bins * 100, 100, overflow="accumulate")
+    half = bins // 2
+    for first, value in zip((0, half, half + 64), values, strict=True):
+        attempts = [range(first), range(half, bins)] if first else [range(bins)]
+        price = sampler.privacy_of(sigma, attempts).epsilon(delta)
+        assert abs(price.lower - value) < 0.02
+        assert abs(price.upper - value) < 0.02
+
+
+def test_three_attempts_are_priced_within_two_seconds():
+    sampler = BallsAndBins(62_500, 100)
+    begun = time.process_time()
+    attempts = [range(200), range(180, 420), range(400, 625)]
+    price = sampler.privacy_of(0.5, attempts).epsilon(1e-5)
+    assert time.process_time() - begun < 2.0
+    assert 3.72 < price.lower <= price.upper < 4.06
+
+
+# --- Places of examples --------------------------------------------------------------------------
+
+
+def test_poisson_counts_steps_wherever_they_lie():
+    sampler = Poisson(**SIZES)
+    parts = sampler.privacy_of(SIGMA, [range(7), range(3, 16)])
+    assert parts == sampler.privacy_of(SIGMA, [range(20)])
+
+
+@pytest.mark.parametrize("kind", [Deterministic, FullBatch])
+def test_known_order_counts_the_steps_of_one_example(kind):
+    sampler = FullBatch(100, 30) if kind is FullBatch else Deterministic(100, 10, epochs=3)
+    attempts = [range(0, 14), range(12, 30)]
+    most = 32 if kind is FullBatch else 4
+    assert sampler.privacy_of(2.0, attempts, same_rows=True) == GaussianProfile(
+        2.0 / math.sqrt(most)
+    )
+    halves = [range(0, 15), range(15, 30)]
+    if kind is Deterministic:  # an example of other rows may be in an early step, then a late one
+        assert sampler.privacy_of(2.0, halves, same_rows=True) == sampler.privacy(2.0)
+        assert upper(sampler.privacy_of(2.0, halves)) == upper(GaussianProfile(1.0))
+
+
+def test_fixed_draws_of_attempts_add_up():
+    # Two half epochs: one count over both ranges would give the price of one participation.
+    sampler = Shuffle(600, 300, order="fixed")
+    price = sampler.privacy_of(1.0, [range(1), range(1, 2)], same_rows=True)
+    assert isinstance(price, UpperEnd)
+    assert price.profile == GaussianProfile(1.0 / math.sqrt(2.0))
+    one = GaussianProfile(1.0).delta(6.0).upper
+    assert price.delta(6.0).lower > 50 * one
+
+
+@pytest.mark.parametrize(
+    ("attempts", "message"),
+    [
+        ([], "attempts=[] release nothing"),
+        ([[]], "attempts[0]=[] releases nothing"),
+        ([range(90)], "range(0, 90) must be a range of one step or more within the run's [0, 80)"),
+        ([range(-1, 5)], "within the run's [0, 80)"),
+        ([range(5), range(7, 7)], "attempts[1]=range(7, 7)"),
+        ([range(0, 8, 2)], "consecutive steps"),
+        ([[range(5), range(4, 9)]], "overlapping ranges, range(0, 5) and range(4, 9)"),
+    ],
+)
+@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[1], SAMPLERS[3], SAMPLERS[5]], ids=repr)
+def test_ranges_outside_a_run_are_refused_in_one_line(sampler, attempts, message):
+    for price in (lambda a: sampler.privacy_of(SIGMA, a), sampler.as_entered):
+        with pytest.raises(ValueError, match=r"attempts") as refusal:
+            price(attempts)
+        assert message in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", [Poisson, BallsAndBins])
+def test_the_cap_of_the_run_stays_when_more_epochs_are_asked_for(kind):
+    sampler = kind(**SIZES)
+    more = sampler.with_epochs(400)
+    assert more.padded_batch_size == sampler.padded_batch_size
+    assert kind(**{**SIZES, "epochs": 400}).padded_batch_size > sampler.padded_batch_size
