@@ -289,19 +289,11 @@ def largest_count(
     check_epsilon(epsilon)
     check_count("limit", limit)
 
-    return _first(lambda n: not _meets(privacy(n), epsilon, delta), limit) - 1
-
-
-def _first(holds: Callable[[int], bool], limit: int) -> int:
-    """Returns an n in [1, `limit`] with `holds(n)` and not `holds(n - 1)`; `limit` + 1 for none."""
     low, high = 0, 1
-    while high <= limit and not holds(high):
+    while high <= limit and _meets(privacy(high), epsilon, delta):
         low, high = high, 2 * high
     high = min(high, limit + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+        low, high = (middle, high) if _meets(privacy(middle), epsilon, delta) else (low, middle)
+    return low

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -188,10 +188,10 @@ class TruncatedProfile(Profile):
         upper = inner.upper if case.profile == self.profile else question.of(case.profile).upper
         upper = min(1.0, upper + case.charge(question.at, inner.lower))
         moved, shift = self._lost(question.at)
-        lower = (inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - _UP) - moved
+        lower = (inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - 1e-15) - moved
         if _MARGIN * inner.lower < shift < math.inf:
             below = question._replace(at=question.at + shift).of(self.profile)
-            lower = max(lower, below.lower * math.exp(-shift) * (1.0 - _UP) - moved)
+            lower = max(lower, below.lower * math.exp(-shift) * (1.0 - 1e-15) - moved)
         lower = max(0.0, lower)
         return Bound.resting_on(inner, lower, max(lower, upper))
 
@@ -429,11 +429,14 @@ def truncated_users(
         log_overflow = log_steps + cap.log_overflow() + _UP
         log_pi = log_overflow + min(0.0, math.log(most) + log_share)
         flagged = []
-        for low, high in _doubling(min(most, cap.max_batch_size)):
+        low, high, last = 1, 1, min(most, cap.max_batch_size)
+        while low <= last:  # groups 1, 2, 3-4, 5-8, ...
             # Each set of `low` rows is kept with probability <= (B / n)^low.
             log_any = math.log(math.comb(most, low)) if low < 64 else low * math.log(most)
             chance = log_overflow + min(0.0, log_any + low * log_share) + _UP
-            flagged.append(Flagged(chance, profile.with_gaussian_release(noise_multiplier / high)))
+            beside = profile.with_gaussian_release(noise_multiplier / min(high, last))
+            flagged.append(Flagged(chance, beside))
+            low, high = high + 1, 2 * high
     case = Case(profile, tuple(flagged), 2.0 * log_pi - math.log(2.0))
     log_drawn = log_steps + math.log(most * cap.sampling_prob)
     log_moved = log_drawn + cap.log_dropped_if_drawn()
@@ -444,14 +447,6 @@ def truncated_users(
         if log_thinned < log_moved + _SMALL_DELTA:
             return TruncatedProfile(profile, (case,), log_thinned)
     return TruncatedProfile(profile, (case,), log_moved=log_moved)
-
-
-def _doubling(most: int) -> Iterator[tuple[int, int]]:
-    """Yields (1, 1), (2, 2), (3, 4), (5, 8), ... up to `most`."""
-    low, high = 1, 1
-    while low <= most:
-        yield low, min(high, most)
-        low, high = high + 1, 2 * high
 
 
 def _log(value: float) -> float:
