@@ -16,7 +16,7 @@ from experiments.benchmarks.case import Case
 
 AREAS = (
     "accounting", "audit", "gpu", "gpu_program", "ingest", "noise",
-    "papers", "samplers", "scale", "size", "step", "tables", "train", "useful",
+    "samplers", "scale", "size", "step", "tables", "train",
 )  # fmt: skip
 
 

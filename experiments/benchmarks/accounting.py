@@ -4,6 +4,9 @@
 method: both ends of an interval, ratios within a round, without compilation and imports. Where it
 is not importable, `--peer-python` names an interpreter that has PLD_accounting==2.0 and numba.
 
+`advantage`: the noise at which no membership attack has an advantage above 0.1, T batches in each
+of E epochs, and how near to the target its certified ends are.
+
 `hard`, asked for by -k: what accountants break at: hardly any noise, tiny rates or deltas, many
 steps; a process a question, bars for its CPU time, its memory and what the answer must hold.
 `hard, dp_accounting` counts where our lower end disproves its upper one, computed without a bound.
@@ -42,6 +45,7 @@ from experiments.benchmarks.case import Estimate, Row, at, cases, figure
 from experiments.benchmarks.timing import Alone, Peer, Spent, alone
 
 DELTA = 2.7e-8
+ADVANTAGE = 0.1
 
 PLD_ACCOUNTING = """
 import importlib.metadata, json, sys, time
@@ -129,6 +133,18 @@ def calibration(*, rounds: int = 3) -> Iterator[Row]:
     )
     yield figure("CPU time, calibrate to epsilon 5, T 36000", spent, "s", at_most=10.0)
     yield figure("noise multiplier found, epsilon 5, T 36000", noise)
+
+
+def advantage(bins: int, epochs: int) -> Iterator[Row]:
+    """Calibrates random allocation to an attack advantage of at most 0.1."""
+    privacy = functools.partial(BallsAndBinsProfile, bins=bins, epochs=epochs)
+    noise, spent = seconds(functools.partial(calibrate_advantage, privacy, advantage=ADVANTAGE))
+    bound = attack_advantage(privacy(noise))
+    row = at(f"advantage {ADVANTAGE:g}, T {bins}, E {epochs}")
+    yield row("noise multiplier", noise)
+    yield row("CPU time", spent, "s", at_most=15.0)
+    yield row("upper end", bound.upper, at_most=ADVANTAGE)
+    yield row("lower end", bound.lower, at_least=ADVANTAGE * (1.0 - 4e-3))
 
 
 # --------------------------------------------------------------------------------- hard questions
@@ -355,11 +371,13 @@ def against_dp_accounting(*, points: int = 200) -> Iterator[Row]:
 
 PAIRS = {"sigma, steps, discretization": ((1.0, 565, None), (0.5, 36_000, 0.05))}
 INTERVALS = {"sigma, bar": ((0.5, 1.5), (0.1, 20.0))}
+CELLS = {"bins": (100, 1_000, 10_000), "epochs": (1, 10, 100)}
 HARD: dict[str, Any] = {"asked": True, "seconds": 300}
 CASES = [
     *cases(against_peer, "peer", over=PAIRS, needs=("PLD_accounting or --peer-python",)),
     *cases(interval, over=INTERVALS, quick={"rounds": 1}, all_quick=True, exact=True),
     *cases(calibration, quick={"rounds": 1}, exact=True),
+    *cases(advantage, over=CELLS, quick={}, seconds=5),
     *cases(hard, over={"kind": (*QUESTIONS, "random points")}, **HARD),
     *cases(against_dp_accounting, "hard, dp_accounting", needs=("dp_accounting",), **HARD),
 ]

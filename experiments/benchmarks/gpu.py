@@ -32,7 +32,6 @@ from dpsgd.runs.result import FinishedRun
 from experiments.benchmarks import gpu_equality as equality
 from experiments.benchmarks.case import Row, at, cases, figure
 from experiments.benchmarks.gpu_program import traffic
-from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import (
     ADAM,
     BYTES_PER_PARAMETER,
@@ -46,6 +45,7 @@ from experiments.benchmarks.programs import (
 from experiments.benchmarks.record import peak_memory
 from experiments.benchmarks.tables import table_steps
 from experiments.benchmarks.timing import Spent, in_turns
+from experiments.benchmarks.train import generated, run_of
 from experiments.tasks.clicks.evaluate import evaluate
 from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS

@@ -24,8 +24,8 @@ from dpsgd.noise.philox import words_at
 from dpsgd.runs.ledger import read
 from dpsgd.runs.resolve import resolved
 from experiments.benchmarks.case import Row, figure
-from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import problem
+from experiments.benchmarks.train import generated, run_of
 from experiments.cli.audit import coupled
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig

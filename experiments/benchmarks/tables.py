@@ -1,12 +1,10 @@
-"""Lazy tables: their law, and what a step costs beside dense noise and beside none at all.
+"""What a step with lazy tables costs beside dense noise and beside none at all.
 
-`law`: gaps beside the update rule in float64, and a million draws. `steps`: blocks of steps in
-turns, of the click model at 85M parameters, batch 1,024, on rows whose look-ups mostly differ;
-`sizes`: other numbers of rows; `crossover`: how few are too few; `large`: a billion parameters, in
-a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the tables of LazyDP (arXiv
-2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd train`, and the AUC beside
-the best of their planted model; `models`: AUC on a store's rows beside Adam alone, 10 epochs of
-batches of 1,024, and `defaults`: in those by default; `averages`: tails of their iterates.
+`steps`: blocks of steps in turns, of the click model at 85M parameters, batch 1,024, on rows whose
+look-ups mostly differ; `sizes`: other numbers of rows; `crossover`: how few are too few; `large`: a
+billion parameters, in a process of its own, dense steps scaled from 8 and 85M; `lazydp`: the tables
+of LazyDP (arXiv 2404.08847), 96 GB of them; `epoch`: an epoch of generated rows by `dpsgd train`,
+and the AUC beside the best of their planted model.
 """
 
 from __future__ import annotations
@@ -15,18 +13,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
 from experiments.benchmarks.case import Row, at, cases, figure
-from experiments.benchmarks.models import (
-    SEEDS,
-    Models,
-    generated,
-    lazy_and_dense,
-    run_of,
-)
 from experiments.benchmarks.programs import (
     ADAM,
     BLOCK_STEPS,
@@ -39,9 +30,8 @@ from experiments.benchmarks.programs import (
     dlrm,
     lazy,
 )
-from experiments.benchmarks.tables_law import law, trained
 from experiments.benchmarks.timing import Series, alone, in_turns
-from experiments.benchmarks.train import steps_of_run
+from experiments.benchmarks.train import generated, run_of, steps_of_run
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 
@@ -272,33 +262,16 @@ def epoch(
     yield figure(f"test AUC short of the best by, {rows:,} rows", best - found)
 
 
-def models(
-    batch_size: int | None = 1024,
-    epochs: int | None = 10,
-    *,
-    store: str | None = None,
-    seeds: int = SEEDS,
-    written: str | None = None,
-) -> Iterator[Row]:
-    return lazy_and_dense(Models.of(store, seeds, written, model="small"), batch_size, epochs)
-
-
 SMALL = {"hidden": (8,), "batch_size": 64, "rounds": 1}
 SMALL_SIZES = {"sizes": (2**4, 2**6, 2**8), **SMALL}
 FEW_BUCKETS = {"buckets": 2**4, "batch_size": 64, "rounds": 1}
 SMALL_LAZYDP = {"sizes": (2**4, 2**6), "tables": 3, "batch_size": 8, "rounds": 1}
 SMALL_EPOCH = {"model": ModelConfig(2, 2**6, (4,)), "batch_size": 50, "rows": 2_000}
-FEW_DRAWS = {"steps": 1_000, "draws": 10_000, "kinds": 1}
-OF_STORE: dict[str, Any] = {"seconds": 3_600, "needs": ("--store",)}
 CASES = [
-    *cases(trained, "law, trained", quick={"steps": 30}, exact=True),
-    *cases(law, "law, gaps", quick=FEW_DRAWS, seconds=120, exact=True),
     *cases(steps, quick={"buckets": 2**6, **SMALL}, seconds=200),
     *cases(sizes, quick=SMALL_SIZES, seconds=120),
     *cases(crossover, over={"buckets": (2**11, 2**12, 2**13)}, quick=FEW_BUCKETS),
     *cases(large, quick=SMALL_SIZES, seconds=600, asked=True, needs=(f"{LARGE_GIGABYTES:g} GB",)),
     *cases(lazydp, quick=SMALL_LAZYDP, seconds=300),
     *cases(epoch, quick=SMALL_EPOCH, seconds=600),
-    *cases(models, **OF_STORE),
-    *cases(models, "defaults", over={"batch_size, epochs": ((None, None),)}, **OF_STORE),
 ]

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,13 +33,30 @@ from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import resolve
 from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Row, at, cases
-from experiments.benchmarks.models import generated, run_of
 from experiments.benchmarks.programs import SIZES, copies_of, num_params
 from experiments.benchmarks.timing import Series, Spent, turns
-from experiments.tasks.clicks.sizes import PRESETS
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.synthetic.rows import SyntheticStore, write_store
+from experiments.tasks.clicks.task import Clicks
 from samplers import BatchSource
+from samplers.settings import SETTINGS
 
 MODELS = {"small": PRESETS["small"], "medium": SIZES["8M"]}
+
+
+def run_of(sampler: str, batch_size: int | None, epochs: int | None = None, **rest: Any) -> RunSpec:
+    """Returns the run that is asked for; None for defaults."""
+    return RunSpec.of(SETTINGS[sampler](batch_size=batch_size, epochs=epochs), **rest)
+
+
+@contextmanager
+def generated(rows: int, model: ModelConfig) -> Iterator[tuple[Clicks, Path, SyntheticStore]]:
+    """Yields clicks on a temporary store of generated rows, a folder for runs, and the summary."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = write_store(folder / "store", rows, seed=0)
+        sizes = {name: size for name, size in vars(model).items() if name != "wide"}
+        yield Clicks(folder / "store", **sizes), folder, made
 
 
 def steps_of_run(task: Any, spec: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 
 from accounting import Bound
-from experiments.benchmarks.case import Row
-from experiments.benchmarks.record import read
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [file for folder in ("docs", "experiments") for file in (ROOT / folder).rglob("*.md")]
@@ -15,20 +13,6 @@ PAGES = [file.read_text() for file in (ROOT / "README.md", *WRITTEN)]
 PROSE = " ".join(
     " ".join(line for page in PAGES for line in page.splitlines() if line[:1] != "|").split()
 )
-
-
-def recorded(area, missed=(), **setting):
-    """The rows of an area's record by name, the first case first; all bars but some hold."""
-    entries = read(ROOT / f"experiments/records/{area}.json")["cases"]
-    asked = [entry for entry in entries if setting.items() <= entry["setting"].items()]
-    rows = [Row(**row) for entry in asked for row in entry["rows"]]
-    assert all(row.holds is not False or row.name in missed for row in rows)
-    return {row.name: row for row in reversed(rows)}
-
-
-def shown(row):
-    """A mean, or the figure of one run, as tables have it."""
-    return f"{row.value:.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
 
 
 def results_of(sweep, **where):
@@ -108,61 +92,7 @@ def test_the_table_of_epochs_is_what_was_recorded():
             assert cell in [auc_of(point) for point in points], (label, column)
 
 
-def test_the_table_of_click_models_is_what_was_recorded():
-    found = recorded("useful")
-    rows = table_rows("| test AUC | log loss | predicted / observed | command |")
-    assert [label for label, _ in rows] == ["no privacy", "epsilon 8", "epsilon 3", "epsilon 1"]
-    for label, cells in rows:
-        for figure, column in (("AUC", "test AUC"), ("log loss", "log loss")):
-            assert cells[column] == shown(found[f"{figure}, {label}, test rows"])
-        level = found[f"predicted / observed, {label}, test rows"].value
-        assert cells["predicted / observed"] == f"{level:.3f}"
-
-
-def test_the_table_of_models_by_data_set_is_what_was_recorded():
-    every = table_rows("| without privacy | epsilon 3 | epsilon 1 |")
-    rows = [row for row in every if "`linear`" in row[0] and "generated" not in row[0]]
-    assert len(rows) == 3
-    for label, cells in rows:
-        data = label.split(",")[0].lower()
-        area = "useful" if data == "criteo" else "tables_of_any_kind"
-        found = recorded(area, store=data, model="linear")
-        for column, cell in cells.items():
-            at = {"without privacy": "no privacy"}.get(column, column)
-            both = (found[f"{figure}, {at}, test rows"].value for figure in ("AUC", "log loss"))
-            assert cell == " / ".join(f"{x:.3f}" for x in both)
-
-
-def test_the_table_of_models_with_lazy_tables_is_what_was_recorded():
-    measured = recorded("tables")
-    rows = table_rows("10 epochs, batch 1,024 |")
-    assert [label for label, _ in rows] == ["lazy tables", "Adam alone"]
-    for epsilon in ("epsilon 8", "epsilon 3", "epsilon 1"):
-        at = f"{epsilon}, batch 1024, 10 epochs"
-        for by, cells in rows:
-            assert cells[epsilon] == shown(measured[f"AUC, test rows, {by}, {at}"])
-        apart = f"AUC, lazy tables minus Adam alone, test rows, {at}, less 2 standard errors"
-        assert measured[apart].holds is True
-
-
-def test_the_tables_of_logistic_models_and_few_shot_episodes_are_what_was_recorded():
-    found, useful = recorded("logistic"), recorded("useful", model="linear")
-    rows = table_rows("| Adult: AUC | Adult: log loss |")
-    assert len(rows) == 12
-    for label, cells in rows:
-        method, _, at = label.partition(", ")
-        start = {"Newton steps": "noised Newton steps"}.get(method, method)
-        for column, cell in cells.items():
-            data, figure = column.split(": ")
-            of = "26,033 rows, 134 features" if data == "Adult" else "88,000 rows, 118 features"
-            end = ", ".join(filter(None, (at, of)))
-            names = [n for n in found if n.startswith(f"{figure}, {start}") and n.endswith(end)]
-            if method == "click model":
-                assert cell in ("", shown(useful[f"{figure}, {at}, test rows"]))
-            elif method == "no privacy":
-                assert cell == f"{found[names[0]].value:.4f}"
-            else:
-                assert cell == shown(found[names[0]])
+def test_the_table_of_few_shot_episodes_is_what_was_recorded():
     record = json.loads((ROOT / "experiments/records/episodes.json").read_text())
     [[header, recorded_rows]] = [one.values() for one in record["shown"] if isinstance(one, dict)]
     for (label, cells), row in zip(table_rows("sigma | Thm 3"), recorded_rows, strict=True):

@@ -24,8 +24,8 @@ from dpsgd.engine.placement import (
     placement_mismatch,
 )
 from dpsgd.engine.step import flush_program
-from experiments.benchmarks.collectives import Collective, collectives
 from samplers import Deterministic, Multistage, Poisson, UnitTree
+from tests.dpsgd.engine.collectives import Collective, collectives
 
 jax.config.update("jax_num_cpu_devices", 8)
 

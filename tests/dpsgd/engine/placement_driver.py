@@ -19,8 +19,8 @@ from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import program
-from experiments.benchmarks.collectives import Collective, collectives
 from samplers import Deterministic, Poisson
+from tests.dpsgd.engine.collectives import Collective, collectives
 
 jax.config.update("jax_num_cpu_devices", 8)
 

@@ -14,7 +14,7 @@ import pytest
 
 from accounting import PoissonProfile
 from experiments.benchmarks import __main__ as command
-from experiments.benchmarks import accounting, record, scale, scale_beam
+from experiments.benchmarks import accounting, record, scale_beam
 from experiments.benchmarks.case import Estimate, cases, figure
 from experiments.benchmarks.record import Record, read, table
 from experiments.benchmarks.timing import alone, in_turns
@@ -245,8 +245,8 @@ def test_what_cannot_be_measured_is_refused(words, why, capsys):
 
 
 def test_a_case_is_named_by_a_part_and_its_command_measures_it_again(tmp_path):
-    file = tmp_path / "useful.json"
-    asked = ["useful", "-k", "T*100", "--quick", "--json", str(file)]
+    file = tmp_path / "record.json"
+    asked = ["accounting", "-k", "T*100", "--quick", "--json", str(file)]
     with pytest.raises(SystemExit):
         command.main(asked)
     asked[2] = "bins 100"
@@ -254,8 +254,8 @@ def test_a_case_is_named_by_a_part_and_its_command_measures_it_again(tmp_path):
     (entry,) = read(file)["cases"]
     assert entry["rows"][0]["name"] == "noise multiplier, advantage 0.1, T 100, E 1"
     assert entry["rows"][0]["value"] > 0
-    assert entry["command"] == 'scripts/bench useful -k "advantage, bins 100, epochs 1" --quick'
-    assert command.main(["useful", "-k", "choosing"]) == 2
+    assert entry["command"] == 'scripts/bench accounting -k "advantage, bins 100, epochs 1" --quick'
+    assert command.main(["gpu_program"]) == 2
 
 
 @pytest.mark.long
@@ -310,13 +310,6 @@ def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
     series = in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 2)
     assert "".join(order) == "cba" + "abc" + "cba"
     assert {name: len(spent) for name, spent in series.items()} == {"a": 2, "b": 2, "c": 2}
-
-
-def test_padding_by_shards_is_what_was_predicted():
-    rows = list(scale.padding())
-    assert len(rows) == 8
-    assert all(row.holds for row in rows)
-    assert {row.bar for row in rows} >= {"<= 32.5", "<= 98.5", "<= 338.5", "<= 35.5"}
 
 
 @pytest.mark.parametrize("change", ["a byte", "a file"])

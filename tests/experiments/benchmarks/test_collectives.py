@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.benchmarks.collectives import Collective, collectives
+from tests.dpsgd.engine.collectives import Collective, collectives
 
 BLOCK = """
 %microbatch (x: f32[2]) -> f32[2] {

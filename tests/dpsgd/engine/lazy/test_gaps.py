@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from dpsgd import LazyTables
-from dpsgd.engine.lazy.gaps import Gaps, LinearSgd
+from dpsgd.audit.runtime.deferred_law import DeferredLaw
+from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import RunLaws, law_of, packed
-from experiments.benchmarks.tables_law import looked_up, step_by_step
 
 STEPS = 1_000
 PROGRESS = np.arange(STEPS) / STEPS
@@ -16,6 +16,21 @@ SCHEDULES = {
     "cosine": 0.5 * (1 + np.cos(np.pi * PROGRESS)),
     "warm-up": np.minimum(1.0, 100 * PROGRESS**2),
 }
+
+
+def step_by_step(run):
+    """(start, stop) -> the law of a gap as the audit knows it, by the update rule alone."""
+    sizes = np.array(run.step_sizes)
+    audited, kept = DeferredLaw(sizes, run.momentum, 1.0, lambda attempt: sizes), -run.order
+    return lambda start, stop: GapLaw(*(x[kept:, kept:] for x in audited.gap(start, stop)))
+
+
+def looked_up(gaps, start, stop):
+    """The law of a gap as a step finds it."""
+    at, multiple = gaps.ending_at(stop), -(-start // gaps.spacing)
+    if multiple * gaps.spacing <= stop:
+        return gaps.to_next_multiple.select(start).then(at.from_multiples.select(multiple))
+    return at.from_recent.select(start % gaps.spacing)
 
 
 def assert_same(law, expected):

@@ -1,1 +1,0 @@
-"""Programs of other libraries and ours on one work, as a user would write them: `fit` of each."""
