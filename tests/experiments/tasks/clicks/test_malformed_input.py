@@ -1,7 +1,7 @@
 """Whatever a user gives, he gets a right result or one clear line, and keeps all that he had.
 
-Every example damages one thing: a store, a run directory or a command line. Then a
-command is asked, as a user asks it. It may answer rightly, by a statement of what is right that is
+Every example damages one thing: a store or a run directory. Then a command
+is asked, as a user asks it. It may answer rightly, by a statement of what is right that is
 made here from the undamaged thing; or refuse, with status 2 and one line that names the place. Any
 exception that leaves the command fails the test, and so does a changed byte in what was there.
 """
@@ -12,22 +12,18 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpsgd.runs import job, journal
-from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.history import NO_HEAD, line_of
-from dpsgd.runs.stop import STOPPED, Stopped
+from dpsgd.runs import journal
+from dpsgd.runs.stop import Stopped
 from experiments import cli
 from experiments.tasks.clicks.store import Store
 from tests.experiments.tasks.clicks.slow import edited
@@ -150,7 +146,6 @@ odd_arrays = st.sampled_from([
     np.array([{}], dtype=object), np.zeros((200, 13), ">f4"),
 ])  # fmt: skip
 array_changes = st.tuples(st.sampled_from(["set", "remove", "add"]), places, odd_arrays)
-line_kinds = st.sampled_from(["swapped", "repeated", "removed", "rolled back", "torn"])
 
 
 def nodes(value, at=()):
@@ -179,38 +174,6 @@ def change_json(value, change):
     return value
 
 
-def change_lines(lines, change):
-    kind, a, b = change
-    i, j = int(a * len(lines)), int(b * len(lines))
-    match kind:
-        case "swapped":
-            lines[i], lines[j] = lines[j], lines[i]
-        case "repeated":
-            lines.insert(j, lines[i])
-        case "removed":
-            del lines[i]
-        case "rolled back":
-            del lines[i:]
-        case "torn":
-            lines.append(b'{"steps": [16, 2')
-    return lines
-
-
-def forge_line(lines, change):
-    """Changes a line of a ledger, and the hashes of it and of the lines that follow."""
-    where, of_line = change
-    bodies = [json.loads(line) for line in lines]
-    number = int(where * len(bodies))
-    bodies[number] = change_json(bodies[number], of_line)
-    lines, head = [], NO_HEAD
-    for body in bodies:
-        body.pop("hash", None)
-        with contextlib.suppress(ValueError):  # of NaN: left out
-            line, head = line_of(body, head)
-            lines.append(line)
-    return lines
-
-
 def change_archive(path, change):
     """Changes one array of an .npz file, or the array of an .npy file."""
     kind, where, array = change
@@ -227,7 +190,7 @@ def change_archive(path, change):
     np.savez(path, **arrays)
 
 
-ANY, OF_RUNS = ("*", "*.json"), "ledger.jsonl"
+ANY = ("*", "*.json")
 damages = [
     st.tuples(st.just("bytes"), st.sampled_from(ANY), places, byte_changes),
     st.tuples(st.just("nothing"), st.sampled_from(ANY), places, st.none()),
@@ -236,10 +199,6 @@ damages = [
     st.tuples(st.just("too deep"), st.sampled_from(ANY), places, st.none()),
     st.tuples(st.just("values"), st.just("*.json"), places, json_changes),
     st.tuples(st.just("array"), st.just("*.np[yz]"), places, array_changes),
-]
-run_damages = [
-    st.tuples(st.just("lines"), st.just(OF_RUNS), places, st.tuples(line_kinds, places, places)),
-    st.tuples(st.just("forged"), st.just(OF_RUNS), places, st.tuples(places, json_changes)),
 ]
 
 
@@ -263,10 +222,6 @@ def damage(folder, how):
             path.write_text(json.dumps(change_json(json.loads(path.read_text()), change)))
         case "array":
             change_archive(path, change)
-        case "lines" | "forged":
-            lines = path.read_bytes().splitlines(keepends=True)
-            changed = (change_lines if kind == "lines" else forge_line)(lines, change)
-            path.write_bytes(b"".join(changed))
     return path.relative_to(folder).as_posix()
 
 
@@ -278,12 +233,12 @@ TINY = ["--embedding-dim", "2", "--max-buckets", "8", "--hidden", "4"]
 
 @pytest.fixture
 def before_training(monkeypatch):
-    """Makes `train` and `resume` stop at the first step; returns the list of what they came to."""
+    """Makes `train` stop at the first step; returns the list of the jobs that it came to."""
     reached = []
 
     class Reached(journal.DirectoryJournal):
         def __init__(self, job, folder, ledger, last, *rest):
-            reached.append(SimpleNamespace(job=job, checkpoint=last, history=ledger.history))
+            reached.append(job)
             raise Stopped("at the first step")
 
     monkeypatch.setattr("dpsgd.runs.run.DirectoryJournal", Reached)
@@ -313,7 +268,7 @@ def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
             return
         (reached,) = before_training
         begin, end = json.loads((path / "manifest.json").read_text())["splits"]["train"]
-        for name, column in reached.job.data.items():
+        for name, column in reached.data.items():
             np.testing.assert_array_equal(column, rows[name][begin:end])
             assert column.dtype == rows[name].dtype
 
@@ -323,122 +278,46 @@ def test_a_damaged_store_is_refused_by_name_or_trains_on_the_right_rows(
 # --- Run directories -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_blocks():
-    """A short run has several blocks, and goes on in the program that it began in."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "BLOCK_STEPS", 8)
-        yield
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A run that was stopped at step 16 of 30, with two checkpoints, the same finished, and rows.
+def finished(tmp_path_factory):
+    """The directory of a finished run, and beside it rows.
 
-    They are of a task that is trained in a moment: what lies in a run's directory is alike for all.
+    Its task is trained in a moment: what lies in a run's directory is alike for all.
     """
     folder = tmp_path_factory.mktemp("runs")
-    stopped, finished = folder / "stopped", folder / "finished"
-    blocks = job.train_blocks
-
-    def stopping(*arguments, **options):
-        for count, block in enumerate(blocks(*arguments, **options), 1):
-            if count == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield block
-
-    with pytest.MonkeyPatch.context() as path, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as path:
         path.syspath_prepend(TASKS)
         from readable_task import readable
 
         np.savez(folder / "rows.npz", **readable.generated(50))
-        patch.setattr(job, "train_blocks", stopping)
-        words = ["--task", "readable_task:readable", "sampler:deterministic", "--out", stopped]
-        assert ask("train", *words, *TRAIN, "--checkpoint-seconds", "0").status == STOPPED
-        assert len(list((stopped / "checkpoints").iterdir())) == 2
-        patch.setattr(job, "train_blocks", blocks)
-        shutil.copytree(stopped, finished)
-        assert ask("resume", finished).status == 0
-        patch.undo()
-        yield SimpleNamespace(stopped=stopped, finished=finished, rows=folder / "rows.npz")
-
-
-def bits(tree):
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
-
-
-def whole_lines(files):
-    """The files, without the end that a crash tore off a ledger's line: opening removes it."""
-    ledger = files.get("ledger.jsonl")
-    if isinstance(ledger, bytes):
-        files["ledger.jsonl"] = ledger[: ledger.rfind(b"\n") + 1]
-    return files
-
-
-@pytest.mark.long
-@few_or(500)
-def test_a_damaged_unfinished_run_is_refused_by_name_or_goes_on_rightly(
-    runs, folder, before_training, examples
-):
-    before_training.clear()
-    assert ask("resume", runs.stopped).status == STOPPED
-    (whole,) = before_training
-    price = ask("ledger", runs.stopped).out
-    older = shutil.copytree(runs.stopped / "checkpoints", folder() / "checkpoints")
-    (older / "000000000016.npz").unlink()
-    like = whole.job.start()
-    saved = {8: bits(Checkpoints(older).latest(like)), 16: bits(whole.checkpoint)}
-
-    def check(how):
-        run = shutil.copytree(runs.stopped, folder() / "run")
-        damaged = damage(run, how)
-        before = whole_lines(contents(run))
-        answer = ask("ledger", run)
-        if answer.status == 2:
-            assert_clear(answer, run, "ledger")
-        else:
-            assert answer.out == price
-        before_training.clear()
-        answer = ask("resume", run)
-        if answer.status == 2:
-            assert_clear(answer, run, "ledger")
-            assert whole_lines(contents(run)) == before
-            return
-        (reached,) = before_training
-        attempts = reached.history.attempts
-        if damaged != "config.json":
-            assert attempts == whole.history.attempts
-        # What was declared before stays counted, whatever begins now.
-        assert attempts[0].steps == whole.history.attempts[0].steps
-        if damaged != "config.json":  # which may ask for another model
-            step = 8 if damaged == "checkpoints/000000000016.npz" else 16
-            assert bits(reached.checkpoint) in (saved[step], saved[16])
-
-    for_all(examples, st.one_of(damages + run_damages), check)
+        words = ["--task", "readable_task:readable", "sampler:deterministic"]
+        assert ask("train", *words, "--out", folder / "run", *TRAIN).status == 0
+        yield folder / "run"
 
 
 @pytest.mark.long
 @few_or(500)
 def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
-    runs, folder, examples
+    finished, folder, examples
 ):
-    price = ask("ledger", runs.finished).out
-    told = ask("resume", runs.finished).out
-    scores = ask("evaluate", runs.finished, runs.rows)
+    rows = finished.with_name("rows.npz")
+    price = ask("ledger", finished).out
+    told = ask("resume", finished).out
+    scores = ask("evaluate", finished, rows)
     assert scores.status == 0
     exported = folder() / "exported"
-    assert ask("export", runs.finished, exported).status == 0
+    assert ask("export", finished, exported).status == 0
     bundle = contents(exported)
 
     def check(how):
         at = folder()
-        run = shutil.copytree(runs.finished, at / "run")
+        run = shutil.copytree(finished, at / "run")
         damaged = damage(run, how)
         before = contents(run)
         questions = {
             "ledger": ask("ledger", run),
             "export": ask("export", run, at / "out"),
-            "evaluate": ask("evaluate", run, runs.rows),
+            "evaluate": ask("evaluate", run, rows),
             "resume": ask("resume", run),
         }
         for answer in questions.values():
@@ -450,7 +329,7 @@ def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
         if questions["ledger"].status == 0:
             assert questions["ledger"].out == price
         if questions["resume"].status == 0 and damaged != "report.json":
-            assert questions["resume"].out == told.replace(str(runs.finished), str(run))
+            assert questions["resume"].out == told.replace(str(finished), str(run))
         if questions["export"].status == 2:
             assert sorted(os.listdir(at)) == ["run"]
         elif damaged != "config.json":
@@ -458,94 +337,10 @@ def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
         if questions["evaluate"].status == 0 and damaged != "config.json":
             assert questions["evaluate"].out == scores.out
 
-    for_all(examples, st.one_of(damages + run_damages), check)
+    for_all(examples, st.one_of(damages), check)
 
 
-# --- Command lines -------------------------------------------------------------------------------
-
-odd_words = st.one_of(
-    st.sampled_from([
-        "0", "-1", "1", "2", "3", "7", "8", "0.5", "1e-320", "1e-9", "1e308", "nan", "inf", "-inf",
-        "x", "", "None", "True", "1e3", "2147483648", "9223372036854775808", "1" * 400, "1_0", " 1",
-        "٣", "0x10", "--", "-x", "1,2", "(1,)", "'", "\n", "\ud800",
-    ]),
-    st.integers(-2, 200).map(str),
-    st.floats(width=32).map(str),
-    st.text(st.characters(exclude_characters="\0"), max_size=3),
-)  # fmt: skip
-SAMPLER_FLAGS = {
-    "deterministic": [],
-    "shuffle": ["--order"],
-    "poisson": ["--max-batch-size", "--overflow"],
-    "balls-and-bins": ["--max-batch-size", "--overflow", "--assignment"],
-}
-BATCHES = {"--batch-size": "20", "--epochs": "2"}
-QUESTIONS = {
-    "epsilon": {"--num-examples": "200", "--noise-multiplier": "1", **BATCHES},
-    "calibrate": {"--num-examples": "200", "--target-epsilon": "2", **BATCHES},
-    "train": {
-        "--noise-multiplier": "1", "--embedding-dim": "2", "--max-buckets": "8", "--hidden": "4",
-        **BATCHES,
-    },
-}  # fmt: skip
-MORE_FLAGS = {
-    "epsilon": ["--target-delta"],
-    "calibrate": ["--target-delta"],
-    "train": [
-        "--target-epsilon", "--target-delta", "--l2-clip-norm", "--learning-rate",
-        "--model", "--microbatch-size", "--checkpoint-seconds",
-        "--init-seed", "--insecure-seed",
-    ],
-}  # fmt: skip
-
-
-@st.composite
-def questions(draw, quick):
-    """A command, its sampler and its flags, of which a few have odd values.
-
-    `quick` ones ask for no noise that takes seconds to find.
-    """
-    command = draw(st.sampled_from(list(QUESTIONS)))
-    few = quick and command == "calibrate"
-    sampler = draw(st.sampled_from(["deterministic", "shuffle"] if few else SAMPLERS))
-    flags = dict(QUESTIONS[command])
-    known = [*flags, *MORE_FLAGS[command], *SAMPLER_FLAGS[sampler], "--unheard-of"]
-    for flag in draw(st.lists(st.sampled_from(known), min_size=1, max_size=3, unique=True)):
-        flags[flag] = draw(odd_words)
-    return command, sampler, flags
-
-
-SAMPLERS = list(SAMPLER_FLAGS)
-INTERVAL = re.compile(r"\(zero-out adjacency.*; certified: epsilon in \[([\d.e+-]+), ([\d.e+-]+)\]")
-
-
-@pytest.mark.long
-@few_or(2_000)
-def test_a_command_line_is_answered_rightly_or_refused_in_the_users_words(
-    store, folder, before_training, examples
-):
-    def check(question):
-        command, sampler, flags = question
-        at = folder()
-        words = [command, f"sampler:{sampler}", *(word for pair in flags.items() for word in pair)]
-        if command == "train":
-            words += [str(store), "--out", str(at / "run"), "--no-audit"]
-        before_training.clear()
-        answer = ask(*words)
-        if answer.status == 2:
-            assert "Traceback" not in answer.err
-            assert_clear(answer, "")
-            assert not os.listdir(at)
-        elif command == "train":
-            (reached,) = before_training
-            assert reached.job.mechanism.noise_multiplier > 0
-        elif command == "epsilon" and "NO GUARANTEE" not in answer.out:
-            lower, upper = map(float, INTERVAL.search(answer.out).groups())
-            assert 0 <= lower <= upper
-        else:
-            assert answer.status == 0, answer
-
-    for_all(examples, questions(quick=examples < 100), check)
+# --- Paths ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "an empty folder", "a store", "a name\n"])
