@@ -72,6 +72,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     taken = tuple(without_initial(piece) for piece in segments if piece.steps)
     planned = tuple(without_initial(piece) for piece in (*earlier, last.planned()) if piece.steps)
     initials = tuple(dict.fromkeys(piece.initial for piece in pieces if piece.initial))
+    trained = [*pieces, *(segment for initial in initials for segment in initial.segments)]
     guarantee = Guarantee(
         epsilon=None,
         delta=delta,
@@ -82,7 +83,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
         void=_void(taken, last),
         left_out=_left_out(pieces),
         initial_names=tuple(initial.name for initial in initials),
-        by_task=tuple(dict.fromkeys(text for piece in pieces for text in piece.not_covered)),
+        by_task=tuple(dict.fromkeys(text for piece in trained for text in piece.not_covered)),
     )
     if guarantee.void:
         return guarantee

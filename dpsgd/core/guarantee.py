@@ -140,7 +140,7 @@ class Guarantee:
             f"epsilon <= {self.epsilon.format_upper()} at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()})"
-            f"{self._of_initial()}; certified: epsilon in {self.epsilon}; "
+            f"{self._of_initial()}certified: epsilon in {self.epsilon}; "
             f"{self.attack()}{self._exceptions()}"
         )
 
@@ -150,7 +150,7 @@ class Guarantee:
 
     def _of_initial(self) -> str:
         if not self.initial_names:
-            return ""
+            return "; "
         if self.together is None:
             cost = "its cost adds to this"
         elif self.together.epsilon is None or math.isinf(self.together.epsilon.upper):
@@ -159,7 +159,10 @@ class Guarantee:
             upper = self.together.epsilon.format_upper()
             names = " and ".join(self.initial_names)
             cost = f"epsilon <= {upper} (this run and {names} together)"
-        return f" for rows that did not train the initial model; for rows that did, {cost}"
+        return (
+            f" for rows that did not train the initial model; for rows that did, {cost}; for the "
+            "other rows, "
+        )
 
     def _of_noise(self) -> str:
         words = noise_label(noise_record(self.mechanism.noise))

@@ -177,6 +177,11 @@ class History:
             return [self.selection.trials(*(attempt.terms for attempt in self.attempts))]
         return [attempt.terms.segment(attempt.steps) for attempt in self.attempts]
 
+    @property
+    def initial_digests(self) -> set[str]:
+        """SHA-256 of the trained models that the attempts started from."""
+        return {part.initial.sha256 for part in self.parts if part.initial}
+
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee that covers everything declared, by the ledger alone.
 
@@ -192,7 +197,8 @@ class History:
             if not all(run.released for run in runs):
                 raise ValueError("only finished runs are counted together")
             check_together(parts)
-            counted = {run.released for run in runs}
+            # A run that releases its initial parameters unchanged did not train them alone.
+            counted = {run.released for run in runs if run.released not in run.initial_digests}
             parts = [
                 without_initial(part) if part.initial and part.initial.sha256 in counted else part
                 for part in parts

@@ -281,9 +281,10 @@ def resumed(
         _check_noise(job, checkpoint.state, root, attempt, out)
     if processes.first:
         folder.cut_diagnostics(step)
+    if attempt.index == count and processes.first:
+        folder.withdraw("guarantee.json")  # planned for fewer attempts: too low now
     if attempt.terms.fingerprint != last.fingerprint:
         if processes.first:
-            folder.withdraw("guarantee.json")  # planned for one attempt: too low now
             folder.write_json("environment.json", environment())
         changed = differing([last.fingerprint, attempt.terms.fingerprint])
         progress(f"changed since: {', '.join(changed)}")

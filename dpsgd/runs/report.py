@@ -189,8 +189,11 @@ def _meaning(record: dict[str, Any]) -> str:
             "training data."
         )
     accuracy = record["attack_accuracy_upper"]
+    rows = "For rows that did not train the initial model, " if record["initial_names"] else ""
+    the = "the" if rows else "The"
     return (
-        "The interval contains the mechanism's true epsilon, and its upper end is the guarantee:\n"
+        f"{rows}{the} interval contains the mechanism's true epsilon, and its upper end is the "
+        "guarantee:\n"
         f"to replace one {record['unit']} of the training data by one whose gradient is zero\n"
         "changes the law of the trained parameters by no more than this epsilon and delta.\n"
         "Whoever sees them, knows all else and guesses at even odds whether it was there is right\n"

@@ -148,6 +148,7 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
             "unit": part.unit,
             "reproducible_noise": part.reproducible_noise,
             "steps": [part.steps.start, part.steps.stop],
+            **({"not_covered": part.not_covered} if part.not_covered else {}),
         }
         for part in parts
         if isinstance(part, Segment) and part.initial is None
@@ -171,6 +172,7 @@ def segments_from_records(records: Sequence[Any]) -> tuple[Segment, ...]:
             range(first, stop),
             checked(body["unit"], str, "unit"),
             checked(body["reproducible_noise"], bool, "reproducible_noise"),
+            not_covered=tuple(checked(body.get("not_covered", []), list[str], "not_covered")),
         )
         segments.append(segment)
     return tuple(segments)

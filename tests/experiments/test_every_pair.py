@@ -280,6 +280,7 @@ def check(row, days, home, command):
     calibrated = row["calibration"] == "--calibration KIND"
     assert not calibrated or mechanism.full_sums is not None
     assert len(report["initial_names"]) == bool(row["start"])
+    assert report["epsilon_upper_together"] is None or row["start"] in ("run", "export")
     lazy = row["tables"] == "--tables lazy"
     assert not lazy or (stated["tables"] == "lazy" and report["lazy_tables"])
 
@@ -297,7 +298,7 @@ def check(row, days, home, command):
 
     command("export", run, home / "model")
     kept = json.loads((home / "model" / "guarantee.json").read_text())
-    assert {name: report[name] for name in kept if name != "trained"}.items() <= kept.items()
+    assert {name: report[name] for name in kept.keys() & report}.items() <= kept.items()
     assert set(kept.get("trained", after)) == trained
     if KINDS[kind][2] is not None:
         data, scores = words[3], []
@@ -317,8 +318,9 @@ def check(row, days, home, command):
     assert all(
         np.abs(x - after[name]).max() < 1e-20 for name, x in params_of(home / "next").items()
     )
-    names = json.loads((home / "next" / "report.json").read_text())["initial_names"]
-    assert names == [next_from.name]
+    following = json.loads((home / "next" / "report.json").read_text())
+    assert following["initial_names"] == [next_from.name]
+    assert following["epsilon_upper_together"] is None or (private and not row["start"])
 
     seeded = [*words, "--insecure-seed", "3", "--no-audit", "--out"]
     command(*seeded, home / "whole")

@@ -55,7 +55,7 @@ def run(config: LedgerConfig) -> None:
             alone = [guarantee, *(one.guarantee() for one in earlier)]
         for note in filter(None, whole.notes):
             print(f"note on all {len(earlier) + 1} runs: {note}")
-        print(f"for a unit with rows in one of the runs alone: {_largest(alone)}")
+        print(f"for a unit with rows in one of the runs alone: {_largest(alone, whole)}")
         print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
         print(
             "not checked: in which of the runs a unit has rows. Runs on disjoint rows may have "
@@ -64,8 +64,13 @@ def run(config: LedgerConfig) -> None:
         )
 
 
-def _largest(guarantees: list[Guarantee]) -> str:
-    """Returns what holds of each of several runs."""
+def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
+    """Returns the guarantee that each of several runs gives, in words.
+
+    Args:
+      guarantees: Guarantee of each run.
+      together: Joint guarantee, which names initial models that none of the runs trained.
+    """
     from accounting import Bound
     from accounting.profile import format_delta
 
@@ -74,7 +79,8 @@ def _largest(guarantees: list[Guarantee]) -> str:
     upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
     delta = max(one.delta for one in guarantees)
     stated = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {format_delta(delta)}"
-    return f"{stated}, the largest of the runs"
+    rows = ", for rows that trained no initial model" if together.initial_names else ""
+    return f"{stated}, the largest of the runs{rows}"
 
 
 def _history(path: Path) -> History:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tiny_task import Line, Words, config_of, line, params_of, run_and_stop, short_blocks
 
-from accounting import Bound, epsilon
+from accounting import Bound, TrialCount, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
-from dpsgd.core.segments import Initial
+from dpsgd.core.segments import Initial, Trials
 from dpsgd.models.model import export
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.initial import initial_params
@@ -86,7 +86,7 @@ def test_known_start_is_priced_together_with_the_run(models, form, tmp_path, cap
     shown = capsys.readouterr().out
     together = Bound(0, record["epsilon_upper_together"]).format_upper()
     assert f"in all 2 runs: epsilon <= {together} at" in shown
-    said = f"{BEGUN}epsilon <= {together} (this run and {form} together)"
+    said = f"{BEGUN}epsilon <= {together} (this run and {form} together); for the other rows, "
     export(out, tmp_path / "exported", task=line)
     exported = json.loads((tmp_path / "exported" / "guarantee.json").read_text())
     for place in (
@@ -103,6 +103,30 @@ def test_cost_of_arrays_adds_to_the_run(models, form, tmp_path):
     record = run(line, config(init_from=str(models / form)), tmp_path / "out")
     assert BEGUN + "its cost adds to this" in record["guarantee"]
     assert record["epsilon_upper_together"] is None
+
+
+def test_ledger_counts_arrays_of_a_named_run_once(models, tmp_path):
+    run(line, config(init_from=str(models / "run/params.npz")), tmp_path / "out")
+    first, second = history(models / "run"), history(tmp_path / "out")
+    together = second.guarantee(first)
+    assert together.epsilon == cost([*first.parts, *second.parts], 1e-5).epsilon
+    assert not together.initial_names
+
+
+def test_ledger_keeps_an_initial_model_that_no_other_run_trained(models, tmp_path, capsys):
+    """Also if the run released its parameters unchanged, with the same SHA-256."""
+    still = config(init_from=str(models / "dotted.npz"), learning_rate=1e-30)
+    run(TOMORROW, still, tmp_path / "still")
+    same = tmp_path / "still" / "params.npz"
+    for name in ("b", "c"):
+        run(LATER, config(init_from=str(same), learning_rate=1e-30), tmp_path / name)
+        assert (tmp_path / name / "params.npz").read_bytes() == same.read_bytes()
+    b, c, first = (history(path) for path in (tmp_path / "b", tmp_path / "c", models / "run"))
+    for together in (b.guarantee(c), c.guarantee(b)):
+        assert UNKNOWN in together.sentence()
+    assert UNKNOWN not in c.guarantee(b, first).sentence()  # trained parameters of these bytes
+    main(["ledger", str(tmp_path / "b"), "--with", str(tmp_path / "c")])
+    assert "the largest of the runs, for rows that trained no initial" in capsys.readouterr().out
 
 
 def test_a_run_has_the_cost_that_it_has_from_fresh_parameters(chain):
@@ -152,16 +176,33 @@ def test_no_joint_cost_is_stated_where_none_is_proved(other):
     assert UNKNOWN in whole.sentence()
 
 
-def test_samplers_from_elsewhere_are_priced_by_no_other_run():
+def test_joint_cost_counts_each_initial_model_once_and_every_attempt():
+    own = Mechanism(Poisson(1000, batch_size=10), 2.0, 1.0)
+    earlier = Segment(Mechanism(Poisson(1000, batch_size=20), 3.0, 1.0), not_covered=("labels",))
+    known, unknown = Initial("0", (earlier,), "a"), Initial("1", (), "b")
+    attempts = [Segment(own, range(7)), Segment(own, range(5, 100))]
+    started = [dataclasses.replace(one, initial=known) for one in attempts]
+    whole = cost(started, 1e-5)
+    assert whole.together.epsilon == cost([earlier, *attempts], 1e-5).epsilon
+    assert whole.by_task == ("labels",)
+    assert "NOT COVERED: labels" in whole.sentence()
+    started[0] = dataclasses.replace(started[0], initial=unknown)
+    assert UNKNOWN in cost(started, 1e-5).sentence()
+
+
+def test_selections_and_samplers_from_elsewhere_are_priced_by_no_run():
     class Own(BallsAndBins):
         pass
 
     assert segment_records([Segment(Mechanism(Own(1000, batch_size=10), 1.0, 1.0))]) == []
+    trial = Segment(Mechanism(BallsAndBins(1000, batch_size=10), 1.0, 1.0))
+    assert len(segment_records([trial])) == 1
+    assert segment_records([Trials(TrialCount(4.0), (trial,), "score")]) == []
 
 
 def test_terms_with_an_initial_model_survive_the_ledger():
     mechanism = Mechanism(Poisson(1000, batch_size=10, max_batch_size=40), 2.0, 1.0)
-    cut = Segment(mechanism, range(7), reproducible_noise=True)
+    cut = Segment(mechanism, range(7), reproducible_noise=True, not_covered=("labels",))
     terms = Terms(mechanism, 1e-5, False, {}, initial=Initial("0", (Segment(mechanism), cut), "a"))
     read_back = Terms.from_record(json.loads(json.dumps(terms.record())))
     assert read_back == terms

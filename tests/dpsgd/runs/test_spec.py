@@ -109,7 +109,7 @@ REFUSED = [
     ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
     ({"bands": 2, "bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
     ({"bands": 4, "coefficients": (1.0, 0.5)}, "coefficients must be as many as bands, 4, got 2"),
-    ({"bands": 2, "coefficients": (1.0, 2.0)}, "noise of the coefficients"),
+    ({"bands": 2, "coefficients": (1.0, 2.0)}, r"coefficients=\(1.0, 2.0\) give noise"),
     ({"coefficients": (1.0,)}, "coefficients goes with bands"),
     ({"sampler": SETTINGS["poisson"](batch_size=0)}, "batch_size must"),
     ({"init_seed": -1}, r"init_seed must lie in \[0, 2\^32\)"),
