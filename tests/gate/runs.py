@@ -78,4 +78,6 @@ def check(names=tuple(RUNS)):
                 lost.append(f"runs: {name}: {leaf} is {'gone' if after is None else 'new'}")
             elif abs(after[1] - before[1]) > TOLERANCE * before[1]:
                 lost.append(f"runs: {name}: {leaf} has norm {after[1]!r}, frozen {before[1]!r}")
+            elif after != before:
+                print(f"other bits, equal to {TOLERANCE}: {name}: {leaf}")
     return lost
