@@ -1,26 +1,29 @@
-"""Every calibration: its sensitivity, and which rows count.
+"""Every calibration: its sensitivity, the rows that count, its exact fit, and the noise chosen.
 
 A new one gets all of this by one entry of `KINDS`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import optimize, special
 
-from dpsgd import Mechanism, Platt, Refinement, RootKey
+from accounting import GaussianProfile, calibrate
+from dpsgd import Mechanism, Platt, Refinement, RootKey, calibration_sums
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.calibration import RULES, Affine, Temperature
+from dpsgd.engine.newton import hessian_weight
 from dpsgd.engine.queries import refine, sums_run
 from samplers import Poisson
 
 N = 600
 
 
-def value(params, example):
+def said(params, example):
     return example["z"]
 
 
@@ -32,45 +35,86 @@ def vector(params, *found):
     return jnp.concatenate([jnp.ravel(one) for one in found])
 
 
-def numbers(rng, *shape):
-    """Of all sizes and both signs."""
-    return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape)).astype(np.float32)
+def of_two_classes(a, c, rate=-1.1, n=4_000):
+    """Logits that a z + c would calibrate, and labels."""
+    rng = np.random.default_rng(0)
+    calibrated = rng.normal(rate, 0.9, n)
+    labels = rng.random(n) < special.expit(calibrated)
+    return {"z": ((calibrated - c) / a).astype(np.float32), "y": labels.astype(np.float32)}
+
+
+def of_classes(a, classes=4, n=4_000):
+    """Logits that a z would calibrate, and labels."""
+    rng = np.random.default_rng(0)
+    z = 2 * rng.normal(size=(n, classes))
+    labels = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    return {"z": (z / a).astype(np.float32), "y": labels.astype(np.int32)}
+
+
+def of_numbers(a, c, spread=0.2, n=4_000):
+    """Predictions that a z + c would calibrate, and labels."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(0.1, spread, n).clip(-0.9, 0.9)
+    y = (a * z + c + rng.normal(0, 0.1, n)).clip(-1, 1)
+    return {"z": z.astype(np.float32), "y": y.astype(np.float32)}
+
+
+def log_loss_of_two(both, data):
+    z = both[0] * np.clip(data["z"].astype(np.float64), -6, 6) + both[1]
+    return float(np.mean(np.logaddexp(0, z) - data["y"] * z))
+
+
+def log_loss(a, data):
+    z = a[0] * data["z"].astype(np.float64)
+    return float(np.mean(special.logsumexp(z, axis=1) - z[np.arange(len(z)), data["y"]]))
+
+
+def squared_error(both, data):
+    return float(np.mean((np.polyval(both, data["z"].astype(np.float64)) - data["y"]) ** 2))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A calibration, and what its rows are."""
+    """A calibration, rows that it mends, and its loss.
+
+    Attributes:
+      of: The calibration.
+      rows: (a, ..., n=) -> n rows that the numbers a, ... would calibrate.
+      how: The numbers a, ... of usual rows.
+      loss: (numbers, rows) -> the loss of the rows, calibrated by these numbers.
+      tolerance: Largest error of the numbers that are found without noise.
+      most_loss: Loss that noise may cost at epsilon 1 and 8, mean of four seeds.
+      largest_shift: Largest second number.
+      scales: Least and largest first number.
+    """
 
     of: Refinement
-    width: tuple[int, ...]
-    """Of what a model says of a row."""
-    labels: Callable
-    """(rng, z) -> labels that depend on what the model says."""
+    rows: Callable
+    how: tuple
+    loss: Callable
+    tolerance: float
+    most_loss: float
     largest_shift: float
     scales: tuple[float, float] = (1 / 8, 4.0)
-    spread: float = 2.0
-    """Of what it says."""
-
-    def rows(self, rng):
-        """Rows from which a fit can be told."""
-        z = (self.spread * rng.normal(size=(N, *self.width))).astype(np.float32)
-        return {"z": z, "y": self.labels(rng, z)}
 
     def wild(self, rng):
         """Rows of any numbers."""
-        z = numbers(rng, N, *self.width) + rng.choice([-9, 0, 9], (N, *self.width))
-        z = z.astype(np.float32)
-        return {"z": z, "y": rng.permutation(self.labels(rng, z))}
+        usual = self.rows(*self.how, n=N)
+        shape = usual["z"].shape
+        z = rng.normal(size=shape) * 10.0 ** rng.integers(-3, 4, shape) + rng.choice(
+            [-9, 0, 9], shape
+        )
+        return {"z": z.astype(np.float32), "y": rng.permutation(usual["y"])}
 
     @property
-    def most(self):
-        return RULES[self.of.kind].l2_clip_norm
+    def rule(self):
+        return RULES[self.of.kind]
 
     @property
     def size(self):
-        """Of the vector of a row."""
-        row = self.of.reads((), {"z": jnp.zeros(self.width), "y": 0})
-        return self.of.statistic(self.of.start(), row).size
+        """Length of the vector of a row."""
+        row = jax.tree.map(lambda x: x[0], self.rows(*self.how, n=1))
+        return self.of.statistic(self.of.start(), self.of.reads((), row)).size
 
     def folded(self, rng, scale):
         """States after noisy means."""
@@ -81,40 +125,42 @@ class Kind:
                 state = self.of.fold(state, mean)
             return state
 
-        drawn = scale * rng.normal(size=(100, RULES[self.of.kind].steps, self.size))
+        drawn = scale * rng.normal(size=(100, self.rule.steps, self.size))
         return jax.jit(jax.vmap(ends))(drawn.astype(np.float32))
 
-    def fitted(self, data):
-        count = len(data["y"])
-        sums = FullSums(RULES[self.of.kind].steps, 1e-6, self.most)
-        mechanism = Mechanism(Poisson(count, 10), 1.0, 1.0, full_sums=sums)
-        root = RootKey.from_insecure_seed(0)
-        return np.asarray(refine(self.of, mechanism, (), data, root=root).params)
+    def exact(self, data):
+        """The numbers of least loss, by an optimizer from elsewhere."""
+        begin = np.array([1.0, 0.0][: self.of.start().size])
+        return optimize.minimize(self.loss, begin, (data,), method="Nelder-Mead", tol=1e-9).x
+
+    def fitted(self, data, sums=None, seed=0, of=None):
+        sums = sums or FullSums(self.rule.steps, 1e-6, self.rule.l2_clip_norm)
+        mechanism = Mechanism(Poisson(len(data["y"]), 10), 1.0, 1.0, full_sums=sums)
+        root = RootKey.from_insecure_seed(seed)
+        return np.asarray(refine(of or self.of, mechanism, (), data, root=root).params)
 
 
-def one_of_two(rng, z):
-    return (0.7 * z + rng.logistic(size=N) > 0.3).astype(np.float32)
-
-
-def one_of_several(rng, z):
-    return (0.7 * z + rng.gumbel(size=z.shape)).argmax(axis=1).astype(np.int32)
-
-
-def a_number(rng, z):
-    return (0.7 * z + 0.1 + 0.1 * rng.normal(size=N)).astype(np.float32)
-
-
-def of_classes(count):
-    return Kind(Temperature(value, label, vector), (count,), one_of_several, 0.0)
-
-
+PLATT = Kind(
+    Platt(said, label, vector), of_two_classes, (0.75, 0.1), log_loss_of_two, 1e-3, 5e-4, 8.0
+)
+TEMPERATURE = Kind(Temperature(said, label, vector), of_classes, (0.75,), log_loss, 0.02, 5e-4, 0.0)
+AFFINE = Kind(
+    *(Affine(said, label, vector), of_numbers, (0.7, 0.1), squared_error, 1e-3, 2e-4),
+    largest_shift=1.0,
+    scales=(1 / 4, 4.0),
+)
 KINDS = {
-    "platt": Kind(Platt(value, label, vector), (), one_of_two, 8.0),
-    "temperature, 2 classes": of_classes(2),
-    "temperature, 9 classes": of_classes(9),
-    "affine": Kind(Affine(value, label, vector), (), a_number, 1.0, (1 / 4, 4.0), 0.4),
+    "platt": PLATT,
+    "temperature, 2 classes": replace(TEMPERATURE, how=(0.75, 2)),
+    "temperature, 9 classes": replace(TEMPERATURE, how=(0.75, 9)),
+    "affine": AFFINE,
 }
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+MISCALIBRATED = [
+    *[(PLATT, (a, c, r)) for a in (0.3, 0.8, 1.5) for c in (-1.0, 0.15, 1.0) for r in (-1.1, 0.0)],
+    *[(TEMPERATURE, (a, classes)) for a in (0.4, 0.8, 1.6) for classes in (2, 3, 10)],
+    *[(AFFINE, (a, c)) for a in (0.5, 1.5) for c in (-0.3, 0.1)],
+]
 
 
 @each_kind
@@ -132,12 +178,12 @@ def test_no_vector_of_a_row_is_longer_than_the_norm_that_it_is_clipped_to(kind):
 
     found = np.asarray(norms(jnp.concatenate(states)))
     assert np.isfinite(found).all()
-    assert 0.95 * kind.most < found.max() < kind.most * (1 - 2e-6)
+    assert 0.95 * kind.rule.l2_clip_norm < found.max() < kind.rule.l2_clip_norm * (1 - 2e-6)
 
 
 @each_kind
 def test_no_row_is_clipped(kind):
-    sums = FullSums(1, 1.0, kind.most)
+    sums = FullSums(1, 1.0, kind.rule.l2_clip_norm)
     mechanism = Mechanism(Poisson(N, 10), 1.0, 1.0, full_sums=sums).sums_mechanism()
     run = sums_run(kind.of, mechanism, (), kind.wild(np.random.default_rng(1)))
     _, counted = jax.jit(run.algorithm.clipped_sum)(
@@ -149,13 +195,13 @@ def test_no_row_is_clipped(kind):
 @each_kind
 def test_a_row_without_class_or_number_counts_for_nothing(kind):
     rng = np.random.default_rng(3)
-    data = kind.rows(rng)
+    data = kind.rows(*kind.how, n=N)
     gone = {name: column.copy() for name, column in data.items()}
     data["z"][:40] = np.nan
     absent = 40
     if data["y"].dtype == np.int32:
         absent = 70
-        data["y"][40:absent] = rng.choice([-1, *kind.width, 2**31 - 1, -(2**31)], 30)
+        data["y"][40:absent] = rng.choice([-1, data["z"].shape[1], 2**31 - 1, -(2**31)], 30)
     gone["z"][:absent] = np.nan
     found = kind.fitted(data)
     assert np.isfinite(found).all()
@@ -172,3 +218,86 @@ def test_whatever_is_released_the_numbers_are_finite_and_keep_to_their_range(kin
     assert np.isfinite(found).all()
     assert kind.scales[0] - 1e-6 <= found[:, 0].min() <= found[:, 0].max() <= kind.scales[1] + 1e-6
     assert np.abs(found[:, 1:]).max(initial=0) <= kind.largest_shift
+
+
+@pytest.mark.parametrize(("kind", "how"), MISCALIBRATED)
+def test_steps_without_noise_end_at_the_exact_fit(kind, how):
+    data = kind.rows(*how)
+    found, exact = kind.fitted(data), kind.exact(data)
+    np.testing.assert_allclose(found, exact, atol=kind.tolerance)
+    assert kind.loss(found, data) - kind.loss(exact, data) < 4e-4
+
+
+@pytest.mark.short("*-temperature", "*-affine")
+@pytest.mark.parametrize("kind", [PLATT, TEMPERATURE, AFFINE], ids=lambda kind: kind.of.kind)
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_chosen_noise_costs_little_loss(kind, epsilon):
+    n = 26_000
+    data = kind.rows(*kind.how, n=n)
+    least = kind.loss(kind.exact(data), data)
+    assert kind.loss([1.0, 0.0], data) - least > 0.001
+    sums = calibration_sums(kind.of.kind, n, epsilon=epsilon, delta=1 / n)
+    lost = [kind.loss(kind.fitted(data, sums, seed), data) - least for seed in range(4)]
+    assert np.mean(lost) < kind.most_loss
+    # What the run's noise grows by, to pay for them.
+    mu = 1 / calibrate(GaussianProfile, epsilon=epsilon, delta=1 / n)
+    assert sums.count / sums.noise_multiplier**2 < 0.1 * mu**2
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_more_rows_get_more_noise_and_few_rows_no_sums(kind):
+    assert calibration_sums(kind, 1) is None
+    assert calibration_sums(kind, 1_000) is None
+    assert calibration_sums(kind, 10_000, epsilon=0.1) is None
+    sums = [calibration_sums(kind, n, epsilon=3.0) for n in (26_000, 88_000, 10**6, 37 * 10**6)]
+    assert {one.count for one in sums} == {RULES[kind].steps}
+    sigmas = [one.noise_multiplier for one in sums]
+    assert sigmas == sorted(sigmas)
+    more, less = (calibration_sums(kind, 10**6, epsilon=e).noise_multiplier for e in (1.0, 8.0))
+    assert more > 2 * less
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "range_"),
+    [
+        (Platt, "largest_logit", "be finite and > 0"),
+        (Temperature, "largest_gap", "be finite and > 0"),
+        (Affine, "largest_residual", r"lie in \(0, 1\]"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, np.inf, np.nan])
+def test_public_ranges_that_are_none_are_refused(kind, name, range_, value):
+    with pytest.raises(ValueError, match=f"{name} must {range_}, got {value}"):
+        kind(said, label, vector, value)
+
+
+def test_the_vector_of_a_row_holds_the_derivatives_of_its_log_loss():
+    of = TEMPERATURE.of
+    row = of.reads((), {"z": jnp.array([1.0, -2.0, 0.5, -30.0]), "y": 2})
+    np.testing.assert_allclose(row["x"], [1, 0.75, 11.5 / 12, 0], atol=1e-6)
+
+    def loss(theta):
+        return jax.nn.logsumexp(theta * row["x"]) - theta * row["at_label"]
+
+    @jax.jit
+    def both(theta):
+        expected = jax.grad(loss)(theta), hessian_weight(1.0) * jax.hessian(loss)(theta)
+        return of.statistic(theta, row), jnp.stack(expected)
+
+    np.testing.assert_allclose(*both(jnp.array(7.0)), atol=1e-6)
+
+
+def test_predictions_that_are_all_alike_are_shifted_and_keep_their_scale():
+    data = of_numbers(0.7, 0.1, spread=0.0)
+    a, c = AFFINE.fitted(data)
+    mean = float(np.mean(data["z"]))
+    assert a == pytest.approx(1, abs=0.1)
+    assert a * mean + c == pytest.approx(float(np.mean(data["y"])), abs=1e-3)
+
+
+def test_residuals_beyond_the_largest_count_as_the_largest():
+    data = of_numbers(1.0, 0.0)
+    data["y"][:200] = 1.0  # outlying labels
+    robust = AFFINE.fitted(data, of=Affine(said, label, vector, 0.1))
+    at = np.array([0.1, 1.0])
+    assert abs(robust @ at - 0.1) < 0.3 * abs(AFFINE.fitted(data) @ at - 0.1)

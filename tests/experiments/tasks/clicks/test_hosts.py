@@ -1,10 +1,5 @@
 """A store whose shards lie on several hosts, each of which has those of its shards."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,8 +11,6 @@ from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.task import Clicks
 from experiments.tasks.clicks.writer import StoreWriter
 from samplers.settings import SETTINGS
-
-DRIVER = Path(__file__).with_name("hosts_driver.py")
 
 
 @pytest.fixture
@@ -68,18 +61,3 @@ def test_whoever_evaluates_needs_the_rows_for_it(whole):
     assert np.sum(task.columns()["label"]) > 0
     with pytest.raises(ValueError, match=r"is incomplete: 00004.* is missing"):
         task.check()
-
-
-@pytest.mark.processes
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_two_hosts_with_the_shards_of_their_shards_make_what_two_with_all_make(whole, tmp_path):
-    runs = Path(__file__).parents[3] / "dpsgd" / "runs"
-    done = subprocess.run(
-        [sys.executable, DRIVER, whole.path, tmp_path],
-        cwd=runs.parents[2],
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (runs.parents[2], runs)))),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
