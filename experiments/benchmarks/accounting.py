@@ -1,8 +1,4 @@
-"""Certified accounting against its bars and its peers, in CPU time with empty caches.
-
-`peer`: balls-and-bins and PLD_accounting (V. Feldman, M. Shenfeld, arXiv:2602.17284), its geometric
-method: both ends of an interval, ratios within a round, without compilation and imports. Where it
-is not importable, `--peer-python` names an interpreter that has PLD_accounting==2.0 and numba.
+"""Certified accounting against its bars, in CPU time with empty caches.
 
 `advantage`: the noise at which no membership attack has an advantage above 0.1, T batches in each
 of E epochs, and how near to the target its certified ends are.
@@ -18,9 +14,7 @@ import functools
 import itertools
 import math
 import multiprocessing
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -42,32 +36,10 @@ from accounting.profile import EPSILON_TOLERANCE, wanted_width
 from accounting.profiles import balls_and_bins, shuffle
 from accounting.profiles.truncation import Cap, truncated_bins
 from experiments.benchmarks.case import Estimate, Row, at, cases, figure
-from experiments.benchmarks.timing import Alone, Peer, Spent, alone
+from experiments.benchmarks.timing import Alone, Spent, alone
 
 DELTA = 2.7e-8
 ADVANTAGE = 0.1
-
-PLD_ACCOUNTING = """
-import importlib.metadata, json, sys, time
-import PLD_accounting as peer
-
-def interval(sigma, steps, delta, discretization):
-    options = {} if discretization is None else {"loss_discretization": discretization}
-    config = peer.AllocationSchemeConfig(
-        convolution_method=peer.ConvolutionMethod.GEOM, **options)
-    params = peer.PrivacyParams(sigma=sigma, num_steps=steps, delta=delta)
-    begin = time.process_time()
-    upper, lower = (
-        peer.gaussian_allocation_epsilon_configurable(params=params, config=config, bound_type=side)
-        for side in (peer.BoundType.DOMINATES, peer.BoundType.IS_DOMINATED))
-    return lower, upper, time.process_time() - begin
-
-interval(1.0, 3, 2.7e-8, 0.1)
-version, numba = importlib.metadata.version("PLD_accounting"), peer.has_numba()
-print(json.dumps(f"PLD_accounting {version}, numba {'on' if numba else 'off'}"), flush=True)
-for line in sys.stdin:
-    print(json.dumps(interval(**json.loads(line))), flush=True)
-"""
 
 
 def seconds(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -85,37 +57,6 @@ def _repeated(work: Callable[[], Any], rounds: int) -> tuple[Any, Estimate]:
     """Returns a result and the median CPU seconds."""
     runs = [seconds(work) for _ in range(rounds)]
     return runs[0][0], Estimate.median([spent for _, spent in runs])
-
-
-def against_peer(
-    sigma: float,
-    steps: int,
-    discretization: float | None,
-    *,
-    rounds: int = 3,
-    peer_python: str | None = None,
-) -> Iterator[Row]:
-    """Compares our CPU time with the peer's at one discretization, for a tenth of its width."""
-    profile = BallsAndBinsProfile(sigma, steps)
-    faster, narrower, above = [], [], []
-    question = {
-        "sigma": sigma, "steps": steps, "delta": DELTA, "discretization": discretization
-    }  # fmt: skip
-    with Peer(peer_python or sys.executable, PLD_ACCOUNTING) as peer:
-        print(f"peer: {peer.description}")
-        for _ in range(rounds):
-            lower, upper, theirs_spent = peer.ask(**question)
-            tolerance = min(1e-3, (upper - lower) / 10.0)
-            ours, spent = seconds(functools.partial(profile.epsilon, DELTA, tolerance))
-            faster.append(theirs_spent / spent)
-            narrower.append((upper - lower) / ours.width)
-            above.append(ours.upper - upper)
-    grid = "default" if discretization is None else f"{discretization:g}"
-    label = f"peer (grid {grid}) / ours, sigma {sigma:g}, T {steps}"
-    yield figure(f"CPU time, {label}", Estimate.median(faster), "x", at_least=8.0)
-    yield figure(f"interval's width, {label}", median(narrower), "x", at_least=10.0)
-    name = f"our upper end - peer's (grid {grid}), sigma {sigma:g}, T {steps}"
-    yield figure(name, max(above), "epsilon", at_most=0.0)
 
 
 def interval(sigma: float, bar: float, *, rounds: int = 3) -> Iterator[Row]:
@@ -369,12 +310,10 @@ def against_dp_accounting(*, points: int = 200) -> Iterator[Row]:
     yield figure(f"our CPU time / that of {label}", ours_spent / theirs_spent, "x", at_most=2.0)
 
 
-PAIRS = {"sigma, steps, discretization": ((1.0, 565, None), (0.5, 36_000, 0.05))}
 INTERVALS = {"sigma, bar": ((0.5, 1.5), (0.1, 20.0))}
 CELLS = {"bins": (100, 1_000, 10_000), "epochs": (1, 10, 100)}
 HARD: dict[str, Any] = {"asked": True, "seconds": 300}
 CASES = [
-    *cases(against_peer, "peer", over=PAIRS, needs=("PLD_accounting or --peer-python",)),
     *cases(interval, over=INTERVALS, quick={"rounds": 1}, all_quick=True, exact=True),
     *cases(calibration, quick={"rounds": 1}, exact=True),
     *cases(advantage, over=CELLS, quick={}, seconds=5),

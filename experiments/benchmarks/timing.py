@@ -1,13 +1,11 @@
-"""CPU seconds: of work that takes turns, of processes of their own, and of peers elsewhere."""
+"""CPU seconds: of work that takes turns and of processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import multiprocessing
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -131,44 +129,3 @@ def _peak() -> float:
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024)
-
-
-class Peer:
-    """Another library in an interpreter of its own, warm, that answers one JSON line after another.
-
-    The first line of its program describes it.
-    """
-
-    def __init__(self, python: str, program: str) -> None:
-        self._python = python
-        self._process = subprocess.Popen(
-            [python, "-W", "ignore", "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.description = self._read()
-
-    def ask(self, **question: Any) -> Any:
-        """Returns the answer, or raises a RuntimeError if the process ends without one."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._python} ended with status {self._process.wait()}")
-        return json.loads(line)
-
-    def __enter__(self) -> Peer:
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
