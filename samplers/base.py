@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -110,6 +110,9 @@ class BatchSampler(abc.ABC):
     A sampler is a frozen dataclass of JSON values (and, where it draws from one, a tree of units).
     Most have n, b and E, see `EpochSampler`.
     """
+
+    permutes_sums: ClassVar[bool] = False
+    """Whether the lower end of the cost permutes sums: correlated noise then has no lower end."""
 
     @property
     def separation(self) -> int:
@@ -240,17 +243,6 @@ class BatchSampler(abc.ABC):
         Args:
           noise_multiplier: Noise standard deviation of a step's sum, in units of the clipping norm.
         """
-
-    def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the cost under noise that is correlated over up to `separation` steps.
-
-        As much as under independent noise; the lower end, too, where an example has its last step
-        `separation` steps or more before the run's last, and constant gradients.
-
-        Args:
-          noise_multiplier: As for `privacy`.
-        """
-        return self.privacy(noise_multiplier)
 
     def row_law(self) -> RowLaw:
         """Returns the law of the participation matrix, with which audits compare the draws.

@@ -50,6 +50,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     """redrawn: a new order in every epoch; fixed: one order for all epochs (costs more)."""
 
     mode = "order"
+    permutes_sums = True
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
@@ -103,11 +104,6 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def separation(self) -> int:
         """An epoch where the order is fixed: the cost holds for any known order."""
         return self.steps_per_epoch if not self.redrawn else 1
-
-    def correlated_privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the upper end of `privacy`: the lower end permutes sums of independent noise."""
-        profile = self.privacy(noise_multiplier)
-        return profile if self.separation == 1 else UpperEnd(profile)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns the epsilon that would be claimed if this run were taken for Poisson's."""

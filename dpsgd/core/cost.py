@@ -20,6 +20,8 @@ from samplers.settings import name_of
 
 _T = TypeVar("_T")
 
+_COARSE = 0.25  # of an epsilon, a width at which nothing takes long
+
 LAZY_TABLES = (
     "tables are lazy: a row got the noise of the steps in which no batch read it when it was next "
     "read, or before it was released, with the law of noise that comes at once and so the same "
@@ -37,10 +39,12 @@ WARM_START = (
 def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     """Returns the joint guarantee of everything that the segments released.
 
-    A complete run's guarantee is its epsilon interval. An incomplete run has two numbers:
+    A complete run's guarantee is its epsilon interval. Other runs have further numbers:
 
     * The *interval* is the cost of a run that stops here for reasons independent of its releases: a
       plan, a clock, a machine that dies.
+    * Several attempts have a second number, `otherwise`: interruptions may have depended on
+      releases, and each attempt counts the epochs that it entered whole, at most so many.
     * A stop decided by looking at the model, at a loss of public rows, or at other functions of the
       releases costs the same as the *whole run*, which the notes name: the releases are a function
       of the whole run's. A planned budget is thus a privacy filter, and the intervals, read one
@@ -88,6 +92,7 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     if guarantee.void:
         return guarantee
     interval = _epsilon(taken, delta)
+    otherwise, limits = _otherwise(taken, delta)
     notes = [*filter(None, [interval.note]), *_caveats(pieces, delta)]
     if any(piece.mechanism != planned[0].mechanism for piece in planned[1:]):
         notes.append(
@@ -109,10 +114,36 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
     return dataclasses.replace(
         guarantee,
         epsilon=interval,
+        otherwise=otherwise,
+        limits=limits,
         total_variation=_total_variation(taken),
         notes=tuple(notes),
         together=_together(initials, segments, delta),
     )
+
+
+def _otherwise(taken: Sequence[Part], delta: float) -> tuple[Bound | None, str]:
+    """Returns the cost if interruptions depended on releases, and the limits that it needs.
+
+    None for one attempt, or several runs that are all complete.
+    """
+    attempts = [piece for piece in taken if isinstance(piece, Segment)]
+    if len(attempts) < max(2, len(taken)) or all(piece.complete for piece in attempts):
+        return None, ""
+    entered = tuple(piece.entered for piece in attempts)
+    counts: dict[str, int] = {}
+    for piece in entered:
+        sampler = piece.mechanism.sampler
+        by_step = sampler.as_entered([range(1)]) == [[range(1)]]
+        steps = len(range(piece.steps.start, min(piece.steps.stop, sampler.num_steps)))
+        unit = "steps" if by_step else "epochs"
+        counts[unit] = counts.get(unit, 0) + (
+            steps if by_step else steps // sampler.steps_per_epoch
+        )
+    limits = f"at most {len(attempts)} attempts"
+    if counts != {"epochs": len(attempts)}:
+        limits += f" of {' and '.join(f'{n:,} {unit}' for unit, n in counts.items())} in all"
+    return _epsilon(entered, delta), limits
 
 
 def _together(
@@ -234,7 +265,12 @@ def _epsilon(taken: Sequence[Part], delta: float) -> Bound:
         )
     complete = [mechanism for piece in taken if piece.complete for mechanism in piece.mechanisms]
     part_bounds = [bound for mechanism in complete for bound in mechanism.parts(delta)]
-    return _total(taken, bounds, _note_on(taken, bounds)).covering(part_bounds)
+    lower = 0.0
+    if not any(isinstance(piece, Trials) for piece in taken):
+        # Of one kind alone, at the whole delta: together they cost no less.
+        kinds = bounds if len(bounds) == 1 else [one.epsilon(delta, _COARSE) for one in profiles]
+        lower = max(bound.lower for bound in kinds)
+    return _total(taken, bounds, lower, _note_on(taken, bounds)).covering(part_bounds)
 
 
 @_once
@@ -245,7 +281,9 @@ def _total_variation(taken: Sequence[Part]) -> Bound:
     bounds = [attack_advantage(profile) for profile in _profiles(taken)]
     if any(bound.confidence < 1 for bound in bounds):
         return UNKNOWN
-    total = _total(taken, bounds, "")
+    trials = any(isinstance(piece, Trials) for piece in taken)
+    lower = 0.0 if trials else max(bound.lower for bound in bounds)
+    total = _total(taken, bounds, lower, "")
     return total if total.upper <= 1 else Bound(min(total.lower, 1.0), 1.0)
 
 
@@ -257,26 +295,37 @@ def _profiles(taken: Sequence[Part]) -> list[PrivacyProfile]:
     """
     if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
         return [taken[0].mechanism.privacy()]
-    kinds: list[tuple[Mechanism, list[range]]] = []
+    kinds: list[tuple[Mechanism, list[Segment]]] = []
     for piece in taken:
         if isinstance(piece, Trials) or not piece.steps:
             continue
-        for kind, ranges in kinds:
+        for kind, pieces in kinds:
             if dataclasses.replace(piece.mechanism, l2_clip_norm=kind.l2_clip_norm) == kind:
-                ranges.append(piece.steps)
+                pieces.append(piece)
                 break
         else:
-            kinds.append((piece.mechanism, [piece.steps]))
-    selections = [piece.profile for piece in taken if isinstance(piece, Trials)]
-    return [*(mechanism.privacy_of(ranges) for mechanism, ranges in kinds), *selections]
+            kinds.append((piece.mechanism, [piece]))
+    return [
+        *(
+            mechanism.privacy_of([piece.steps for piece in pieces], same_rows=_same_rows(pieces))
+            for mechanism, pieces in kinds
+        ),
+        *(piece.profile for piece in taken if isinstance(piece, Trials)),
+    ]
 
 
-def _total(taken: Sequence[Part], bounds: Sequence[Bound], note: str) -> Bound:
-    """Bounds a sum of costs; the lower bound is positive for one complete run alone."""
+def _same_rows(pieces: Sequence[Segment]) -> bool:
+    """Returns whether all segments are known to be of the same rows."""
+    return pieces[0].rows != "" and len({piece.rows for piece in pieces}) == 1
+
+
+def _total(taken: Sequence[Part], bounds: Sequence[Bound], lower: float, note: str) -> Bound:
+    """Bounds a sum of costs from above, and from below by what is proved of a part."""
     if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
         return bounds[0]
     total = math.fsum(bound.upper for bound in bounds)  # of one number: that number
-    return Bound(0.0, total if len(bounds) == 1 else math.nextafter(total, math.inf), note=note)
+    upper = total if len(bounds) == 1 else math.nextafter(total, math.inf)
+    return Bound(min(lower, upper), upper, note=note)
 
 
 def _note_on(taken: Sequence[Part], bounds: Sequence[Bound]) -> str:
@@ -286,11 +335,7 @@ def _note_on(taken: Sequence[Part], bounds: Sequence[Bound]) -> str:
             "less, and this model is not one trial: it was chosen. The noise multiplier and the "
             "clipping norm are those of its trial. No lower end is computed"
         )
-    declared = "; ".join(map(_declared, taken))
-    note = (
-        f"counted as declared ({declared}); epochs that were entered count whole except under "
-        "Poisson, and no lower end is computed"
-    )
+    note = f"counted as declared ({'; '.join(map(_declared, taken))})"
     return "; ".join([*dict.fromkeys(bound.note for bound in bounds if bound.note), note])
 
 

@@ -69,6 +69,9 @@ class Guarantee:
       together: Joint guarantee of the run and the initial model's, which holds for rows that
         trained the initial model; None if unknown.
       by_task: Exclusions that the task states, sentences.
+      otherwise: Interval that holds if interruptions depended on what the run had released; None
+        if nothing was interrupted.
+      limits: Numbers of attempts, epochs and steps that `otherwise` needs fixed beforehand.
     """
 
     epsilon: Bound | None
@@ -85,6 +88,8 @@ class Guarantee:
     initial_names: tuple[str, ...] = ()
     together: Guarantee | None = None
     by_task: tuple[str, ...] = ()
+    otherwise: Bound | None = None
+    limits: str = ""
 
     def __post_init__(self) -> None:
         check_guarantee_delta(self.delta)
@@ -137,11 +142,20 @@ class Guarantee:
             delta = format_delta(self.delta)
             return f"{NO_GUARANTEE}: no finite epsilon is certified at delta {delta}"
         return (
-            f"epsilon <= {self.epsilon.format_upper()} at delta {format_delta(self.delta)} "
+            f"epsilon <= {self.epsilon.format_upper()}{self._of_interruptions()} "
+            f"at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()})"
             f"{self._of_initial()}certified: epsilon in {self.epsilon}; "
             f"{self.attack()}{self._exceptions()}"
+        )
+
+    def _of_interruptions(self) -> str:
+        if self.otherwise is None:
+            return ""
+        return (
+            " if interruptions did not depend on what the run had released; otherwise "
+            f"<= {self.otherwise.format_upper()}, for {self.limits},"
         )
 
     def _exceptions(self) -> str:
@@ -169,6 +183,10 @@ class Guarantee:
         late = ", lazy tables" if self.lazy_tables else ""
         return late if words == INDEPENDENT else f", {words}{late}"
 
+    def _upper_otherwise(self) -> float | None:
+        upper = self.otherwise.upper if self.otherwise else math.inf
+        return upper if math.isfinite(upper) else None
+
     def _upper_together(self) -> float | None:
         if self.together is None or self.together.epsilon is None:
             return None
@@ -193,6 +211,7 @@ class Guarantee:
             "guarantee": self.sentence(),
             "epsilon_lower": lower,
             "epsilon_upper": upper,
+            "epsilon_upper_otherwise": self._upper_otherwise(),
             "delta": self.delta,
             "attack_advantage_lower": advantage and advantage.lower,
             "attack_advantage_upper": advantage and advantage.upper,

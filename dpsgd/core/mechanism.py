@@ -140,18 +140,24 @@ class Mechanism:
             raise ValueError("noise_multiplier is 0: a run without noise has no privacy guarantee")
         return self._with_sums(self.noise.privacy(self.sampler, self.noise_multiplier))
 
-    def privacy_of(self, segments: Sequence[range]) -> PrivacyProfile:
-        """Bounds from above the joint privacy cost of segments of runs.
+    def privacy_of(self, attempts: Sequence[range], *, same_rows: bool = False) -> PrivacyProfile:
+        """Returns the joint privacy cost of attempts at the steps of a run.
 
         See `BatchSampler.privacy_of`. Steps beyond the sampler's are sums over all rows: each
         counts once per release under other noise.
+
+        Args:
+          attempts: Range of steps of each attempt.
+          same_rows: Whether all attempts draw from the same rows.
         """
         last = self.sampler.num_steps
-        steps = [range(s.start, min(s.stop, last)) for s in segments if s and s.start < last]
-        sums = sum(max(0, s.stop - max(s.start, last)) for s in segments)
+        steps = [range(s.start, min(s.stop, last)) for s in attempts if s and s.start < last]
+        sums = sum(max(0, s.stop - max(s.start, last)) for s in attempts)
         trained = None
         if steps:
-            trained = self.noise.privacy_of(self.sampler, self.noise_multiplier, steps)
+            trained = self.noise.privacy_of(
+                self.sampler, self.noise_multiplier, steps, same_rows=same_rows
+            )
         return self._with_sums(trained, sums)
 
     def _with_sums(

@@ -33,6 +33,8 @@ class Segment:
       lazy_tables: True if noise of tables is deferred; the cost is the same.
       initial: Trained model that the run started from; None for fresh parameters.
       not_covered: Exclusions that the task states, sentences.
+      rows: Digest of the training rows; empty if unknown. Attempts at equal rows give each example
+        the same place.
 
     Raises:
       ValueError: If the run does not have these steps.
@@ -45,6 +47,7 @@ class Segment:
     lazy_tables: bool = False
     initial: Initial | None = None
     not_covered: tuple[str, ...] = ()
+    rows: str = ""
 
     def __post_init__(self) -> None:
         num_steps = self.mechanism.num_steps
@@ -63,6 +66,17 @@ class Segment:
     def mechanisms(self) -> list[Mechanism]:
         """Mechanisms that may have run."""
         return [self.mechanism]
+
+    @property
+    def entered(self) -> Segment:
+        """Segment with each epoch that this one enters whole."""
+        sampler, steps = self.mechanism.sampler, self.steps
+        trained = range(steps.start, min(steps.stop, sampler.num_steps))
+        if not trained:
+            return self
+        ((whole,),) = sampler.as_entered([trained])
+        steps = range(whole.start, max(whole.stop, steps.stop))
+        return dataclasses.replace(self, steps=steps)
 
     def planned(self) -> Segment:
         """Returns the segment extended to the last step of the run."""

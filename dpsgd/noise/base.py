@@ -13,6 +13,7 @@ import numpy as np
 from accounting import PrivacyProfile
 from accounting.profile import UpperEnd
 from samplers import BatchSampler
+from samplers.attempts import Attempt, check_attempts
 
 PyTree = Any
 
@@ -97,35 +98,58 @@ class Noise(abc.ABC):
           ValueError: If the sampler's guarantee does not cover noise of `bands` bands.
         """
         self._check_separation(sampler)
-        if self.bands == 1:
-            return sampler.privacy(noise_multiplier)
-        least_norm, upper = self.least_norm(), sampler.correlated_privacy(noise_multiplier)
-        if least_norm == 1.0:
+        upper = sampler.privacy(noise_multiplier)
+        if self.bands == 1 or (self.least_norm() == 1.0 and not sampler.permutes_sums):
             return upper
-        # Columns of this norm, at this noise, are columns of norm 1 at more noise.
-        raised = noise_multiplier / least_norm * _UP if least_norm else None
-        return UpperEnd(upper, sampler.correlated_privacy(raised) if raised else None)
+        raised = self._raised(sampler, noise_multiplier)
+        return UpperEnd(upper, sampler.privacy(raised) if raised else None)
 
     def privacy_of(
-        self, sampler: BatchSampler, noise_multiplier: float, segments: Sequence[range]
+        self,
+        sampler: BatchSampler,
+        noise_multiplier: float,
+        attempts: Sequence[Attempt],
+        *,
+        same_rows: bool = False,
     ) -> PrivacyProfile:
-        """Bounds from above the joint privacy cost of segments of a run.
+        """Returns the joint privacy cost of attempts at the steps of a run.
 
-        Correlated noise begins each segment with other keys and a new state.
+        Correlated noise begins each attempt with other keys and a new state, so that columns are
+        cut off at the end of each range: docs/explanation/partial-epochs.md.
 
         Args:
           sampler: Sampler of the run's batches.
           noise_multiplier: Noise multiplier sigma.
-          segments: Ranges of steps, see `BatchSampler.privacy_of`.
+          attempts: Steps of each attempt, see `BatchSampler.privacy_of`.
+          same_rows: Whether all attempts draw from the same rows.
 
         Raises:
-          ValueError: If the sampler has no guarantee for these segments.
+          ValueError: If the sampler has no guarantee for these attempts.
         """
-        if list(segments) == [range(sampler.num_steps)]:
+        if list(attempts) == [range(sampler.num_steps)]:
             return self.privacy(sampler, noise_multiplier)
         self._check_separation(sampler)
-        profile = sampler.privacy_of(noise_multiplier, segments)
-        return profile if self.bands == 1 else UpperEnd(profile)
+        upper = sampler.privacy_of(noise_multiplier, attempts, same_rows=same_rows)
+        if self.bands == 1:
+            return upper
+        raised, below = self._raised(sampler, noise_multiplier), None
+        uncut = [
+            [range(r.start, r.stop + 1 - self.bands) for r in ranges if len(r) >= self.bands]
+            for ranges in check_attempts(attempts, sampler.num_steps)
+        ]
+        if raised and any(uncut):
+            below = sampler.privacy_of(raised, [one for one in uncut if one], same_rows=same_rows)
+        return UpperEnd(upper, below)
+
+    def _raised(self, sampler: BatchSampler, noise_multiplier: float) -> float | None:
+        """Returns the noise multiplier of a proved lower end; None if none is proved.
+
+        Columns of a norm below 1, at this noise, are columns of norm 1 at more noise.
+        """
+        least_norm = self.least_norm()
+        if sampler.permutes_sums or not least_norm:
+            return None
+        return noise_multiplier if least_norm == 1.0 else noise_multiplier / least_norm * _UP
 
     def _check_separation(self, sampler: BatchSampler) -> None:
         if self.bands > sampler.separation:

@@ -57,6 +57,7 @@ class Terms:
             lazy_tables=self.fingerprint.get("tables") == "lazy",
             initial=self.initial,
             not_covered=self.not_covered,
+            rows=str(self.fingerprint.get("data") or ""),
             **how,
         )
 

@@ -155,8 +155,8 @@ class DearerWithNoise(Poisson):
 
 
 class FreeTheSecondTime(Poisson):
-    def privacy_of(self, noise_multiplier, segments):
-        return super().privacy_of(len(segments) * noise_multiplier, segments)
+    def privacy_of(self, noise_multiplier, attempts, **how):
+        return super().privacy_of(len(attempts) * noise_multiplier, attempts, **how)
 
 
 class Estimated(Poisson):
@@ -217,16 +217,16 @@ class Cheap(Independent):
 class CheapPart(Independent):
     """Noise that is priced as twice as much where a run is one part."""
 
-    def privacy_of(self, sampler, noise_multiplier, segments):
-        return super().privacy_of(sampler, noise_multiplier * (3 - len(segments)), segments)
+    def privacy_of(self, sampler, noise_multiplier, attempts, **how):
+        return super().privacy_of(sampler, noise_multiplier * (3 - len(attempts)), attempts, **how)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheapTwice(Independent):
     """Noise of which two runs are priced as one."""
 
-    def privacy_of(self, sampler, noise_multiplier, segments):
-        return super().privacy_of(sampler, noise_multiplier, segments[:1])
+    def privacy_of(self, sampler, noise_multiplier, attempts, **how):
+        return super().privacy_of(sampler, noise_multiplier, attempts[:1], **how)
 
 
 @dataclasses.dataclass(frozen=True)

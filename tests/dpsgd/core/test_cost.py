@@ -139,7 +139,7 @@ def test_an_attack_gains_nothing_before_the_first_step_and_the_profiles_advantag
 ):
     found = [spent(sampler, steps).attack_advantage for steps in (0, 1, 14, 30)]
     assert found[0] == Bound(0.0, 0.0)
-    assert found[1].lower == 0.0 < found[1].upper
+    assert 0.0 < found[1].lower <= found[1].upper
     # Each is certified to 0.2 % or so only.
     assert all(a.upper <= 1.003 * b.upper for a, b in itertools.pairwise(found))
     assert found[3] == attack_advantage(sampler.privacy(2.0))
@@ -406,7 +406,7 @@ COMPOSED_WRONGLY = {
     ),
     "attempts cost less than one": (
         lambda: declared(2.25), Mechanism, "privacy_of",
-        lambda sound: lambda self, ranges: GaussianProfile(100.0),
+        lambda sound: lambda self, ranges, **how: GaussianProfile(100.0),
     ),
     "a selection costs half": (
         lambda: selected(2.5), SelectionProfile, "epsilon", epsilon_is(0.25),
@@ -529,3 +529,49 @@ def test_every_release_of_every_attempt_and_run_is_counted():
         found = last.guarantee(*earlier).epsilon.upper
         precision = precision_of(runs)
         assert found >= (GaussianProfile(precision**-0.5).epsilon(DELTA).lower if precision else 0)
+
+
+@pytest.mark.parametrize("stops", [(376, 312), (500, 470), (200, 100)])
+def test_interrupted_epoch_has_two_prices_and_lower_ends(stops):
+    sampler = BallsAndBins(62_500, 100, overflow="accumulate")  # 625 steps
+    of = Mechanism(sampler, 0.5, 1.0)
+    stop, start = stops
+    guarantee = cost([Segment(of, range(stop)), Segment(of, range(start, 625))], 1e-5)
+    whole, twice = (epsilon(sampler.with_epochs(n).privacy(0.5), 1e-5) for n in (1, 2))
+    assert whole.upper < guarantee.epsilon.lower <= guarantee.epsilon.upper <= 3.80
+    assert guarantee.otherwise.upper == twice.upper
+    assert (
+        f"epsilon <= {guarantee.epsilon.format_upper()} if interruptions did not depend on what "
+        f"the run had released; otherwise <= {twice.format_upper()}, for at most 2 attempts, at "
+    ) in guarantee.sentence()
+    record = guarantee.record()
+    assert record["epsilon_upper_otherwise"] == twice.upper
+    assert record["epsilon_lower"] == guarantee.epsilon.lower
+
+
+def test_known_order_of_equal_rows_adds_nothing_for_an_interruption():
+    of = Mechanism(Deterministic(6_250, 10, epochs=2), 2.0, 1.0)
+    attempts = [range(700), range(700, 1_250)]
+    alone = epsilon(of.privacy(), DELTA)
+    assert (
+        cost([Segment(of, one, rows="a") for one in attempts], DELTA).epsilon.upper == alone.upper
+    )
+    for rows in ("", "a"), ("", ""), ("b", "a"):  # an example may have moved
+        parts = [
+            Segment(of, one, rows=of_rows) for one, of_rows in zip(attempts, rows, strict=True)
+        ]
+        assert cost(parts, DELTA).epsilon.upper > 1.2 * alone.upper
+
+
+def test_limits_of_adaptive_interruptions_count_epochs_and_steps():
+    ranges = [range(30), range(25, 60)]
+    for sampler, limits in (
+        (Poisson(2_000, 100, 3), "at most 2 attempts of 65 steps in all"),
+        (BallsAndBins(2_000, 100, 3), "at most 2 attempts of 4 epochs in all"),
+    ):
+        of = Mechanism(sampler, 1.0, 1.0)
+        guarantee = cost([Segment(of, steps) for steps in ranges], DELTA)
+        assert guarantee.limits == limits
+        assert guarantee.otherwise.upper >= guarantee.epsilon.upper
+        assert cost([Segment(of)], DELTA).otherwise is None
+        assert cost([Segment(of), Segment(of)], DELTA).otherwise is None

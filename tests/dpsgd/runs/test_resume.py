@@ -110,8 +110,10 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
     (attempt,) = history.attempts
     assert attempt.steps == range(16)
     sampler = attempt.terms.mechanism.sampler
-    upper = epsilon(sampler.with_epochs(2).privacy(1.0), 1e-5).format_upper()
-    assert f"epsilon in [0.00, {upper}]" in history.guarantee().sentence()
+    price = epsilon(sampler.privacy_of(1.0, [range(16)]), 1e-5)
+    assert price.lower > 0.0
+    assert price.upper < epsilon(sampler.with_epochs(2).privacy(1.0), 1e-5).upper
+    assert f"epsilon in {price}" in history.guarantee().sentence()
     whole = epsilon(sampler.privacy(1.0), 1e-5)
     assert any(
         f"by looking at the model costs what the whole run costs (epsilon in {whole})" in note
@@ -175,9 +177,11 @@ def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(
     assert (first.steps, second.steps) == (range(16), range(16, 30))
     assert first.key != second.key
     sampler = first.terms.mechanism.sampler
-    upper = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1e-5).upper
-    assert report["epsilon_upper"] == upper
-    assert upper > epsilon(sampler.privacy(1.0), 1e-5).upper  # the second epoch counts twice
+    price = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1e-5)
+    assert (report["epsilon_lower"], report["epsilon_upper"]) == (price.lower, price.upper)
+    entered = epsilon(sampler.with_epochs(4).privacy(1.0), 1e-5).upper  # the second one twice
+    assert epsilon(sampler.privacy(1.0), 1e-5).upper < price.upper < entered
+    assert report["epsilon_upper_otherwise"] == entered
     assert report["attempts"] == 2
     assert any(one.startswith("changed since: ") for one in lines)
 
