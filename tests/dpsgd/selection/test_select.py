@@ -304,12 +304,6 @@ def test_what_cannot_be_selected_from_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_score_that_is_not_measured_is_refused_before_anything_is_drawn(tmp_path):
-    with pytest.raises(ValueError, match="score 'validation_auc' is no metric; choose among "):
-        select(tmp_path / "out", grid()[:1], score="validation_auc")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_trial_that_fails_or_diverges_is_the_worst_and_its_reason_is_not_told(
     trained, tmp_path, capfd, monkeypatch
 ):

@@ -16,48 +16,7 @@ from experiments.tasks.clicks.schema import Schema, log_transform
 from experiments.tasks.clicks.tfds import source as tfds_source
 from experiments.tasks.clicks.tfds.source import SourceError
 from experiments.tasks.splits import random_halves, random_split
-
-
-class LocalInfo(tfds.core.DatasetInfo):
-    """Description of a data set that no public bucket holds."""
-
-    def initialize_from_bucket(self):
-        """Skips the look-up, which would leave a folder behind."""
-
-
-def build(builder, manual_dir=None):
-    config = tfds.download.DownloadConfig(manual_dir=manual_dir)
-    builder.download_and_prepare(download_config=config)
-    return builder
-
-
-class PeopleRows(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """One row a record; splits and rows are chosen by the test."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    rows: dict = {}  # noqa: RUF012 - set by the test
-    more: dict = {}  # noqa: RUF012
-
-    def _info(self):
-        features = {
-            "age": np.float32,
-            "visits": np.int64,
-            "name": tfds.features.Text(),
-            "city": tfds.features.ClassLabel(names=["Basel", "Uri", "Zug"]),
-            "member": np.bool_,
-            "bought": tfds.features.ClassLabel(num_classes=2),
-        }
-        return LocalInfo(
-            builder=self,
-            features=tfds.features.FeaturesDict(features | self.more),
-            disable_shuffling=True,
-        )
-
-    def _split_generators(self, dl_manager):
-        return {split: enumerate(rows) for split, rows in self.rows.items()}
-
-    def _generate_examples(self):
-        raise NotImplementedError
+from tests.experiments.tasks.built import built
 
 
 def person(i, **fields):
@@ -71,14 +30,18 @@ def person(i, **fields):
     } | fields
 
 
-def people(tmp_path, splits, more=None):
-    class People(PeopleRows, skip_registration=True):
-        name = "people"
-        rows = splits
+FEATURES = {
+    "age": np.float32,
+    "visits": np.int64,
+    "name": tfds.features.Text(),
+    "city": tfds.features.ClassLabel(names=["Basel", "Uri", "Zug"]),
+    "member": np.bool_,
+    "bought": tfds.features.ClassLabel(num_classes=2),
+}
 
-    People.more = more or {}
-    build(People(data_dir=tmp_path / "data", file_format="array_record"))
-    return str(tmp_path / "data" / "people" / "1.0.0")
+
+def people(tmp_path, splits, more=None):
+    return str(built(tmp_path / "data", "people", FEATURES | (more or {}), splits))
 
 
 def test_numbers_are_transformed_and_classes_texts_and_booleans_are_hashed(tmp_path):

@@ -18,6 +18,7 @@ from experiments.tasks.images.task import DescribedImages, Images
 from experiments.tasks.splits import random_masks
 from experiments.tasks.tfds import SourceError
 from samplers import Multistage
+from tests.experiments.tasks.built import built
 
 
 def test_the_digits_are_split_by_their_numbers_into_pixels_and_classes():
@@ -33,40 +34,11 @@ def test_the_digits_are_split_by_their_numbers_into_pixels_and_classes():
 
 
 def images(tmp_path, splits, *, shape=(6, 4, 3), label=None, more=None):
-    """The directory of a data set of PNGs, built without TensorFlow."""
-    pytest.importorskip("array_record", reason="array_record has no wheel here")
-    import tensorflow_datasets as tfds
-
-    kinds = tfds.features
-
-    class LocalInfo(tfds.core.DatasetInfo):
-        def initialize_from_bucket(self):
-            """Skips the look-up, which would leave a folder behind."""
-
-    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        name = "tiny"
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            features = {
-                "picture": kinds.Image(shape=shape),
-                "kind": kinds.ClassLabel(num_classes=3),
-            }
-            return LocalInfo(
-                builder=self,
-                features=kinds.FeaturesDict(features | (more or {})),
-                supervised_keys=("picture", label or "kind"),
-                disable_shuffling=True,
-            )
-
-        def _split_generators(self, dl_manager):
-            return {split: enumerate(rows) for split, rows in splits.items()}
-
-        def _generate_examples(self):
-            raise NotImplementedError
-
-    Tiny(data_dir=tmp_path, file_format="array_record").download_and_prepare()
-    return tmp_path / "tiny" / "1.0.0"
+    """The directory of a data set of PNGs."""
+    kinds = pytest.importorskip("tensorflow_datasets").features
+    features = {"picture": kinds.Image(shape=shape), "kind": kinds.ClassLabel(num_classes=3)}
+    supervised = ("picture", label or "kind")
+    return built(tmp_path, "tiny", features | (more or {}), splits, supervised)
 
 
 def png(pixels):
