@@ -129,7 +129,8 @@ def least_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:
 
 
 def _pairs(sizes: Sizes, choose: Any) -> tuple[tuple[int, int], ...]:
-    pairs, before, so_far = [], 0, 0
+    pairs, before = [], 0
+    so_far = np.zeros_like(next(iter(sizes.values())))
     for times in sorted(sizes, reverse=True):
         so_far = so_far + sizes[times]
         steps = int(choose(so_far))

@@ -91,7 +91,8 @@ class RedrawnOrFixed(EpochSampler, abc.ABC):
           attempts: See `privacy_of`.
           groups: See `sizes_of`.
         """
-        length, whole, others = self.steps_per_epoch, 0, []
+        length, whole = self.steps_per_epoch, 0
+        others: list[Sizes] = []
         for ranges in check_attempts(attempts, self.num_steps):
             if self.redrawn:
                 epochs, partial = sizes_by_epoch(ranges, length, groups)

@@ -64,7 +64,7 @@ class Poisson(VariableBatchSampler):
             releases(sizes_of(steps, self.steps_per_epoch, self.cycle_length)) for steps in ranges
         ]
         if same_rows:
-            return self._profile_of(noise_multiplier, int(sum(each).max()))
+            return self._profile_of(noise_multiplier, int(np.sum(each, axis=0).max()))
         most, least = sum(int(n.max()) for n in each), sum(int(n.min()) for n in each)
         upper = self._profile_of(noise_multiplier, most)
         least = max(least, *(int(n.max()) for n in each))

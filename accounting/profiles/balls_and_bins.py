@@ -210,7 +210,8 @@ def _steps(sigma: float, kinds: tuple[Assignment, ...]) -> tuple[float, dict[int
     first = max(wanted(times, 1) for times, _ in released)
     halvings: dict[int, list[int]] = {}
     for times, bins in released:
-        halvings[times] = levels = []
+        levels: list[int] = []
+        halvings[times] = levels
         for level in range(max(bins).bit_length()):
             levels.append(halved(wanted(times, 2**level), levels[-1] if levels else 0))
     last = max(levels[-1] for levels in halvings.values())

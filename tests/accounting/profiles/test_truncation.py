@@ -17,9 +17,11 @@ from accounting import (
     UnitsThenPoissonProfile,
     UserPoissonProfile,
 )
+from accounting.profiles.partial_epochs import AssignmentsProfile
 from accounting.profiles.truncation import (
     Cap,
     log_overflow_probability,
+    truncated_assignments,
     truncated_bins,
     truncated_steps,
     truncated_users,
@@ -74,6 +76,8 @@ def test_edges_are_exact_or_trivial(n, rate, maximum, log_tail):
 
 
 # ---------------------------------------------------------------- the law, by enumeration of draws
+
+HALF = ((0, 1), (1, 1))
 
 # Zeroed-out neighbours: example 0 (or the rows of a user) has gradient e_1, or 0; the others have
 # the vector `other` in both data sets, and zeros still take places in a batch.
@@ -163,10 +167,19 @@ def bins_epochs(rows: int, bins: int, cap: int, epochs: int, other: float):
     return [(chance, *at) for at, chance in cells.items()]
 
 
+def some_steps(cells, steps):
+    """Returns the law of what some of the steps release."""
+    merged: dict[tuple, float] = {}
+    for chance, *means in cells:
+        at = tuple(tuple(mean[t] for t in steps) for mean in means)
+        merged[at] = merged.get(at, 0.0) + chance
+    return [(chance, *at) for at, chance in merged.items()]
+
+
 def hockey_sticks(cells, sigma: float, epsilon: float) -> tuple[float, float]:
     """Integrates (P - e^eps Q)_+ and (Q - e^eps P)_+ on a grid, to about 1e-4."""
     dims = len(cells[0][1])
-    points = {1: 2001, 2: 201, 4: 35}[dims]
+    points = {1: 2001, 2: 201, 3: 71, 4: 35}[dims]
     every = [x for _, with_it, without in cells for x in (*with_it, *without)]
     z = np.linspace(min(every) - 6 * sigma, max(every) + 6 * sigma, points)
 
@@ -213,6 +226,13 @@ def bins(sigma, rows, count, cap, epochs=1, assignment="redrawn"):
     return truncated_bins(
         BallsAndBinsProfile(sigma, count, epochs, assignment), Cap(rows, 1 / count, cap)
     )
+
+
+def attempts(sigma, rows, cap, *assignments):
+    """Draws of `rows` to bins, some of which are released, as pairs (times, bins)."""
+    rate = 1 / sum(count for _, count in assignments[0])
+    profile = AssignmentsProfile(sigma, tuple((one, 1) for one in assignments))
+    return truncated_assignments(profile, Cap(rows, rate, cap))
 
 
 CASES = {
@@ -268,6 +288,28 @@ CASES = {
         f"two redrawn epochs, cap {cap}": (
             bins(1.2, 5, 2, cap, 2), 1.2, ONE_STEP[:1],
             lambda other, cap=cap: product_of(*[bins_epochs(5, 2, cap, 1, other)] * 2))
+        for cap in (2, 3, 4)
+    },
+    **{
+        f"{k} of {count} bins of {rows} rows, cap {cap}": (
+            attempts(0.9, rows, cap, ((0, count - k), (1, k))), 0.9, ONE_STEP[:3],
+            lambda other, k=k, count=count, rows=rows, cap=cap: some_steps(
+                bins_epochs(rows, count, cap, 1, other), range(k)))
+        for rows, count, k, cap in (
+            (4, 2, 1, 1), (5, 2, 1, 2), (6, 2, 1, 3), (6, 2, 1, 5), (5, 3, 1, 1), (5, 3, 2, 2),
+            (6, 3, 2, 3))
+    },
+    **{
+        f"half of the bins, and the rest, cap {cap}": (
+            attempts(1.0, 5, cap, HALF, HALF), 1.0, ONE_STEP[:2],
+            lambda other, cap=cap: product_of(
+                *[some_steps(bins_epochs(5, 2, cap, 1, other), [t]) for t in (0, 1)]))
+        for cap in (1, 2, 3)
+    },
+    **{
+        f"fixed bins, one epoch and a half, cap {cap}": (
+            attempts(1.2, 5, cap, ((1, 1), (2, 1))), 1.2, ONE_STEP[:1],
+            lambda other, cap=cap: some_steps(bins_epochs(5, 2, cap, 2, other), range(3)))
         for cap in (2, 3, 4)
     },
 }  # fmt: skip
