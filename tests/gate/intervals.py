@@ -54,6 +54,6 @@ def check(every=1):
         told = f"intervals: {question}({value:g}) of {make}: [{bound.lower!r}, {bound.upper!r}]"
         if not (bound.lower <= upper and lower <= bound.upper):
             lost.append(f"{told} misses the frozen [{lower!r}, {upper!r}]")
-        elif bound.upper - bound.lower > allowed * (1 + 1e-6):
+        elif bound.upper - bound.lower > allowed * 1.001:
             lost.append(f"{told} is wider than the frozen [{lower!r}, {upper!r}]")
     return lost
