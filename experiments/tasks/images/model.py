@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from dpsgd import split_module
+from experiments.tasks.classes import class_metrics
 from experiments.tasks.images.metrics import few_shot_metrics
-from experiments.tasks.models import Functions, functions_of
+
+PyTree = Any
 
 
 @dataclass(frozen=True)
@@ -87,17 +91,44 @@ def _convolved(layer: nnx.Conv, x: jax.Array) -> jax.Array:
     return jnp.concatenate(patches, -1) @ kernel.reshape(-1, kernel.shape[-1]) + layer.bias[...]
 
 
+class Functions(NamedTuple):
+    """Classification network as pure functions of its parameters."""
+
+    init: Callable[[int], PyTree]
+    """(seed) -> new parameters."""
+    loss: Callable[[PyTree, PyTree], jax.Array]
+    """(params, example) -> cross entropy of the inputs and "label", nats."""
+    predict: Callable[[PyTree, PyTree], jax.Array]
+    """(params, rows) -> probabilities of the classes, float32[rows, classes]."""
+    logits: Callable[[PyTree, PyTree], jax.Array]
+    """(params, rows) -> log probabilities up to a constant per row; compiled."""
+    metrics: Callable[[Iterable[tuple[Any, Any]]], dict[str, float]]
+    """Blocks of logits and labels -> metrics by name."""
+
+
 @functools.cache
 def functions(sizes: Sizes) -> Functions:
     """Returns the pure functions of a network, equal for equal sizes.
 
     With new classes the loss is an episode's, and logits and predictions are embeddings.
     """
-    classifier, network = functions_of(lambda rngs: ConvNet(sizes, rngs), ("image",))
-    if not sizes.new_classes:
-        return classifier
+    shapes = nnx.eval_shape(lambda: ConvNet(sizes, nnx.Rngs(0)))
+    _, network = split_module(shapes, trained=nnx.Param)
 
-    def loss(params, episode):
+    def init(seed):
+        return split_module(ConvNet(sizes, nnx.Rngs(seed)), trained=nnx.Param)[0]
+
+    def outputs(params, rows):
+        return jax.vmap(network, (None, 0))(params, rows["image"])
+
+    def loss(params, example):
+        row_logits = network(params, example["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(row_logits, example["label"])
+
+    def predict(params, rows):
+        return jax.nn.softmax(outputs(params, rows))
+
+    def episode_loss(params, episode):
         image = episode["image"]
         if jnp.ndim(image) != 5:
             raise ValueError(
@@ -108,10 +139,9 @@ def functions(sizes: Sizes) -> Functions:
         embed = jax.vmap(jax.vmap(lambda x: network(params, x)))
         return prototypical_loss(embed(image))
 
-    def embeddings(params, rows):
-        return jax.vmap(network, (None, 0))(params, rows["image"])
-
-    return classifier._replace(loss=loss, predict=embeddings, metrics=few_shot_metrics)
+    if sizes.new_classes:
+        return Functions(init, episode_loss, outputs, jax.jit(outputs), few_shot_metrics)
+    return Functions(init, loss, predict, jax.jit(outputs), class_metrics)
 
 
 def prototypical_loss(embeddings: jax.Array) -> jax.Array:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.tasks.models import ClassModels, Functions, HeldOut
+from experiments.tasks.models import HeldOut, Models
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from experiments.tasks.images import sources
-    from experiments.tasks.images.model import Sizes
+    from experiments.tasks.images.model import Functions, Sizes
 
 PyTree = Any
 
 
-class ImageModels(ClassModels):
+class ImageModels(Models):
     """Image network, determined by its sizes."""
 
     sizes: Sizes
@@ -28,6 +28,23 @@ class ImageModels(ClassModels):
         from experiments.tasks.images.model import functions
 
         return functions(self.sizes)
+
+    def init(self, seed: int) -> PyTree:
+        """Returns new parameters, which depend on no row."""
+        return self.functions.init(seed)
+
+    def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
+        """Returns accuracy and, except for embeddings, log loss (nats).
+
+        A diverged model has NaN.
+
+        Raises:
+          ValueError: If there are no rows, or too few.
+        """
+        import numpy as np
+
+        _, _, _, logits, metrics = self.functions
+        return metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
 
     def read(
         self, path: Path, *, labelled: bool = True, split: str | None = None

@@ -141,14 +141,19 @@ class Ratings(HeldOut, RatingModels):
         24 settings were measured there at epsilon 3 and at 1, by the error on validation users: see
         results/evidence.md in docs/explanation.
         """
-        from dpsgd.runs.recommendation import generic
-        from experiments.tasks.recommendation import Rule
+        from dpsgd.runs.recommendation import Settings, default_rate, generic
 
         if self.rows == "ratings":
             return generic(request)
         norm = 0.4 * math.sqrt(self.max_ratings)  # orthogonal gradients, one per rating
         steps, epochs, distance = (600, 30, 0.42) if request.private else (180, 60, 0.27)
-        return Rule(epochs, steps, distance, float(f"{norm:.2g}"))(request)
+        n, epochs = request.num_examples, request.epochs or epochs
+        about = max(1.0, n * epochs / steps)
+        batch_size = request.batch_size or min(n, 2 ** round(math.log2(about)))
+        rate = distance / math.sqrt(math.ceil(n / batch_size) * epochs)
+        if request.optimizer == "sgd":
+            rate = default_rate(request.optimizer, request.momentum)
+        return Settings(batch_size, epochs, float(f"{norm:.2g}"), float(f"{rate:.2g}"))
 
     def columns(self) -> UnitData:
         """Returns the training users' kept ratings, one user or rating per row.

@@ -14,7 +14,7 @@ import pytest
 
 from accounting import PoissonProfile
 from experiments.benchmarks import __main__ as command
-from experiments.benchmarks import accounting, record, scale_beam
+from experiments.benchmarks import accounting, record
 from experiments.benchmarks.case import Estimate, cases, figure
 from experiments.benchmarks.record import Record, read, table
 from experiments.benchmarks.timing import alone, in_turns
@@ -310,14 +310,3 @@ def test_work_takes_turns_there_and_back_after_a_round_that_is_not_counted():
     series = in_turns({name: lambda name=name: order.append(name) for name in "abc"}, 2)
     assert "".join(order) == "cba" + "abc" + "cba"
     assert {name: len(spent) for name, spent in series.items()} == {"a": 2, "b": 2, "c": 2}
-
-
-@pytest.mark.parametrize("change", ["a byte", "a file"])
-def test_folders_that_differ_are_told(tmp_path, change):
-    one, other = tmp_path / "one", tmp_path / "other"
-    for folder in (one, other):
-        folder.mkdir()
-        (folder / "a").write_bytes(b"1")
-    assert scale_beam.equal(one, other) == 1
-    (other / ("a" if change == "a byte" else "b")).write_bytes(b"2")
-    assert scale_beam.equal(one, other) == 0
