@@ -59,6 +59,16 @@ SAMPLERS = EPOCH_SAMPLERS | {
     "full-batch": full_batch,
 }
 
+
+def matrix(sampler: BatchSampler, seed: int, epoch: int = 0) -> np.ndarray:
+    """Returns an epoch's participation matrix, uint8[examples, steps]."""
+    plan = sampler.plan(seed, epoch)
+    found = np.zeros((sampler.num_examples, sampler.steps_per_epoch), np.uint8)
+    for step in range(sampler.steps_per_epoch):
+        np.add.at(found, (plan.members(step), step), 1)
+    return found
+
+
 FALSE_ALARM = 1e-6  # of each statistical test; seeds are fixed, so a test that passes stays so
 
 

@@ -10,16 +10,9 @@ import pytest
 
 from accounting import PoissonProfile
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
+from tests.samplers.conftest import matrix
 
 KINDS = pytest.mark.parametrize("kind", [BallsAndBins, Poisson])
-
-
-def matrix(sampler, seed, epoch=0):
-    found = np.zeros((sampler.num_examples, sampler.steps_per_epoch), np.uint8)
-    plan = sampler.plan(seed, epoch)
-    for step in range(sampler.steps_per_epoch):
-        found[plan.members(step), step] = 1
-    return found
 
 
 @KINDS

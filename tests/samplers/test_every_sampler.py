@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from samplers import BatchSource, Poisson, UserPoisson, batch
 from samplers.base import CHUNK
+from tests.samplers.conftest import matrix
 
 small_runs = st.tuples(
     st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.integers(0, 2**200)
@@ -28,15 +29,6 @@ over_samplers = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-def matrix(sampler, seed, epoch):
-    """One epoch's participation matrix, examples x steps."""
-    plan = sampler.plan(seed, epoch)
-    dense = np.zeros((sampler.num_examples, sampler.steps_per_epoch), dtype=np.uint8)
-    for step in range(sampler.steps_per_epoch):
-        np.add.at(dense, (plan.members(step), step), 1)
-    return dense
 
 
 @pytest.mark.short("poisson", "balls-and-bins", "shuffle", "full-batch", "multistage")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle, UserPoisson
 from samplers.shards import Shards
+from tests.samplers.conftest import matrix
 
 SHARDS = (1, 2, 4, 7)
 runs = st.tuples(
@@ -22,14 +23,6 @@ over_runs = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-def matrix(sampler, seed, epoch):
-    found = np.zeros((sampler.num_examples, sampler.steps_per_epoch), np.uint8)
-    plan = sampler.plan(seed, epoch)
-    for step in range(sampler.steps_per_epoch):
-        np.add.at(found, (plan.members(step), step), 1)
-    return found
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12, 31])

@@ -1,7 +1,5 @@
 """The training loop is DP-SGD: plain training without noise, and with it sum, noise, division."""
 
-import contextlib
-import dataclasses
 import functools
 import logging
 import warnings
@@ -110,67 +108,27 @@ def test_empty_batches_are_noise_only_steps_of_the_same_program():
     assert (sizes > 0).any()
 
 
-@contextlib.contextmanager
-def compilations_of(name):
-    """Yields a list of messages that grows with every compilation of the function `name`."""
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            if f"Compiling jit({name})" in record.getMessage():
-                messages.append(record.getMessage())
-
-    messages, handler = [], Handler()
-    logging.getLogger("jax").addHandler(handler)
-    try:
-        with jax.log_compiles():
-            yield messages
-    finally:
-        logging.getLogger("jax").removeHandler(handler)
-
-
-@dataclasses.dataclass
-class Run:
-    """Steps and bits of each block, and how often the loop was compiled for it."""
-
-    blocks: list
-    compilations: int
-
-
-@pytest.fixture(
-    scope="module",
-    params=of_samplers(long=["deterministic", "poisson", "balls-and-bins", "accumulating poisson"]),
-)
-def runs(request, tmp_path_factory):
-    """The same run with its data on the device and, as memory-mapped files, on the host."""
-    sampler, folder, mapped = request.param, tmp_path_factory.mktemp("columns"), {}
-    for name, column in data().items():
-        np.save(folder / f"{name}.npy", column)
-        mapped[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
-    found, of = {}, dpsgd(functools.partial(loss_fn), OPTIMIZER)  # compiled by nobody before
-    for data_on, columns in (("device", data()), ("host", mapped)):
-        with compilations_of("_run_block") as compiled:
-            ran = [
-                (block.steps, [np.array(leaf).tobytes() for leaf in jax.tree.leaves(block.state)])
-                for block in blocks(sampler, 1.0, 1.0, of=of, columns=columns, data_on=data_on)
-            ]
-        found[data_on] = Run(ran, len(compiled))
-    return found
-
-
-@pytest.mark.long
-def test_a_whole_run_compiles_its_step_once(runs):
-    for run in runs.values():
-        assert len(run.blocks) >= 3
-        assert run.compilations == 1
-
-
 @pytest.mark.short("shuffle")
-def test_data_on_the_host_train_to_the_same_bits(runs):
-    assert runs["host"].blocks == runs["device"].blocks
+@pytest.mark.parametrize("sampler", of_samplers())
+def test_data_on_the_host_train_to_the_same_bits(sampler, tmp_path):
+    mapped = {}
+    for name, column in data().items():
+        np.save(tmp_path / f"{name}.npy", column)
+        mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+
+    def bits(**how):
+        return [
+            (block.steps, [np.array(leaf).tobytes() for leaf in jax.tree.leaves(block.state)])
+            for block in blocks(sampler, 1.0, 1.0, **how)
+        ]
+
+    found = bits(data_on="host", columns=mapped)
+    assert len(found) >= 3
+    assert found == bits(data_on="device")
 
 
 @pytest.mark.long
-def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
+def test_runs_that_differ_in_numbers_alone_share_one_compiled_program(caplog):
     # A learning rate that is injected is state, and so an argument of the program.
     optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
 
@@ -189,15 +147,19 @@ def test_runs_that_differ_in_numbers_alone_share_one_compiled_program():
         Mechanism(Shuffle(N, 16, 1), 2.0, 0.5),
     ]
     rates = [0.1, 0.2, 0.3, 0.4]
-    with compilations_of("_run_block") as compiled:
+
+    def compilations():
+        return sum("Compiling jit(_run_block)" in message for message in caplog.messages)
+
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         shared = [
             final(dpsgd(loss_fn, optimizer), mechanism, rate, seed)
             for seed, (mechanism, rate) in enumerate(zip(mechanisms, rates, strict=True))
         ]
-        assert len(compiled) == 1
+        assert compilations() == 1
         own = dpsgd(functools.partial(loss_fn), optimizer)
         alone = final(own, mechanisms[3], rates[3], 3)
-        assert len(compiled) == 2
+        assert compilations() == 2
         assert (shared[3] == alone).all()
 
 
