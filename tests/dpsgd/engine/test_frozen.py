@@ -194,20 +194,6 @@ def test_what_is_not_asked_for_has_no_path_to_the_loss():
         assert frozen_leaves(loss, params, row) == {k for k, own in enumerate(asked) if not own}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("head", [False, True])
-def test_lora_trains_its_own_parameters_and_what_is_asked_for(head):
-    trained = nnx.Any(nnx.LoRAParam, nnx.PathContains("head")) if head else None
-    params, apply = split_module(Adapted(nnx.Rngs(0)), trained=trained)
-    algorithm = dpsgd(lambda params, row: apply(params, row["x"]) ** 2, optax.sgd(0.1))
-    found, _ = train(algorithm, Mechanism(SAMPLER, 1.0, 1.0), params, ROWS, delta=1e-5, audit=False)
-    for path, old in jax.tree_util.tree_leaves_with_path(params):
-        name = jax.tree_util.keystr(path)
-        (new,) = (leaf for at, leaf in jax.tree_util.tree_leaves_with_path(found) if at == path)
-        moved = not np.array_equal(old, new)
-        assert moved == ("lora_" in name or (head and "head" in name)), name
-
-
 def test_a_filter_that_matches_nothing_is_refused_with_the_names_that_there_are():
     with pytest.raises(ValueError, match=r"trained matches no parameter .* head\.kernel"):
         split_module(Adapted(nnx.Rngs(0)), trained=nnx.PathContains("tail"))

@@ -221,18 +221,6 @@ def test_parameters_are_refused_before_a_flush_and_given_after_it():
             assert state.params is params
 
 
-@pytest.mark.long
-def test_a_state_with_pending_noise_refuses_its_parameters():
-    states = blocks()
-    assert [state.pending for state in states] == [True] * 7 + [False]
-    with pytest.raises(ValueError, match="noise of lazy tables is pending"):
-        print(states[0].params)
-    never = np.bincount(rows()["ids"].ravel(), minlength=R) == 0
-    due = states[3].raw_params["table"][never]
-    assert np.array_equal(due, start()["table"][never])  # which shows who took no part
-    assert np.all(states[-1].params["table"] != start()["table"])
-
-
 def test_states_of_algorithms_with_and_without_lazy_tables_are_refused_by_each_other():
     """A dense algorithm adds no pending noise, and would call the rest covered."""
     lazy_state = blocks(stop=4)[-1]
@@ -365,40 +353,31 @@ def test_callbacks_and_stopped_runs_see_flushed_parameters():
         assert np.mean(table != seen[1]) > 0.99  # but where two points of the grid are one
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "named"),
-    [
-        (
-            Mechanism(BallsAndBins(N, B, cycle_length=2), 1.0, 1.0, BandedToeplitz((1, 0.5))),
-            "lazy tables take Independent",
-        ),
-        (Mechanism(Poisson(N, B, overflow="accumulate"), 1.0, 1.0), "several passes"),
-    ],
-)
-def test_what_has_no_law_is_refused(mechanism, named):
-    with pytest.raises(ValueError, match=named):
-        trained(lazy(TABLES[0]), mechanism)
+def of_mechanism(sampler, *noise):
+    return lambda: trained(lazy(TABLES[0]), Mechanism(sampler, 1.0, 1.0, *noise))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"learning_rate": "fast"}, "learning_rate"),
-        ({"momentum": None}, "momentum"),
-        ({"momentum": 1}, "momentum must lie in"),  # as all that no run has
-    ],
-)
-def test_settings_that_lazy_tables_cannot_have_are_refused_by_name(wrong, named):
+NO_NUMBER = "learning_rate must return one number a step"
+REFUSED = [
+    (
+        of_mechanism(BallsAndBins(N, B, cycle_length=2), BandedToeplitz((1, 0.5))),
+        "lazy tables take Independent",
+    ),
+    (of_mechanism(Poisson(N, B, overflow="accumulate")), "several passes"),
+    (lambda: LazyTables("fast"), "learning_rate"),
+    (lambda: LazyTables(0.1, momentum=None), "momentum"),
+    (lambda: LazyTables(0.1, momentum=1), "momentum must lie in"),  # as all that no run has
+    (lambda: dpsgd(loss_fn, optax.adam(0.01), tables=0.1), "tables"),
+    (lambda: LazyTables(lambda k: "a").of_run(3), NO_NUMBER),
+    (lambda: LazyTables(lambda k: jnp.ones(2)).of_run(3), NO_NUMBER),
+    (lambda: LazyTables(lambda k: None).of_run(3), NO_NUMBER),
+]
+
+
+@pytest.mark.parametrize(("ask", "named"), REFUSED)
+def test_lazy_tables_that_have_no_law_are_refused_by_name(ask, named):
     with pytest.raises((TypeError, ValueError), match=named):
-        LazyTables(**{"learning_rate": 0.1, **wrong})
-    with pytest.raises(TypeError, match="tables"):
-        dpsgd(lambda params, example: 0.0, optax.adam(0.01), tables=0.1)
-
-
-@pytest.mark.parametrize("schedule", [lambda k: "a", lambda k: jnp.ones(2), lambda k: None])
-def test_a_schedule_of_no_numbers_is_refused(schedule):
-    with pytest.raises(ValueError, match="learning_rate must return one number a step"):
-        LazyTables(schedule).of_run(3)
+        ask()
 
 
 def test_noise_that_float32_cannot_hold_is_never_due():
