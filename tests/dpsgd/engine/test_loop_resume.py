@@ -171,7 +171,7 @@ WHOLE_RUNS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("mechanism", WHOLE_RUNS.values(), ids=WHOLE_RUNS)
-def test_130_steps_in_blocks_of_64_are_bit_for_bit_those_taken_one_by_one(mechanism):
+def test_blocks_of_64_steps_have_the_bits_of_single_steps(mechanism):
     rows = np.random.default_rng(0).normal(size=(260, 64)).astype(np.float32)
     algorithm = dpsgd(
         lambda params, row: (row[1:] @ params - row[0]) ** 2,

@@ -128,7 +128,7 @@ def test_data_on_the_host_train_to_the_same_bits(sampler, tmp_path):
 
 
 @pytest.mark.long
-def test_runs_that_differ_in_numbers_alone_share_one_compiled_program(caplog):
+def test_runs_that_differ_in_numbers_share_one_program(caplog):
     # A learning rate that is injected is state, and so an argument of the program.
     optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
 

@@ -82,7 +82,7 @@ NEIGHBOURS = {"clicks": changed_clicks, "images": changed_images, "ratings": cha
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_one_changed_row_changes_no_shape_no_count_and_no_program(name, tmp_path):
+def test_one_changed_row_changes_no_shape_count_or_program(name, tmp_path):
     tasks = []
     for changed in (False, True):
         (folder := tmp_path / str(changed)).mkdir()

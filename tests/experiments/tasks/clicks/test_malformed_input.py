@@ -297,9 +297,7 @@ def finished(tmp_path_factory):
 
 @pytest.mark.long
 @few_or(500)
-def test_a_damaged_finished_run_is_refused_by_name_or_gives_its_model_and_price(
-    finished, folder, examples
-):
+def test_a_damaged_run_is_refused_or_gives_its_model_and_price(finished, folder, examples):
     rows = finished.with_name("rows.npz")
     price = ask("ledger", finished).out
     told = ask("resume", finished).out

@@ -103,7 +103,7 @@ def run(*words):
 
 @pytest.mark.long
 @each_kind
-def test_a_label_is_learned_and_scored_under_the_names_of_its_kind(kind, tmp_path, capsys):
+def test_a_label_is_learned_and_scored_by_the_names_of_its_kind(kind, tmp_path, capsys):
     table, store, out, model = (tmp_path / name for name in ("t.csv", "store", "run", "model"))
     columns = ["--label", "y", "--numbers", "x", "--bounds", "x=0:1", "--categories", "c"]
     run("prepare", "csv", write(table, kind), store, *columns, "--values", "c=0,1", *kind.options)
