@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in given:
         if not any(name in case.options for case in cases):
             parser.error(f"--{name.replace('_', '-')}: none of the chosen cases has it")
-    getattr(module, "prepare", lambda: None)()
+    getattr(module, "before_devices", lambda: None)()
     from experiments.benchmarks.record import Record, table
 
     file = options.json or (None if options.quick else getattr(module, "RECORD", None))

@@ -63,7 +63,7 @@ EPOCH_BAR = 6.0
 clock = time.perf_counter
 
 
-def prepare() -> None:
+def before_devices() -> None:
     """Lets the CPU be what the device is compared with."""
     if (named := getattr(jax.config, "jax_platforms", None)) and "cpu" not in named.split(","):
         jax.config.update("jax_platforms", f"{named},cpu")

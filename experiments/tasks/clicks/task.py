@@ -139,10 +139,20 @@ class ClickModels(Models):
         return recommended(request, self.sizes, max(self.schema.buckets, default=0))
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` synthetic probe rows of the schema's columns."""
-        from experiments.tasks.clicks.synthetic.uniform import uniform_rows
+        """Returns `count` synthetic probe rows; a fifth of their numbers are missing."""
+        import numpy as np
 
-        return uniform_rows(self.schema, count)
+        schema, rng = self.schema, np.random.default_rng(0)
+        shape = count, len(schema.integers)
+        missing = rng.random(shape) < 0.2
+        most = schema.buckets
+        ids = rng.integers(0, most, (count, len(most)), endpoint=True)
+        return {
+            "label": schema.target.generated(rng, count),
+            "integers": np.where(missing, 0, rng.uniform(0, 12, shape)).astype(np.float32),
+            "integers_missing": missing,
+            "categories": ids.astype(np.int32),
+        }
 
     def describe(self) -> dict[str, Any]:
         """Returns sizes, columns and hash seed, the input of `described`."""
