@@ -142,7 +142,7 @@ class Guarantee:
             delta = format_delta(self.delta)
             return f"{NO_GUARANTEE}: no finite epsilon is certified at delta {delta}"
         return (
-            f"epsilon <= {self.epsilon.format_upper()}{self._of_interruptions()} "
+            f"epsilon <= {self.epsilon.format_upper()}{self._of_interruptions('the run', ',')} "
             f"at delta {format_delta(self.delta)} "
             f"{f'for {self.scope} ' if self.scope else ''}"
             f"({ADJACENCY} adjacency, unit: one {self.unit}{self._of_noise()})"
@@ -150,12 +150,12 @@ class Guarantee:
             f"{self.attack()}{self._exceptions()}"
         )
 
-    def _of_interruptions(self) -> str:
+    def _of_interruptions(self, runs: str, end: str = "") -> str:
         if self.otherwise is None:
             return ""
         return (
-            " if interruptions did not depend on what the run had released; otherwise "
-            f"<= {self.otherwise.format_upper()}, for {self.limits},"
+            f" if interruptions did not depend on what {runs} had released; otherwise "
+            f"<= {self.otherwise.format_upper()}, for {self.limits}{end}"
         )
 
     def _exceptions(self) -> str:
@@ -173,6 +173,7 @@ class Guarantee:
             upper = self.together.epsilon.format_upper()
             names = " and ".join(self.initial_names)
             cost = f"epsilon <= {upper} (this run and {names} together)"
+            cost += self.together._of_interruptions("the runs")
         return (
             f" for rows that did not train the initial model; for rows that did, {cost}; for the "
             "other rows, "
@@ -225,6 +226,7 @@ class Guarantee:
             "lazy_tables": self.lazy_tables,
             "initial_names": list(self.initial_names),
             "epsilon_upper_together": self._upper_together(),
+            "epsilon_upper_together_otherwise": self.together and self.together._upper_otherwise(),
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }

@@ -79,6 +79,10 @@ def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
     upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
     delta = max(one.delta for one in guarantees)
     stated = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {format_delta(delta)}"
+    if any(one.otherwise for one in guarantees):
+        most = max(bound.upper for one in guarantees if (bound := one.otherwise or one.epsilon))
+        stated += " if interruptions did not depend on what the runs had released; otherwise "
+        stated += f"<= {Bound(0.0, most).format_upper()}, for as many attempts, epochs and steps"
     rows = ", for rows that trained no initial model" if together.initial_names else ""
     return f"{stated}, the largest of the runs{rows}"
 

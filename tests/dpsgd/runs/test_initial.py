@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_task import Line, Words, config_of, line, params_of, run_and_stop, short_blocks
+from tiny_task import Line, Words, config_of, edit, line, params_of, run_and_stop, short_blocks
 
 from accounting import Bound, TrialCount, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
@@ -129,6 +129,22 @@ def test_ledger_keeps_an_initial_model_that_no_other_run_trained(models, tmp_pat
     assert "the largest of the runs, for rows that trained no initial" in capsys.readouterr().out
 
 
+def test_ledger_states_both_prices_of_an_interrupted_initial_run(tmp_path, capsys):
+    cut = run_and_stop(LATER, config_of(), tmp_path / "cut")
+    edit(cut, '"learning_rate": 0.003', '"learning_rate": 0.004')
+    alone = resume(cut)["epsilon_upper_otherwise"]
+    record = run(line, config(init_from=str(cut), noise_multiplier=9.0), tmp_path / "out")
+    main(["ledger", str(tmp_path / "out"), "--with", str(cut)])
+    shown = capsys.readouterr().out
+    for line_begin, upper in (
+        ("in one of the runs alone", alone),
+        ("in all 2 runs", record["epsilon_upper_together_otherwise"]),
+    ):
+        (told,) = (one for one in shown.splitlines() if f"for a unit with rows {line_begin}" in one)
+        assert "if interruptions did not depend on what the run" in told
+        assert f"otherwise <= {Bound(0, upper).format_upper()}, for " in told
+
+
 def test_a_run_has_the_cost_that_it_has_from_fresh_parameters(chain):
     for one in chain[1:]:
         terms = one.attempts[0].terms
@@ -188,6 +204,28 @@ def test_joint_cost_counts_each_initial_model_once_and_every_attempt():
     assert "NOT COVERED: labels" in whole.sentence()
     started[0] = dataclasses.replace(started[0], initial=unknown)
     assert UNKNOWN in cost(started, 1e-5).sentence()
+
+
+@pytest.mark.parametrize("interrupted", ["initial", "run", "both"])
+def test_joint_cost_has_a_second_price_if_a_run_was_interrupted(interrupted):
+    mechanism = Mechanism(BallsAndBins(1000, batch_size=100, epochs=2), 2.0, 1.0)
+    whole, parts = (
+        [Segment(mechanism)],
+        [Segment(mechanism, range(7)), Segment(mechanism, range(5, 20))],
+    )
+    earlier = parts if interrupted != "run" else whole
+    own = parts if interrupted != "initial" else whole
+    initial = Initial("0", tuple(earlier), "a")
+    found = cost([dataclasses.replace(one, initial=initial) for one in own], 1e-5)
+    entered = {"initial": 5, "run": 5, "both": 6}[interrupted]  # 1 and 2 epochs, or 2
+    most = epsilon(dataclasses.replace(mechanism.sampler, epochs=entered).privacy(2.0), 1e-5)
+    assert found.together.otherwise.lower <= most.upper
+    assert most.lower <= found.together.otherwise.upper
+    assert found.together.otherwise.upper > found.together.epsilon.upper
+    otherwise = found.together.otherwise.format_upper()
+    assert "(this run and a together) if interruptions did not depend" in found.sentence()
+    assert f"the runs had released; otherwise <= {otherwise}, for at most" in found.sentence()
+    assert found.record()["epsilon_upper_together_otherwise"] == found.together.otherwise.upper
 
 
 def test_selections_and_samplers_from_elsewhere_are_priced_by_no_run():
