@@ -122,7 +122,7 @@ def edit(bundle, **fields):
     (bundle / "model.json").write_text(json.dumps({**record, **fields}))
 
 
-@pytest.mark.parametrize("fields", [{"format": None}, {"version": 1}, {"version": 3}])
+@pytest.mark.parametrize("fields", [{"format": None}, {"version": 2}, {"version": 4}])
 def test_a_bundle_of_another_version_is_refused_with_what_to_do(bundle, home, capsys, fields):
     edit(bundle, **fields)
     with pytest.raises(ValueError, match=r"by another version: .*; export its run again"):
