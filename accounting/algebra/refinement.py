@@ -149,6 +149,8 @@ def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0
         # Gaps of which the last ones did not fall are told apart by factors of 2.
         most = 0.5 if stalled else 0.7
         shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
+        # In quarters of a factor of 2, so that questions about near deltas share grids.
+        shrink = 2.0 ** (0.25 * math.floor(4.0 * math.log2(shrink)))
         resolution = max(shrink * resolution, min(most * resolution, grid.finest))
     return bound
 
