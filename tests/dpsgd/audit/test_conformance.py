@@ -248,7 +248,7 @@ def test_a_faulty_noise_or_one_that_is_priced_too_low_is_refused(noise, wrong):
 
 
 def test_noise_of_more_bands_than_the_separation_is_refused_whatever_it_is_priced_as():
-    with pytest.raises(ValueError, match="up to 2, the minimum separation"):
+    with pytest.raises(ValueError, match="more than the minimum separation 2"):
         check_noise(CheapBands((4.0, 2.0, 1.0)), sampler=Deterministic(16, 8, 12))
 
 
