@@ -17,6 +17,7 @@ from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.deferred import deferred_checks
+from dpsgd.audit.runtime.differential import stands_alone, step_check
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.runtime.noise import noise_checks
 from dpsgd.audit.runtime.sums import sum_checks
@@ -66,7 +67,9 @@ def audit_program(
     root = root or RootKey.from_entropy()
     state = state or algorithm.init(params, mechanism, rows)
     probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
-    checks = sum_checks(probe) + noise_checks(probe) + block_checks(probe) + deferred_checks(probe)
+    step = step_check(probe)
+    checks = sum_checks(probe, defined=step.made and stands_alone(probe))
+    checks += noise_checks(probe) + block_checks(probe) + [step] + deferred_checks(probe)
     checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
     sampler = mechanism.sampler
     seed, bands = root.sampling_seed(0), mechanism.noise.bands

@@ -73,7 +73,7 @@ class Probe:
         their coordinates.
       columns: The data, where the layout has them.
       root: The audit's.
-      units, nan, copies, huge, marked: Of the synthetic rows, see `ProbeColumns`.
+      units, nan, copies, huge, marked, starts: Of the synthetic rows, see `ProbeColumns`.
       places: Of examples in the padded batch of a step; where steps take several passes, of two.
       program: The executable.
     """
@@ -116,7 +116,7 @@ class Probe:
             rows = varied_rows(rows, ranges, block=self.block)
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
         self.units, self.nan, self.copies = synthetic.units, synthetic.nan, synthetic.copies
-        self.huge, self.marked, self._starts = synthetic.huge, synthetic.marked, synthetic.starts
+        self.huge, self.marked, self.starts = synthetic.huge, synthetic.marked, synthetic.starts
         self.layout = layout or Layout.choose(sampler, synthetic.columns)
         self._transport = self.layout.transport(sampler)
         self.columns = self._transport.hold(synthetic.columns)
@@ -133,8 +133,8 @@ class Probe:
         if self.state.tables:
             self.snapshot = TableSnapshot(self.state)
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
-            for start in range(0, len(self._starts), self.places):
-                some = np.arange(start, min(start + self.places, len(self._starts)))
+            for start in range(0, len(self.starts), self.places):
+                some = np.arange(start, min(start + self.places, len(self.starts)))
                 after, _ = self.called(self.begun(), some, return_gradient=True)
                 self.snapshot.learn(after.lazy_tables, self.first_step)
 
@@ -386,7 +386,7 @@ class Probe:
         numbers = np.broadcast_to(padding, self.places).copy()
         weights = np.zeros((self.places, self.block), np.float32)
         numbers[at], weights[at] = members, 1.0
-        rows = self._starts[numbers][:, None] + np.arange(self.block)
+        rows = self.starts[numbers][:, None] + np.arange(self.block)
         shape = self.layout.passes, sampler.padded_batch_size
         indices, taking = zeros(shape, np.int32), zeros(shape, np.float32)
         indices[: self._passes] = rows.reshape(self._passes, -1)

@@ -186,6 +186,10 @@ class Algorithm(NamedTuple):
     """(params, example), or their shapes -> indices of the leaves that no derivative reaches."""
     foreign_calls: bool = False
     """True if the loss may call the host and foreign functions, which no guarantee covers."""
+    loss_fn: Callable[..., jax.Array] | None = None
+    """Loss of one clipped example or unit; the audit differentiates it by itself."""
+    clipping: Any = None
+    """The `ClippingRule`; None without `loss_fn`."""
 
     @property
     def tables(self) -> Any:

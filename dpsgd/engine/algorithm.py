@@ -114,6 +114,8 @@ def dpsgd(
         groups,
         frozen,
         foreign_calls,
+        loss_fn,
+        clipping,
     )
 
 
