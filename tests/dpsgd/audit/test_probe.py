@@ -72,8 +72,8 @@ def program(request):
 
 def gradient(program, unit):
     """Of the linear loss, by the rows themselves."""
-    x = np.asarray(program.columns["x"])[program._starts[unit]]
-    ids = np.asarray(program.columns["ids"])[program._starts[unit]]
+    x = np.asarray(program.columns["x"])[program.starts[unit]]
+    ids = np.asarray(program.columns["ids"])[program.starts[unit]]
     return [np.bincount(ids, minlength=9).astype(np.float32), x]
 
 
@@ -89,8 +89,8 @@ def test_releases_show_the_sum_of_whoever_takes_part(program):
             np.testing.assert_allclose(a, b, atol=2e-3)
     # An example whose ids are all alike, the first row and the last; and one of NaN.
     assert gradient(program, 1)[0].max() == 2
-    assert program._starts[:16].min() == 0
-    assert program._starts[:16].max() == N - 1
+    assert program.starts[:16].min() == 0
+    assert program.starts[:16].max() == N - 1
     for leaf, empty in zip(program.release([program.poison]), nobody, strict=True):
         assert leaf.tobytes() == empty.tobytes()
 
