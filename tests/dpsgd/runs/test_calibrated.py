@@ -26,7 +26,7 @@ from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.noise import gaussian
 from dpsgd.runs import audit, job
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.stop import Stopped
 from samplers.settings import SETTINGS
@@ -74,20 +74,6 @@ def test_the_model_is_what_the_sums_make_of_the_trained_one(whole, tmp_path):
     assert f"{STEPS}, then {SUMS.count} sums over all rows" in text
 
 
-def test_what_a_run_costs_is_what_training_and_calibration_cost_together(tmp_path):
-    record = run(calibrated, config(), tmp_path / "run")
-    history = read(tmp_path / "run" / "ledger.jsonl")
-    mechanism = history.attempts[0].terms.mechanism
-    assert declared(tmp_path / "run") == [range(WHOLE)]
-    assert mechanism.full_sums == SUMS
-    assert record["full_sums"] == dataclasses.asdict(SUMS)
-    planned = cost([Segment(mechanism)], 1e-5)
-    assert record["epsilon_upper"] == planned.epsilon.upper == history.guarantee().epsilon.upper
-    alone = cost([Segment(dataclasses.replace(mechanism, full_sums=None))], 1e-5)
-    assert record["epsilon_upper"] > alone.epsilon.upper + 0.1
-    assert any(str(SUMS) in note for note in record["notes"])
-
-
 # --- Stopped and killed --------------------------------------------------------------------------
 
 
@@ -100,10 +86,10 @@ def dies(*of, **how):
 
 
 def killed(out, where, monkeypatch, **settings):
-    """A run that ended at a moment, as a crash ends it: nothing is done after it."""
+    """A run that ended at a moment, as a crash ends it, or SIGTERM."""
     with monkeypatch.context() as patch:
         MOMENTS[where](patch)
-        with pytest.raises(Death):
+        with pytest.raises(Stopped if where == "asked to stop" else Death):
             run(calibrated, config(**settings), out)
     return out
 
@@ -130,17 +116,28 @@ def before_the_second_checkpoint(patch):
     patch.setattr(Checkpoints, "save", save)
 
 
+def asked_to_stop(patch):
+    sound = job.refine
+
+    def stopping(*of, **how):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return sound(*of, **how)
+
+    patch.setattr(job, "refine", stopping)
+
+
 MOMENTS = {
+    "asked to stop": asked_to_stop,
     "before the sums": lambda patch: patch.setattr(job, "refine", dies),
     "declared and not released": after_declaring,
     "released and not saved": before_the_second_checkpoint,
     "evaluating": lambda patch: patch.setattr(Calibrated, "metrics", dies),
 }
-DECLARED = dict(zip(MOMENTS, (STEPS, WHOLE, WHOLE, WHOLE), strict=True))
-SAVED = dict(zip(MOMENTS, (STEPS, STEPS, STEPS, WHOLE), strict=True))
+DECLARED = dict(zip(MOMENTS, (STEPS, STEPS, WHOLE, WHOLE, WHOLE), strict=True))
+SAVED = dict(zip(MOMENTS, (STEPS, STEPS, STEPS, STEPS, WHOLE), strict=True))
 
 
-@pytest.mark.short("*released and not saved", "not-declared and not released")
+@pytest.mark.short("*asked to stop", "*released and not saved", "not-declared and not released")
 @pytest.mark.parametrize("where", MOMENTS)
 @pytest.mark.parametrize("repeats", [True, False], ids=["bits repeat", "not"])
 def test_killed_around_its_sums_a_run_goes_on_to_the_same_bits_or_counts_them_once_more(
@@ -171,39 +168,6 @@ def test_sums_under_another_attempt_have_other_noise(tmp_path, monkeypatch):
     assert one != other
 
 
-def test_what_was_declared_before_the_sums_is_the_cost_of_the_steps(tmp_path, monkeypatch, capsys):
-    from experiments.cli import main
-
-    out = killed(tmp_path / "run", "before the sums", monkeypatch)
-    history = RunDirectory.open(out, finished=False).history()
-    mechanism = dataclasses.replace(history.attempts[0].terms.mechanism, full_sums=None)
-    found = history.guarantee()
-    assert found.epsilon.upper == cost([Segment(mechanism)], 1e-5).epsilon.upper
-    assert "if no release decides to stop there" in found.sentence()
-    assert main(["ledger", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "30 steps from 0 declared of 33" in printed
-    assert f"note: the run ends in {SUMS}" in printed
-
-
-def test_sigterm_before_the_sums_stops_the_run_where_it_can_go_on(whole, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-
-    def stopping(*of, **how):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return sound(*of, **how)
-
-    sound = job.refine
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "refine", stopping)
-        with pytest.raises(Stopped, match=r"stopped before the 3 noisy sums .* all of it saved"):
-            run(calibrated, config(insecure_seed=3), out)
-    assert declared(out) == [range(STEPS)]
-    resume(out, calibrated)
-    for name in RELEASED:
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
-
-
 EDITS = [
     ("before the sums", '"epochs": 3', '"epochs": 2', "of 33, too late for 23: sums over all rows"),
     ("evaluating", '"epochs": 3', '"epochs": 4', "of 33, too late for 43: sums over all rows"),
@@ -229,10 +193,15 @@ def test_a_run_goes_on_only_with_its_calibration_and_steps(
     assert (out / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_a_resumed_run_does_not_choose_its_sums_again(tmp_path, monkeypatch):
+def test_a_resumed_run_chooses_no_sums_again_and_counts_its_own(tmp_path, monkeypatch):
     out = killed(tmp_path / "run", "before the sums", monkeypatch)
     monkeypatch.setattr("dpsgd.engine.calibration.calibration_sums", dies)
-    assert resume(out, calibrated)["full_sums"] == dataclasses.asdict(SUMS)
+    record = resume(out, calibrated)
+    assert record["full_sums"] == dataclasses.asdict(SUMS)
+    mechanism = read(out / "ledger.jsonl").attempts[0].terms.mechanism
+    assert record["epsilon_upper"] == cost([Segment(mechanism)], 1e-5).epsilon.upper
+    alone = cost([Segment(dataclasses.replace(mechanism, full_sums=None))], 1e-5)
+    assert record["epsilon_upper"] > alone.epsilon.upper + 0.1
 
 
 # --- The audit -----------------------------------------------------------------------------------

@@ -410,14 +410,6 @@ def test_a_ledger_that_is_gone_or_empty_is_refused(path, damage):
             opened(path)
 
 
-def test_a_ledger_forged_as_a_whole_is_refused_by_the_checkpoint(path):
-    # Whoever recomputes the hashes of the rest of the file still has the checkpoint's against him.
-    head = read(declared(path)).head
-    other = read(declared(path.with_name("other"), blocks=[(0, 8)]))
-    with pytest.raises(LedgerError, match="rolled back or replaced"):
-        other.check_head(head, "the checkpoint")
-
-
 def test_a_forged_line_with_a_right_hash_of_its_own_breaks_with_those_that_follow(path):
     lines = declared(path).read_bytes().splitlines(keepends=True)
     body = json.loads(lines[0])

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import resource
 import shutil
 import signal
 import stat
@@ -35,7 +34,6 @@ from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
-from samplers.settings import SETTINGS
 
 # --- Stopping and going on -----------------------------------------------------------------------
 
@@ -275,23 +273,6 @@ def test_diagnostics_have_each_step_once(finished, tmp_path):
     assert (folder.path / DIAGNOSTICS).read_text().splitlines() == lines[:3]
 
 
-@pytest.mark.long
-def test_a_full_disk_loses_nothing(tmp_path):
-    wide, config = Line(width=4000), config_of(insecure_seed=3, checkpoint_seconds=0.0)
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Room for configuration and ledger, but not for a checkpoint.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
-    try:
-        with pytest.raises(OSError, match=r"the disk is full; nothing is lost: .* resumes it"):
-            run(wide, config, out)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
-    resume(out)
-    run(wide, config, whole)
-    assert_same(out, whole)
-
-
 # --- Refusals ------------------------------------------------------------------------------------
 
 
@@ -417,17 +398,6 @@ def test_a_damaged_or_older_configuration_is_refused_in_one_line(
         with pytest.raises(ValueError, match=old if "schema" in damage else "config") as refused:
             use(out)
         assert "\n" not in str(refused.value)
-
-
-def test_a_run_does_not_change_its_kind_of_noise_on_the_way(tmp_path):
-    order = SETTINGS["deterministic"](batch_size=16, epochs=3)
-    noise = {"bands": 2, "coefficients": (1.0, 0.5)}
-    out = run_and_stop(line, config_of(insecure_seed=3, sampler=order, **noise), tmp_path / "run")
-    edit(out, "0.5", "0.25")
-    ledger = (out / "ledger.jsonl").read_bytes()
-    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and resumes only so"):
-        resume(out)
-    assert (out / "ledger.jsonl").read_bytes() == ledger
 
 
 @pytest.mark.parametrize("change", [{"noise_multiplier": 50.0}, {"l2_clip_norm": 9.0}])
