@@ -96,8 +96,8 @@ class _Look(NamedTuple):
 def stands_alone(probe: Probe) -> bool:
     """Whether `step_check` says more than the checks of clipped batches.
 
-    All coordinates of a release are compared, and a row under weight 0 can be NaN: whatever is made
-    of it, by however small a factor, then shows.
+    All coordinates of a release are compared, and a row under weight 0 can be NaN: whatever it is
+    multiplied by, however small, then shows.
     """
     return sum(probe.sizes) <= _PLACES and probe.poison is not None
 
@@ -182,8 +182,11 @@ class _Steps:
             for part in self._parts(mechanism):
                 yield _Look(f"{part.size} examples, {words}", self._full[part], mechanism, part)
             part = self._parts(mechanism)[0][::2]
-            nan = probe.nan if probe.nan is not None else 0
-            yield _Look(f"half a batch, {words}", self._full[part], mechanism, part, nan)
+            beside = {"NaN": probe.nan, "first": 0, "last": int(steady[-1])}
+            for what, padding in beside.items():  # the first lies in row 0, as all padding may
+                if padding is not None:
+                    words_of = f"half a batch, {what} row as padding, {words}"
+                    yield _Look(words_of, self._full[part], mechanism, part, padding)
         special = [x for x in (probe.nan, *probe.huge) if x is not None]
         quieter = quiet(own)
         for number in special:

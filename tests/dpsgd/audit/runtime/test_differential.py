@@ -40,6 +40,16 @@ def test_sound_steps_of_every_shape_equal_the_definition(kind):
     assert result.passed, result
 
 
+def test_padding_that_counts_unless_it_is_row_0_is_seen():
+    sound = dpsgd(loss_fn, optax.sgd(0.1))
+
+    def clipped_sum(params, batch, weights, scales):
+        counted = jnp.any(batch["x"] != ROWS["x"][0], axis=1)
+        return sound.clipped_sum(params, batch, jnp.where(counted, 1.0, weights), scales)
+
+    assert not found(sound._replace(clipped_sum=clipped_sum)).passed
+
+
 def keyed(params, example, key):
     kept = jax.random.bernoulli(key, 0.5, example["x"].shape)
     return loss_fn(params, example | {"x": example["x"] * kept})
