@@ -131,6 +131,7 @@ class _Steps:
             expected.places(k, size if total <= _PLACES else max(256, _PLACES * size // total))
             for k, size in enumerate(probe.sizes)
         ]
+        self._known: dict[tuple[int, int, int], np.ndarray] = {}
         self._clipping = probe.algorithm.clipping
         trained = [k for k in range(len(probe.sizes)) if k not in probe.frozen]
         leaves, structure = jax.tree.flatten(probe.state.params)
@@ -240,6 +241,13 @@ class _Steps:
         # What shortens an example moves along: of one above C its own length cancels.
         return float(np.sum(factor * each)) if rank.size else 0.0
 
+    def _noise(self, step: int, leaf: int, attempt: int) -> np.ndarray:
+        """Returns the noise of a leaf, in standard deviations: float64[places]."""
+        if (step, leaf, attempt) not in self._known:
+            of = leaf, self._places[leaf], attempt
+            (self._known[step, leaf, attempt],) = self._expected.of(range(step, step + 1), *of)
+        return self._known[step, leaf, attempt]
+
     def _wrong(self, look: _Look) -> str:
         """Returns what is wrong with a release; empty if nothing is."""
         probe, mechanism = self._probe, look.mechanism
@@ -260,7 +268,7 @@ class _Steps:
             found = release[k].astype(np.float64)[places] * b
             gradients = np.where(factors[:, k : k + 1] > 0, self._examples.at[k], 0.0)
             total = factors[:, k] @ gradients
-            (noise,) = self._expected.of(range(step, step + 1), k, places, look.attempt)
+            noise = self._noise(step, k, look.attempt)
             if k in probe.tables:
                 width = math.prod(probe.shapes[k][1:])
                 read = np.any(release[k].reshape(-1, width), axis=1)
@@ -311,18 +319,19 @@ class _Steps:
         one = jax.tree.map(lambda x: x[0], (batch, *keys))
         unit = _coarsest(jax.make_jaxpr(lambda p, of: loss(p, *of))(params, one))
         size = np.float32(min(2.0**8 * unit, 2.0**-5))
-        found = jax.jit(_of_examples, static_argnums=0)(loss, params, (batch, *keys), places, size)
+        given = loss, params, (batch, *keys), places
+        found = jax.jit(_of_examples, static_argnums=0)(*given, size, 0)
         norms, at, apart = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
         return _Examples(numbers, norms, list(at), np.nan_to_num(apart))
 
 
-def _of_examples(loss, params, batch, places, size):
+def _of_examples(loss, params, batch, places, size, seed):
     """Returns norms of leaves, coordinates, and how far moves of the parameters change each."""
     leaves, structure = jax.tree.flatten(params)
     draws = [
-        jax.random.rademacher(jax.random.key(k), (_MOVES, *x.shape), jnp.float32)
+        jax.random.rademacher(jax.random.key(seed + k), (_MOVES, *x.shape), jnp.float32)
         if x.size <= LARGE // _MOVES
-        else jax.random.rademacher(jax.random.key(k), (_MOVES, *[1] * x.ndim), jnp.float32)
+        else jax.random.rademacher(jax.random.key(seed + k), (_MOVES, *[1] * x.ndim), jnp.float32)
         for k, x in enumerate(leaves)
     ]
 
