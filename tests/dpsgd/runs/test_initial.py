@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_task import Line, Words, config_of, edit, line, params_of, run_and_stop, short_blocks
+from tiny_task import Line, Words, config_of, edit, line, params_of, run_and_stop
 
 from accounting import Bound, TrialCount, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.core.segments import Initial, Trials
 from dpsgd.models.model import export
-from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.initial import initial_params
 from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle
@@ -247,79 +246,102 @@ def test_terms_with_an_initial_model_survive_the_ledger():
     assert read_back.initial.name == "a"
 
 
-def damage(folder, how):
-    if how == "gone":
-        shutil.rmtree(folder)
-    elif how == "unfinished":
-        (folder / "report.json").unlink()
-    elif how == "edited":
-        np.savez(folder / "params.npz", **{"['w']": np.zeros(3, np.float32)})
-    elif how == "cut":
-        (folder / "params.npz").write_bytes((folder / "params.npz").read_bytes()[:100])
+def copied(form, change):
+    """Builds a copy of a model that was changed after its manifest was made."""
+
+    def build(models, folder):
+        change(Path(shutil.copytree(models / form, folder / "model")))
+        return folder / "model"
+
+    return build
 
 
-@pytest.mark.parametrize(
-    ("form", "how"),
-    [("run", "unfinished"), *((f, h) for f in KNOWN for h in ("gone", "edited", "cut"))],
-)
-def test_damaged_models_are_refused_before_a_run_begins(models, form, how, tmp_path):
-    shutil.copytree(models / form, tmp_path / "model")
-    damage(tmp_path / "model", how)
-    with pytest.raises((ValueError, FileNotFoundError), match="model"):
-        run(TOMORROW, config(init_from=str(tmp_path / "model")), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def sealed(change):
+    """Builds an export that was changed before its manifest was made."""
+
+    def changed(folder):
+        change(folder)
+        task = json.loads((folder / "model.json").read_text())["task"]
+        (folder / "model.json").write_text(json.dumps(Bundle.manifest(folder, task)))
+
+    return copied("exported", changed)
 
 
-WRONG = {
-    "another shape": ({"w": np.zeros(4, np.float32)}, r"parameter w \(3,\) of float32: w is \(4,"),
-    "another kind": ({"w": np.zeros(3, np.int32)}, r"parameter w \(3,\) of float32: .* of int32"),
-    "another name": ({"v": np.zeros(3, np.float32)}, r"does not hold the parameter w \(3,\)"),
-    "a further array": ({"w": np.zeros(3), "v": np.zeros(2)}, "arrays that are no parameters: 'v'"),
-    "no number": ({"w": np.array([1, np.nan, 2])}, "'w' has entries that are not finite"),
-    "too large for float32": ({"w": np.array([1, 1e300, 2])}, "'w' has entries that are not fin"),
-}
+def holding(*w, **others):
+    """Changes the parameters of a folder."""
+    arrays = {"['w']": np.array(w, np.float32), **others}
+    return lambda folder: np.savez(folder / "params.npz", **arrays)
 
 
-@pytest.mark.parametrize("arrays", WRONG)
-def test_arrays_that_are_not_the_parameters_are_refused(arrays, tmp_path):
-    arrays, told = WRONG[arrays]
-    np.savez(tmp_path / "model.npz", **arrays)
-    with pytest.raises(ValueError, match=told):
-        run(TOMORROW, config(init_from=str(tmp_path / "model.npz")), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def cut(folder):
+    path = folder / "params.npz"
+    path.write_bytes(path.read_bytes()[:100])
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"\x93NUMPY"])
-def test_a_file_of_another_format_is_refused(content, tmp_path):
-    (tmp_path / "model.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"model\.npz is damaged, or not a file \.npz"):
-        run(TOMORROW, config(init_from=str(tmp_path / "model.npz")), tmp_path / "out")
-
-
-@pytest.mark.parametrize("form", KNOWN)
-def test_a_model_that_diverged_is_no_start(models, form, tmp_path):
-    path = shutil.copytree(models / form, tmp_path / form)
-    np.savez(path / "params.npz", **{"['w']": np.array([1, np.nan, 2], np.float32)})
-    if form == "exported":
-        manifest = path / "model.json"
-        task = json.loads(manifest.read_text())["task"]
-        manifest.write_text(json.dumps(Bundle.manifest(path, task)))
-    with pytest.MonkeyPatch.context() as patch:
-        if form == "run":
-            patch.setattr(RunDirectory, "check_released", lambda self: None)
-        with pytest.raises(ValueError, match="not finite numbers"):
-            run(TOMORROW, config(init_from=str(path)), tmp_path / "out")
-
-
-def test_a_damaged_segment_of_an_export_is_refused(models, tmp_path):
-    folder = shutil.copytree(models / "exported", tmp_path / "model")
+def of_negative_noise(folder):
     record = json.loads((folder / "guarantee.json").read_text())
     record["segments"][0]["noise_multiplier"] = -1.0
     (folder / "guarantee.json").write_text(json.dumps(record))
-    task = json.loads((folder / "model.json").read_text())["task"]
-    (folder / "model.json").write_text(json.dumps(Bundle.manifest(folder, task)))
-    with pytest.raises(ValueError, match=r"guarantee.json is damaged: .*noise_multiplier"):
-        run(TOMORROW, config(init_from=str(folder)), tmp_path / "out")
+
+
+def arrays(**named):
+    """Builds a file of arrays."""
+
+    def build(models, folder):
+        np.savez(folder / "model.npz", **named)
+        return folder / "model.npz"
+
+    return build
+
+
+def content(written):
+    """Builds a file of these bytes."""
+
+    def build(models, folder):
+        (folder / "model.npz").write_bytes(written)
+        return folder / "model.npz"
+
+    return build
+
+
+def stopped(name):
+    """Builds an unfinished run, and names a path in it."""
+    return lambda models, folder: next(
+        run_and_stop(line, config_of(), folder / "cut").parent.glob(name)
+    )
+
+
+FORMAT = r"model\.npz is damaged, or not a file \.npz"
+UNFIT = {
+    **{
+        f"{form} {how}": (copied(form, change), "model")
+        for form in KNOWN
+        for how, change in (("gone", shutil.rmtree), ("edited", holding(0, 0, 0)), ("cut", cut))
+    },
+    "report gone": (copied("run", lambda at: (at / "report.json").unlink()), "`dpsgd resume"),
+    "diverged": (sealed(holding(1, np.nan, 2)), "not finite numbers"),
+    "damaged segment": (sealed(of_negative_noise), "guarantee.json is damaged: .*noise_multiplier"),
+    "another shape": (arrays(w=np.zeros(4, np.float32)), r"w \(3,\) of float32: w is \(4,"),
+    "another kind": (arrays(w=np.zeros(3, np.int32)), r"w \(3,\) of float32: .* of int32"),
+    "another name": (arrays(v=np.zeros(3)), r"does not hold the parameter w \(3,\)"),
+    "a further array": (arrays(w=np.zeros(3), v=np.zeros(2)), "that are no parameters: 'v'"),
+    "no number": (arrays(w=np.array([1, np.nan, 2])), "'w' has entries that are not finite"),
+    "too large for float32": (arrays(w=np.array([1, 1e300, 2])), "'w' has entries that are not"),
+    "no content": (content(b""), FORMAT),
+    "half of an archive": (content(b"PK"), FORMAT),
+    "another format": (content(b"\x93NUMPY"), FORMAT),
+    "no run": (lambda models, folder: folder, "is not the directory of a"),
+    "an unfinished run": (stopped("cut"), "`dpsgd resume"),
+    "a checkpoint": (stopped("cut/checkpoints/*"), "is a checkpoint of an unfinished run"),
+}
+
+
+@pytest.mark.parametrize(("build", "told"), UNFIT.values(), ids=UNFIT)
+def test_what_is_no_model_of_the_task_is_refused_before_a_run_begins(build, told, models, tmp_path):
+    path = build(models, tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        run(TOMORROW, config(init_from=str(path)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_cut_run_resumes_from_the_same_start_alone(models, tmp_path):
@@ -330,7 +352,7 @@ def test_a_cut_run_resumes_from_the_same_start_alone(models, tmp_path):
     shutil.move(start, tmp_path / "moved")
     with pytest.raises(FileNotFoundError, match="start does not exist"):
         resume(cut)
-    shutil.copytree(run_of_other_rows(tmp_path), start)
+    run(LATER, config(), start)
     with pytest.raises(ValueError, match="is no longer the model that the run started from"):
         resume(cut)
     shutil.rmtree(start)
@@ -338,29 +360,6 @@ def test_a_cut_run_resumes_from_the_same_start_alone(models, tmp_path):
     resume(cut)
     assert (params_of(cut)["['w']"] == params_of(tmp_path / "whole")["['w']"]).all()
     assert len(history(cut).attempts) == 1
-
-
-def run_of_other_rows(home):
-    run(LATER, config(), home / "another")
-    return home / "another"
-
-
-def test_unfinished_runs_are_no_start(tmp_path):
-    cut = run_and_stop(line, config_of(), tmp_path / "cut")
-    (tmp_path / "empty").mkdir()
-    for folder, why in ((cut, "`dpsgd resume"), (tmp_path / "empty", "is not the directory of a")):
-        with pytest.raises(FileNotFoundError, match=why):
-            run(TOMORROW, config(init_from=str(folder)), tmp_path / "out")
-
-
-@pytest.mark.parametrize("tables", ["dense", "lazy"])
-def test_a_checkpoint_is_no_start(tables, tmp_path):
-    options = {"tables": tables} | ({"tables_learning_rate": 0.5} if tables == "lazy" else {})
-    with short_blocks():
-        cut = run_and_stop(Words(), config_of(**options), tmp_path / "cut")
-    (checkpoint,) = (cut / "checkpoints").iterdir()
-    with pytest.raises(ValueError, match="is a checkpoint of an unfinished run"):
-        run(Words(seed=1), config_of(init_from=str(checkpoint)), tmp_path / "out")
 
 
 def test_only_finished_runs_of_one_unit_are_counted_together(models, chain, tmp_path):
@@ -418,12 +417,6 @@ def test_open_settings_of_a_task_are_those_of_the_initial_model(form, tmp_path):
     resume(run_and_stop(Sized(seed=1), start, tmp_path / "cut"), Sized(seed=1))
     with pytest.raises(ValueError, match=r"table \(400, 3\) of float32: .* is \(400, 2\)"):
         run(Sized(seed=1, dim=3), start, tmp_path / "other")
-
-
-def test_frozen_tables_are_refused_with_what_trains_the_others(tmp_path):
-    options = {"tables": "lazy", "tables_learning_rate": 0.5, "train": "^w"}
-    with pytest.raises(ValueError, match=r"tables lazy: .*; train, '\^w', is for other parameters"):
-        run(Words(), config(**options), tmp_path / "out")
 
 
 @pytest.mark.short("lazy")

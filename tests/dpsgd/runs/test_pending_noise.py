@@ -104,6 +104,15 @@ class World:
         with Ledger.open(one.path) as ledger:
             before = len(ledger.history.attempts)
             told = job, one, ledger.history, terms, lambda line: None
+
+            def resume(terms, *, step, **where):
+                left = [saved.state.step for saved in one.checkpoints.all]
+                found = Ledger.resume(ledger, terms, step=step, **where)
+                if len(ledger.history.attempts) > before and max(left, default=0) > step:
+                    raise DrawnTwice("a state of the attempt before is left to go on from")
+                return found
+
+            ledger.resume = resume
             checkpoint = plan.last_checkpoint(*told, **how)
             attempt = plan.next_attempt(one, ledger, terms, checkpoint, Processes(), **how)
             one.is_copy = one.is_copy and len(ledger.history.attempts) == before

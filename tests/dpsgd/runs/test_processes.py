@@ -96,7 +96,7 @@ def test_two_processes_that_are_killed_go_on_to_the_bits_of_one_with_two_devices
     "scenario",
     [
         "asked_to_stop", "between_line_and_sum", "calibrated", "lazy", "mutants", "other_number",
-        "random_kills", "sharded", "shards", "stands_still", "what_differs",
+        "sharded", "shards", "stands_still", "what_differs",
     ],
 )  # fmt: skip
 def test_what_becomes_of_several_processes(scenario):

@@ -258,7 +258,7 @@ UNFIT = [
     (line, {"bands": "auto", "sampler": BINS(**SIZES, cycle_length=2)}, "cycle_length is"),
     (line, {"bands": "auto"}, "bands auto compares at one guarantee"),
     (line, {"tables": "lazy"}, "tables lazy: the loss has no tables, .* dot_general$"),
-    (words, {"tables": "lazy", "train": "^w"}, "tables lazy: .*no tables"),
+    (words, {"tables": "lazy", "train": "^w"}, r"tables lazy: .*; train, '\^w', is for other"),
     (words, {"train": "logit"}, ".*'logit' matches no parameter; choose among table, w"),
     (Line(rows=0), {}, ".*equally many rows, one an example; they have 0"),
     (Line(rows=10), {}, ".*batch"),
