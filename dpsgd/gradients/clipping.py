@@ -123,7 +123,7 @@ def clipped_grad(
       * A gradient with a NaN or an infinity contributes exactly zero and is counted.
       * A huge finite gradient (1e30, whose square overflows) is clipped like any other.
       * A row of weight <= 0 or NaN contributes exactly zero, even if it holds NaN. Every other
-      weight counts the example once.
+        weight counts the example once.
       * $C = \infty$ clips nothing (and a sum that overflows float32 is infinite).
 
     Args:
