@@ -1,7 +1,6 @@
 """What is trained is found again by its name and its settings, and known by its code and rows."""
 
 import dataclasses
-import json
 import re
 import sys
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tiny_task import Line, Scaled, line
+from tiny_task import Line, Scaled, config_of, line
 
-from dpsgd import RunSpec, run
+from dpsgd import run
 from dpsgd.runs.fingerprint import task_code_digest
 from dpsgd.runs.task import check_task, data_digest, find, identity, load, task_record
 from samplers import Population, UnitTree
-from samplers.settings import SETTINGS
 
 
 def test_a_task_comes_back_from_its_record():
@@ -212,15 +210,7 @@ def test_a_task_adds_to_what_its_guarantee_does_not_cover(tmp_path):
         def not_covered(self):
             return ["which class a row is of"]
 
-    spec = RunSpec.of(
-        SETTINGS["poisson"](batch_size=4),
-        noise_multiplier=1.0,
-        l2_clip_norm=1.0,
-        learning_rate=0.1,
-        audit=False,
-    )
-    run(Told(), spec, tmp_path / "run")
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = run(Told(), config_of(), tmp_path / "run")
     assert "NOT COVERED: which class a row is of" in report["guarantee"]
     assert report["not_covered"][0] == "which class a row is of"
     assert "- which class a row is of" in (tmp_path / "run" / "report.md").read_text()
