@@ -3,9 +3,6 @@
 import functools
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -36,7 +33,6 @@ from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import read
 from samplers.settings import SETTINGS, settings_of
 
-HERE = Path(__file__).parent
 SGD_OF = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.01}
 ORDER = {**SGD_OF, "sampler": SETTINGS["deterministic"](batch_size=16, epochs=3)}
 WANTED = {**ORDER, "noise_multiplier": None, "target_epsilon": 8.0}
@@ -198,17 +194,3 @@ def test_a_sampler_of_ones_own_is_known_by_its_qualified_name_and_its_code(ran):
     cost = history.attempts[0].terms.mechanism.privacy()
     assert epsilon(cost, 1e-5) == epsilon(sampler.privacy(1.0), 1e-5)
     assert task_code_digest(line, None, sampler) != task_code_digest(line)
-
-
-@pytest.mark.long  # a process of its own: the rest of the way is tested above
-def test_the_command_trains_with_a_sampler_that_lies_in_the_current_folder(tmp_path):
-    words = ["train", "--task", "tiny_task:line", "sampler:own_sampler:Coins", "--heads", "0.25"]
-    words += ["--batch-size", "16", "--epochs", "2", "--noise-multiplier", "1"]
-    code = "import sys; from experiments.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words, "--out", str(tmp_path / "run")],
-        cwd=HERE, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "own_sampler:Coins" in done.stdout
-    assert np.isfinite(contents(tmp_path / "run", "report.json")["epsilon_upper"])

@@ -23,7 +23,6 @@ from samplers import BallsAndBins, Multistage, Poisson, UnitTree
 from samplers.settings import SETTINGS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "selection"))
-from toy_trials import candidate, select
 
 ORDERED = SETTINGS["deterministic"](batch_size=16, epochs=3)  # its cost is computed at once
 TOMORROW, LATER = Line(seed=1), Line(seed=2)
@@ -378,12 +377,6 @@ def test_only_finished_runs_of_one_unit_are_counted_together(models, chain, tmp_
         drawn = dataclasses.replace(chain[0], attempts=attempts)
         with pytest.raises(ValueError, match="from a tree"):
             chain[0].guarantee(drawn)
-
-
-def test_a_selection_starts_from_fresh_parameters(models, tmp_path):
-    with pytest.raises(ValueError, match="init_from: a selection trains from fresh parameters"):
-        select(tmp_path / "out", [candidate(init_from=str(models / "run"))])
-    assert not (tmp_path / "out").exists()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,18 +39,22 @@ def law_of_released(count):
     return [f(0.25), f(0.5) - f(0.25), good / 2, good / 2]
 
 
+@contextlib.contextmanager
+def vault_of(folder, seed, count, better="lower"):
+    folder.mkdir(exist_ok=True)
+    vault = Vault(folder, RootKey.from_insecure_seed(seed), count, better)
+    try:
+        yield vault
+    finally:
+        vault.close()
+
+
 def released(folder, seed, count):
     """Goes through a selection among candidates whose scores are fixed; returns who is released."""
-    folder.mkdir()
-    root = RootKey.from_insecure_seed(seed)
-    vault = Vault(folder, root, count, "higher")
-    try:
+    with vault_of(folder, seed, count, "higher") as vault:
         while vault.done < vault.count:
             vault.finish(CANDIDATES[vault.candidate(vault.done + 1, len(CANDIDATES))])
         return vault.candidate(vault.best.number, len(CANDIDATES))
-    finally:
-        vault.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def unsynced(monkeypatch):
     ids=str,
 )
 def test_the_released_candidate_has_the_law_of_the_theory(count, runs, tmp_path, unsynced):
-    seen = Counter(released(tmp_path / "vault", seed, count) for seed in range(runs))
+    seen = Counter(released(tmp_path / str(seed), seed, count) for seed in range(runs))
     expected = np.array(law_of_released(count)) * runs
     found = stats.chisquare([seen[i] for i in range(len(CANDIDATES))], expected)
     assert found.pvalue > 1e-6  # fixed seeds; over all seeds the false alarm is 1e-6
@@ -81,13 +85,10 @@ def test_equal_scores_are_told_apart_by_fair_lots(tmp_path, unsynced):
     """Of two trials with equal scores each is released half the time; false alarm 1e-6."""
     wins = 0
     for seed in range(200):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        vault = Vault(folder, RootKey.from_insecure_seed(seed), COUNT, "lower")
-        vault.finish(0.5)
-        vault.finish(0.5)
-        wins += vault.best.number == 1
-        vault.close()
+        with vault_of(tmp_path / str(seed), seed, COUNT) as vault:
+            vault.finish(0.5)
+            vault.finish(0.5)
+            wins += vault.best.number == 1
     assert stats.binomtest(wins, 200).pvalue > 1e-6
 
 
@@ -95,11 +96,8 @@ def test_many_trials_are_as_frequent_as_the_law_says(tmp_path, unsynced):
     """Of 300 selections by default; false alarm 1e-6 over all seeds."""
     numbers = []
     for seed in range(300):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        vault = Vault(folder, RootKey.from_insecure_seed(seed), engine.DEFAULT_COUNT, "lower")
-        numbers.append(vault.count)
-        vault.close()
+        with vault_of(tmp_path / str(seed), seed, engine.DEFAULT_COUNT) as vault:
+            numbers.append(vault.count)
     shares = np.cumsum(weights(engine.DEFAULT_COUNT))
     seen = [stats.binomtest(sum(n <= k for n in numbers), 300, shares[k - 1]) for k in (1, 3, 25)]
     assert 3 * min(found.pvalue for found in seen) > 1e-6
@@ -108,22 +106,17 @@ def test_many_trials_are_as_frequent_as_the_law_says(tmp_path, unsynced):
 def test_the_number_of_trials_is_drawn_from_the_root_once_and_then_read(tmp_path, unsynced):
     numbers = []
     for seed in range(40):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        root = RootKey.from_insecure_seed(seed)
         for attempt in range(3):  # killed before the number was written down, and after
             if attempt == 1:
-                (folder / "journal.jsonl").unlink()
+                (tmp_path / str(seed) / "journal.jsonl").unlink()
             law = COUNT if attempt < 2 else TrialCount(1000.0, 1.0)  # as by another version
-            vault = Vault(folder, root, law, "lower")
-            numbers.append(vault.count)
-            vault.close()
+            with vault_of(tmp_path / str(seed), seed, law) as vault:
+                numbers.append(vault.count)
         assert len(set(numbers[-3:])) == 1
     assert len(set(numbers)) > 3
-    vault = Vault(tmp_path / "0", RootKey.from_insecure_seed(0), COUNT, "lower")
-    with pytest.raises(ValueError, match="another process is selecting"):
-        Vault(tmp_path / "0", RootKey.from_insecure_seed(0), COUNT, "lower")
-    vault.close()
+    refused = pytest.raises(ValueError, match="another process is selecting")
+    with vault_of(tmp_path / "0", 0, COUNT), refused, vault_of(tmp_path / "0", 0, COUNT):
+        pass
 
 
 class Snapshots:
