@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -266,10 +267,9 @@ def sealed(change):
     return copied("exported", changed)
 
 
-def holding(*w, **others):
+def holding(*w):
     """Changes the parameters of a folder."""
-    arrays = {"['w']": np.array(w, np.float32), **others}
-    return lambda folder: np.savez(folder / "params.npz", **arrays)
+    return lambda folder: np.savez(folder / "params.npz", **{"['w']": np.array(w, np.float32)})
 
 
 def cut(folder):
@@ -283,16 +283,6 @@ def of_negative_noise(folder):
     (folder / "guarantee.json").write_text(json.dumps(record))
 
 
-def arrays(**named):
-    """Builds a file of arrays."""
-
-    def build(models, folder):
-        np.savez(folder / "model.npz", **named)
-        return folder / "model.npz"
-
-    return build
-
-
 def content(written):
     """Builds a file of these bytes."""
 
@@ -301,6 +291,12 @@ def content(written):
         return folder / "model.npz"
 
     return build
+
+
+def arrays(**named):
+    """Builds a file of arrays."""
+    np.savez(file := BytesIO(), **named)
+    return content(file.getvalue())
 
 
 def stopped(name):

@@ -70,6 +70,8 @@ def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
     resume(out)
     assert_same(out, whole)
     assert not (out / "checkpoints").exists()
+    assert contents(out, "guarantee.json")["lazy_tables"]
+    assert contents(out, "report.json")["lazy_tables"]
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatch):
@@ -106,19 +108,3 @@ def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkey
     assert [int(state.step) for state in seen] == [0, 20]
     for state in seen:
         assert np.array_equal(state.params["table"], words.init(0)["table"])
-
-
-def test_lazy_tables_are_named_in_ledger_guarantee_and_report(tmp_path, whole):
-    dense = run(words, config_of(), tmp_path / "dense")
-    lazy_run = run(words, lazy(), tmp_path / "lazy")
-    for field in ("epsilon_lower", "epsilon_upper", "attack_advantage_upper", "delta"):
-        assert lazy_run[field] == dense[field]
-    assert lazy_run["guarantee"] == dense["guarantee"].replace("example)", "example, lazy tables)")
-    assert [one for one in lazy_run["notes"] if "lazy" in one] == [
-        one for one in lazy_run["notes"] if one not in dense["notes"]
-    ]
-    assert lazy_run["lazy_tables"]
-    assert not dense["lazy_tables"]
-    void = contents(whole, "guarantee.json")
-    assert void["lazy_tables"]
-    assert void["notes"] == []
