@@ -107,31 +107,6 @@ def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, rel
         assert upper <= (1.0 + 1e-6) * sum(p.delta(epsilon / 2).upper for p in parts)
 
 
-@pytest.mark.short("Poisson*")
-@pytest.mark.parametrize(("release", "delta"), [(1.0, 1e-12), (20.0, 1e-5)])
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(BallsAndBinsProfile(0.8, 20, 8), marks=pytest.mark.long),
-        BallsAndBinsProfile(1.0, 10, 2),
-        PoissonProfile(0.8, 0.02, 500),
-    ],
-    ids=repr,
-)
-def test_both_ends_meet_between_the_parts_and_basic_composition(run, release, delta):
-    alone, gaussian = run.epsilon(delta), GaussianProfile(release)
-    product = WithGaussianReleaseProfile(run, release)
-    bound = product.epsilon(delta)
-    assert not bound.note
-    assert bound.width <= 1e-3 * min(1.0, bound.upper)
-    assert bound.lower >= max(alone.lower, gaussian.epsilon(delta).lower)
-    basic = run.epsilon(0.5 * delta).upper + gaussian.epsilon(0.5 * delta).upper
-    assert bound.upper < basic
-    assert (
-        product.delta(bound.upper).lower <= delta <= product.delta(bound.lower).upper * (1 + 1e-9)
-    )
-
-
 def test_it_agrees_with_another_accountant():
     from dp_accounting.pld import privacy_loss_distribution as pld
 

@@ -50,7 +50,10 @@ PROFILES = {
         lambda s: truncated_bins(BallsAndBinsProfile(s, 10), Cap(1000, 0.1, 200)),
         "",
     ),
-    "gaussian release": (lambda s: WithGaussianReleaseProfile(BallsAndBinsProfile(s, 10), 2.0), ""),
+    "gaussian release": (
+        lambda s: WithGaussianReleaseProfile(BallsAndBinsProfile(s, 5, 2), 2.0),
+        "",
+    ),
     "release beside stages": (
         lambda s: WithGaussianReleaseProfile(WorstLeafProfile(s, 5, (1,), ((10,), (12,))), 2.0),
         LOOSE,

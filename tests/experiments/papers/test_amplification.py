@@ -69,10 +69,6 @@ def test_penalties_begin_at_one_and_gaussian_noise_suffers_less(c):
     assert laplace_noise_penalty(c) >= 1 - 1e-15
     if c <= 1.0:
         assert gaussian_noise_penalty_many_steps(c) <= laplace_noise_penalty(c) + 1e-15
-    assert laplace_noise_penalty(c) <= laplace_noise_penalty(2 * c) * (1 + 1e-15)
-    assert gaussian_noise_penalty_many_steps(c) <= gaussian_noise_penalty_many_steps(2 * c) * (
-        1 + 1e-15
-    )
 
 
 def test_gaussian_penalty_falls_to_its_limit_with_many_steps():
@@ -120,14 +116,6 @@ def test_the_mean_squared_error_of_a_sampled_mean_is_that_of_a_simulation(probs)
     # Each row's own theorem 1: the one that is drawn least often pays epsilon, no other more.
     paid = [amplify(1 / (50 * p * scale), 0.0, p)[0] for p in np.atleast_1d(probs)]
     assert max(paid) == paid[0] == pytest.approx(epsilon)
-
-
-@given(EPSILONS, st.floats(1e-6, 1.0))
-def test_sampling_never_lowers_the_error(epsilon, prob):
-    values = np.array([0.0, -1.0, 0.5])
-    assert mean_squared_error(values, epsilon, prob) >= (1 - 1e-9) * mean_squared_error(
-        values, epsilon
-    )
 
 
 def test_a_value_beyond_the_sensitivity_is_refused():

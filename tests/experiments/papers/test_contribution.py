@@ -92,26 +92,6 @@ def test_the_quantile_has_the_law_of_the_exponential_mechanism():
     assert stats.chisquare(counts, law * len(drawn)).pvalue > FALSE_ALARM
 
 
-@given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=12),
-    st.integers(0, 12),
-    st.floats(0, 1),
-    st.floats(0.1, 4),
-)
-@settings(max_examples=100, deadline=None)
-def test_the_quantiles_law_moves_by_at_most_its_epsilon(contributions, user, quantile, eps):
-    def law(values):
-        utility = np.array([-abs(sum(x <= c for x in values) - quantile * len(values))
-                            for c in range(1, 13)])  # fmt: skip
-        weights = np.exp(eps * utility / 2)
-        return weights / weights.sum()
-
-    neighbour = list(contributions)
-    neighbour[user % len(contributions)] = 0
-    ratio = np.log(law(contributions) / law(neighbour))
-    assert np.abs(ratio).max() <= eps + 1e-9
-
-
 # ----------------------------------------------------------------- learning from a finite class
 
 
