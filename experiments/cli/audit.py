@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from accounting import epsilon
 from accounting.profile import format_delta
-from dpsgd.audit.audit import audit_queries
+from dpsgd.audit.audit import audit_definition, audit_queries
 from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
 from dpsgd.audit.report import AuditReport
-from dpsgd.runs.audit import ROWS, audit_synthetic
+from dpsgd.runs.audit import ROWS, audit_synthetic, probe_rows
 from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.resolve import ResolvedRun
@@ -43,6 +43,9 @@ def coupled(
     state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
     claimed = claimed or mechanism.sampler
     found = audit_synthetic(algorithm, mechanism, state, None, task.generated, claimed=claimed)
+    progress("comparing releases with the definition of DP-SGD")
+    defined = audit_definition(algorithm, mechanism, state, task.generated(probe_rows(mechanism)))
+    found = AuditReport(found.checks + defined.checks)
     if refinement is None:
         return found
     sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))

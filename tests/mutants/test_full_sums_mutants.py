@@ -24,7 +24,6 @@ from dpsgd import (
     dpsgd,
 )
 from dpsgd.audit.audit import audit_queries
-from dpsgd.audit.runtime.differential import STEP
 from dpsgd.audit.runtime.flow import LEAVES
 from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.queries import FullSums
@@ -212,7 +211,7 @@ def test_without_a_bug_the_same_audit_of_sums_passes():
 @pytest.mark.parametrize(("bug", "check"), RELEASES.values(), ids=RELEASES)
 def test_a_planted_bug_of_a_release_is_caught(bug, check, monkeypatch):
     monkeypatch.setattr(queries, "dpsgd", planted(**bug))
-    assert {check, STEP} & failed(audited())
+    assert check in failed(audited())
 
 
 # Bugs around a release: what it costs, declares and reads, and under which key and scales it is.

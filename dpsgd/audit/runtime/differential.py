@@ -93,15 +93,6 @@ class _Look(NamedTuple):
     attempt: int = 0
 
 
-def stands_alone(probe: Probe) -> bool:
-    """Whether `step_check` says more than the checks of clipped batches.
-
-    All coordinates of a release are compared, and a row under weight 0 can be NaN: whatever it is
-    multiplied by, however small, then shows.
-    """
-    return sum(probe.sizes) <= _PLACES and probe.poison is not None
-
-
 def step_check(probe: Probe) -> CheckResult:
     """Compares releases of single steps with the definition of DP-SGD."""
     algorithm = probe.algorithm

@@ -53,14 +53,8 @@ _TINY = 2.0**-80  # norms below it are computed in float64
 Release = list[np.ndarray]
 
 
-def sum_checks(probe: Probe, *, defined: bool = False) -> list[CheckResult]:
-    """Checks what an example, padding and a NaN example can do to a step's sum.
-
-    Args:
-      probe: Of the program.
-      defined: Whether all coordinates of releases are compared with the definition of DP-SGD, which
-        says more than the checks of batches that a C clips, and of norms just above it.
-    """
+def sum_checks(probe: Probe) -> list[CheckResult]:
+    """Checks what an example, padding and a NaN example can do to a step's sum."""
     mechanism = probe.mechanism
     given = scales_check([mechanism, quiet(mechanism), loud(mechanism)])
     if not given.passed:
@@ -71,20 +65,18 @@ def sum_checks(probe: Probe, *, defined: bool = False) -> list[CheckResult]:
     allowed = sums.clip * (1 + _RELATIVE) + sums.slack(1, 0)
     rows_check = _rows_check(sums, first)
     del first  # of large models one release is held while another one is made
-    size = _unclipped_norm(probe, a)
+    size, boundary = _boundary_check(probe, a)
     checks = [
         given,
         _at_most(SINGLE, max(norms), allowed),
         _huge_check(sums),
         rows_check,
-        *([] if defined else [_boundary_check(probe, a, size)]),
+        boundary,
         _additivity_check(sums, ADDS_UP),
     ]
     if size and sum(probe.sizes) <= _MEDIUM:
         raised = quiet(mechanism, _ABOVE_ALL * size)
         checks.append(_additivity_check(_Sums(probe, raised), UNCLIPPED))
-    if defined:
-        return checks
     least, why = norms[b], "the generated rows have gradients that are zero"
     quieter = mechanism
     if 0 < least < math.inf:
@@ -147,43 +139,40 @@ def _singles(sums: _Sums) -> tuple[list[float], Release]:
     return norms, first
 
 
-def _single(probe: Probe, unit: int, clip: float) -> tuple[float, float]:
-    """Returns the norm of what an example adds under this C, and the rounding in it."""
-    raised = quiet(probe.mechanism, clip)
-    if raised.l2_clip_norm != clip:
-        return math.inf, math.inf
-    sums = _Sums(probe, raised)
-    return sums.moved(sums.release([unit], at=[0])), sums.slack(1, 0)
-
-
-def _unclipped_norm(probe: Probe, unit: int) -> float:
-    """Returns the norm of an example's gradient, under a C that leaves it as it is; 0 without."""
-    raised = (probe.mechanism.l2_clip_norm * 2.0**k for k in _RAISED)
-    sizes = ((_single(probe, unit, clip)[0], clip) for clip in raised)
-    return next((size for size, clip in sizes if 0 <= size <= clip / 2), 0.0)
-
-
-def _boundary_check(probe: Probe, unit: int, size: float) -> CheckResult:
+def _boundary_check(probe: Probe, unit: int) -> tuple[float, CheckResult]:
     """Checks that an example is clipped whose gradient's norm is above C by little, or by half.
 
-    Args:
-      probe: Of the program.
-      unit: Number of the example.
-      size: That norm, or 0 where it is not known.
+    C is raised until it leaves the gradient as it is, whose norm is then known.
+
+    Returns:
+      That norm, or 0 where it is not found, and the check.
     """
+
+    def single(clip: float) -> tuple[float, float]:
+        """Returns the norm of what the example adds under this C, and the rounding in it."""
+        raised = quiet(probe.mechanism, clip)
+        if raised.l2_clip_norm != clip:
+            return math.inf, math.inf
+        sums = _Sums(probe, raised)
+        return sums.moved(sums.release([unit], at=[0])), sums.slack(1, 0)
+
+    raised = (probe.mechanism.l2_clip_norm * 2.0**k for k in _RAISED)
+    sizes = ((single(clip)[0], clip) for clip in raised)
+    size = next((size for size, clip in sizes if 0 <= size <= clip / 2), 0.0)
     if not size:
-        return CheckResult.skipped(BOUNDARY, "no C was found that leaves a gradient as it is")
+        why = "no C was found that leaves a gradient as it is"
+        return 0.0, CheckResult.skipped(BOUNDARY, why)
     above = _ABOVE[::2] + _ABOVE[-1:] if sum(probe.sizes) > LARGE else _ABOVE
     excess, seen = -math.inf, 0
     for part in above:
         clip = size / (1 + part)
-        found, slack = _single(probe, unit, clip)
+        found, slack = single(clip)
         if slack <= clip * part / 2:  # of less, rounding hides whether it is clipped
             excess, seen = max(excess, (found - slack) / clip - 1), seen + 1
     detail = f"{seen} of {len(above)} norms from {min(above):.2g} above C, {excess:+.2g} C at most"
     if not seen:
-        return CheckResult.skipped(BOUNDARY, "rounding hides whether they are")
-    return CheckResult(BOUNDARY, excess <= _RELATIVE, detail)
+        return size, CheckResult.skipped(BOUNDARY, "rounding hides whether they are")
+    return size, CheckResult(BOUNDARY, excess <= _RELATIVE, detail)
 
 
 def _additivity_check(sums: _Sums, name: str) -> CheckResult:

@@ -14,7 +14,6 @@ from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import UNSEEN
 from dpsgd.audit.runtime import blocks, flow, noise, sums
-from dpsgd.audit.runtime.differential import STEP
 from dpsgd.audit.runtime.scales import SCALES
 from dpsgd.audit.samplers.checks import sampler_checks
 from samplers import BallsAndBins, Poisson
@@ -92,9 +91,9 @@ def test_every_check_of_the_audit_has_a_bug_to_catch():
         *(noise.NOISE, noise.KEYS, noise.MATRIX),  # test_noise_mutants.py
         *(flow.LEAVES, flow.GIVEN),  # runtime/test_flow.py
         *(blocks.BATCHES, blocks.STEPS),  # runtime/test_blocks.py
-        STEP,  # runtime/test_differential.py
-        *(SCALES, sums.SINGLE, sums.HUGE, sums.ROWS),  # runtime/test_sums.py
+        *(SCALES, sums.SINGLE, sums.HUGE, sums.ROWS, sums.BOUNDARY),  # runtime/test_sums.py
         *(sums.ADDS_UP, sums.UNCLIPPED),
+        *sums.OF_CLIPPED,
     }
 
 
