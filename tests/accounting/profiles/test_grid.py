@@ -33,7 +33,7 @@ AXES = {
 }
 SOME_AXES = {
     "deterministic": AXES["deterministic"],
-    "shuffle": {"steps": [4, 1], "epochs": [3, 1]},
+    "shuffle": {"steps": [10, 1], "epochs": [3, 1]},
     "poisson": {"sampling_prob": [1.0, 0.1, 1e-3], "steps": [100, 1]},
     "balls-and-bins": {"bins": [1, 10], "epochs": [3, 1]},
 }
