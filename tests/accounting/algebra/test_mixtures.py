@@ -1,4 +1,4 @@
-"""Claims about composed mixtures: wide bounds say why, small rates are amplified, edges may err."""
+"""Claims about composed mixtures: small rates are amplified, and edges may err."""
 
 from __future__ import annotations
 
@@ -13,27 +13,8 @@ from accounting import (
 )
 from accounting.algebra.composition import compose_both
 from accounting.algebra.mixtures import EDGE_DRIFT
-from accounting.profile import EPSILON_TOLERANCE, wanted_width
 
 LONG = pytest.mark.long
-
-HARD = {
-    "users": (UserPoissonProfile(0.5, 850, 0.0064, 2), 7.7e-8),
-    "users, tiny rate and delta": (UserPoissonProfile(1.0, 1000, 1e-3, 2), 1e-20),
-    "one stage": (MultistageProfile(0.6, 5000, (1,), (200,)), 1e-8),
-    "one stage, tiny delta": (MultistageProfile(1.0, 1000, (1,), (100,)), 1e-300),
-    "two stages": (MultistageProfile(1.0, 1000, (1, 5), (100, 10)), 1e-6),
-    "units": (UnitsThenPoissonProfile(0.5, 1000, 0.1, 0.1), 1e-6),
-    "no noise": (UserPoissonProfile(0.01, 10, 0.1, 5), 1e-6),
-}
-
-
-@pytest.mark.parametrize("case", HARD.values(), ids=HARD)
-def test_an_interval_wider_than_asked_says_why(case):
-    profile, delta = case
-    bound = profile.epsilon(delta)
-    wanted = wanted_width(EPSILON_TOLERANCE, bound.upper) * max(1.0, 0.1 * bound.lower)
-    assert bound.note or bound.width <= wanted
 
 
 @pytest.mark.parametrize(
