@@ -15,15 +15,15 @@ from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import GridError
 from accounting.checks import check_settings
-from accounting.profile import Bound, Curve, Question
-from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
-from accounting.profiles.max_events import (
+from accounting.max_events import (
     Epoch,
     max_event_lower_bound,
     maximum_buckets,
     sum_of_maxima_lower_bound,
 )
+from accounting.profile import Bound, Curve, Question
+from accounting.profiles.balls_and_bins import BallsAndBinsProfile
+from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
 
 _SHIFTS = 2.0, 1.0
 """Where the example's coordinate stands under P and under Q."""

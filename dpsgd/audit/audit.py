@@ -17,7 +17,6 @@ from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.deferred import deferred_checks
-from dpsgd.audit.runtime.differential import step_check
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.audit.runtime.noise import noise_checks
 from dpsgd.audit.runtime.sums import sum_checks
@@ -91,6 +90,8 @@ def audit_definition(
     Raises:
       ValueError: if the mechanism has no noise, or there are no rows.
     """
+    from dpsgd.audit.runtime.differential import step_check  # with scipy.signal
+
     probe = Probe(algorithm, mechanism, state, rows, root=RootKey.from_entropy())
     return AuditReport((step_check(probe),))
 

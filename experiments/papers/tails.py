@@ -13,7 +13,7 @@ import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
 from accounting.checks import check_epsilon
-from accounting.profiles.max_events import Epoch
+from accounting.max_events import Epoch
 
 _LOWEST, _HIGHEST, _CELLS = -36.0, 12.0, 1200
 _ROUNDING = 1e-12

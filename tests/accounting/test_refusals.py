@@ -22,7 +22,7 @@ from accounting import (
 )
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
 from accounting.conversions import to_privacy_loss_distribution
-from accounting.profiles.max_events import Epoch, max_event_lower_bound
+from accounting.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
 
 GAUSSIAN = GaussianProfile(1.0)

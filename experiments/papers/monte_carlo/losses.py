@@ -15,8 +15,8 @@ import scipy
 
 from accounting.algebra.cells import Array
 from accounting.checks import check_count
+from accounting.max_events import Epoch
 from accounting.profile import Direction
-from accounting.profiles.max_events import Epoch
 
 # Entries of the largest temporary array; several of them live at once (about 100 MB in all).
 _CHUNK_ENTRIES = 2**21

@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells
-from accounting.profiles.max_events import Epoch
+from accounting.max_events import Epoch
 from experiments.papers.monte_carlo.confidence import Inequality, mean_upper_bound
 from experiments.papers.monte_carlo.losses import sample_others
 from experiments.papers.tails import add_delta_upper_bound, truncated_tail

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from accounting.checks import check_delta, check_settings
+from accounting.max_events import Epoch, max_event_lower_bound
 from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, epsilon_from_delta
 from accounting.profiles.gaussian import as_redrawn
-from accounting.profiles.max_events import Epoch, max_event_lower_bound
 from experiments.papers.episodic import Estimate
 from experiments.papers.monte_carlo.confidence import (
     TOO_FEW,

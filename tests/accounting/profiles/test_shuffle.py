@@ -5,8 +5,8 @@ import math
 import pytest
 
 from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, ShuffleProfile
+from accounting.max_events import Epoch
 from accounting.profile import Question
-from accounting.profiles.max_events import Epoch
 
 DELTA = 2.7e-8
 

@@ -360,7 +360,10 @@ def hard_link(path, elsewhere):
 
 @pytest.mark.parametrize(
     ("place", "why"),
-    [(link, r"symbolic link to .*elsewhere.*move that here"), (hard_link, "2 names .*remove the")],
+    [
+        (link, r"symbolic link to .*elsewhere.*move the file"),
+        (hard_link, "2 names .*remove the"),
+    ],
 )
 def test_a_root_of_another_name_is_refused(tmp_path, path, place, why):
     root = RootKey.load(path)

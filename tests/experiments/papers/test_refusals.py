@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accounting.conversions import to_privacy_loss_distribution
-from accounting.profiles.max_events import Epoch
+from accounting.max_events import Epoch
 from experiments.papers.amplification import (
     advise_batch_size,
     amplify,

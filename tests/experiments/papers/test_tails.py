@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.profiles.max_events import Epoch
+from accounting.max_events import Epoch
 from experiments.papers.tails import add_delta_upper_bound, truncated_tail
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from accounting.profiles.max_events import Epoch
+from accounting.max_events import Epoch
 from experiments.papers.monte_carlo.losses import (
     event_probability,
     geometric_ranks,

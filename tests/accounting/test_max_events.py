@@ -9,7 +9,7 @@ from scipy.special import log_ndtr
 
 from accounting import GaussianProfile
 from accounting.algebra.likelihood_ratio import LikelihoodRatio
-from accounting.profiles.max_events import (
+from accounting.max_events import (
     Epoch,
     max_event_lower_bound,
     maximum_buckets,
