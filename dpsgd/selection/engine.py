@@ -229,7 +229,9 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
 def _as_declared(history: History, terms: Terms) -> bool:
     """Returns True if a finished trial released exactly what its candidate declares."""
     if not is_trial_of(terms, history.attempts[0].terms):
-        raise AssertionError("a trial was trained otherwise than its candidate declares")
+        declared, trained = terms.record(), history.attempts[0].terms.record()
+        names = [name for name in declared if declared[name] != trained.get(name)]
+        raise AssertionError(f"a trial was trained otherwise than declared: {', '.join(names)}")
     return [g.steps for g in history.attempts] == [range(terms.mechanism.num_steps)]
 
 
