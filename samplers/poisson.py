@@ -73,7 +73,9 @@ class Poisson(VariableBatchSampler):
         return UpperEnd(upper, self._profile_of(noise_multiplier, least))
 
     def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns the attempts: steps are drawn one by one."""
+        """Returns the attempts: steps are drawn one by one; of groups, whole epochs alone count."""
+        if self.cycle_length > 1:  # a choice of ends may give one group more steps
+            return super().as_entered(attempts)
         return check_attempts(attempts, self.num_steps)
 
     def _profile_of(self, noise_multiplier: float, steps: int) -> PrivacyProfile:

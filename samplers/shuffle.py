@@ -95,8 +95,10 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
             return tuple(bins.items())
         *rows, last = np.diff(self.shards.batch_starts(0, self.batch_size, self.steps_per_epoch))
         smallest = int(min(rows))
+        if not smallest:  # an example may be in no released batch
+            return ((0, 1),)
         bins[max(bins)] -= int(last < smallest)
-        alike = -(-len(self.shard_range(0)) // smallest) if smallest else 0
+        alike = -(-len(self.shard_range(0)) // smallest)
         bins[0] = alike - sum(count for times, count in bins.items() if times)
         return tuple((times, bins[times]) for times in sorted(bins) if bins[times] > 0)
 

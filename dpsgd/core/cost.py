@@ -140,6 +140,8 @@ def _otherwise(taken: Sequence[Part], delta: float) -> tuple[Bound | None, str]:
         counts[unit] = counts.get(unit, 0) + (
             steps if by_step else steps // sampler.steps_per_epoch
         )
+        if sums := len(range(max(piece.steps.start, sampler.num_steps), piece.steps.stop)):
+            counts["sums over all rows"] = counts.get("sums over all rows", 0) + sums
     limits = f"at most {len(attempts)} attempts"
     if counts != {"epochs": len(attempts)}:
         limits += f" of {' and '.join(f'{n:,} {unit}' for unit, n in counts.items())} in all"

@@ -67,6 +67,18 @@ def test_attempts_cost_at_most_the_epochs_that_they_enter(sampler):
         assert price.lower <= price.upper <= 1.001 * upper(widened)
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_ends_chosen_within_limits_cost_at_most_the_entered_draws(sampler):
+    # Whoever may choose ends may also choose others, of as many attempts, epochs and steps.
+    for taken, chosen in (
+        ([range(20), range(20, 80)], [range(80)]),
+        ([range(4)] * 5, [*[range(1)] * 4, range(13)]),
+    ):
+        limit = upper(sampler.privacy_of(SIGMA, sampler.as_entered(taken), same_rows=True))
+        price = bound(sampler.privacy_of(SIGMA, chosen, same_rows=True))
+        assert price.lower <= limit
+
+
 # --- Enumerated draws --------------------------------------------------------------------------
 
 
@@ -193,6 +205,20 @@ def test_price_of_attempts_meets_enumerated_draws(case, epsilon):
         if exact:
             assert price.lower >= delta - slack
             assert price.upper <= delta + slack
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0])
+def test_lower_ends_are_those_of_some_example(epsilon):
+    # Steps 0 and 8 are one bin of group 0; 1 and 5 are the bins of group 1; others have none.
+    sampler = BallsAndBins(
+        800, 100, epochs=2, assignment="fixed", cycle_length=4, overflow="accumulate"
+    )
+    price = sampler.privacy_of(0.5, [[range(2), range(5, 6), range(8, 9)]]).delta(epsilon)
+    groups = {(1.0, 1.0): 0.5, (0.0, 0.0): 0.5}, {(1.0, 0.0): 0.5, (0.0, 1.0): 0.5}
+    assert 0.0 < price.lower <= 1.004 * max(max(divergences(g, 0.5, epsilon)) for g in groups)
+    # Of each shard's four rows two are read in the first four steps, in half of these.
+    price = Shuffle(8, 1, num_shards=2).privacy_of(0.2, [range(4)]).delta(epsilon)
+    assert price.lower <= 0.5 * GaussianProfile(0.2).delta(epsilon).upper
 
 
 def test_pairs_of_a_partial_epoch_are_affine_in_those_of_its_bins():

@@ -568,6 +568,11 @@ def test_limits_of_adaptive_interruptions_count_epochs_and_steps():
     for sampler, limits in (
         (Poisson(2_000, 100, 3), "at most 2 attempts of 65 steps in all"),
         (BallsAndBins(2_000, 100, 3), "at most 2 attempts of 4 epochs in all"),
+        (Poisson(2_000, 100, 3, cycle_length=4), "at most 2 attempts of 4 epochs in all"),
+        (
+            BallsAndBins(2_000, 100, 3, assignment="fixed"),
+            "at most 2 attempts of 6 epochs in all",
+        ),
     ):
         of = Mechanism(sampler, 1.0, 1.0)
         guarantee = cost([Segment(of, steps) for steps in ranges], DELTA)
@@ -575,3 +580,6 @@ def test_limits_of_adaptive_interruptions_count_epochs_and_steps():
         assert guarantee.otherwise.upper >= guarantee.epsilon.upper
         assert cost([Segment(of)], DELTA).otherwise is None
         assert cost([Segment(of), Segment(of)], DELTA).otherwise is None
+    of = Mechanism(BallsAndBins(2_000, 100), 1.0, 1.0, full_sums=FullSums(2, 9.0, 1.0))
+    limits = cost([Segment(of), Segment(of, range(15, 22))], DELTA).limits
+    assert limits == "at most 2 attempts of 2 epochs and 4 sums over all rows in all"
