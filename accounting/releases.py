@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,7 +39,7 @@ _LARGEST_RATE = 1e18
 _NOTE = "the lower end is that of one trial"
 _UP = 1.0 + 1e-9
 """Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
-_NOTE_OF_PARTS = "the lower end is that of one of both parts alone"
+_NOTE_OF_PARTS = "the lower end is that of one of the parts alone"
 _PARTS = tuple(k / 8 for k in range(9))
 """Shares of epsilon that basic composition tries for the mechanism."""
 
@@ -71,6 +72,44 @@ class EnvelopeProfile(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by the largest of the profiles."""
         return Bound.largest(question.of(profile) for profile in self.profiles)
+
+
+@dataclass(frozen=True)
+class ComposedProfile(Profile):
+    r"""The profile of mechanisms one after the other, known by their own profiles alone.
+
+    .. math:: \delta\Big(\sum_i \epsilon_i\Big) \le \sum_i \delta_i(\epsilon_i)
+
+    which is basic composition, here with equal shares of epsilon, or of delta, for all `profiles`.
+    The lower end is the largest of their own.
+
+    >>> from accounting import GaussianProfile
+    >>> f"{ComposedProfile((GaussianProfile(1.0),) * 2).epsilon(2e-5).upper:.4f}"  # twice 4.37717
+    '8.7544'
+
+    Args:
+      profiles: Profiles of one adjacency; each holds whatever the others released.
+
+    Source: C. Dwork, A. Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Theorem
+    3.16.
+    """
+
+    profiles: tuple[PrivacyProfile, ...]
+
+    @classmethod
+    def of(cls, profiles: Iterable[PrivacyProfile]) -> PrivacyProfile:
+        """Returns the only profile itself, or the composition of several."""
+        several = tuple(profiles)
+        return several[0] if len(several) == 1 else cls(several)
+
+    def answer(self, question: Question) -> Bound:
+        """Answers by equal shares."""
+        share = question._replace(at=question.at / len(self.profiles) / _UP)  # rounded down
+        upper = _UP * math.fsum(proved(share.of(one)).upper for one in self.profiles)
+        if question.wanted == "delta":
+            upper = min(1.0, upper)
+        lower = Bound.largest(question.of(profile) for profile in self.profiles).lower
+        return Bound(lower, max(lower, upper), note=_NOTE_OF_PARTS)
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,23 @@ def sizes_by_epoch(
     return whole, [sizes_of(part, length, groups) for part in partial]
 
 
-def entered(ranges: Sequence[range], steps_per_epoch: int) -> int:
-    """Returns the number of epochs in which some step is released."""
-    whole, partial = sizes_by_epoch(ranges, steps_per_epoch)
-    return whole + len(partial)
+def entered_epochs(ranges: Sequence[range], steps_per_epoch: int) -> list[range]:
+    """Returns the steps of all epochs in which an attempt releases a step.
+
+    >>> entered_epochs([range(9, 11), range(45, 46)], steps_per_epoch=10)
+    [range(0, 20), range(40, 50)]
+
+    Args:
+      ranges: Sorted steps of one attempt.
+      steps_per_epoch: T.
+    """
+    length, merged = steps_per_epoch, list[range]()
+    for steps in ranges:
+        start, stop = steps.start // length * length, -(-steps.stop // length) * length
+        if merged and start <= merged[-1].stop:
+            start = merged.pop().start
+        merged.append(range(start, stop))
+    return merged
 
 
 def most_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:

@@ -78,11 +78,6 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
             least = [of_group(sizes, int(np.argmax(releases(sizes))))]
         return UpperEnd(upper, self._profile_of(noise_multiplier, whole, least))
 
-    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns attempts with each draw that they enter whole: a fixed one is of all steps."""
-        entered = super().as_entered(attempts)
-        return entered if self.redrawn else [[range(self.num_steps)] for _ in entered]
-
     def _profile_of(
         self, noise_multiplier: float, whole: int, draws: Sequence[Assignment]
     ) -> PrivacyProfile:

@@ -16,7 +16,8 @@ import numpy as np
 
 from accounting import PrivacyProfile
 from accounting.profile import UpperEnd
-from samplers.attempts import Attempt, check_attempts, entered, sizes_by_epoch
+from accounting.releases import ComposedProfile
+from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_by_epoch
 from samplers.population import Population
 from samplers.row_law import RowLaw
 from samplers.shards import Shards
@@ -278,7 +279,8 @@ class BatchSampler(abc.ABC):
 
         It holds if attempts begin and end for reasons in which no release has a part; else price
         what `as_entered` returns. By default the epochs that attempts enter count whole, which is
-        exact for samplers of one step an epoch. Proof: docs/explanation/partial-epochs.md.
+        exact for samplers of one step an epoch. Attempts of which each has one draw for several
+        epochs compose basically. Proof: docs/explanation/partial-epochs.md.
 
         >>> from samplers import Deterministic
         >>> sampler = Deterministic(num_examples=100, batch_size=10)
@@ -297,34 +299,44 @@ class BatchSampler(abc.ABC):
           ValueError: If a range leaves the run, or overlaps another one of its attempt.
         """
         del same_rows
-        ranges = check_attempts(attempts, self.num_steps)
         length = self.steps_per_epoch
-        whole = sum(sizes_by_epoch(attempt, length)[0] for attempt in ranges)
-        most = sum(entered(attempt, length) for attempt in ranges)
-        upper = self.with_epochs(most).privacy(noise_multiplier)
-        if whole == most:
+        entered, whole = [], 0
+        for ranges in check_attempts(attempts, self.num_steps):
+            complete, partial = sizes_by_epoch(ranges, length)
+            entered.append(complete + len(partial))
+            whole += complete
+        if self.independent_epochs:
+            entered = [sum(entered)]
+        elif self.drawn_epoch(self.epochs - 1) != 0:  # epochs of several draws are not alike
+            entered = [self.epochs] * len(entered)
+        upper = ComposedProfile.of(
+            self.with_epochs(epochs).privacy(noise_multiplier) for epochs in entered
+        )
+        if [whole] == entered:
             return upper
-        below = self.with_epochs(whole).privacy(noise_multiplier) if whole else None
+        below = None
+        if self.independent_epochs and whole:
+            below = self.with_epochs(whole).privacy(noise_multiplier)
         return UpperEnd(upper, below)
 
-    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns attempts with each epoch that they enter whole: what a choice of ends may cost.
+    @property
+    def independent_epochs(self) -> bool:
+        """Whether each epoch has a draw of its own, rather than one draw for several epochs."""
+        return self.drawn_epoch(self.epochs - 1) == self.epochs - 1
 
-        >>> from samplers import Deterministic
-        >>> Deterministic(num_examples=100, batch_size=10, epochs=3).as_entered([range(9, 11)])
+    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
+        """Returns attempts with each draw that they enter whole, for ends that releases decide.
+
+        A draw is of one epoch, or of all where one draw serves them.
+
+        >>> from samplers import Poisson
+        >>> Poisson(100, 10, epochs=3, cycle_length=2).as_entered([range(9, 11)])
         [[range(0, 20)]]
         """
-        length = self.steps_per_epoch
-        widened = []
-        for ranges in check_attempts(attempts, self.num_steps):
-            merged: list[range] = []
-            for steps in ranges:
-                start, stop = steps.start // length * length, -(-steps.stop // length) * length
-                if merged and start <= merged[-1].stop:
-                    start = merged.pop().start
-                merged.append(range(start, stop))
-            widened.append(merged)
-        return widened
+        checked = check_attempts(attempts, self.num_steps)
+        if not self.independent_epochs:
+            return [[range(self.num_steps)] for _ in checked]
+        return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 
     def with_epochs(self, epochs: int) -> BatchSampler:
         """Returns this sampler with another number of epochs, and nothing else changed."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
-from samplers.attempts import Attempt, check_attempts, sizes_of
+from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_of
 from samplers.base import BatchSampler, Participations, example_dtype
 from samplers.epochs import EpochSampler
 from samplers.row_law import KnownOrder
@@ -58,6 +58,11 @@ class InOrder(BatchSampler):
         if least == most:
             return upper
         return UpperEnd(upper, GaussianProfile(noise_multiplier / math.sqrt(least)))
+
+    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
+        """Returns attempts with each epoch that they enter whole: the counts of epochs add up."""
+        checked = check_attempts(attempts, self.num_steps)
+        return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""

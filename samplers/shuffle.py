@@ -17,7 +17,7 @@ from accounting import GaussianProfile, PoissonProfile, PrivacyProfile, ShuffleP
 from accounting.profile import UpperEnd
 from accounting.profiles.balls_and_bins import Assignment
 from accounting.profiles.partial_epochs import bins_profile
-from samplers.attempts import Attempt, Sizes
+from samplers.attempts import Attempt, Sizes, check_attempts, entered_epochs
 from samplers.base import (
     EpochPlan,
     Participations,
@@ -83,6 +83,11 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
             assignments[((1, self.steps_per_epoch),)] += whole
         below = bins_profile(noise_multiplier, assignments) if assignments else None
         return UpperEnd(GaussianProfile(noise_multiplier / math.sqrt(most)), below)
+
+    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
+        """Returns attempts with each epoch that they enter whole: the counts of epochs add up."""
+        checked = check_attempts(attempts, self.num_steps)
+        return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 
     def _bins(self, sizes: Sizes) -> Assignment:
         """Returns bins that cost no more than the batches of a draw.

@@ -250,32 +250,21 @@ class LikelihoodRatio:
         """
         return self.averages([count], steps or [self.step] * count.bit_length())[0]
 
-    def diluted(self, count: int, others: int) -> LikelihoodRatio:
-        """Returns (count X + others)/(count + others): X is one of so many, and others are 1.
+    def diluted(self, count: int, others: int, step: float) -> LikelihoodRatio:
+        """Returns (count X + others) / (count + others), spread or contracted to another grid.
 
         Args:
           count: Weight of X, >= 1.
-          others: Weight of 1, >= 0.
+          others: Weight of the constant 1, >= 1.
+          step: Grid step of the result, in log X.
         """
-        if not others:
-            return self
-        # The constant 1 on the grid that its sum with X has.
-        scale = self.log_scale + math.log(count) - math.log(others)
-        position = -scale / self.step
-        start = math.floor(position) if self.side == "upper" else round(position)
-        above = (position - start) * self.step
-        shift = 16.0 * ROUNDING * (1.0 + abs(scale) + math.log(count + others))
-        one = replace(
-            self, start=start, q=np.ones(1), p=np.ones(1), offset=np.array([above]),
-            log_scale=scale, zero=0.0, infinity=0.0, drift=16.0 * ROUNDING, shift=shift,
-        )  # fmt: skip
-        if self.side == "upper":
-            share = min(1.0, math.expm1(max(above, 0.0)) / math.expm1(self.step))
-            stretch = 1.0 + share * math.expm1(self.step)
-            q = np.array([1.0 - share, share])
-            p = np.array([1.0 - share, share * math.exp(self.step)]) / stretch
-            one = replace(one, q=q, p=p, offset=np.zeros(2))
-        return mean_of_two(self, count, one, others)
+        rest = others / (count + others)
+        q, p = np.append(self.q, self.zero), np.append(self.p, 0.0)
+        p = (1.0 - rest) * p + rest * q
+        ratio = self.from_masses(p, q, step, self.side, self.drift + 8.0 * ROUNDING)
+        infinity = ratio.infinity + (1.0 - rest) * self.infinity
+        shift, tail = ratio.shift + self.shift, self.tail
+        return replace(ratio, infinity=infinity, shift=shift, tail=tail).trim()
 
     def product(self, other: LikelihoodRatio) -> LikelihoodRatio:
         """Returns X Y of independent X, Y on grids of one step: the composition of two releases.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+import numpy as np
 import scipy
 
 from accounting.algebra.composition import compose_several
@@ -34,6 +35,10 @@ _INVERTED = 1e-10
 """Inverting a transform leaves no digits of a smaller delta."""
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
+_MOST_ATOMS = 2**17
+"""Most atoms of an assignment's law, where few of its bins are released."""
+_FINEST_WIDE = 0.02
+"""Finest resolution where that number of atoms is not enough."""
 _WORK_PER_DISTANCE = 1e4
 """What a distance of atoms costs besides its pairs, in units of a pair."""
 
@@ -137,6 +142,8 @@ class BinsGrids:
         most = _MOST_WORK
         if epsilon is not None:
             most *= 0.1 if delta <= _RARE else 0.75
+        if resolution < _FINEST_WIDE and grid.last_step() > grid.wanted_step():
+            raise GridError("no finer grid is computed: few released bins have too many atoms")
         if grid.work() > most:
             raise GridError("no finer grid is computed: it would take too long")
         curves = _curves(grid, counts, self.release, delta, epsilon)
@@ -175,10 +182,28 @@ class _Grid(NamedTuple):
         halved = halvings[times][: bins.bit_length()]
         return tuple(self.resolution * first / 2.0**h for h in halved)
 
-    def last_step(self) -> float:
-        """Returns the grid step on which assignments are composed."""
+    def wanted_step(self) -> float:
+        """Returns the grid step for the composition, in proportion to the deviations."""
         first, _, last = _steps(self.sigma, self.kinds)
         return self.resolution * first / 2.0**last
+
+    def last_step(self) -> float:
+        """Returns the grid step on which assignments are composed: no more than _MOST_ATOMS."""
+        step, span = self.wanted_step(), self._diluted_span()
+        while span > _MOST_ATOMS * step:
+            step *= 2.0
+        return step
+
+    def _diluted_span(self) -> float:
+        """Returns about the largest range of log X of an assignment with unreleased bins."""
+        spans = [0.0]
+        for kind in self.kinds:
+            if rest := dict(kind).get(0, 0):
+                sigma, bins = self.sigma / math.sqrt(max(kind)[0]), sum(n for _, n in kind)
+                reach = 0.5 / sigma**2 - float(scipy.special.ndtri(self.tail)) / sigma
+                low = math.log(rest / bins)
+                spans.append(float(np.logaddexp(low, reach - math.log(bins))) - low)
+        return max(spans)
 
 
 def _released(kinds: Sequence[Assignment]) -> list[tuple[int, tuple[int, ...]]]:
@@ -227,7 +252,6 @@ def _steps(sigma: float, kinds: tuple[Assignment, ...]) -> tuple[float, dict[int
 @lru_cache(maxsize=16)
 def _draws(grid: _Grid) -> tuple[list[LikelihoodRatio], list[LikelihoodRatio]]:
     """Returns the lower and the upper likelihood ratios of the assignments."""
-    last = grid.last_step()
 
     def all_kinds(side: Side) -> list[LikelihoodRatio]:
         means: dict[tuple[int, int], LikelihoodRatio] = {}
@@ -236,20 +260,26 @@ def _draws(grid: _Grid) -> tuple[list[LikelihoodRatio], list[LikelihoodRatio]]:
             sigma = grid.sigma / math.sqrt(times)
             first = LikelihoodRatio.gaussian(sigma, steps[0], side, grid.tail)
             for count, mean in zip(bins, first.averages(bins, steps), strict=True):
-                means[times, count] = mean.refined(round(mean.step / last))
-        return [_mean(kind, means) for kind in grid.kinds]
+                means[times, count] = mean
+        return [_mean(kind, means, grid.last_step()) for kind in grid.kinds]
 
     return all_kinds("lower"), all_kinds("upper")
 
 
-def _mean(kind: Assignment, means: Mapping[tuple[int, int], LikelihoodRatio]) -> LikelihoodRatio:
-    """Returns the mean over the bins of one assignment."""
-    (times, bins), *others = [(times, bins) for times, bins in kind if times]
-    total = means[times, bins]
-    for times, count in others:
-        total = mean_of_two(total, bins, means[times, count], count)
-        bins += count
-    return total.diluted(bins, sum(count for _, count in kind) - bins)
+def _mean(
+    kind: Assignment, means: Mapping[tuple[int, int], LikelihoodRatio], step: float
+) -> LikelihoodRatio:
+    """Returns the mean over the bins of one assignment, on a grid of `step` in log X."""
+    parts = [(means[times, bins], bins) for times, bins in kind if times]
+    finest = min(ratio.step for ratio, _ in parts)
+    (total, bins), *others = [(law.refined(round(law.step / finest)), n) for law, n in parts]
+    for law, count in others:
+        total, bins = mean_of_two(total, bins, law, count), bins + count
+    if unreleased := sum(count for _, count in kind) - bins:
+        return total.diluted(bins, unreleased, step)
+    while total.step < 0.75 * step:
+        total = total.coarsened()
+    return total.refined(round(total.step / step))
 
 
 @lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from accounting.profile import Bound, Question
 from accounting.profiles.balls_and_bins import Assignment, BallsAndBinsProfile, BinsGrids
 from accounting.profiles.gaussian import GaussianProfile, WithRelease, known_order
 from accounting.profiles.largest_release import LargestRelease
+from accounting.profiles.poisson import PoissonProfile
 
 _UP = 1e-14
 """Relative slack for the roundings of a few sums."""
@@ -64,9 +65,20 @@ class AssignmentsProfile(WithRelease):
 
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by grids where these are wide."""
+        if (steps := self._steps()) is not None:
+            return question.of(steps)
         bound = Bound(question.between(self._little_noise).lower, self._ceiling(question))
         grids = BinsGrids(self.noise_multiplier, self.assignments, self.release)
         return refine(grids, question, bound)
+
+    def _steps(self) -> PoissonProfile | None:
+        """Returns the profile of draws that release one bin of n each: steps at the rate 1 / n."""
+        (one, count), *others = self.assignments
+        (times, bins), rest = max(one), dict(one).get(0)
+        if others or bins > 1 or rest is None or len(one) > 2:
+            return None
+        sigma = self.noise_multiplier / math.sqrt(times)
+        return PoissonProfile(sigma, 1.0 / (rest + 1), count, self.release)
 
     def _ceiling(self, question: Question) -> float:
         """Answers for bins that are all released as often as the one that is most often."""

@@ -17,8 +17,8 @@ _BINOMIAL_ERROR = 1e-9  # relative; a tail's few special functions are good to 1
 _UP = 1e-9
 """Outward rounding of logarithms of probabilities."""
 
-_COARSE = 0.03
-"""How sharply the delta of a flagged run is asked for: its probability is small."""
+_SHARPER = 10.0, 0.5, 0.03
+"""Relative widths at which the delta of a flagged run is asked for: its probability is small."""
 _NEGLIGIBLE = 1e-4
 """Share of delta below which a probability is charged as it is."""
 _MOST_FULL_BINS = 5
@@ -44,9 +44,17 @@ class Flagged(NamedTuple):
     profile: ComposesWithGaussian
     """Dominates such a run."""
 
-    def charge(self, epsilon: float) -> float:
-        """Returns an upper bound on what these runs add to delta at `epsilon`."""
-        return _exp(self.log_probability) * self.profile.delta(epsilon, _COARSE).upper
+    def charge(self, epsilon: float, negligible: float) -> float:
+        """Returns an upper bound on the delta at `epsilon` that these runs add.
+
+        The first bound of at most `negligible` is returned, or the sharpest: the probability alone,
+        then a rough delta of such a run, then a sharper one.
+        """
+        weight = charged = _exp(self.log_probability)
+        for tolerance in _SHARPER:
+            if charged > negligible:
+                charged = weight * self.profile.delta(epsilon, tolerance).upper
+        return charged
 
 
 class Case(NamedTuple):
@@ -83,9 +91,7 @@ class Case(NamedTuple):
         """
         total = _exp(self.log_rest)
         for part in (*self.flagged, *([self.fuller] if self.fuller else [])):
-            weight = _exp(part.log_probability)
-            sharp = weight > _NEGLIGIBLE * delta
-            total += part.charge(epsilon) if sharp else weight
+            total += part.charge(epsilon, _NEGLIGIBLE * delta)
         return total * (1.0 + _UP)
 
     def upper_epsilon(self, question: Question, low: float) -> float:
@@ -186,12 +192,13 @@ class TruncatedProfile(Profile):
         inner = question.of(self.profile)
         case = self._case(inner.lower)
         upper = inner.upper if case.profile == self.profile else question.of(case.profile).upper
-        upper = min(1.0, upper + case.charge(question.at, inner.lower))
+        upper = min(1.0, _above(upper + case.charge(question.at, inner.lower)))
         moved, shift = self._lost(question.at)
-        lower = (inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - 1e-15) - moved
+        lower = _below((inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - 1e-15) - moved)
         if _MARGIN * inner.lower < shift < math.inf:
-            below = question._replace(at=question.at + shift).of(self.profile)
-            lower = max(lower, below.lower * math.exp(-shift) * (1.0 - 1e-15) - moved)
+            # A smaller epsilon would have a larger delta: the sum is rounded up.
+            below = question._replace(at=_above(question.at + shift)).of(self.profile)
+            lower = max(lower, _below(below.lower * math.exp(-shift) * (1.0 - 1e-15) - moved))
         lower = max(0.0, lower)
         return Bound.resting_on(inner, lower, max(lower, upper))
 
@@ -225,13 +232,13 @@ class TruncatedProfile(Profile):
 
         def proved(most: float) -> float:
             moved, shift = self._lost(most)
-            needed = (delta + moved) * math.exp(min(shift, 700.0)) * (1.0 + 1e-15)
+            needed = (delta + moved) * math.exp(min(shift, 700.0)) * (1.0 + 2e-15)
             if needed >= _BELOW_ONE:
                 return 0.0
             found = below
             if needed > (1.0 + _MARGIN) * delta:
                 found = self.profile.epsilon(needed, tolerance)
-            return max(0.0, min(most, found.lower - shift))
+            return max(0.0, min(most, _below(found.lower - shift)))
 
         lower, high = proved(below.lower), below.lower
         for _ in range(_ROUNDS):
@@ -447,6 +454,14 @@ def truncated_users(
         if log_thinned < log_moved + _SMALL_DELTA:
             return TruncatedProfile(profile, (case,), log_thinned)
     return TruncatedProfile(profile, (case,), log_moved=log_moved)
+
+
+def _above(value: float) -> float:
+    return math.nextafter(value, math.inf)
+
+
+def _below(value: float) -> float:
+    return math.nextafter(value, -math.inf)
 
 
 def _log(value: float) -> float:

@@ -125,10 +125,10 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
 def _otherwise(taken: Sequence[Part], delta: float) -> tuple[Bound | None, str]:
     """Returns the cost if interruptions depended on releases, and the limits that it needs.
 
-    None for one attempt, or several runs that are all complete.
+    None for one attempt, or if a selection is among them.
     """
     attempts = [piece for piece in taken if isinstance(piece, Segment)]
-    if len(attempts) < max(2, len(taken)) or all(piece.complete for piece in attempts):
+    if len(attempts) < max(2, len(taken)):
         return None, ""
     entered = tuple(piece.entered for piece in attempts)
     counts: dict[str, int] = {}

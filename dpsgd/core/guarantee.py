@@ -151,8 +151,10 @@ class Guarantee:
         )
 
     def _of_interruptions(self, runs: str, end: str = "") -> str:
-        if self.otherwise is None:
+        if self.otherwise is None or self.epsilon is None:
             return ""
+        if self.otherwise.upper <= self.epsilon.upper:
+            return f", for {self.limits}{end}"
         return (
             f" if interruptions did not depend on what {runs} had released; otherwise "
             f"<= {self.otherwise.format_upper()}, for {self.limits}{end}"

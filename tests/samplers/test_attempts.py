@@ -1,5 +1,6 @@
 """Attempts, each drawn from a seed of its own, cost what enumerated draws of them release."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -8,9 +9,17 @@ import time
 import numpy as np
 import pytest
 
-from accounting import GaussianProfile, PoissonProfile, calibrate
+from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, calibrate
 from accounting.profile import UpperEnd
-from samplers import BallsAndBins, Deterministic, FullBatch, Poisson, Shuffle, UserPoisson
+from samplers import (
+    BallsAndBins,
+    Deterministic,
+    EpochSampler,
+    FullBatch,
+    Poisson,
+    Shuffle,
+    UserPoisson,
+)
 from samplers.attempts import releases, sizes_by_epoch, sizes_of
 
 SIGMA, DELTA = 1.0, 1e-5
@@ -276,6 +285,18 @@ def test_interrupted_epoch_costs_what_own_convolutions_give(sigma, bins, delta, 
         assert abs(price.upper - value) < 0.02
 
 
+@pytest.mark.parametrize("bins", [1, 2])
+def test_few_released_bins_of_a_million_are_priced_in_seconds(bins):
+    sampler, begun = BallsAndBins(10**8, 100, overflow="accumulate"), time.process_time()
+    price = sampler.privacy_of(0.5, [range(bins)])
+    assert price.epsilon(1e-6).upper < 1e-4
+    bound = price.delta(0.5)
+    assert time.process_time() - begun < 10.0
+    one = PoissonProfile(0.5, 1e-6, 1).delta(0.5)  # two bins: its double, but for both at once
+    assert one.lower <= bound.upper <= 1.1 * bins * one.upper + 1e-12
+    assert bound.lower <= bins * one.upper
+
+
 def test_three_attempts_are_priced_and_calibrated_within_two_seconds():
     sampler = BallsAndBins(62_500, 100)
     attempts = [range(200), range(180, 420), range(400, 625)]
@@ -287,6 +308,31 @@ def test_three_attempts_are_priced_and_calibrated_within_two_seconds():
         found = ask()
         assert time.process_time() - begun < 2.0
         assert found == pytest.approx(3.74 if found > 1.0 else 0.5, rel=5e-3)
+
+
+# An outside sampler that draws once for all epochs.
+@dataclasses.dataclass(frozen=True)
+class OneDraw(EpochSampler):
+    def drawn_epoch(self, epoch):
+        return 0
+
+    def privacy(self, noise_multiplier):
+        return BallsAndBins(
+            600, 300, self.epochs, assignment="fixed", overflow="accumulate"
+        ).privacy(noise_multiplier)
+
+    def participations(self, seed, epoch, chunk):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 2.0, 4.0])
+def test_each_attempt_of_an_outside_sampler_of_one_draw_has_its_own(epsilon):
+    sampler, attempts = OneDraw(600, 300, epochs=2), [range(4), range(4)]
+    # Two draws, each released twice. One draw of as many epochs may cost less.
+    price, two = sampler.privacy_of(1.0, attempts), BallsAndBinsProfile(1.0 / math.sqrt(2.0), 2, 2)
+    assert price.delta(epsilon).upper >= two.delta(epsilon).lower
+    assert sampler.as_entered([range(1), range(2, 3)]) == [[range(4)]] * 2
+    assert sampler.privacy_of(1.0, [range(3)]).profile == sampler.privacy(1.0)
 
 
 # --- Places of examples --------------------------------------------------------------------------

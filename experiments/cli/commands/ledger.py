@@ -81,8 +81,10 @@ def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
     stated = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {format_delta(delta)}"
     if any(one.otherwise for one in guarantees):
         most = max(bound.upper for one in guarantees if (bound := one.otherwise or one.epsilon))
-        stated += " if interruptions did not depend on what the runs had released; otherwise "
-        stated += f"<= {Bound(0.0, most).format_upper()}, for as many attempts, epochs and steps"
+        if most > upper:
+            stated += " if interruptions did not depend on what the runs had released; otherwise "
+            stated += f"<= {Bound(0.0, most).format_upper()}"
+        stated += ", for as many attempts, epochs and steps"
     rows = ", for rows that trained no initial model" if together.initial_names else ""
     return f"{stated}, the largest of the runs{rows}"
 

@@ -579,7 +579,9 @@ def test_limits_of_adaptive_interruptions_count_epochs_and_steps():
         assert guarantee.limits == limits
         assert guarantee.otherwise.upper >= guarantee.epsilon.upper
         assert cost([Segment(of)], DELTA).otherwise is None
-        assert cost([Segment(of), Segment(of)], DELTA).otherwise is None
+        twice = cost([Segment(of), Segment(of)], DELTA)
+        assert twice.otherwise.upper == twice.epsilon.upper
+        assert f"epsilon <= {twice.epsilon.format_upper()}, for at most 2 att" in twice.sentence()
     of = Mechanism(BallsAndBins(2_000, 100), 1.0, 1.0, full_sums=FullSums(2, 9.0, 1.0))
     limits = cost([Segment(of), Segment(of, range(15, 22))], DELTA).limits
     assert limits == "at most 2 attempts of 2 epochs and 4 sums over all rows in all"

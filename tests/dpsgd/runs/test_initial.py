@@ -84,7 +84,7 @@ def test_known_start_is_priced_together_with_the_run(models, form, tmp_path, cap
     main(["ledger", str(out), "--with", str(models / "run")])
     shown = capsys.readouterr().out
     together = Bound(0, record["epsilon_upper_together"]).format_upper()
-    assert f"in all 2 runs: epsilon <= {together} at" in shown
+    assert f"in all 2 runs: epsilon <= {together}, for at most 2 attempts of 6 ep" in shown
     said = f"{BEGUN}epsilon <= {together} (this run and {form} together); for the other rows, "
     export(out, tmp_path / "exported", task=line)
     exported = json.loads((tmp_path / "exported" / "guarantee.json").read_text())
