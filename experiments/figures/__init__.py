@@ -1,12 +1,9 @@
-"""Figures of the papers, one command each: `scripts/figures NAME OUT`, or `all OUT`.
+"""Figures of the papers: `scripts/figures NAME OUT`, or `all OUT`.
 
 Their relation to the papers: docs/explanation/papers.md.
 """
 
 from __future__ import annotations
-
-import importlib
-from typing import Any, get_type_hints
 
 FIGURES = {
     "epsilon": "Epsilon over the noise of every sampler, at the sizes of two click data sets.",
@@ -19,14 +16,9 @@ FIGURES = {
     "rating_model": "Models private for whole users over the cap: bound, loss and test error.",
     "episodes": "Few-shot episodes over the noise: honest epsilons, accuracy on new classes.",
 }
-"""Description of each figure module, for `scripts/figures --help`.
+"""Description of each figure module.
 
-A module's function `draw(config, console)` computes, prints a table, and returns the figure; the
-type of its first argument, a `Picture`, has the options, and its `SMALL` those of a small version.
+A module has `jobs(options)`, the settings of its computations; `compute(job)`, the points of one of
+them, see `experiments.results.points`; `LAYOUT`, its panels, or `draw(table)`; `NOTES`, lines of
+text; and `lines(table)` where its points are not printed as they are.
 """
-
-
-def figure_of(name: str) -> tuple[Any, Any]:
-    """Returns a figure's configuration type and its draw function."""
-    draw = importlib.import_module(f"experiments.figures.{name}").draw
-    return get_type_hints(draw)["config"], draw

@@ -2,61 +2,156 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from dpsgd.files import write_atomically
+from dpsgd.runs.report import escape
+from dpsgd.runs.report import table as markdown_table
 from experiments.cli import outputs
+from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line, require
-from experiments.figures import FIGURES, figure_of
+from experiments.figures import FIGURES
+
+if TYPE_CHECKING:
+    from experiments.results.points import Cells
 
 PROGRAM = "scripts/figures"
 ALL = "all"
+INDEX = "index.html"
+OF_RUNS = """## Figure 1 of the balls-and-bins paper
+
+It is of training runs, from their sweeps: `dpsgd sweep criteo-display-small STORE --out display`,
+so with `criteo-search-small`, and `dpsgd results display search --plot figure-1.png`.
+"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draws a figure; errors of use end in one line and exit status 2."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    return in_one_line(PROGRAM, lambda: run(words))
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors are exceptions, shown in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ValueError."""
+        raise ValueError(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's words."""
+    listed = {**FIGURES, ALL: f"Every figure, into the folder OUT, with a page {INDEX}."}
+    result = _Parser(
+        PROGRAM,
+        description="\n".join(f"  {name:13}  {text}" for name, text in listed.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    result.add_argument("name", metavar="NAME", help="figure to draw, or all")
+    result.add_argument("out", metavar="OUT", type=Path, help="picture, or folder of all")
+    result.add_argument("--small", action="store_true", help="draw a small version")
+    result.add_argument("--seeds", type=int, help="seeds of each random setting; default 5, or 2")
+    result.add_argument("--ratings", type=Path, help="u.data of MovieLens 100K; default synthetic")
+    result.add_argument("--images", type=Path, help="NumPy archive x, y; default digits")
+    result.add_argument("--num-classes", type=int, help="classes of --images")
+    return result
 
 
 def run(words: Sequence[str]) -> int:
     """Draws the figure named by the first word.
 
     Raises:
-      ValueError: If the name or the picture's suffix is unknown.
+      ValueError: If an option, the name or the picture's suffix is unknown.
     """
-    name, *options = words or ["--help"]
-    if name in ("--help", "-h"):
-        print(f"usage: {PROGRAM} NAME [--small] OUT ...\n")
-        listed = {**FIGURES, ALL: "Every figure, into the folder OUT, with a page of them."}
-        print("\n".join(f"  {name:13}  {description}" for name, description in listed.items()))
-        return 0
-    if name not in (*FIGURES, ALL):
-        raise ValueError(f"unknown figure {name!r}; choose among {', '.join(FIGURES)}")
+    options = parser().parse_args(words or ["--help"])
+    if options.seeds is None:
+        options.seeds = 2 if options.small else 5
+    if options.seeds < 2:
+        raise ValueError(f"--seeds {options.seeds}: a standard error needs at least 2")
+    if options.name not in (*FIGURES, ALL):
+        names = ", ".join((*FIGURES, ALL))
+        raise ValueError(f"unknown figure {options.name!r}; choose among {names}")
     require("matplotlib")
-    import tyro
-
-    if name == ALL:
-        from experiments.figures.gallery import Gallery, draw_all
-
-        draw_all(tyro.cli(Gallery, prog=f"{PROGRAM} {ALL}", args=options))
-        return 0
-    kind, draw = figure_of(name)
-    small = {"default": kind(Path(), **kind.SMALL)} if "--small" in options else {}
-    config = tyro.cli(
-        kind,
-        prog=f"{PROGRAM} {name}",
-        description=f"{FIGURES[name]} With --small, a small version.",
-        args=[word for word in options if word != "--small"],
-        **small,
-    )
-    outputs.check(config.out, outputs.PICTURES, "OUT", overwrite=True)
-    from experiments.figures.records import draw_recorded
-
-    draw_recorded(draw, config, " ".join([PROGRAM, *words]))
-    print(f"drawn: {config.out}, and what it says: {config.out}.json")
+    with Console() as console:
+        if options.name == ALL:
+            given = [word for word in words if word not in (ALL, str(options.out))]
+            draw_all(options, console, " ".join(["", *given]))
+        else:
+            outputs.check(options.out, outputs.PICTURES, "OUT", overwrite=True)
+            draw(options.name, options.out, options, console)
     return 0
+
+
+def figure_of(name: str) -> Any:
+    """Returns the module of a figure."""
+    return importlib.import_module(f"experiments.figures.{name}")
+
+
+def draw(name: str, out: Path, options: argparse.Namespace, console: Console) -> list[str | Cells]:
+    """Draws one figure; prints and returns its text and tables.
+
+    The points are in the Parquet file beside the picture, and computed only if the code or the
+    settings differ from that file's.
+
+    Args:
+      name: Name in `FIGURES`.
+      out: Picture to write.
+      options: Namespace of the command.
+      console: Console for progress and text.
+    """
+    from experiments.figures.drawing import draw_layout, save
+    from experiments.results.computed import computed
+    from experiments.results.points import pivot
+
+    module = figure_of(name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    file = out.with_name(f"{out.name}.parquet")
+    report = lambda line: console.progress(f"{name}: {line}")  # noqa: E731
+    table = computed(module.compute, module.jobs(options), file, report)
+    shown: list[str | Cells] = list(module.NOTES)
+    if hasattr(module, "lines"):
+        shown += module.lines(table)
+    else:
+        for (panel,), points in table.group_by("panel", maintain_order=True):
+            shown += [str(panel), pivot(points)]
+    for item in shown:
+        console.line(item) if isinstance(item, str) else console.table(*item)
+    picture = module.draw(table) if hasattr(module, "draw") else draw_layout(table, module.LAYOUT)
+    save(picture, out)
+    console.line(f"drawn: {out}; points: {file}")
+    return [f"({table['seconds'].sum():.0f} s of CPU time)", *shown]
+
+
+def draw_all(options: argparse.Namespace, console: Console, words: str = "") -> None:
+    """Draws every figure into a folder, and updates its page after each.
+
+    Args:
+      options: Namespace of the command.
+      console: Console for progress and text.
+      words: Words of the command after the name, for the page.
+    """
+    from experiments.results.render import Page, document
+
+    folder, title = options.out, "Figures of the papers"
+    folder.mkdir(parents=True, exist_ok=True)
+    sections: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for name, description in FIGURES.items():
+        picture = folder / f"{name}.svg"
+        shown = draw(name, picture, options, console)
+        texts = [escape(item) if isinstance(item, str) else markdown_table(*item) for item in shown]
+        heading = f"## {description}\n\n`{PROGRAM} {name}{words}`"
+        sections.append("\n\n".join([heading, f"![{description}]({picture.name})", *texts]))
+        pictures[picture.name] = picture.read_bytes()
+        text = "\n\n".join([f"# {title}", *sections, OF_RUNS])
+        page = document(Page(title, text, pictures)).encode()
+        write_atomically(folder / INDEX, lambda file, page=page: file.write(page))  # type: ignore[misc]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draws a figure; errors of use end in one line and exit status 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return in_one_line(PROGRAM, lambda: run(words))
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ T. Steinke, "Limits of Privacy Amplification by Subsampling", DifferentialPrivac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import polars as pl
 
-from experiments.cli.console import Console
 from experiments.figures.comparison import TERMS
-from experiments.figures.drawing import Picture, blank, legend, panels
+from experiments.figures.drawing import Layout
 from experiments.papers.amplification import (
     full_batch_noise,
     gaussian_noise_penalty,
@@ -30,92 +30,127 @@ from experiments.papers.amplification import (
     laplace_noise_scale,
     mean_squared_error,
 )
+from experiments.results.computed import Job
+from experiments.results.points import Cells
 
-SAMPLING_PROBS = (0.3, 0.1, 0.01, 0.001)
+SAMPLING_PROBS, RATIOS, EPSILONS = (0.3, 0.1, 0.01, 0.001), (0.1, 1.0, 10.0, 100.0), (1, 0.1, 0.01)
+"""Values of p, of c, and of the epsilon of one mean, each with a colour."""
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#000000")
-EPSILONS = np.geomspace(1e-4, 10, 200)
-RATIOS = np.geomspace(1e-2, 1e3, 200)
-
-STEPS = 1_000
-EPSILON, DELTA = 1.0, 1e-6
-"""Joint guarantee of the Gaussian releases."""
-
+STEPS, EPSILON, DELTA = 1_000, 1.0, 1e-6
+"""Number and joint guarantee of the Gaussian releases."""
 NUM_VALUES, DRAWS = 1_000, 2_000
+"""Values of the simulated mean, and draws of each mean squared error."""
+
+RATIO = "Laplace: full mean's noise over sampled mean's\n(dots: ε = p)"
+PENALTY = "What sampling costs in noise at equal guarantee"
+OVER_P = "Laplace: the same ratio at ε = c p"
+ERROR = f"Mean of {NUM_VALUES:,} values in [0, 1]"
+NOTES = (f"Gaussian noise, {STEPS:,} releases, jointly ({EPSILON:g}, {DELTA:g})-DP ({TERMS})",)
+KINDS: dict[str, dict[str, Any]] = {
+    "dot": {"marker": "o", "ms": 5, "ls": "", "label": None},
+    "limit": {"ls": ":", "label": None},
+    "bound": {"color": "#CC79A7", "lw": 4, "alpha": 0.45},
+    "estimate": {"color": "#56B4E9", "ls": "--"},
+    "certified": {"color": "#56B4E9", "marker": "s", "ms": 5, "ls": ""},
+    "simulated": {"marker": ".", "ls": "", "label": None},
+}
+"""Style of each kind of curve but exact ones."""
 
 
-def draw_laplace(axes: Sequence[Axes]) -> None:
-    """Draws p eps_p / eps over eps, its inverse, and over p.
-
-    The inverse is over c = eps / p, the third ratio at eps = c p.
-    """
-    ratio, penalty, over_p = axes
-    for prob, color in zip(SAMPLING_PROBS, COLORS, strict=True):
-        ratios = [laplace_noise_ratio(float(e), prob) for e in EPSILONS]
-        ratio.plot(EPSILONS, ratios, color=color, label=f"p = {prob:g}")
-        ratio.plot(prob, laplace_noise_ratio(prob, prob), "o", color=color, ms=5)
-        exact = [1 / laplace_noise_ratio(c * prob, prob) for c in RATIOS]
-        penalty.plot(RATIOS, exact, color=color, lw=1.2, label=f"Laplace, p = {prob:g}")
-    bound = [laplace_noise_penalty(c) for c in RATIOS]
-    penalty.plot(RATIOS, bound, color="#CC79A7", lw=4, alpha=0.45, label="bound c / log(1 + c)")
-    probs = np.geomspace(1e-3, 1.0, 100)
-    for c, color in zip((0.1, 1.0, 10.0, 100.0), COLORS, strict=True):
-        over_p.plot(probs, [laplace_noise_ratio(c * p, p) for p in probs], color=color)
-        limit = over_p.axhline(1.0 / laplace_noise_penalty(c), color=color, ls=":")
-        limit.set_label(f"c = {c:g}; dotted: log(1 + c) / c")
-    ratio.set(ylim=(0, 1.05), xlabel="ε of one release", ylabel=r"$p\,ε_p / ε$")
-    ratio.set_title("Laplace: full mean's noise over sampled mean's\n(dots: ε = p)")
-    over_p.set(ylim=(0, 1.05), xlabel="sampling rate p", ylabel=r"$p\,ε_p / ε$")
-    over_p.set_title("Laplace: the same ratio at ε = c p")
+def style(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the style of a curve's kind, in the colour of its p, c or epsilon."""
+    return {"color": COLORS[point["color"] or 0], **KINDS.get(point["kind"], {})}
 
 
-def draw_gaussian(axes: Axes, console: Console) -> None:
-    """Draws and prints Gaussian noise's penalty over c, and its limit."""
-    console.progress("calibrating Gaussian noise")
-    budget = {"epsilon": EPSILON, "delta": DELTA}
-    step_epsilon = 1.0 / full_batch_noise(STEPS, **budget)
-    probs = np.geomspace(3e-4, 1.0, 9).tolist()
-    points = [(step_epsilon / p, gaussian_noise_penalty(p, STEPS, **budget)) for p in probs]
-    limit, color = [gaussian_noise_penalty_many_steps(c) for c in RATIOS], "#56B4E9"
-    axes.plot(RATIOS, limit, "--", color=color, label="Gaussian, many releases (estimate)")
-    label = f"Gaussian, {STEPS:,} releases, certified"
-    axes.plot(*zip(*points, strict=True), "s", color=color, ms=5, label=label)
-    axes.set(yscale="log", ylim=(0.9, 200))
-    axes.set(xlabel="c = ε of one release / p", ylabel="sampled mean's noise over full mean's")
-    axes.set_title("What sampling costs in noise at equal guarantee")
-    console.line(
-        f"Gaussian noise, {STEPS:,} releases, together epsilon {EPSILON:g} at delta {DELTA:g} "
-        f"({TERMS})"
-    )
-    rows = [[f"{c:.3g}", f"{r:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
-            for c, r in points]  # fmt: skip
-    console.table(["c", "certified", "many releases"], rows)
+_AXES = {"xscale": "log", "ylim": (0, 1.05), "ylabel": r"$p\,ε_p / ε$"}
+LAYOUT = Layout(
+    size=(11, 9),
+    columns=2,
+    axes={
+        RATIO: {**_AXES, "xlabel": "ε of one release"},
+        PENALTY: {"xscale": "log", "yscale": "log", "ylim": (0.9, 200),
+                  "xlabel": "c = ε of one release / p",
+                  "ylabel": "sampled mean's noise over full mean's"},
+        OVER_P: {**_AXES, "xlabel": "sampling rate p"},
+        ERROR: {"xscale": "log", "yscale": "log", "xlabel": "sampling rate p",
+                "ylabel": "mean squared error"},
+    },
+    title=f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}",
+    style=style,
+)  # fmt: skip
 
 
-def draw_errors(axes: Axes) -> None:
-    """Draws mean squared errors of sampled and full mean over p."""
-    rng, probs = np.random.default_rng(0), np.geomspace(0.01, 1.0, 13)
-    values = rng.random(NUM_VALUES)
-    for epsilon, color in zip((1.0, 0.1, 0.01), COLORS, strict=False):
-        errors = [mean_squared_error(values, epsilon, p) for p in probs]
-        axes.plot(probs, errors, color=color, label=f"ε = {epsilon:g}; dotted: full mean")
-        axes.axhline(mean_squared_error(values, epsilon), color=color, ls=":")
-        for p in probs:
-            sampled = (rng.random((DRAWS, NUM_VALUES)) < p) @ values / (p * NUM_VALUES)
-            noise = rng.laplace(0, laplace_noise_scale(epsilon, NUM_VALUES, float(p)), DRAWS)
-            axes.plot(p, np.mean((sampled + noise - values.mean()) ** 2), ".", color=color)
-    axes.set(yscale="log", xlabel="sampling rate p", ylabel="mean squared error")
-    axes.set_title(f"Mean of {NUM_VALUES:,} values in [0, 1]")
+def jobs(options: Namespace) -> Iterator[Job]:
+    """Yields the closed forms, a certified penalty, or the simulated errors of an epsilon."""
+    yield {"kind": "exact"}
+    for prob in np.geomspace(3e-4, 1.0, 9).tolist():
+        yield {"kind": "certified", "sampling_prob": prob}
+    for color in range(len(EPSILONS)):
+        yield {"kind": "simulated", "color": color, "draws": DRAWS}
 
 
-def draw(config: Picture, console: Console) -> Figure:
-    """Returns the figure; prints the certified points."""
-    figure = blank(11, 9, f"{TERMS}; Laplace noise: δ = 0, Gaussian noise: δ = {DELTA:g}")
-    ratio, penalty, over_p, errors = all_axes = panels(figure, 2, 2)
-    for axes in all_axes:
-        axes.set_xscale("log")
-    draw_laplace([ratio, penalty, over_p])
-    draw_gaussian(penalty, console)
-    draw_errors(errors)
-    for axes in all_axes:
-        legend(axes)
-    return figure
+def compute(job: Job) -> list[dict[str, Any]]:
+    """Returns points of curves, with their kind and colour."""
+    if job["kind"] == "exact":
+        return list(_closed_forms())
+    if job["kind"] == "simulated":
+        return list(_errors(job["color"], job["draws"]))
+    prob, budget = job["sampling_prob"], {"epsilon": EPSILON, "delta": DELTA}
+    c = 1.0 / full_batch_noise(STEPS, **budget) / prob
+    penalty = gaussian_noise_penalty(prob, STEPS, **budget)
+    curve = f"Gaussian, {STEPS:,} releases, certified"
+    return [{"panel": PENALTY, "curve": curve, "kind": "certified", "x": c, "value": penalty}]
+
+
+def _closed_forms() -> Iterator[dict[str, Any]]:
+    """Yields p eps_p / eps over eps, over p at eps = c p, and the penalties over c = eps / p."""
+    cs = np.geomspace(1e-2, 1e3, 200).tolist()
+    for color, p in enumerate(SAMPLING_PROBS):
+        point = {"panel": RATIO, "curve": f"p = {p:g}", "color": color}
+        for x in np.geomspace(1e-4, 10, 200).tolist():
+            yield {**point, "x": x, "value": laplace_noise_ratio(x, p)}
+        yield {**point, "curve": f"p = {p:g}, dot", "kind": "dot", "x": p,
+               "value": laplace_noise_ratio(p, p)}  # fmt: skip
+        for c in cs:
+            yield {"panel": PENALTY, "curve": f"Laplace, p = {p:g}", "color": color, "x": c,
+                   "value": 1 / laplace_noise_ratio(c * p, p)}  # fmt: skip
+    penalties = {"bound": ("bound c / log(1 + c)", laplace_noise_penalty),
+                 "estimate": ("Gaussian, many releases (estimate)",
+                              gaussian_noise_penalty_many_steps)}  # fmt: skip
+    for kind, (curve, penalty) in penalties.items():
+        for c in cs:
+            yield {"panel": PENALTY, "curve": curve, "kind": kind, "x": c, "value": penalty(c)}
+    for color, c in enumerate(RATIOS):
+        point = {"panel": OVER_P, "curve": f"c = {c:g}; dotted: log(1 + c) / c", "color": color}
+        limit = {**point, "curve": f"c = {c:g}, limit", "kind": "limit"}
+        for p in np.geomspace(1e-3, 1.0, 100).tolist():
+            yield {**point, "x": p, "value": laplace_noise_ratio(c * p, p)}
+            yield {**limit, "x": p, "value": 1.0 / laplace_noise_penalty(c)}
+
+
+def _errors(color: int, draws: int) -> Iterator[dict[str, Any]]:
+    """Yields mean squared errors of the sampled and of the full mean over p."""
+    rng, epsilon = np.random.default_rng(color), EPSILONS[color]
+    values = np.random.default_rng(0).random(NUM_VALUES)
+    for p in np.geomspace(0.01, 1.0, 13).tolist():
+        sampled = (rng.random((draws, NUM_VALUES)) < p) @ values / (p * NUM_VALUES)
+        noise = rng.laplace(0, laplace_noise_scale(epsilon, NUM_VALUES, p), draws)
+        errors = {
+            "exact": mean_squared_error(values, epsilon, p),
+            "limit": mean_squared_error(values, epsilon),
+            "simulated": float(np.mean((sampled + noise - values.mean()) ** 2)),
+        }
+        for kind, error in errors.items():
+            curve = f"ε = {epsilon:g}; dotted: full mean" + f", {kind}" * (kind != "exact")
+            point = {"panel": ERROR, "curve": curve, "kind": kind, "color": color}
+            yield {**point, "x": p, "value": error}
+
+
+def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
+    """Yields the certified penalties, beside the estimate for many releases."""
+    points = table.filter(kind="certified").select("x", "value").iter_rows()
+    yield (
+        ["c", "certified", "many releases"],
+        [[f"{c:.3g}", f"{value:.3f}", f"{gaussian_noise_penalty_many_steps(c):.3f}"]
+         for c, value in points],
+    )  # fmt: skip

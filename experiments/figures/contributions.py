@@ -8,73 +8,87 @@ ceil(1/epsilon)-th largest contribution. The figure looks at the data: it is not
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import polars as pl
 
 from dpsgd.core.guarantee import ADJACENCY
-from experiments.cli.console import Console
-from experiments.figures.drawing import RatingsPicture, blank, legend, panels
+from experiments.figures.drawing import Layout
 from experiments.papers.contribution import sum_error, sum_error_bound, sum_sweet_spot
+from experiments.results.computed import Job
+from experiments.results.points import Cells, text
 from experiments.tasks.ratings import ratings
 
 EPSILONS = (0.02, 0.1, 0.5)
 DRAWS = 400
-"""Number of noisy sums for each seed's mean error."""
-
+"""Number of noisy sums of each seed's mean error."""
 TERMS = f"{ADJACENCY} adjacency, unit: one user"
+NOTES = ("NOT PRIVATE: the ratings, exactly", f"epsilon of one such sum, delta 0 ({TERMS})")
+
+BOUND, EXACT = "bound, equation (2)", "expected error, exactly"
+MEASURED, RULE = "measured: mean ± standard error", "predicted sweet spot: the ⌈1/ε⌉-th largest"
+STYLES: Mapping[str, dict[str, Any]] = {
+    BOUND: {"color": "#D55E00"},
+    EXACT: {"color": "#0072B2"},
+    MEASURED: {"color": "black", "fmt": "o", "ms": 3, "lw": 1},
+    RULE: {"color": "#D55E00", "fmt": "*", "ms": 14},
+}
+_AXES = {"xlabel": "cap τ on a user's ratings (ratings)", "ylabel": "mean |error| of their number"}
+LAYOUT = Layout(
+    size=(13, 4.8),
+    columns=3,
+    axes={"": {**_AXES, "xscale": "log", "yscale": "log"}},
+    title=f"Laplace noise, δ = 0 ({TERMS})",
+    style=lambda point: STYLES[point["curve"]],
+    legend={"ncols": 4},
+    shared=True,
+)
 
 
-def measured(counts: np.ndarray, cap: float, epsilon: float, seeds: int) -> np.ndarray:
-    """Returns the mean |error| of simulated private sums, [seeds]."""
-    capped, total = float(np.minimum(counts, cap).sum()), float(counts.sum())
-    errors = [
-        np.abs(capped + np.random.default_rng(seed).laplace(0.0, cap / epsilon, DRAWS) - total)
-        for seed in range(seeds)
-    ]
-    return np.mean(errors, axis=1)
+def jobs(options: Namespace) -> Iterator[Job]:
+    """Yields an epsilon at a time."""
+    for epsilon in EPSILONS:
+        sizes = {"seeds": options.seeds, "draws": DRAWS}
+        yield {"ratings": options.ratings, "epsilon": epsilon, **sizes}
 
 
-def draw_epsilon(axes: Axes, counts: np.ndarray, epsilon: float, seeds: int) -> list[str]:
-    """Draws one epsilon; returns its row of the table."""
-    caps = np.geomspace(10.0, 1.3 * counts.max(), 25)
-    fine = np.arange(10.0, 1.3 * counts.max())
-    bound = [sum_error_bound(counts, cap, epsilon) for cap in fine]
-    exact = np.array([sum_error(counts, cap, epsilon) for cap in fine])
-    errors = np.array([measured(counts, cap, epsilon, seeds) for cap in caps])
-    best = sum_sweet_spot(counts, epsilon)
-    axes.plot(fine, bound, color="#D55E00", label="bound, equation (2)")
-    axes.plot(fine, exact, color="#0072B2", label="expected error, exactly")
-    axes.errorbar(
-        caps, errors.mean(axis=1), 2 * errors.std(axis=1, ddof=1), color="black", fmt="o", ms=3,
-        capsize=2, lw=1, label=f"measured: mean of {seeds} seeds ± 2 s.d.",
-    )  # fmt: skip
-    axes.axvline(best, color="#D55E00", ls=":", lw=1.5)
-    rank = int(np.sum(counts >= best))
-    axes.plot(
-        best, sum_error_bound(counts, best, epsilon), "*", color="#D55E00", ms=14,
-        label="predicted sweet spot: the ⌈1/ε⌉-th largest",
-    )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="cap τ on a user's ratings (ratings)")
-    axes.set_title(f"ε = {epsilon:g}: predicted τ = {best:.0f}")
-    error = [
-        np.mean(measured(counts, cap, epsilon, seeds)) for cap in (10.0, best, float(counts.max()))
-    ]
-    return [f"{epsilon:g}", f"{best:.0f}", f"{rank}", f"{fine[exact.argmin()]:.0f}",
-            *(f"{e:,.0f}" for e in error)]  # fmt: skip
+def compute(job: Job) -> list[dict[str, Any]]:
+    """Returns the errors of a sum over the cap: bound, expected and measured."""
+    counts = np.unique(ratings.load(job["ratings"]).user, return_counts=True)[1]
+    largest, epsilon = float(counts.max()), job["epsilon"]
+    best = float(sum_sweet_spot(counts, epsilon))
+    points: list[dict[str, Any]] = []
+    for cap in np.arange(10.0, 1.3 * largest).tolist():
+        points.append({"curve": BOUND, "x": cap, "value": sum_error_bound(counts, cap, epsilon)})
+        points.append({"curve": EXACT, "x": cap, "value": sum_error(counts, cap, epsilon)})
+    caps = {*np.geomspace(10.0, 1.3 * largest, 25).tolist(), best, largest}
+    for cap in sorted(caps):
+        shortfall = float(np.minimum(counts, cap).sum()) - float(counts.sum())
+        noise = [
+            np.random.default_rng(seed).laplace(0.0, cap / epsilon, job["draws"])
+            for seed in range(job["seeds"])
+        ]
+        errors = np.abs(shortfall + np.array(noise)).mean(axis=1)
+        spread = {"standard_error": float(errors.std(ddof=1) / np.sqrt(errors.size))}
+        points.append({"curve": MEASURED, "x": cap, "value": float(errors.mean()), **spread})
+    points.append({"curve": RULE, "x": best, "value": sum_error_bound(counts, best, epsilon)})
+    sizes = {"epsilon": epsilon, "largest": largest, "rank": int(np.sum(counts >= best))}
+    panel = f"ε = {epsilon:g}: predicted τ = {best:.0f}"
+    return [{"panel": panel, **sizes, **point} for point in points]
 
 
-def draw(config: RatingsPicture, console: Console) -> Figure:
-    """Returns the figure; prints the best caps."""
-    counts = np.unique(ratings.load(config.ratings).user, return_counts=True)[1]
-    figure = blank(13, 4.8, f"Laplace noise, δ = 0 ({TERMS})")
-    first, *other_axes = panels(figure, 1, len(EPSILONS), sharey=True)
-    pairs = zip((first, *other_axes), EPSILONS, strict=True)
-    rows = [draw_epsilon(axes, counts, epsilon, config.seeds) for axes, epsilon in pairs]
-    console.line(f"NOT PRIVATE: {counts.size:,} users with {counts.sum():,} ratings, exactly")
-    console.line(f"epsilon of one such sum, delta 0 ({TERMS})")
+def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
+    """Yields the best caps, and the errors measured at three caps."""
+    rows = []
+    for _, points in table.group_by("panel", maintain_order=True):
+        [rule], largest = points.filter(curve=RULE).to_dicts(), points["largest"][0]
+        best = points.filter(curve=EXACT).sort("value")["x"][0]
+        measured = {row["x"]: text(row) for row in points.filter(curve=MEASURED).to_dicts()}
+        shown = [measured[cap] for cap in (10.0, rule["x"], largest)]
+        cells = [f"{rule['epsilon']:g}", f"{rule['x']:.0f}", f"{rule['rank']}", f"{best:.0f}"]
+        rows.append([*cells, *shown])
     header = ["epsilon", "cap by the rule", "rank", "best cap"]
-    console.table([*header, "error at 10", "at the rule's cap", "without a cap"], rows)
-    first.set_ylabel("mean |error| of the number of ratings")
-    legend(first, loc="lower left")
-    return figure
+    yield [*header, "error at 10", "at the rule's cap", "without a cap"], rows

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import tyro
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure, SubFigure
@@ -49,34 +50,6 @@ STYLE: Any = {
 """Settings of matplotlib; equal figures give equal bytes."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Options of every figure."""
-
-    out: tyro.conf.Positional[Path]
-    """Picture to write, .png, .pdf or .svg."""
-
-    SMALL: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of other fields where a small version is asked for, which takes a minute or two."""
-
-
-@dataclass(frozen=True)
-class RatingsPicture(Picture):
-    """Options of a figure of ratings."""
-
-    ratings: Path | None = None
-    """`u.data` of MovieLens 100K, gzipped or not; by default a synthetic population."""
-
-    seeds: int = 5
-    """Number of runs, or of series of draws, of each setting: by seeds 0, 1, ..."""
-
-    SMALL: ClassVar[Mapping[str, Any]] = {"seeds": 2}
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise ValueError(f"--seeds must be at least 2, for a deviation; got {self.seeds}")
-
-
 def blank(width: float, height: float, title: str = "") -> Figure:
     """Returns an empty figure; width and height are inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -99,11 +72,88 @@ def legend(axes: Axes | Figure | SubFigure, **how: Any) -> None:
             text.set_text("…" + text.get_text()[1 - LONGEST :])
 
 
-def label_ones_twos_fives(axis: Axis) -> None:
-    """Labels a short logarithmic axis at 1, 2, 5, 10, ..."""
+def label_short(axis: Axis) -> None:
+    """Labels a logarithmic axis of few decades at 1, 2, 5, 10, ..."""
+    low, high = axis.get_view_interval()
+    if axis.get_scale() != "log" or high > 300 * low:
+        return
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FormatStrFormatter("%g"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def draw_curves(
+    axes: Axes,
+    points: pl.DataFrame,
+    style: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda point: {},
+) -> None:
+    """Draws each curve: values with standard errors, proved bands, and sampled bounds as crosses.
+
+    Args:
+      axes: Axes of the panel.
+      points: Rows of `experiments.results.points`.
+      style: Options of matplotlib for a curve, by its first point; they may hide its label.
+    """
+    palette = cycle(PALETTE[3:] + PALETTE[:3])
+    for (curve,), line in points.group_by("curve", maintain_order=True):
+        first = line.row(0, named=True)
+        given = style(first)
+        color = given.get("color") or COLORS.get(str(curve)) or next(palette)
+        look = {"label": curve, **given, "color": color}
+        xs, lower, upper, value = (line[name] for name in ("x", "lower", "upper", "value"))
+        if first["lower"] is None:
+            error = line["standard_error"]
+            bars = {} if error.is_null().all() else {"yerr": error.to_numpy(), "capsize": 3}
+            axes.errorbar(xs, value.cast(float).to_numpy(), **bars, **look)
+        elif first["confidence"] < 1.0:
+            label = f"{look['label']} ({100 * first['confidence']:g} %)"
+            axes.plot(xs, upper, "x", color=color, label=label)
+            axes.plot(xs, value, "+", color=color)
+            axes.plot(xs, lower, ":", color=color, lw=1)
+        else:
+            axes.plot(xs, upper, **{"lw": 1.5, **look})
+            if (upper > 1.05 * lower).any():
+                axes.plot(xs, lower, color=color, lw=0.8, ls="--")
+                axes.fill_between(xs, lower, upper, color=color, alpha=0.12, lw=0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of a figure whose panels are curves."""
+
+    size: tuple[float, float]
+    """Width and height, inches."""
+    columns: int
+    """Number of panels side by side."""
+    axes: Mapping[str, Mapping[str, Any]]
+    """Properties of the axes of each panel, in order; "" for all panels."""
+    title: str = ""
+    style: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda point: {}
+    """Options of a curve, by its first point."""
+    legend: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the legend of each panel."""
+    shared: bool = False
+    """True for one legend, below all panels."""
+
+
+def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
+    """Returns a figure with the panels of a table."""
+    names = table["panel"].unique(maintain_order=True).to_list()
+    figure = blank(*layout.size, layout.title)
+    all_axes = panels(figure, -(-len(names) // layout.columns), layout.columns)
+    for name, axes in zip(names, all_axes, strict=False):
+        points = table.filter(panel=name)
+        draw_curves(axes, points, layout.style)
+        given = {"title": name, **layout.axes.get("", {}), **layout.axes.get(name, {})}
+        axes.set(**given)
+        label_short(axes.xaxis)
+        label_short(axes.yaxis)
+        if not layout.shared:
+            legend(axes, **layout.legend)
+    if layout.shared:
+        handles, _ = all_axes[0].get_legend_handles_labels()
+        legend(figure, handles=handles, loc="outside lower center", **layout.legend)
+    return figure
 
 
 def content(figure: Figure, kind: str) -> bytes:

@@ -9,31 +9,30 @@ five images each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import functools
+import math
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import optax
-from matplotlib.figure import Figure
 
 from accounting import MultistageProfile, epsilon
 from accounting.profile import format_delta
 from dpsgd import Mechanism, RootKey, dpsgd, train
-from experiments.cli.console import Console
-from experiments.figures.drawing import (
-    Picture,
-    blank,
-    label_ones_twos_fives,
-    legend,
-    panels,
-)
+from experiments.figures.drawing import Layout
 from experiments.papers.episodic import PublishedTheorem3
+from experiments.results.computed import Job
+from experiments.results.points import ends
 from experiments.tasks.images.task import Images
 from experiments.tasks.splits import blocks_of
 from samplers import Multistage
 
+NOISE_MULTIPLIERS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Standard deviations of the noise, in units of the clipping norm."""
 NEW_CLASSES, CHANNELS = 3, (8, 16)
 CLASSES, IMAGES = 5, 4
 """Classes drawn from each drawn task, and images from each of these classes."""
@@ -43,113 +42,93 @@ DRAWN = 5
 """Tasks per drawn task."""
 STEPS, LEARNING_RATE, CLIP = 120, 0.01, 1.0
 DELTA = 1e-5
+NOTES = (
+    f"delta {format_delta(DELTA)}, zero-out; classes are public",
+    "Theorem 3 as published is not sound for sums: an estimate, NO GUARANTEE",
+    "the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise",
+)
+COST, ACCURACY = "cost", "accuracy: mean ± standard error over seeds"
+UNSOUND = "one image, published Theorem 3: NOT sound"
+STYLES: Mapping[str, dict[str, Any]] = {
+    "one image": {"marker": "o", "color": "#0072B2"},
+    UNSOUND: {"marker": "x", "ls": "--", "color": "#D55E00"},
+    "trained": {"marker": "o", "color": "black"},
+    "without noise": {"ls": "--", "color": "gray"},
+    "untrained": {"ls": ":", "color": "gray"},
+}
+_AXES = {"xscale": "log", "xlabel": "noise multiplier σ"}
+LAYOUT = Layout(
+    size=(11, 4.4),
+    columns=2,
+    axes={
+        COST: {**_AXES, "yscale": "log",
+               "ylabel": f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)"},
+        ACCURACY: {**_AXES, "ylabel": f"accuracy on {NEW_CLASSES} new classes,\n"
+                                      "five images of each known"},
+    },
+    style=lambda point: STYLES.get(point["curve"], {}),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Config(Picture):
-    """Few-shot training over the noise multiplier."""
-
-    images: Path | None = None
-    """NumPy archive of images x and labels y, such as MNIST's; by default scikit-learn's digits."""
-
-    num_classes: int | None = None
-    """Classes of the archive; scikit-learn's digits state their own."""
-
-    noise_multipliers: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-    """Standard deviations of the noise, in units of the clipping norm."""
-
-    seeds: int = 5
-    """Number of runs of each, by seeds 0, 1, ..."""
-
-    SMALL: ClassVar[Mapping[str, Any]] = {"seeds": 2, "noise_multipliers": (0.5, 2.0)}
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2 or not self.noise_multipliers:
-            raise ValueError("--seeds must be at least 2, and --noise-multipliers one at least")
-
-
-def draw(config: Config, console: Console) -> Figure:
-    """Returns the figure; prints its numbers."""
-    images = Images(config.images, CHANNELS, NEW_CLASSES, num_classes=config.num_classes)
-    smallest = int(np.unique(images.source.splits["train"]["label"], return_counts=True)[1].min())
-    task = replace(images, tasks=max(2, smallest // OF_CLASS))
-    data, test = task.columns(), task.source.rows("test")
-    tree = data.population.tree
-    assert tree is not None
-    draws = max(1, task.tasks // DRAWN), CLASSES, IMAGES
-    sampler = Multistage(tree, draws, steps=STEPS, clipped_level=1)
-    [path] = {tuple(map(min, zip(*tree.shape.worst_paths, strict=True)))}
-
-    def accuracy(sigma: float | None) -> np.ndarray:
-        """Returns the accuracy on new classes, of a run of each seed; None: untrained."""
-        accuracies = []
-        for seed in range(config.seeds):
-            console.progress(f"sigma {sigma}, seed {seed}")
-            params = task.init(seed)
-            if sigma is not None:
-                params = train(
-                    dpsgd(task.loss, optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, STEPS))),
-                    Mechanism(sampler, sigma, CLIP),
-                    params,
-                    data,
-                    root=RootKey.from_insecure_seed(seed),
-                    audit=False,
-                ).params
-            accuracies.append(task.evaluate(params, blocks_of(test))["accuracy"])
-        return np.array(accuracies)
-
-    sigmas = sorted(config.noise_multipliers)
-    rows, bounds, published, quality = [], [], [], []
+def jobs(options: Namespace) -> Iterator[Job]:
+    """Yields the cost at a noise multiplier, or the runs of one, at a time."""
+    sigmas = (0.5, 2.0) if options.small else NOISE_MULTIPLIERS
+    shared = {"images": options.images, "num_classes": options.num_classes, "steps": STEPS}
     for sigma in sigmas:
-        bounds.append(epsilon(sampler.privacy(sigma), DELTA))
-        whole_task = epsilon(replace(sampler, protected_level=1).privacy(sigma), DELTA)
-        one_class = MultistageProfile(sigma, STEPS, draws[1:2], path[1:2], clipped_level=0)
-        theorem = PublishedTheorem3(sigma, STEPS, draws, path).estimate_epsilon(DELTA)
-        published.append(theorem.value)
-        quality.append(accuracy(sigma))
-        rows.append(
-            [
-                f"{sigma:g}",
-                f"~{theorem.value:.3g}",
-                str(bounds[-1]),
-                str(whole_task),
-                f">= {epsilon(one_class, DELTA).format_lower('.0f')}",
-                _mean_and_sd(quality[-1]),
-            ]
-        )
-    references = {"no noise": accuracy(0.0), "untrained": accuracy(None)}
-    figure = blank(11, 4.4)
-    first, right = panels(figure, 1, 2)
-    lower, upper = ([getattr(bound, field) for bound in bounds] for field in ("lower", "upper"))
-    first.fill_between(sigmas, lower, upper, color="#0072B2", alpha=0.4)
-    first.plot(sigmas, upper, color="#0072B2", marker="o", label="one image: proved, and below it")
-    first.plot(
-        sigmas, published, color="#D55E00", ls="--", marker="x",
-        label="one image, published Theorem 3: NOT sound",
-    )  # fmt: skip
-    first.set(xscale="log", yscale="log", xlabel="noise multiplier σ")
-    first.set_ylabel(f"ε at δ = {format_delta(DELTA)} (zero-out adjacency)")
-    mean, error = np.mean(quality, axis=1), np.std(quality, axis=1, ddof=1)
-    right.errorbar(sigmas, mean, error, color="black", marker="o", capsize=4, label="trained")
-    for (name, accuracies), style in zip(references.items(), ("--", ":"), strict=True):
-        right.axhline(accuracies.mean(), color="gray", ls=style, label=name)
-    right.set(xscale="log", xlabel="noise multiplier σ")
-    right.set_ylabel(f"accuracy on {NEW_CLASSES} new classes,\nfive images of each known")
-    right.set_title(f"mean ± s.d. of {config.seeds} seeds")
-    for axes in (first, right):
-        legend(axes)
-        label_ones_twos_fives(axes.xaxis)
-    console.line(
-        f"{data.population.num_examples:,} images in {task.tasks} tasks, {STEPS} steps that draw "
-        f"{', '.join(map(str, draws))}; delta {format_delta(DELTA)}, zero-out; classes are public"
-    )
-    header = ["sigma", "Thm 3", "an image", "a task", "a class, of one task", "accuracy"]
-    console.table(header, rows)
-    console.line("; ".join(f"{name}: {_mean_and_sd(x)}" for name, x in references.items()))
-    console.line("Theorem 3 as published is not sound for sums: an estimate, NO GUARANTEE")
-    console.line("the runs' noise is seeded, to be repeated: the epsilons are those of fresh noise")
-    return figure
+        yield {**shared, "panel": COST, "sigma": sigma}
+    for curve in ("trained", "without noise", "untrained"):
+        runs = {**shared, "panel": ACCURACY, "curve": curve, "seeds": options.seeds}
+        for sigma in sigmas if curve == "trained" else [0.0]:
+            yield {**runs, "sigma": sigma, "over": [sigma] if sigma else [sigmas[0], sigmas[-1]]}
 
 
-def _mean_and_sd(found: np.ndarray) -> str:
-    return f"{found.mean():.4f} ± {found.std(ddof=1):.4f}"
+@functools.cache
+def _setup(images: Path | None, num_classes: int | None, steps: int) -> tuple[Any, Any, Multistage]:
+    """Returns the task, its data, and the sampler of episodes."""
+    task = Images(images, CHANNELS, NEW_CLASSES, num_classes=num_classes)
+    smallest = int(np.unique(task.source.splits["train"]["label"], return_counts=True)[1].min())
+    task = replace(task, tasks=max(2, smallest // OF_CLASS))
+    data = task.columns()
+    assert data.population.tree is not None
+    draws = max(1, task.tasks // DRAWN), CLASSES, IMAGES
+    return task, data, Multistage(data.population.tree, draws, steps=steps, clipped_level=1)
+
+
+def compute(job: Job) -> list[dict[str, Any]]:
+    """Returns the costs at a noise multiplier, or the mean accuracy of its runs."""
+    task, data, sampler = _setup(job["images"], job["num_classes"], job["steps"])
+    if job["panel"] == COST:
+        return [
+            {"panel": COST, "x": job["sigma"], **point} for point in _costs(sampler, job["sigma"])
+        ]
+    test, accuracies = task.source.rows("test"), []
+    for seed in range(job["seeds"]):
+        params = task.init(seed)
+        if job["curve"] != "untrained":
+            schedule = optax.cosine_decay_schedule(LEARNING_RATE, job["steps"])
+            params = train(
+                dpsgd(task.loss, optax.adam(schedule)),
+                Mechanism(sampler, job["sigma"], CLIP),
+                params,
+                data,
+                root=RootKey.from_insecure_seed(seed),
+                audit=False,
+            ).params
+        accuracies.append(task.evaluate(params, blocks_of(test))["accuracy"])
+    error = float(np.std(accuracies, ddof=1)) / math.sqrt(len(accuracies))
+    point = {"curve": job["curve"], "value": float(np.mean(accuracies)), "standard_error": error}
+    return [{"panel": ACCURACY, "x": x, **point} for x in job["over"]]
+
+
+def _costs(sampler: Multistage, sigma: float) -> Iterator[dict[str, Any]]:
+    """Yields bounds on epsilon of an image, a task and a class, and the published estimate."""
+    [path] = {tuple(map(min, zip(*sampler.tree.shape.worst_paths, strict=True)))}
+    steps, draws = sampler.steps, tuple(sampler.draws)
+    yield {"curve": "one image", **ends(epsilon(sampler.privacy(sigma), DELTA))}
+    theorem = PublishedTheorem3(sigma, steps, draws, path).estimate_epsilon(DELTA)
+    yield {"curve": UNSOUND, "value": theorem.value}
+    whole = replace(sampler, protected_level=1).privacy(sigma)
+    yield {"curve": "a task", **ends(epsilon(whole, DELTA))}
+    one_class = MultistageProfile(sigma, steps, draws[1:2], path[1:2], clipped_level=0)
+    lower = epsilon(one_class, DELTA).lower
+    yield {"curve": "a class, of one task: at least", "value": lower}

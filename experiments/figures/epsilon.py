@@ -7,48 +7,51 @@ beside it. The paper's own figure 2 is `delta`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from matplotlib.figure import Figure
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
 
 from accounting.profile import format_delta
-from experiments.cli.console import Console
 from experiments.figures import comparison
-from experiments.figures.drawing import Picture, blank, panels
+from experiments.figures.comparison import TERMS
+from experiments.figures.drawing import Layout
+from experiments.results.computed import Job
 
 STEPS = {
-    "Criteo Display Ads": {1024: 35_938, 8192: 4_492},
-    "Criteo Sponsored Search": {1024: 12_500, 8192: 1_563},
+    ("Criteo Display Ads", 1024): 35_938,
+    ("Criteo Display Ads", 8192): 4_492,
+    ("Criteo Sponsored Search", 1024): 12_500,
+    ("Criteo Sponsored Search", 8192): 1_563,
 }
 """Steps of one epoch, by data set and batch size."""
 
 NOISE_MULTIPLIERS = tuple(round(0.1 + 0.05 * i, 2) for i in range(9))
+NUM_SAMPLES = 20_000
+"""Samples of a Monte Carlo bound; its upper end holds with probability 0.999."""
+NOTES = (f"epsilon over the noise multiplier ({TERMS})",)
+LAYOUT = Layout(
+    size=(11, 9),
+    columns=2,
+    axes={"": {"yscale": "log", "xlabel": "noise multiplier σ", "ylabel": f"ε ({TERMS})"}},
+    style=comparison.style,
+    legend={"title": "solid: upper bound\ndashed: lower bound"},
+)
 
 
-@dataclass(frozen=True)
-class Config(Picture):
-    """Epsilon over sigma for every sampler."""
+def jobs(options: Namespace) -> Iterator[Job]:
+    """Yields a panel and a noise multiplier at a time."""
+    for (data_set, batch_size), steps in STEPS.items():
+        for sigma in NOISE_MULTIPLIERS:
+            panel = f"{data_set}: batch {batch_size:,}, T = {steps:,}"
+            yield {"panel": panel, "steps": steps, "batch_size": batch_size, "sigma": sigma}
 
-    num_samples: int = 20_000
-    """Samples of the Monte Carlo bounds; their upper ends hold with probability 0.999 each."""
 
-
-def draw(config: Config, console: Console) -> Figure:
-    """Returns the figure; prints a table for each panel."""
-    figure = blank(11, 9)
-    axes = iter(panels(figure, 2, 2, sharey=True))
-    for data_set, steps_by_batch in STEPS.items():
-        for batch_size, steps in steps_by_batch.items():
-            num_examples = steps * batch_size
-            delta = 1 / num_examples
-            title = f"{data_set}: batch {batch_size:,}, T = {steps:,}, δ = {format_delta(delta)}"
-            console.line(f"{title} ({comparison.TERMS})")
-            samplers = comparison.all_samplers(num_examples, batch_size, epochs=1)
-            profiles = {
-                **{name: sampler.privacy for name, sampler in samplers.items()},
-                comparison.MONTE_CARLO: comparison.monte_carlo(steps, config.num_samples),
-            }
-            bounds = comparison.curves(profiles, NOISE_MULTIPLIERS, delta, console.progress)
-            console.table(*comparison.table(bounds))
-            comparison.draw(next(axes), bounds, title)
-    return figure
+def compute(job: Job) -> list[dict[str, Any]]:
+    """Returns the bound of each sampler at one noise multiplier."""
+    num_examples = job["steps"] * job["batch_size"]
+    samplers = comparison.all_samplers(num_examples, job["batch_size"], epochs=1)
+    profiles = {name: sampler.privacy for name, sampler in samplers.items()}
+    profiles[comparison.MONTE_CARLO] = comparison.monte_carlo(job["steps"], NUM_SAMPLES)
+    panel = f"{job['panel']}, δ = {format_delta(1 / num_examples)}"
+    points = comparison.epsilons(profiles, 1 / num_examples, job["sigma"])
+    return [{"panel": panel, **point} for point in points]

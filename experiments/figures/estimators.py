@@ -7,50 +7,19 @@ other bins alone (other bins), by two inequalities.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
 
-from matplotlib.figure import Figure
+from experiments.figures.delta import AXES, NOTES, compute, panel_of
+from experiments.figures.drawing import Layout
+from experiments.results.computed import Job
 
-from experiments.cli.console import Console
-from experiments.figures.delta import Setting, figure
-from experiments.figures.drawing import Picture
-from experiments.papers.monte_carlo import MonteCarloProfile
+__all__ = ["LAYOUT", "NOTES", "compute", "jobs"]
 
 PUBLISHED_RANKS = (*range(1, 100), *range(100, 500, 10), *range(500, 1_000, 50))
 """The authors' orders for 1,000 steps, from their code, google-research/google-research,
 dpsgd_batch_sampler_accounting/example.py (sigma 0.35, one epoch)."""
-
-
-@dataclass(frozen=True)
-class Config(Picture):
-    """Monte Carlo bounds at equal time (Balls-and-Bins paper, figures 3 and 4)."""
-
-    seconds: float = 5.0
-    """CPU time of each curve: it takes as many samples as it draws meanwhile."""
-
-    points: int = 8
-    """Epsilons of each curve."""
-
-    SMALL: ClassVar[Mapping[str, Any]] = {"seconds": 1.0, "points": 5}
-
-    def __post_init__(self) -> None:
-        if not (self.seconds > 0.0 and self.points >= 1):
-            raise ValueError("--seconds must be greater than 0, and --points at least 1")
-
-    def sized(
-        self, name: str, profile: MonteCarloProfile, epsilons: Sequence[float]
-    ) -> tuple[str, MonteCarloProfile]:
-        """Returns a curve's name, and its estimator sized to the time limit."""
-        pilot = replace(profile, num_samples=max(100, 2**18 // profile.bins))
-        began = time.process_time()
-        list(pilot.estimates(epsilons))
-        share = self.seconds / max(time.process_time() - began, 1e-3)
-        count = max(100, int(pilot.num_samples * share))
-        return f"{name}, {count:,} samples", replace(profile, num_samples=count)
-
 
 PANELS: dict[str, dict[str, dict[str, Any]]] = {
     "importance sampling": {"without": {"sampled": "losses"}, "with": {}},
@@ -66,16 +35,16 @@ PANELS: dict[str, dict[str, dict[str, Any]]] = {
         "other bins, Bennett": {"ranks": 1.02, "sampled": "other bins", "inequality": "bennett"},
     },
 }
-"""Options of each curve's estimator, by panel and name; `ranks` are a list, or their growth."""
+"""Options of each curve's estimator, by panel and curve; `ranks` are a list, or their growth."""
+LAYOUT = Layout((13, 9.2), 3, AXES, legend={"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)})
 
 
-SETTINGS = tuple(
-    Setting(name, *run, ("balls-and-bins",), estimators)
-    for run in ((0.35, 1_000, 12.0), (0.5, 4_492, 8.0))
-    for name, estimators in PANELS.items()
-)
-
-
-def draw(config: Config, console: Console) -> Figure:
-    """Returns the figure; prints a table for each panel."""
-    return figure(SETTINGS, config, console)
+def jobs(options: Namespace) -> Iterator[Job]:
+    """Yields a curve at a time; an estimator takes as many samples as its CPU seconds allow."""
+    points, seconds = (5, 1.0) if options.small else (8, 5.0)
+    for run in ((0.35, 1_000, 12.0), (0.5, 4_492, 8.0)):
+        for name, estimators in PANELS.items():
+            panel = panel_of((name, *run), points)
+            yield {**panel, "curve": "balls-and-bins"}
+            for curve, estimator in estimators.items():
+                yield {**panel, "curve": curve, "estimator": estimator, "seconds": seconds}

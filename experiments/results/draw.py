@@ -26,7 +26,7 @@ from experiments.figures.drawing import (
     MARKERS,
     PALETTE,
     blank,
-    label_ones_twos_fives,
+    label_short,
     legend,
     panels,
 )
@@ -279,7 +279,7 @@ def curves(runs: Mapping[str, FinishedRun]) -> Figure:
     )
     axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
     axes.set_title("; ".join(dict.fromkeys(terms)))
-    label_ones_twos_fives(axes.yaxis)
+    label_short(axes.yaxis)
     legend(axes)
     return figure
 

@@ -1,90 +1,176 @@
-"""Every figure is drawn by one command, which refuses what it cannot do before it computes."""
+"""Figures of the papers: certified points, one command, and a page of all pictures."""
 
-from dataclasses import dataclass
+import json
+import re
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-from experiments.figures import (
-    FIGURES,
-    amplification,
-    contributions,
-    episodes,
-    figure_of,
-    gallery,
-    rating_model,
-)
-from experiments.figures.__main__ import main
-from experiments.figures.drawing import Picture, blank, panels
+from experiments.figures import FIGURES, comparison, crossing, delta, drawing, never_worse
+from experiments.figures import __main__ as figures
+from experiments.figures.__main__ import figure_of, main, parser
+from experiments.results import computed
+from experiments.results.points import collect, pivot
+from samplers import Deterministic
 
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_says_what_it_can_be_asked_for_and_has_a_small_version(name, tmp_path):
-    kind, _ = figure_of(name)
-    assert isinstance(kind(tmp_path / "a.png", **kind.SMALL), Picture)
-
-
-def test_what_there_is_to_draw_is_listed(capsys):
-    assert main(["--help"]) == main([]) == 0
-    listed = capsys.readouterr().out
-    assert all(listed.count(f"  {name} ") == 2 for name in (*FIGURES, "all"))
-
-
-@dataclass(frozen=True)
-class Squares(Picture):
-    most: int = 9
-    ratings: Path | None = None
-    SMALL: ClassVar = {"most": 3}
-
-
-def draw_squares(config, console):
-    if config.out.name == "episodes.svg" and config.ratings and config.ratings.name == "torn":
-        raise KeyboardInterrupt
-    figure = blank(2, 2)
-    panels(figure)[0].plot([n * n for n in range(config.most)])
-    console.line(f"up to {config.most}, of {config.ratings}")
-    console.table(["n", "square"], [[str(config.most), str(config.most**2)]])
-    return figure
+RECORDS = computed.ROOT / "experiments" / "records"
 
 
 @pytest.fixture
-def squares(monkeypatch):
-    monkeypatch.setattr(gallery, "figure_of", lambda name: (Squares, draw_squares))
+def in_process(monkeypatch):
+    monkeypatch.setattr(computed, "each", map)
 
 
-def test_the_page_of_all_figures_has_each_with_its_table_and_its_command(squares, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def curves():
+    """Points of every curve of a small panel of delta over epsilon, by the name of the curve."""
+    shared = delta.panel_of(("tiny", 1.0, 20, 1.0), 2)
+    names = ("deterministic", "shuffle", "poisson", delta.DP_ACCOUNTING, "balls-and-bins")
+    jobs = [{**shared, "curve": name} for name in names]
+    for name, estimator in delta.ESTIMATORS.items():
+        jobs.append({**shared, "curve": name, "estimator": estimator, "num_samples": 500})
+    return {job["curve"]: delta.compute(job) for job in jobs}
+
+
+def test_sampled_bounds_of_balls_and_bins_are_around_the_certified_curve(curves):
+    for i, certified in enumerate(curves["balls-and-bins"]):
+        for name in delta.ESTIMATORS:
+            sampled = curves[name][i]
+            assert sampled["confidence"] < 1.0 == certified["confidence"]
+            assert sampled["lower"] <= certified["upper"]
+            assert certified["lower"] <= sampled["upper"]
+        assert certified["lower"] <= curves["shuffle"][i]["lower"]
+        assert curves["shuffle"][i]["upper"] == curves["deterministic"][i]["upper"]
+
+
+def test_poisson_is_bounded_by_two_accountants(curves):
+    pairs = zip(curves["poisson"], curves[delta.DP_ACCOUNTING], strict=True)
+    for ours, other in pairs:
+        assert other["lower"] <= ours["upper"]
+        assert ours["lower"] <= other["upper"]
+
+
+def test_only_sampled_bounds_are_crosses_and_name_their_confidence(curves):
+    axes = drawing.blank(2, 2).subplots()
+    drawing.draw_curves(axes, collect(*curves.values()))
+    crosses = {line.get_label(): line for line in axes.lines if line.get_marker() == "x"}
+    assert set(crosses) == {f"{name} (99.9 %)" for name in delta.ESTIMATORS}
+    expected = [point["upper"] for point in curves[comparison.MONTE_CARLO]]
+    assert list(crosses["balls-and-bins, Monte Carlo (99.9 %)"].get_ydata()) == expected
+
+
+def test_a_proved_interval_is_a_band_below_its_upper_end():
+    points = [{"curve": "a", "x": x, "lower": 1.0, "upper": 2.0 * x, "confidence": 1.0}
+              for x in (1.0, 2.0)]  # fmt: skip
+    axes = drawing.blank(2, 2).subplots()
+    drawing.draw_curves(axes, collect(points))
+    upper, lower = axes.lines
+    assert (list(upper.get_ydata()), list(lower.get_ydata())) == ([2.0, 4.0], [1.0, 1.0])
+    assert len(axes.collections) == 1
+
+
+def test_error_bars_are_standard_errors():
+    points = [{"curve": "a", "x": 1.0, "value": 5.0, "standard_error": 0.25}]
+    axes = drawing.blank(2, 2).subplots()
+    drawing.draw_curves(axes, collect(points))
+    [bars] = axes.collections
+    assert bars.get_segments()[0].tolist() == [[1.0, 4.75], [1.0, 5.25]]
+    assert pivot(collect(points))[1] == [["1", "5.0000 ± 0.2500"]]
+
+
+def test_the_comparison_prints_and_draws_what_it_computes(tmp_path, monkeypatch, command):
+    monkeypatch.setattr(comparison, "each", map)
+    profiles = {"deterministic": Deterministic(1000, 100, 1).privacy}
+    points = comparison.curves(profiles, (0.5, 1.0), 1e-3)
+    header, rows = comparison.table(points)
+    assert header == ["sigma", "deterministic"]
+    assert [row[0] for row in rows] == ["0.5", "1"]
+    words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
+    heading = command("compare", *words, "--plot", tmp_path / "a.png").splitlines()[0]
+    assert heading.endswith("at delta 1e-05 (zero-out adjacency, unit: one example)")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_recorded_crossings_are_certified_and_their_signs_change_once():
+    rows = json.loads((RECORDS / "crossing.json").read_text())
+    assert len(rows) == 187
+    for row in rows.values():
+        lower, upper = row["epsilon"]
+        assert 0 < lower < upper < 1.012 * lower
+        assert row["zero"] > 0
+        assert re.fullmatch(">{4}<{2,}|>{4}<", row["signs"])
+    recorded = rows["10.0 5"]
+    point, deltas, *_ = crossing.compute({"sigma": 10.0, "steps": 5})
+    assert [point["lower"], point["upper"]] == pytest.approx(recorded["epsilon"], rel=2e-4)
+    assert [deltas["lower"], deltas["upper"]] == pytest.approx(recorded["delta"], rel=2e-3)
+    assert point["signs"] == recorded["signs"]
+
+
+def test_recorded_cells_are_decided_and_none_is_worse_at_a_small_delta():
+    rows = json.loads((RECORDS / "never_worse.json").read_text())
+    for row in rows.values():
+        assert re.fullmatch(r">*<*[.]*", row["signs"])
+        assert len(row["signs"]) == len(never_worse.EPSILONS)
+        for low, high, poisson_low, poisson_high in row.get("bounds", {}).values():
+            assert 0.034 < poisson_low <= poisson_high < low <= high
+    job = {"panel": "", "batch_size": 65_536, "steps": 195, "sigma": 0.35, "epochs": 5}
+    points, recorded = never_worse.compute(job), rows["195 0.35 5"]
+    assert "".join(point["sign"] for point in points) == recorded["signs"]
+    ends = ("lower", "upper", "poisson_lower", "poisson_upper")
+    for point in points:
+        if point["sign"] == ">":
+            found = [point[name] for name in ends]
+            assert found == pytest.approx(recorded["bounds"][f"{point['x']:g}"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("small", [[], ["--small"]])
+def test_every_figure_has_jobs_of_json_values_that_differ(name, small):
+    module = figure_of(name)
+    options = parser().parse_args([name, "a.svg", "--seeds", "2", *small])
+    jobs = [json.dumps(job, sort_keys=True) for job in module.jobs(options)]
+    assert len(set(jobs)) == len(jobs) > 1
+    assert hasattr(module, "LAYOUT") != hasattr(module, "draw")
+
+
+def draws_squares(monkeypatch, fails=()):
+    """Replaces every figure by one of its name with three points."""
+
+    class Squares:
+        NOTES = ("squares",)
+        LAYOUT = drawing.Layout((2, 2), 1, {})
+
+        def __init__(self, name):
+            self.name = name
+
+        def jobs(self, options):
+            return [{"name": self.name, "ratings": str(options.ratings)}]
+
+        @staticmethod
+        def compute(job):
+            if job["name"] in fails:
+                raise KeyboardInterrupt
+            return [{"panel": "p", "curve": "c", "x": x, "value": x**2} for x in (1.0, 2.0, 3.0)]
+
+    monkeypatch.setattr(figures, "figure_of", Squares)
+
+
+def test_the_page_has_every_figure_with_its_table_and_command(in_process, tmp_path, monkeypatch):
+    draws_squares(monkeypatch)
     assert main(["all", "--small", str(tmp_path / "out"), "--ratings", "u.data"]) == 0
     page = (tmp_path / "out" / "index.html").read_text()
-    assert page.count("<svg") + page.count("data:image/svg+xml") == len(FIGURES)
-    assert page.count("up to 3, of u.data") == page.count(">square</th>") == len(FIGURES)
+    assert page.count("data:image/svg+xml") == page.count("9.0000") == len(FIGURES)
     assert "dpsgd sweep criteo-display-small" in page
-    for name, what in FIGURES.items():
-        assert what in page.replace("&#x27;", "'")
+    for name, description in FIGURES.items():
+        assert description in page.replace("&#x27;", "'")
         assert f"<code>scripts/figures {name} --small --ratings u.data</code>" in page
-        assert (tmp_path / "out" / f"{name}.svg").exists()
 
 
-def test_figures_of_the_same_command_can_be_kept(squares, tmp_path, capsys):
-    picture = tmp_path / "delta.svg"
-
-    def drawn(**how):
-        picture.write_text("kept")
-        gallery.draw_all(gallery.Gallery(tmp_path, **how), ["delta"])
-        return picture.read_text() != "kept"
-
-    assert drawn()
-    assert not drawn(keep=True)
-    assert drawn(keep=True, small=True)
-    assert drawn(small=True)
-
-
-def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp_path, capsys):
-    torn = gallery.Gallery(tmp_path, ratings=Path("torn"))
-    with pytest.raises(KeyboardInterrupt):
-        gallery.draw_all(torn, ["delta", "episodes"])
-    assert (tmp_path / "index.html").read_text().count("data:image/svg+xml") == 1
-    assert not (tmp_path / "episodes.svg.json").exists()
+def test_interrupted_figures_leave_the_page_of_those_before(in_process, tmp_path, monkeypatch):
+    draws_squares(monkeypatch, fails=("estimators",))
+    assert main(["all", "--small", str(tmp_path)]) == 130
+    assert (tmp_path / "index.html").read_text().count("data:image/svg+xml") == 2
+    assert not (tmp_path / "estimators.svg").exists()
 
 
 @pytest.mark.parametrize(
@@ -92,46 +178,44 @@ def test_the_page_of_figures_that_were_interrupted_has_those_before(squares, tmp
     [
         (["samplers", "a.png"], "unknown figure 'samplers'; choose among epsilon, "),
         (["epsilon", "a.jpeg"], "OUT must end in .png, .pdf or .svg, got a.jpeg"),
+        (["epsilon"], "the following arguments are required: OUT"),
+        (["epsilon", "a.png", "--seed", "2"], "--seed"),
+        (["contributions", "a.png", "--seeds", "1"], "--seeds 1: a standard error needs"),
         (["rating_model", "a.png", "--ratings", "nowhere"], "nowhere"),
         (["all", __file__], "File exists"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_one_line(words, problem, capsys):
+def test_what_cannot_be_drawn_is_refused_in_one_line(words, problem, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     line = capsys.readouterr().err
     assert line.startswith("scripts/figures: ")
     assert problem in line
     assert line.count("\n") == 1
+    assert not list(Path().iterdir())
 
 
-def test_an_interrupted_figure_ends_in_one_line_and_leaves_no_file(tmp_path, monkeypatch, capsys):
-    def interrupted(config, console):
-        raise KeyboardInterrupt
-
-    interrupted.__annotations__ = {"config": Picture}
-    monkeypatch.setattr(amplification, "draw", interrupted)
-    assert main(["amplification", str(tmp_path / "a.png")]) == 130
-    assert capsys.readouterr().err == "scripts/figures: interrupted\n"
-    assert not list(tmp_path.iterdir())
+def test_help_lists_every_figure(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in (*FIGURES, "all"))
 
 
-@pytest.mark.long
-def test_the_figure_of_contributions_says_that_it_is_not_private(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(contributions, "DRAWS", 20)
-    assert main(["contributions", "--small", str(tmp_path / "a.png")]) == 0
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    assert "NOT PRIVATE" in printed
-    assert "epsilon of one such sum, delta 0 (zero-out adjacency, unit: one user)" in printed
+SMALL = {
+    "amplification": "jointly (1, 1e-06)-DP",
+    "contributions": "NOT PRIVATE",
+    "crossing": "T = 100",
+    "episodes": "NO GUARANTEE",
+    "rating_model": "NOT PRIVATE",
+}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["amplification", "rating_model", "episodes"])
-def test_a_figure_that_trains_or_calibrates_is_drawn(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rating_model, "CAPS", (5, 20))
-    monkeypatch.setattr(rating_model, "LINEAR", (3.0,))
-    monkeypatch.setattr(rating_model, "FACTORIZED", (3.0,))
-    monkeypatch.setattr(episodes, "STEPS", 20)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_figure_is_computed_and_drawn(name, tmp_path, capsys):
     assert main([name, "--small", str(tmp_path / "a.svg")]) == 0
     assert (tmp_path / "a.svg").stat().st_size > 10_000
-    assert "zero-out" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "zero-out" in printed
+    assert SMALL[name] in printed

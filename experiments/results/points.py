@@ -1,0 +1,87 @@
+"""Tidy points: rows of curves in panels, each with a value or with certified bounds.
+
+Figures, sweeps and reports print and draw the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import polars as pl
+
+from accounting import Bound
+from dpsgd.runs.report import UNDEFINED
+
+Cells = tuple[list[str], list[list[str]]]
+"""Header and rows of a printed table."""
+
+SCHEMA = {
+    "panel": pl.String,
+    "curve": pl.String,
+    "x": pl.Float64,
+    "value": pl.Float64,
+    "standard_error": pl.Float64,
+    "lower": pl.Float64,
+    "upper": pl.Float64,
+    "confidence": pl.Float64,
+}
+"""Columns of points: a value with its standard error, or bounds with their confidence."""
+
+
+def ends(bound: Bound) -> dict[str, float]:
+    """Returns the columns of a bound."""
+    return {"lower": bound.lower, "upper": bound.upper, "confidence": bound.confidence}
+
+
+def collect(*tables: pl.DataFrame | Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Returns rows and tables as one table, with all columns of `SCHEMA`."""
+    frames = [pl.DataFrame(schema=SCHEMA)]
+    for table in tables:
+        rows = table if isinstance(table, pl.DataFrame) else list(table)
+        frames.append(pl.DataFrame(rows, infer_schema_length=None))
+    return pl.concat(frames, how="diagonal_relaxed")
+
+
+def text(point: Mapping[str, Any]) -> str:
+    """Returns a point for people: a bound rounded outward, or a value with its standard error.
+
+    >>> text({"value": 0.72, "standard_error": 0.00577, "runs": 3, "undefined": 1})
+    '0.7200 ± 0.0058 (1 of 4 diverged)'
+    >>> text({"value": 7100.0}), text({"value": None, "undefined": 2})
+    ('7100', 'undefined')
+    >>> text({"lower": 0.40371, "upper": 0.40376})
+    '[0.403, 0.404]'
+    """
+    if point.get("lower") is not None:
+        return str(Bound(point["lower"], point["upper"], point.get("confidence") or 1.0))
+    value, error, lost = (point.get(name) for name in ("value", "standard_error", "undefined"))
+    if value is None:
+        return UNDEFINED if lost else ""
+    form = ".4f" if value == 0 or 0.01 <= abs(value) < 100 else ".4g"
+    diverged = f" ({lost} of {lost + point['runs']} diverged)" if lost else ""
+    return f"{value:{form}}{'' if error is None else f' ± {error:{form}}'}{diverged}"
+
+
+def pivot(
+    points: pl.DataFrame,
+    show: Callable[[Mapping[str, Any]], str] = text,
+    name: Callable[[Any], str] = lambda x: f"{x:.4g}",
+    corner: str = "",
+) -> Cells:
+    """Returns a table with a row per x and a column per curve.
+
+    Args:
+      points: Rows of points; an x appears once per curve.
+      show: Text of a point.
+      name: Text of an x.
+      corner: Heading of the first column.
+    """
+    rows = points.to_dicts()
+    cells = {(row["x"], row["curve"]): show(row) for row in rows}
+    curves = list(dict.fromkeys(row["curve"] for row in rows))
+    body = [
+        [name(x), *(cells.get((x, curve), "") for curve in curves)]
+        for x in dict.fromkeys(row["x"] for row in rows)
+    ]
+    return [corner, *curves], body
