@@ -11,6 +11,7 @@ R = TypeVar("R")
 
 REMOVED = frozenset(
     {
+        "bands_memory",
         "bounds_epsilon",
         "budget_minutes",
         "buffers",

@@ -33,10 +33,13 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
       * A batch has a Binomial(n, 1 / T) number of examples where c = 1; it may be empty.
 
     Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Algorithm 3.
+
+    Attributes:
+      assignment: redrawn: new bins in every epoch; fixed: one assignment for all epochs (costs
+        more).
     """
 
     assignment: Literal["redrawn", "fixed"] = "redrawn"
-    """redrawn: new bins in every epoch; fixed: one assignment for all epochs (costs more)."""
 
     mode = "assignment"
 

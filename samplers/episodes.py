@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.checks import check_count, check_fields
+from accounting.records import Count, check
 from samplers.base import (
     MAX_EXAMPLES,
     BatchSampler,
@@ -29,17 +29,21 @@ class EpisodeSampler(BatchSampler, abc.ABC):
     """A sampler of which every step is an episode by itself, drawn from (seed, step) alone.
 
     An epoch is one step: a batch of any step is drawn without the others of a pass over the data.
+
+    Attributes:
+      tree: Units and, as leaves, the examples; of a sampler that is only accounted for, their
+        shape.
+      draws: How many are drawn of the children of each drawn unit, n_1, n_2, ..., the outermost
+        first.
+      steps: Steps of the run, each with an episode of its own.
     """
 
     tree: UnitTree | TreeShape
-    """Units and, as leaves, the examples; of a sampler that is only accounted for, their shape."""
-    draws: tuple[int, ...]
-    """How many are drawn of the children of each drawn unit, n_1, n_2, ..., the outermost first."""
-    steps: int = field(default=1, kw_only=True)
-    """Steps of the run, each with an episode of its own."""
+    draws: tuple[Count, ...]
+    steps: Count = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_fields(self, counts=("steps",))
+        check(self)
         check_steps(self.steps)
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"a tree has at most 2^31 - 1 leaves, got {self.num_examples}")
@@ -109,24 +113,20 @@ class EpisodeSampler(BatchSampler, abc.ABC):
         return self.plan(seed, epoch).rows(self.chunk_range(chunk))
 
 
-def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -> tuple[int, ...]:
-    """Returns the draws as integers, each possible for every unit, or raises a ValueError."""
+def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -> None:
+    """Raises a ValueError unless each draw is possible for every unit."""
     if len(draws) != levels:
         raise ValueError(
             f"draws needs {levels} entries, one per level of {tree!r} that is drawn without "
             f"replacement, got {len(draws)}"
         )
-    checked = []
     for level, count in enumerate(draws):
-        count = check_count(f"draws[{level}]", count)
         size, label = tree.smallest(level)
         if size < count:
             raise ValueError(
                 f"{label} has {size} children, fewer than "
                 f"draws[{level}] = {count}: draw fewer, or leave out or merge small units"
             )
-        checked.append(count)
-    return tuple(checked)
 
 
 def descend(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from accounting.checks import check_fields
+from accounting.records import Count, check
 from samplers.attempts import Attempt, Sizes, check_attempts, sizes_by_epoch, sizes_of
 from samplers.base import (
     MAX_EXAMPLES,
@@ -19,20 +19,23 @@ from samplers.base import (
 
 @dataclass(frozen=True)
 class EpochSampler(BatchSampler):
-    """A sampler that passes over n examples E times, in ceil(n / b) steps each."""
+    """A sampler that passes over n examples E times, in ceil(n / b) steps each.
 
-    num_examples: int
-    """Size n of the training set, a public number."""
-    batch_size: int
-    """Batch size b; the expected batch size if it varies."""
-    epochs: int = 1
-    """Number E of passes over the data, of ceil(n / b) steps each."""
-    num_shards: int = field(default=1, kw_only=True)
-    """Number L of data shards (consecutive segments of the examples). Each shard draws, truncates
-    and pads its part of every batch, so that rows can lie on L machines."""
+    Attributes:
+      num_examples: Size n of the training set, a public number.
+      batch_size: Batch size b; the expected batch size if it varies.
+      epochs: Number E of passes over the data, of ceil(n / b) steps each.
+      num_shards: Number L of data shards (consecutive segments of the examples). Each shard draws,
+        truncates and pads its part of every batch, so that rows can lie on L machines.
+    """
+
+    num_examples: Count
+    batch_size: Count
+    epochs: Count = 1
+    num_shards: Count = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_fields(self, counts=("num_examples", "batch_size", "epochs", "num_shards"))
+        check(self)
         if self.num_shards > min(self.num_examples, MAX_SHARDS):
             most = min(self.num_examples, MAX_SHARDS)
             raise ValueError(f"num_shards must be at most {most}, got {self.num_shards}")
@@ -70,10 +73,6 @@ class RedrawnOrFixed(EpochSampler, abc.ABC):
 
     mode: ClassVar[str]
     """The name of the field, whose value is 'redrawn' or 'fixed'."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, mode=self.mode)
 
     @property
     def redrawn(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.checks import check_fields
+from accounting.records import Count, check
 from samplers.base import MAX_EXAMPLES, EpochPlan, check_steps
 from samplers.deterministic import InOrder
 
@@ -21,17 +21,19 @@ class FullBatch(InOrder):
     Guarantees:
       * Each example takes part exactly once a step, and nothing is random: there is no
         amplification, and no seed need be kept secret.
+
+    Attributes:
+      num_examples: Size n of the training set, a public number.
+      epochs: Number E of steps.
+      max_batch_size: Rows of one pass, at most.
     """
 
-    num_examples: int
-    """Size n of the training set, a public number."""
-    epochs: int = 1
-    """Number E of steps."""
-    max_batch_size: int = 4_096
-    """Rows of one pass, at most."""
+    num_examples: Count
+    epochs: Count = 1
+    max_batch_size: Count = 4_096
 
     def __post_init__(self) -> None:
-        check_fields(self, counts=("num_examples", "epochs", "max_batch_size"))
+        check(self)
         if self.num_examples > MAX_EXAMPLES:
             raise ValueError(f"num_examples must be at most 2^31 - 1, got {self.num_examples}")
         check_steps(self.epochs)

@@ -58,18 +58,21 @@ class Multistage(EpisodeSampler):
     Raises:
       ValueError: If a unit has fewer children than are drawn of it (the unit is named), or a number
         is out of range.
+
+    Attributes:
+      clipped_level: Level c of the units whose gradients are clipped: 0 is the whole episode.
+        Default: L, the examples.
+      protected_level: Level of the protected units, at least c and at least 1. Default: L, the
+        examples.
     """
 
     clipped_level: int | None = field(default=None, kw_only=True)
-    """Level c of the units whose gradients are clipped: 0 is the whole episode. Default: L, the
-    examples."""
     protected_level: int | None = field(default=None, kw_only=True)
-    """Level of the protected units, at least c and at least 1. Default: L, the examples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         levels = self.tree.num_levels
-        object.__setattr__(self, "draws", check_draws(self.tree, self.draws, levels))
+        check_draws(self.tree, self.draws, levels)
         for name, least in (("clipped_level", 0), ("protected_level", 1)):
             level = getattr(self, name)
             if level is not None and not least <= level <= levels:

@@ -13,11 +13,10 @@ import importlib
 import inspect
 import re
 import sys
-import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from accounting.checks import check_count
+from accounting.records import Record, field_types
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import BatchSampler
 from samplers.deterministic import Deterministic
@@ -101,7 +100,7 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplerSettings:
+class SamplerSettings(Record):
     """What a run says of its sampler. `settings_of` makes the type that a sampler's settings have.
 
     Sizes that are None are left open: a run chooses them, see `open_sizes`; else `DEFAULTS` hold.
@@ -162,13 +161,10 @@ class SamplerSettings:
         names = [field.name for field in dataclasses.fields(self) if field.name in DEFAULTS]
         return [name for name in names if getattr(self, name) is None]
 
-    def check_sizes(self, num_examples: int | None = None) -> None:
-        """Raises ValueError for sizes that no sampler can have, or none of so many examples."""
-        for name in DEFAULTS:
-            if (size := getattr(self, name, None)) is not None:
-                check_count(name, size)
+    def check_sizes(self, num_examples: int) -> None:
+        """Raises ValueError for sizes that no sampler of so many examples can have."""
         size = getattr(self, "batch_size", None)
-        if num_examples is not None and size is not None and size > num_examples:
+        if size is not None and size > num_examples:
             raise ValueError(
                 f"batch_size must be at most the {num_examples:,} training examples, got {size}"
             )
@@ -209,7 +205,7 @@ def settings_of(kind: type[BatchSampler]) -> type[Any]:
     """
     if not (dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen):
         raise ValueError(f"the sampler {name_of(kind)} must be a frozen dataclass")
-    hints = typing.get_type_hints(kind)
+    hints = field_types(kind)
     fields = []
     for field in _fields(kind):
         if field.name not in _OF_DATA and field.name != "target_delta":

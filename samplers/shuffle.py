@@ -44,10 +44,12 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         where `order` is "redrawn", of every other epoch's.
       * A batch has floor(b / L) to ceil(b / L) examples of each of the L shards, an epoch's last
         ones apart; how many they are is no chance.
+
+    Attributes:
+      order: redrawn: a new order in every epoch; fixed: one order for all epochs (costs more).
     """
 
     order: Literal["redrawn", "fixed"] = "redrawn"
-    """redrawn: a new order in every epoch; fixed: one order for all epochs (costs more)."""
 
     mode = "order"
     permutes_sums = True

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from accounting import default_delta
-from accounting.checks import check_count, check_fields, check_guarantee_delta
+from accounting.checks import check_guarantee_delta
 from accounting.profiles.truncation import Cap, TruncatedProfile
+from accounting.records import Count
 from samplers.base import MAX_EXAMPLES, BatchSampler
 from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
@@ -60,8 +61,9 @@ class CappedBatchSampler(BatchSampler):
         if self.target_delta is not None:
             check_guarantee_delta(self.target_delta, "target_delta")
         if self.max_batch_size is not None:
-            cap = check_count("max_batch_size", self.max_batch_size, at_most=MAX_EXAMPLES)
-            object.__setattr__(self, "max_batch_size", cap)
+            cap = self.max_batch_size
+            if cap > MAX_EXAMPLES:
+                raise ValueError(f"max_batch_size must be at most {MAX_EXAMPLES}, got {cap}")
             expected = self.expected_batch_size / self.num_shards
             if not self.accumulates and cap < expected * (1.0 - 1e-9):
                 raise ValueError(
@@ -137,31 +139,30 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
     guarantee pays for it. The default B is the smallest that costs at most 1 % of delta, whatever
     noise and epsilon are.
     Proof: docs/explanation/truncated-batches.md.
+
+    Attributes:
+      max_batch_size: Largest number B of examples per shard in one pass of the fixed-shape program.
+        Default: truncation costs at most 1 % of delta.
+      target_delta: Delta for which the default max_batch_size is chosen. Default: `default_delta`.
+      overflow: Treatment of batches above max_batch_size. truncate: drop examples at random and pay
+        in delta; accumulate: take several passes for one update, which drops and costs nothing.
+      cycle_length: Period c of cyclic sampling, in steps: example i takes part only in steps t = i
+        (mod c). Noise may be correlated over c steps.
     """
 
-    max_batch_size: int | None = None
-    """Largest number B of examples per shard in one pass of the fixed-shape program. Default:
-    truncation costs at most 1 % of delta."""
+    max_batch_size: Count | None = None
     target_delta: float | None = None
-    """Delta for which the default max_batch_size is chosen. Default: `default_delta`."""
     overflow: Literal["truncate", "accumulate"] = "truncate"
-    """Treatment of batches above max_batch_size. truncate: drop examples at random and pay in
-    delta; accumulate: take several passes for one update, which drops and costs nothing."""
-    cycle_length: int = field(default=1, kw_only=True)
-    """Period c of cyclic sampling, in steps: example i takes part only in steps t = i (mod c).
-    Noise may be correlated over c steps."""
+    cycle_length: Count = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_fields(self, counts=("cycle_length",))
-        cycle = self.cycle_length
         super().__post_init__()
+        cycle = self.cycle_length
         if cycle > super().steps_per_epoch:
             raise ValueError(
                 f"cycle_length must be at most the {super().steps_per_epoch} steps of an epoch, "
                 f"got {cycle}: take a smaller one, or smaller batches"
             )
-        if self.overflow not in ("truncate", "accumulate"):
-            raise ValueError(f'overflow must be "truncate" or "accumulate", got {self.overflow!r}')
         if self.accumulates and self.num_shards > 1:
             raise ValueError(
                 'overflow="accumulate" takes as many passes as the fullest shard needs, which who '

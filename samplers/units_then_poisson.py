@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Annotated
 
 import numpy as np
 
 from accounting import PrivacyProfile, UnitsThenPoissonProfile
-from accounting.checks import check_fields
 from accounting.profiles.truncation import TruncatedProfile, truncated_steps
+from accounting.records import Count, Gt, Le
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import TreeDraws
@@ -33,20 +34,20 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
     Raises:
       ValueError: If a unit has fewer children than are drawn of it (the unit is named), or a number
         is out of range.
+
+    Attributes:
+      sampling_prob: Probability q with which an example of a drawn unit takes part.
+      max_batch_size: Rows of a padded batch. Default: truncation costs at most 1 % of delta.
+      target_delta: Delta for which the default max_batch_size is chosen. Default: `default_delta`.
     """
 
-    sampling_prob: float
-    """Probability q with which an example of a drawn unit takes part."""
-    max_batch_size: int | None = field(default=None, kw_only=True)
-    """Rows of a padded batch. Default: truncation costs at most 1 % of delta."""
+    sampling_prob: Annotated[float, Gt(0), Le(1)]
+    max_batch_size: Count | None = field(default=None, kw_only=True)
     target_delta: float | None = field(default=None, kw_only=True)
-    """Delta for which the default max_batch_size is chosen. Default: `default_delta`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        draws = check_draws(self.tree, self.draws, self.tree.num_levels - 1)
-        object.__setattr__(self, "draws", draws)
-        check_fields(self, probabilities=("sampling_prob",))
+        check_draws(self.tree, self.draws, self.tree.num_levels - 1)
         self._check_cap()
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from accounting import UserPoissonProfile
-from accounting.checks import check_count, check_fields
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.truncation import TruncatedProfile, truncated_users
+from accounting.records import Count
 from samplers.poisson import Poisson
 from samplers.population import Population
 
@@ -18,19 +18,19 @@ class UserPoisson(Poisson):
 
     `num_examples` counts the rows of the training data, after the cap of tau examples per user
     (`Contributions.of_examples`). Each example is clipped by itself.
+
+    Attributes:
+      max_contributions: Largest number tau of examples of one user.
+      num_users: Number of users, for the default delta. Default: the number of rows.
     """
 
-    max_contributions: int = field(kw_only=True)
-    """Largest number tau of examples of one user."""
-    num_users: int | None = field(default=None, kw_only=True)
-    """Number of users, for the default delta. Default: the number of rows."""
+    max_contributions: Count = field(kw_only=True)
+    num_users: Count | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_fields(self, counts=("max_contributions",))
         super().__post_init__()
-        if self.num_users is not None:
-            users = check_count("num_users", self.num_users, at_most=self.num_examples)
-            object.__setattr__(self, "num_users", users)
+        if self.num_users is not None and self.num_users > self.num_examples:
+            raise ValueError(f"num_users must be at most {self.num_examples}, got {self.num_users}")
         if self.cycle_length > 1:
             raise ValueError(
                 "cycle_length separates the steps of an example, and not those of a user, whose "

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from accounting.records import Named
 
 if TYPE_CHECKING:
     from jax import Array
@@ -83,14 +85,16 @@ class PerLayerClipping:
     Raises:
       ValueError: For a pattern that is not a regular expression, or shares that are not one
         positive number per pattern; when called, for a leaf or a pattern without a match.
+
+    Attributes:
+      patterns: Regular expressions for per-layer clipping, one group of parameters each. A
+        parameter belongs to the first that matches its name (such as dense.kernel). Default: one
+        group per top-level name.
+      shares: Relative shares of the groups in the square of l2_clip_norm. Default: equal.
     """
 
-    patterns: tuple[str, ...] | None = field(default=None, metadata={"option": "clip_groups"})
-    """Regular expressions for per-layer clipping, one group of parameters each. A parameter belongs
-    to the first that matches its name (such as dense.kernel). Default: one group per top-level
-    name."""
-    shares: tuple[float, ...] | None = field(default=None, metadata={"option": "clip_shares"})
-    """Relative shares of the groups in the square of l2_clip_norm. Default: equal."""
+    patterns: Annotated[tuple[str, ...] | None, Named("clip_groups")] = None
+    shares: Annotated[tuple[float, ...] | None, Named("clip_shares")] = None
 
     def __post_init__(self) -> None:
         for pattern in self.patterns or ():
@@ -164,11 +168,13 @@ class AutomaticClipping(_OneGroup):
 
     Raises:
       ValueError: For a gamma outside `GAMMA`.
+
+    Attributes:
+      gamma: Stability constant of automatic clipping: much smaller gradients keep their
+        proportions, all others are scaled to about l2_clip_norm.
     """
 
-    gamma: float = field(default=0.01, metadata={"option": "clip_gamma"})
-    """Stability constant of automatic clipping: much smaller gradients keep their proportions, all
-    others are scaled to about l2_clip_norm."""
+    gamma: Annotated[float, Named("clip_gamma")] = 0.01
 
     def __post_init__(self) -> None:
         if not GAMMA[0] <= self.gamma <= GAMMA[1]:

@@ -49,7 +49,6 @@ from dpsgd.runs.spec import (
 )
 from dpsgd.runs.support import check, refusal, rule_against, traits_of, with_separation
 from dpsgd.runs.task import calibration_of
-from dpsgd.sizes import bytes_of
 from samplers import BallsAndBins, BatchSampler, Poisson, Population, UserPoisson
 from samplers.settings import DEFAULTS, SamplerSettings, name_of
 
@@ -422,7 +421,7 @@ def with_noise(
     noise, record = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
         bands, why = _best_bands(spec, noise, task, population, progress)
-        noise, record = Banded(bands, noise.memory), {"bands": bands, "why": why}
+        noise, record = Banded(bands), {"bands": bands, "why": why}
         spec = dataclasses.replace(spec, noise=noise)
     build_sampler(spec, population)  # refuses one that does not go with it
     if not isinstance(noise, Banded):
@@ -458,9 +457,9 @@ def _best_bands(
             "bands auto compares at one guarantee, and under this sampler that of a "
             "noise_multiplier depends on bands: give target_epsilon or bands"
         )
-    most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, noise.memory, task))
+    most = min(most, _MOST_BANDS, 1 + _most_vectors(spec, task))
     if most == 1:
-        return 1, f"{noise.memory} hold no noise vector of the model"
+        return 1, "2 GiB hold no noise vector of the model"
     errors = {}
     for bands in (2**k for k in range(most.bit_length())):
         progress(f"comparing correlated noise: b = {bands}")
@@ -476,8 +475,8 @@ def _best_bands(
     return best, f"it leaves about {errors[best] / errors[1]:.2g} of the error of independent noise"
 
 
-def _most_vectors(spec: RunSpec, memory: str, task: Any) -> int:
-    """Returns how many noise vectors of the trained parameters the memory holds."""
+def _most_vectors(spec: RunSpec, task: Any) -> int:
+    """Returns how many noise vectors of the trained parameters 2 GiB hold."""
     import jax
 
     from dpsgd.gradients.frozen import matching_leaves
@@ -485,7 +484,7 @@ def _most_vectors(spec: RunSpec, memory: str, task: Any) -> int:
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     trained = matching_leaves(params, spec.train or "")
     count = sum(x.size for k, x in enumerate(jax.tree.leaves(params)) if k in trained)
-    return int(bytes_of(memory, "bands_memory") // (4 * count))
+    return 2**31 // (4 * count)
 
 
 # --- Specs that need no choice, or were given one -----------------------------------------------

@@ -11,16 +11,29 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from accounting import default_delta
 from accounting.checks import check_guarantee_delta
+from accounting.records import (
+    Count,
+    Ge,
+    Gt,
+    Le,
+    Lt,
+    Must,
+    Named,
+    Positive,
+    Record,
+    Seed,
+    field_types,
+    named,
+    read,
+)
 from dpsgd.engine.lazy.gaps import LARGEST
 from dpsgd.gradients.rules import (
     FLAT,
@@ -31,83 +44,49 @@ from dpsgd.gradients.rules import (
 from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.correlated import BandedToeplitz, banded_square_root
 from dpsgd.removed import removal_notice
-from dpsgd.runs.records import build, checked, field_types, near, to_json
-from dpsgd.sizes import bytes_of
+from dpsgd.runs.records import build, checked, near, to_json
 from samplers import BatchSampler, Population
 from samplers.settings import SamplerSettings, kind_of, name_of, settings_of
 
 _INDEPENDENT = Independent()
+_OPEN = "open"
+"""Mark of a field whose None leaves a choice to `dpsgd.runs.resolve`."""
 
-Must = tuple[Callable[[Any], bool], str]
-"""What holds of a value, and the same in words."""
-
-_POSITIVE: Must = (lambda x: 0 < x < math.inf, "be finite and > 0")
-_DECAYING: Must = (lambda x: 0 <= x < 1, "be in [0, 1)")
-_COUNT: Must = (lambda x: x >= 1, "be at least 1")
-_NOISE: Must = (
-    lambda x: 0 < x < math.inf,
-    "be finite and > 0 (dpsgd train --non-private asks for no guarantee)",
-)
-_BANDS: Must = (
-    lambda b: b == "auto" or (type(b) is int and b >= 1),
-    'be an integer >= 1 or "auto"',
-)
-_TABLES_RATE: Must = (lambda x: 0 < x <= LARGEST, f"be > 0 and at most {LARGEST:g}")
-_CALIBRATION: Must = (
-    lambda x: x in ("none", "platt", "temperature", "affine"),
-    "be none, platt, temperature or affine",
-)
-_SCHEDULE: Must = (lambda x: x in ("cosine", "constant"), "be cosine or constant")
-_DATA_ON: Must = (lambda x: x in ("device", "host"), "be device or host")
-_COMPUTE: Must = (lambda x: x in ("float32", "bfloat16"), "be float32 or bfloat16")
-_DELTA: Must = (lambda x: isinstance(x, Real) or x == "1/n", "be a number or 1/n")
+Rate = Annotated[float | None, Gt(0), _OPEN]
+Share = Annotated[float, Ge(0), Lt(1)]
 
 
-def _setting(
-    default: Any = MISSING,
-    *,
-    name: str = "",
-    open: bool = False,
-    must: Must | None = None,
-    kw_only: bool = False,
-) -> Any:
-    """Returns a field: `name` is that of its option, `open` whether None leaves a choice open."""
-    metadata = {"option": name, "open": open, "must": must}
-    return field(default=default, metadata=metadata, kw_only=kw_only)
-
-
-def _name(one: dataclasses.Field) -> str:
-    return one.metadata.get("option") or one.name
-
-
-class _Checked:
-    """Refuses values of which what they must be does not hold, by the names of their options."""
-
-    def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]  # of a dataclass
-            value, must = getattr(self, one.name), one.metadata.get("must")
-            if must and value is not None and not must[0](value):
-                raise ValueError(f"{_name(one)} must {must[1]}, got {value!r}")
+def _is_pattern(text: str | None) -> bool:
+    try:
+        return text is None or bool(re.compile(text))
+    except re.error:
+        return False
 
 
 @dataclass(frozen=True)
-class NoiseMultiplier(_Checked):
-    """Given noise multiplier."""
+class NoiseMultiplier(Record):
+    """Given noise multiplier.
 
-    noise_multiplier: float = _setting(must=_NOISE)
-    """Standard deviation of the noise divided by l2_clip_norm."""
+    Attributes:
+      noise_multiplier: Standard deviation of the noise divided by l2_clip_norm.
+    """
+
+    noise_multiplier: Positive
 
 
 @dataclass(frozen=True)
-class TargetEpsilon(_Checked):
-    """Smallest noise multiplier that certifies an epsilon."""
+class TargetEpsilon(Record):
+    """Smallest noise multiplier that certifies an epsilon.
 
-    epsilon: float = _setting(name="target_epsilon", must=_POSITIVE)
-    """Largest epsilon; the run uses the smallest noise multiplier that certifies it."""
+    Attributes:
+      epsilon: Largest epsilon; the run uses the smallest noise multiplier that certifies it.
+      optimistic: Calibrate the lower end of the certified interval to target_epsilon. The guarantee
+        stays the upper end, which may exceed target_epsilon. For studies of shuffling, whose two
+        ends are far apart.
+    """
+
+    epsilon: Annotated[Positive, Named("target_epsilon")]
     optimistic: bool = False
-    """Calibrate the lower end of the certified interval to target_epsilon. The guarantee stays
-    the upper end, which may exceed target_epsilon. For studies of shuffling, whose two ends are
-    far apart."""
 
 
 @dataclass(frozen=True)
@@ -116,22 +95,22 @@ class NonPrivate:
 
 
 @dataclass(frozen=True)
-class Banded(_Checked):
-    """Noise correlated over consecutive steps, see `dpsgd.BandedToeplitz`."""
+class Banded(Record):
+    """Noise correlated over consecutive steps, see `dpsgd.BandedToeplitz`.
 
-    bands: int | Literal["auto"] = _setting(must=_BANDS)
-    """Number of steps b over which noise is correlated, so that more of it cancels in SGD's
-    iterates. Sets the sampler's cycle_length to b. auto: the power of two with the least error
-    in SGD's iterates at the same guarantee (always 1 with Adam). Default: independent noise."""
-    memory: str = _setting("2GiB", name="bands_memory")
-    """Memory limit for the b - 1 stored noise vectors when bands is auto, such as 8GB."""
+    Attributes:
+      bands: Number of steps b over which noise is correlated, so that more of it cancels in SGD's
+        iterates. Sets the sampler's cycle_length to b. auto: the power of two with the least error
+        in SGD's iterates at the same guarantee (always 1 with Adam). Default: independent noise.
+      coefficients: The b coefficients of banded noise, see `dpsgd.BandedToeplitz`. Default: the
+        first b coefficients of the power series of (1 - x)^(-1/2).
+    """
+
+    bands: Count | Literal["auto"]
     coefficients: tuple[float, ...] | None = None
-    """The b coefficients of banded noise, see `dpsgd.BandedToeplitz`. Default: the first b
-    coefficients of the power series of (1 - x)^(-1/2)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bytes_of(self.memory, "bands_memory")
         if self.coefficients is not None and len(self.coefficients) != self.bands:
             raise ValueError(
                 f"coefficients must be as many as bands, {self.bands}, got {len(self.coefficients)}"
@@ -154,16 +133,19 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class _TableSettings(_Checked):
-    learning_rate: float | None = _setting(
-        None, name="tables_learning_rate", open=True, must=_TABLES_RATE
-    )
-    """Peak learning rate of lazy tables. Default: chosen by the task."""
-    momentum: float | None = _setting(None, name="tables_momentum", open=True, must=_DECAYING)
-    """Momentum of lazy tables, in [0, 1). Default: chosen by the task, else 0."""
-    flush_every: int | None = _setting(None, open=True, must=_COUNT)
-    """Steps between flushes of lazy tables: all deferred noise is drawn and a checkpoint is
-    written. Default: flushes take at most 5 % of the time."""
+class _TableSettings(Record):
+    """Settings of tables with a learning rate of their own.
+
+    Attributes:
+      learning_rate: Peak learning rate of lazy tables. Default: chosen by the task.
+      momentum: Momentum of lazy tables, in [0, 1). Default: chosen by the task, else 0.
+      flush_every: Steps between flushes of lazy tables: all deferred noise is drawn and a
+        checkpoint is written. Default: flushes take at most 5 % of the time.
+    """
+
+    learning_rate: Annotated[Rate, Le(LARGEST), Named("tables_learning_rate")] = None
+    momentum: Annotated[Share | None, _OPEN, Named("tables_momentum")] = None
+    flush_every: Annotated[Count | None, _OPEN] = None
 
 
 @dataclass(frozen=True)
@@ -177,13 +159,18 @@ class Auto(_TableSettings):
 
 
 @dataclass(frozen=True)
-class _StepSizes(_Checked):
-    learning_rate: float | None = _setting(None, open=True, must=_POSITIVE)
-    """Peak learning rate. Default: chosen by the task, else 3e-3 for Adam and 1 - momentum for
-    SGD."""
-    schedule: Literal["cosine", "constant"] | None = _setting(None, must=_SCHEDULE, kw_only=True)
-    """Learning rate schedule. Default: cosine (to zero at the last step); constant where the
-    task's rule averages parameters."""
+class _StepSizes(Record):
+    """Learning rate and its schedule.
+
+    Attributes:
+      learning_rate: Peak learning rate. Default: chosen by the task, else 3e-3 for Adam and 1 -
+        momentum for SGD.
+      schedule: Learning rate schedule. Default: cosine (to zero at the last step); constant where
+        the task's rule averages parameters.
+    """
+
+    learning_rate: Rate = None
+    schedule: Literal["cosine", "constant"] | None = field(default=None, kw_only=True)
 
     @property
     def step_sizes(self) -> Literal["cosine", "constant"]:
@@ -198,10 +185,13 @@ class Adam(_StepSizes):
 
 @dataclass(frozen=True)
 class SGD(_StepSizes):
-    """Stochastic gradient descent with optional momentum."""
+    """Stochastic gradient descent with optional momentum.
 
-    momentum: float = _setting(0.0, must=_DECAYING)
-    """SGD momentum, in [0, 1)."""
+    Attributes:
+      momentum: SGD momentum, in [0, 1).
+    """
+
+    momentum: Share = 0.0
 
 
 @dataclass(frozen=True)
@@ -210,26 +200,30 @@ class LastStep:
 
 
 @dataclass(frozen=True)
-class TailAverage(_Checked):
-    """Release the mean of the parameters over the last steps."""
+class TailAverage(Record):
+    """Release the mean of the parameters over the last steps.
 
-    tail: float = _setting(name="average_tail", must=(lambda x: 0 < x <= 1, "lie in (0, 1]"))
-    """Release the mean of the parameters over this final share of the steps. Costs no privacy;
-    works best with a constant schedule."""
+    Attributes:
+      tail: Release the mean of the parameters over this final share of the steps. Costs no privacy;
+        works best with a constant schedule.
+    """
 
-
-@dataclass(frozen=True)
-class MovingAverage(_Checked):
-    """Release an exponential moving average of the parameters."""
-
-    decay: float = _setting(
-        name="average_decay", must=(lambda x: 0 <= x <= 0.999999, "be in [0, 0.999999]")
-    )
-    """Release the exponential moving average of the parameters with this decay, such as 0.99."""
+    tail: Annotated[float, Gt(0), Le(1), Named("average_tail")]
 
 
 @dataclass(frozen=True)
-class RunSpec(_Checked):
+class MovingAverage(Record):
+    """Release an exponential moving average of the parameters.
+
+    Attributes:
+      decay: Release the exponential moving average of the parameters with this decay, such as 0.99.
+    """
+
+    decay: Annotated[float, Ge(0), Le(0.999999), Named("average_decay")]
+
+
+@dataclass(frozen=True)
+class RunSpec(Record):
     """Settings of a training run; a task's rule chooses those left open.
 
     >>> from samplers.settings import SETTINGS
@@ -241,88 +235,83 @@ class RunSpec(_Checked):
 
     Raises:
       ValueError: if a value is out of range; the message names the option.
+
+    Attributes:
+      sampler: Sampler that draws the batches and determines the privacy cost.
+      privacy: Noise multiplier, given or calibrated to a target epsilon.
+      noise: Independent or correlated noise over the steps.
+      tables: How embedding tables are trained. dense: by the optimizer, with noise in every row at
+        every step. lazy: by SGD; the noise of a row is drawn when the row is next read. The
+        guarantee is the same, and the time of a step does not depend on the size of the tables.
+        auto: lazy if the tables are much larger than a batch.
+      optimizer: Optimizer that applies the private gradients.
+      average: Released parameters: last step, tail average or moving average.
+      clipping: How per-example gradients are clipped to l2_clip_norm. flat: the whole gradient.
+        per-layer: each group of parameters to its own norm; their squares add up to l2_clip_norm
+        squared. automatic: every gradient is scaled to about l2_clip_norm. The privacy cost is the
+        same.
+      delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n protected units, rounded down
+        to one digit. 1/n is unsafe: publishing one random row satisfies it.
+      l2_clip_norm: L2 norm to which each per-example gradient is clipped. Default: chosen by the
+        task, else 4.
+      calibration: Recalibrate predictions after training, from noisy sums over all training rows,
+        because clipping biases them. platt: scale and shift of the logit; temperature: scale of the
+        logits of several classes; affine: scale and shift of a predicted number. Epsilon covers
+        training and calibration together. Default: the task's calibration if there are enough rows;
+        none without privacy.
+      microbatch_size: Examples whose gradients are computed together. Default: as many as fit in 2
+        GiB.
+      compute: Floating-point type of the parameters inside the loss. Clipping, noise and the stored
+        parameters stay in float32.
+      checkpoint_seconds: Seconds between checkpoints, from which `dpsgd resume` continues.
+      data_on: Memory that holds the training rows; from the host, rows are copied for each block of
+        steps. Default: device, or host if the rows need more than half of the device's free memory.
+      train: Train only the parameters whose names (such as dense.kernel) match this regular
+        expression, for example 'logit|hidden'. The others keep their initial values, get no noise
+        and do not count in the clipping norm.
+      init_seed: Public seed of the initial parameters.
+      init_from: Start from the parameters of a finished run, an exported model or a file .npz in
+        place of fresh ones. The guarantee's epsilon is for rows that did not train that model; the
+        sentence also says what it is for rows that did.
+      insecure_seed: Seed that makes sampling and noise reproducible, for debugging. Voids the
+        guarantee.
+      audit: Before training, check on generated rows that the compiled program and the sampler do
+        what the guarantee assumes, and refuse to train otherwise. Takes seconds.
     """
 
     sampler: Any  # SamplerSettings, or a BatchSampler of the data's own size
-    """Sampler that draws the batches and determines the privacy cost."""
     privacy: NoiseMultiplier | TargetEpsilon | NonPrivate
-    """Noise multiplier, given or calibrated to a target epsilon."""
     noise: Independent | Banded = _INDEPENDENT
-    """Independent or correlated noise over the steps."""
     tables: Dense | Lazy | Auto = Dense()
-    """How embedding tables are trained. dense: by the optimizer, with noise in every row at every
-    step. lazy: by SGD; the noise of a row is drawn when the row is next read. The guarantee is the
-    same, and the time of a step does not depend on the size of the tables. auto: lazy if the
-    tables are much larger than a batch."""
     optimizer: Adam | SGD = Adam()
-    """Optimizer that applies the private gradients."""
     average: LastStep | TailAverage | MovingAverage = LastStep()
-    """Released parameters: last step, tail average or moving average."""
     clipping: FlatClipping | PerLayerClipping | AutomaticClipping = FLAT
-    """How per-example gradients are clipped to l2_clip_norm. flat: the whole gradient. per-layer:
-    each group of parameters to its own norm; their squares add up to l2_clip_norm squared.
-    automatic: every gradient is scaled to about l2_clip_norm. The privacy cost is the same."""
-    delta: float | Literal["1/n"] | None = _setting(None, name="target_delta", must=_DELTA)
-    """Delta of the guarantee. Default: min(1e-5, n^-1.1) for n protected units, rounded down to
-    one digit. 1/n is unsafe: publishing one random row satisfies it."""
-    l2_clip_norm: float | None = _setting(None, open=True, must=_POSITIVE)
-    """L2 norm to which each per-example gradient is clipped. Default: chosen by the task, else
-    4."""
-    calibration: Literal["none", "platt", "temperature", "affine"] | None = _setting(
-        None, open=True, must=_CALIBRATION
-    )
-    """Recalibrate predictions after training, from noisy sums over all training rows, because
-    clipping biases them. platt: scale and shift of the logit; temperature: scale of the logits of
-    several classes; affine: scale and shift of a predicted number. Epsilon covers training and
-    calibration together. Default: the task's calibration if there are enough rows; none without
-    privacy."""
-    microbatch_size: int | None = _setting(None, must=_COUNT)
-    """Examples whose gradients are computed together. Default: as many as fit in 2 GiB."""
-    compute: Literal["float32", "bfloat16"] = _setting("float32", must=_COMPUTE)
-    """Floating-point type of the parameters inside the loss. Clipping, noise and the stored
-    parameters stay in float32."""
-    checkpoint_seconds: float = _setting(120.0, must=(lambda x: x >= 0, "be >= 0"))
-    """Seconds between checkpoints, from which `dpsgd resume` continues."""
-    data_on: Literal["device", "host"] | None = _setting(None, must=_DATA_ON)
-    """Memory that holds the training rows; from the host, rows are copied for each block of steps.
-    Default: device, or host if the rows need more than half of the device's free memory."""
-    train: str | None = None
-    """Train only the parameters whose names (such as dense.kernel) match this regular expression,
-    for example 'logit|hidden'. The others keep their initial values, get no noise and do not count
-    in the clipping norm."""
-    init_seed: int = _setting(0, must=(lambda x: 0 <= x < 2**32, "lie in [0, 2^32)"))
-    """Public seed of the initial parameters."""
+    delta: Annotated[float | Literal["1/n"] | None, Named("target_delta")] = None
+    l2_clip_norm: Rate = None
+    calibration: Annotated[Literal["none", "platt", "temperature", "affine"] | None, _OPEN] = None
+    microbatch_size: Count | None = None
+    compute: Literal["float32", "bfloat16"] = "float32"
+    checkpoint_seconds: Annotated[float, Ge(0)] = 120.0
+    data_on: Literal["device", "host"] | None = None
+    train: Annotated[str | None, Must("a regular expression", _is_pattern)] = None
+    init_seed: Annotated[int, Ge(0), Lt(2**32)] = 0
     init_from: str | None = None
-    """Start from the parameters of a finished run, an exported model or a file .npz in place of
-    fresh ones. The guarantee's epsilon is for rows that did not train that model; the sentence
-    also says what it is for rows that did."""
-    insecure_seed: int | None = _setting(None, must=(lambda x: 0 <= x < 2**64, "lie in [0, 2^64)"))
-    """Seed that makes sampling and noise reproducible, for debugging. Voids the guarantee."""
+    insecure_seed: Seed | None = None
     audit: bool = True
-    """Before training, check on generated rows that the compiled program and the sampler do what
-    the guarantee assumes, and refuse to train otherwise. Takes seconds."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for name, kinds in PARTS.items():
             if type(part := getattr(self, name)) not in kinds.values():
                 named = ", ".join(kind.__name__ for kind in kinds.values())
                 raise ValueError(f"{name} must be one of {named}, got {part!r}")
-        if self.train is not None:
-            try:
-                re.compile(self.train)
-            except re.error as error:
-                raise ValueError(f"train: {self.train!r} is no pattern: {error}") from None
-        if isinstance(self.sampler, SamplerSettings):
-            self.sampler.check_sizes()
-        elif not isinstance(self.sampler, BatchSampler):
+        super().__post_init__()
+        if not isinstance(self.sampler, SamplerSettings | BatchSampler):
             raise ValueError(
                 'sampler must be settings, such as samplers.settings.SETTINGS["poisson"](), or a '
                 f"BatchSampler, got {self.sampler!r:.80}"
             )
         if self.delta is not None and self.delta != "1/n":
-            delta = check_guarantee_delta(float(self.delta), "target_delta")
-            object.__setattr__(self, "delta", delta)  # NumPy's numbers too, as Python's
+            check_guarantee_delta(self.delta, "target_delta")
 
     @property
     def private(self) -> bool:
@@ -336,9 +325,13 @@ class RunSpec(_Checked):
         names = ["tables"] if isinstance(self.tables, Auto) else []
         names += sampler.open_sizes() if isinstance(sampler, SamplerSettings) else []
         for part in (self, self.optimizer, self.tables):
-            fields = dataclasses.fields(part)
-            left = (f for f in fields if f.metadata.get("open") and getattr(part, f.name) is None)
-            names += map(_name, left)
+            hints, attributes = field_types(type(part)), named(type(part))
+            names += [
+                name
+                for name, attribute in attributes.items()
+                if _OPEN in getattr(hints[attribute], "__metadata__", ())
+                and getattr(part, attribute) is None
+            ]
         if isinstance(noise, Banded) and noise.law is None:
             names.append("bands")
         return names
@@ -361,10 +354,10 @@ class RunSpec(_Checked):
             if notice := removal_notice(name, value):
                 raise ValueError(f"{name}={value} was {notice}")
             if name not in known:
-                raise ValueError(f"{name!a} is unknown{near(name, known)}")
+                raise ValueError(f"{name} is unknown{near(name, known)}")
             value = tuple(value) if isinstance(value, list) else value
             if value is not None and value != known[name].default:
-                given[name] = checked(value, known[name].type, name)
+                given[name] = read(known[name].type, value, (name,))
         parts = {}
         for part, kinds in PARTS.items():
             choices = [given.pop(part)] if part in given else [c for c in kinds if c in given]
@@ -376,9 +369,9 @@ class RunSpec(_Checked):
             kind = kinds[choice]
             if not dataclasses.fields(kind):
                 given.pop(choice, None)
-            of = {_name(one): one.name for one in dataclasses.fields(kind)}
+            of = named(kind)
             parts[part] = kind(**{of[name]: given.pop(name) for name in list(given) if name in of})
-        own = {_name(one): one.name for one in dataclasses.fields(cls)}
+        own = named(cls)
         for name in given:
             if name not in own:
                 raise ValueError(f"{name} goes with {_chooser(name)}: give it, or leave out {name}")
@@ -387,17 +380,17 @@ class RunSpec(_Checked):
     def options(self) -> dict[str, Any]:
         """Returns the options that ask for this, with those of all choices that it makes."""
         found: dict[str, Any] = {}
-        for one in dataclasses.fields(self):
-            value = getattr(self, one.name)
-            if one.name not in PARTS:
-                found[_name(one)] = value
+        for name, attribute in named(type(self)).items():
+            value = getattr(self, attribute)
+            if name not in PARTS:
+                found[name] = value
                 continue
-            choice = next(c for c, kind in PARTS[one.name].items() if kind is type(value))
-            if one.name in known_options():
-                found[one.name] = choice
+            choice = next(c for c, kind in PARTS[name].items() if kind is type(value))
+            if name in known_options():
+                found[name] = choice
             elif choice and not dataclasses.fields(value):
                 found[choice] = True
-            found |= {_name(f): getattr(value, f.name) for f in dataclasses.fields(value)}
+            found |= {key: getattr(value, one) for key, one in named(type(value)).items()}
         return found
 
     def but(self, **options: Any) -> RunSpec:
@@ -503,31 +496,32 @@ def known_options() -> dict[str, Option]:
     """Returns every option of a run by its name."""
     found: dict[str, Option] = {}
 
-    def add(owner: type, one: dataclasses.Field) -> None:
-        default = None if one.default is MISSING else one.default
-        hint = field_types(owner)[one.name]
+    def add(owner: type, name: str, attribute: str) -> None:
+        default = owner.__dataclass_fields__[attribute].default  # type: ignore[attr-defined]
+        default = None if default is MISSING else default
+        hint = field_types(owner)[attribute]
         hint = hint | None if default is None and hint is not Any else hint
-        found.setdefault(_name(one), Option(hint, default, owner, one.name))
+        found.setdefault(name, Option(hint, default, owner, attribute))
 
-    for own in dataclasses.fields(RunSpec):
-        if (kinds := PARTS.get(own.name)) is None:
-            add(RunSpec, own)
+    for name, attribute in named(RunSpec).items():
+        if (kinds := PARTS.get(name)) is None:
+            add(RunSpec, name, attribute)
             continue
-        if own.name in ("tables", "optimizer", "clipping"):
+        if name in ("tables", "optimizer", "clipping"):
             names: Any = Literal[tuple(kinds)]
-            found[own.name] = Option(names, next(iter(kinds)), RunSpec, own.name)
+            found[name] = Option(names, next(iter(kinds)), RunSpec, name)
         for choice, kind in kinds.items():
-            if choice and not dataclasses.fields(kind) and own.name not in found:
+            if choice and not dataclasses.fields(kind) and name not in found:
                 found[choice] = Option(bool, False, kind, "")
-            for one in dataclasses.fields(kind):
-                add(kind, one)
+            for option, of in named(kind).items():
+                add(kind, option, of)
     return found
 
 
 def _chooser(name: str) -> str:
     """Returns what chooses a class that has an option, in words."""
     for part, kinds in PARTS.items():
-        has = [c for c, k in kinds.items() if name in map(_name, dataclasses.fields(k))]
+        has = [choice for choice, kind in kinds.items() if name in named(kind)]
         if has:
             return " ".join([*([part] if part in known_options() else []), " or ".join(has)])
     return "nothing"

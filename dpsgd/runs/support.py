@@ -132,7 +132,7 @@ def check(spec: RunSpec, num_examples: int | None = None) -> None:
     """
     if why := refusal(spec):
         raise ValueError(why)
-    if isinstance(spec.sampler, SamplerSettings):
+    if num_examples is not None and isinstance(spec.sampler, SamplerSettings):
         spec.sampler.check_sizes(num_examples)
 
 

@@ -149,9 +149,9 @@ def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make_epochs)
     ("arguments", "message"),
     [
         ((10, 11), "batch_size must be at most num_examples = 10, got 11"),
-        ((0, 1), "num_examples must be at least 1"),
-        ((10, 0), "batch_size must be at least 1"),
-        ((10, 2, 0), "epochs must be at least 1"),
+        ((0, 1), "num_examples must be an integer >= 1"),
+        ((10, 0), "batch_size must be an integer >= 1"),
+        ((10, 2, 0), "epochs must be an integer >= 1"),
         ((2**31, 2), "at most 2\\^31 - 1"),
         ((10, 2, 10**18), "a run has at most 2\\^31 - 1 steps, got 5000000000000000000"),
     ],

@@ -197,25 +197,28 @@ class DescribedClicks(ClickModels):
 
 @dataclass(frozen=True)
 class Clicks(HeldOut, ClickModels):
-    """Clicks and tables: rows of numbers and categories, a model of embeddings, AUC or accuracy."""
+    """Clicks and tables: rows of numbers and categories, a model of embeddings, AUC or accuracy.
+
+    Attributes:
+      data: Store of prepared examples (see `dpsgd prepare`).
+      model: Model preset. linear: weights alone; small: a network for a CPU; wide-and-deep: both;
+        large: three layers of 598 units and tables of up to 2^20 rows per feature (85 million
+        parameters on Criteo Display Ads). Default: chosen by the number of rows and epsilon.
+      embedding_dim: Embedding length, in place of the preset's.
+      max_buckets: Hash buckets per feature, a power of two, in place of the preset's.
+      hidden: Units of each hidden layer, in place of the preset's.
+      bins: Pieces of the curve of a number with public bounds, in place of the preset's.
+      huber: Residual (in the label's units) above which the loss of a numerical label grows
+        linearly (Huber), so that outliers move the model less. Default: squared error.
+    """
 
     data: Path
-    """Store of prepared examples (see `dpsgd prepare`)."""
     model: Literal["linear", "small", "wide-and-deep", "large"] | None = None
-    """Model preset. linear: weights alone; small: a network for a CPU; wide-and-deep: both; large:
-    three layers of 598 units and tables of up to 2^20 rows per feature (85 million parameters on
-    Criteo Display Ads). Default: chosen by the number of rows and epsilon."""
     embedding_dim: int | None = None
-    """Embedding length, in place of the preset's."""
     max_buckets: int | None = None
-    """Hash buckets per feature, a power of two, in place of the preset's."""
     hidden: tuple[int, ...] | None = None
-    """Units of each hidden layer, in place of the preset's."""
     bins: int | None = None
-    """Pieces of the curve of a number with public bounds, in place of the preset's."""
     huber: float | None = None
-    """Residual (in the label's units) above which the loss of a numerical label grows linearly
-    (Huber), so that outliers move the model less. Default: squared error."""
 
     def __post_init__(self) -> None:
         self._sized(self.model or "small")  # refused before anything is read

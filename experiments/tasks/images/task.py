@@ -107,26 +107,29 @@ class DescribedImages(ImageModels):
 
 @dataclass(frozen=True)
 class Images(HeldOut, ImageModels):
-    """Images of some classes, a small convolutional network, accuracy."""
+    """Images of some classes, a small convolutional network, accuracy.
+
+    Attributes:
+      data: Prepared data set of TensorFlow Datasets (its version directory, array_record) or a
+        NumPy archive (.npz) of images x and labels y. Default: scikit-learn's digits.
+      channels: Channels of each convolution, which halves the image's sides. Without any, the model
+        has one layer.
+      new_classes: Number of final classes that no training image has (few-shot, with
+        sampler:multistage). An episode draws classes, then images of each; its one gradient is
+        clipped (clipped level 0). Images are protected; the class of an image is not.
+      tasks: Parts of the images, by public number, for few-shot training. With several, a step
+        draws some of them and an episode of each (clipped level 1).
+      test: NumPy archive of validation and test images; all images of --data then train.
+      num_classes: Declared number of classes of an archive; larger labels are refused. Data sets of
+        TensorFlow and the digits state their own.
+    """
 
     data: Path | None = None
-    """Prepared data set of TensorFlow Datasets (its version directory, array_record) or a NumPy
-    archive (.npz) of images x and labels y. Default: scikit-learn's digits."""
     channels: tuple[int, ...] = (16, 32)
-    """Channels of each convolution, which halves the image's sides. Without any, the model has one
-    layer."""
     new_classes: int = 0
-    """Number of final classes that no training image has (few-shot, with sampler:multistage). An
-    episode draws classes, then images of each; its one gradient is clipped (clipped level 0).
-    Images are protected; the class of an image is not."""
     tasks: int = 1
-    """Parts of the images, by public number, for few-shot training. With several, a step draws some
-    of them and an episode of each (clipped level 1)."""
     test: Path | None = None
-    """NumPy archive of validation and test images; all images of --data then train."""
     num_classes: int | None = None
-    """Declared number of classes of an archive; larger labels are refused. Data sets of TensorFlow
-    and the digits state their own."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1 or (self.tasks > 1 and not self.new_classes):

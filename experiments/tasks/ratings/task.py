@@ -105,17 +105,20 @@ class DescribedRatings(RatingModels):
 
 @dataclass(frozen=True)
 class Ratings(HeldOut, RatingModels):
-    """Ratings by users: whole users are protected, errors on users left out."""
+    """Ratings by users: whole users are protected, errors on users left out.
+
+    Attributes:
+      data: `u.data` of MovieLens 100K, gzipped or not. Default: generated ratings.
+      rows: Meaning of one row. user: all ratings of a user, clipped as one; rating: one rating, for
+        samplers that draw ratings (user-poisson, multistage, units-then-poisson).
+      max_ratings: Largest number of ratings kept per user, chosen at random.
+      rank: Factors of an item, beside its bias.
+    """
 
     data: Path | None = None
-    """`u.data` of MovieLens 100K, gzipped or not. Default: generated ratings."""
     rows: Literal["users", "ratings"] = "users"
-    """Meaning of one row. user: all ratings of a user, clipped as one; rating: one rating, for
-    samplers that draw ratings (user-poisson, multistage, units-then-poisson)."""
     max_ratings: int = 100
-    """Largest number of ratings kept per user, chosen at random."""
     rank: int = 1
-    """Factors of an item, beside its bias."""
 
     def __post_init__(self) -> None:
         for name in ("max_ratings", "rank"):

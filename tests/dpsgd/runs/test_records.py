@@ -25,27 +25,29 @@ OF_THE_TYPE = [
     ([{}, 1], list),
 ]
 OF_ANOTHER = [
-    (None, int, "NoneType is not an instance of int"),
-    ("3", int, "str is not an instance of int"),
-    (3.0, int, "float is not an instance of int"),
-    (True, int, "bool is not an instance of int"),
-    (False, float, "bool is not an instance of float"),
-    (-(10**400), float, "it is too large for a float"),
-    (1, bool, "int is not an instance of bool"),
-    ("c", Literal["a", "b"], "'c' is none of 'a', 'b'"),
-    (True, Literal[1], "True is none of 1"),
-    ([1, None], list[int], "item 1 of list: NoneType is not an instance of int"),
-    ({"a": 1}, dict[str, str], "value of key 'a' of dict: int is not an instance of str"),
-    ({1: "a"}, Mapping[str, str], "key 1 of dict: int is not an instance of str"),
-    ({"a": [0, "5"]}, Mapping[str, list[int]], "value of key 'a' of dict: item 1 of list: str"),
-    ("3", int | None, "str is not an instance of int, and str is not an instance of None"),
-    ((1, "2"), float | tuple[float, ...], "item 1 of tuple: str is not an instance of float"),
+    (None, int, "must be an integer, got None"),
+    ("3", int, "must be an integer, got '3'"),
+    (3.0, int, "must be an integer, got 3.0"),
+    (True, int, "must be an integer, got True"),
+    (False, float, "must be a finite number, got False"),
+    (-(10**400), float, "must be a finite number, got -1000"),
+    (1, bool, "must be true or false, got 1"),
+    ("c", Literal["a", "b"], "must be a or b, got c"),
+    (True, Literal[1], "must be 1, got True"),
+    ([1, None], list[int], "[1] must be an integer, got None"),
+    ({"a": 1}, dict[str, str], "a must be text, got 1"),
+    ({1: "a"}, Mapping[str, str], "must be text, got 1"),
+    ({"a": [0, "5"]}, Mapping[str, list[int]], "a[1] must be an integer, got '5'"),
+    ("3", int | None, "must be an integer, got '3'"),
+    ((1, "2"), float | tuple[float, ...], "[1] must be a finite number, got '2'"),
+    ((1, 2), tuple[int, str], "[1] must be text, got 2"),
+    ((1,), tuple[int, str], "must be 2 values, got (1,)"),
 ]
 
 
 @pytest.mark.parametrize(("value", "kind"), OF_THE_TYPE)
 def test_a_value_of_the_type_is_returned(value, kind):
-    assert checked(value, kind, "here") is value
+    assert checked(value, kind, "here") == value
 
 
 @pytest.mark.parametrize(("value", "kind", "why"), OF_ANOTHER)
@@ -56,10 +58,10 @@ def test_a_value_of_another_type_is_refused_in_a_line_that_says_where(value, kin
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("kind", [tuple[int, str], set[int], ClassVar[int]])
+@pytest.mark.parametrize("kind", [ClassVar[int]])
 def test_a_type_that_is_not_known_is_never_taken_for_one_that_fits(kind):
     with pytest.raises(TypeError, match="records hold nothing of the type"):
-        checked(set() if kind == set[int] else (1, "a"), kind, "here")
+        checked((1, "a"), kind, "here")
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,10 @@ def test_a_dataclass_is_built_of_lists_and_defaults():
     [
         ({}, "here: width is missing"),
         ({"width": 0}, "here: width must be at least 1"),
-        ({"width": True}, "here, width: bool is not an instance of int"),
-        ({"width": 1, "height": 2}, "here: 'height' is unknown"),
-        ({"width": 1, "LEAST": 0}, "here: 'LEAST' is unknown"),
-        ([1], "here: list is not an instance of Mapping"),
+        ({"width": True}, "here: width must be an integer, got True"),
+        ({"width": 1, "height": 2}, "here: height is unknown; there are width, depths"),
+        ({"width": 1, "LEAST": 0}, "here: LEAST is unknown; there are width, depths"),
+        ([1], "here: must be a table, got [1]"),
     ],
 )
 def test_fields_that_do_not_fit_a_dataclass_are_refused_by_name(fields, why):

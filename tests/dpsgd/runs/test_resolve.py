@@ -382,8 +382,6 @@ WANTED = {"noise_multiplier": None, "target_epsilon": 8.0}
     [
         pytest.param({}, 4, "it leaves about 0.", marks=pytest.mark.long),
         ({"target_epsilon": 3.0}, 2, "it leaves about 0."),
-        ({"sampler": ORDER(**SIZES), "bands_memory": "20B"}, 2, "it leaves about 0."),
-        ({"bands_memory": "8B"}, 1, "8B hold no noise vector"),
         ({"sampler": SETTINGS["shuffle"](**SIZES)}, 1, "shuffle has no minimum separation"),
         ({"sampler": BINS(batch_size=80, epochs=1), "target_epsilon": 0.2}, 1, "a larger b asks"),
         ({"sampler": ORDER(**SIZES)}, 8, "it leaves about 0."),

@@ -58,7 +58,7 @@ OPEN = {
     "tables_learning_rate": spec_of(tables=Lazy(momentum=0.0, flush_every=8)),
     "tables_momentum": spec_of(tables=Lazy(0.5, flush_every=8)),
     "flush_every": spec_of(tables=Lazy(0.5, 0.0)),
-    "bands": spec_of(noise=Banded("auto", memory="8GB")),
+    "bands": spec_of(noise=Banded("auto")),
     "batch_size": spec_of(sampler=SETTINGS["shuffle"](epochs=3)),
     "epochs": spec_of(sampler=SETTINGS["shuffle"](batch_size=16)),
 }
@@ -83,37 +83,38 @@ def test_a_record_that_leaves_a_choice_open_is_refused(name):
 
 def test_options_may_state_defaults_of_choices_that_are_not_made():
     """As the records of version 0.1.0 do, and the command line."""
-    stated = {"bands_memory": "2GiB", "momentum": 0.0, "bands": None}
+    stated = {"momentum": 0.0, "bands": None}
     assert config_of(**stated, non_private=False) == config_of()
 
 
 LAZY = {"tables": "lazy"}
 REFUSED = [
-    ({"sigma": 1.0}, "'sigma' is unknown"),
-    ({"tabels": "lazy"}, "'tabels' is unknown: did you mean tables"),
+    ({"sigma": 1.0}, "sigma is unknown"),
+    ({"tabels": "lazy"}, "tabels is unknown: did you mean tables"),
     ({"noise_multiplier": None}, "give exactly one of noise_multiplier, target_epsi"),
     ({"target_epsilon": 3.0}, "give exactly one of noise_multiplier, target_epsi"),
-    ({"noise_multiplier": 0.0}, "noise_multiplier must be finite and > 0"),
+    ({"noise_multiplier": 0.0}, "noise_multiplier must be a finite number > 0"),
     ({"noise_multiplier": None, "target_epsilon": -1.0}, "target_epsilon must be"),
     ({"target_delta": 0.0}, "target_delta must"),
-    ({"learning_rate": float("nan")}, "learning_rate must be finite and > 0"),
-    ({"optimizer": "lamb"}, "optimizer: 'lamb' is none of 'adam', 'sgd'"),
-    ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be in"),
+    ({"learning_rate": float("nan")}, "learning_rate must be a finite number > 0"),
+    ({"optimizer": "lamb"}, "optimizer must be adam or sgd, got lamb"),
+    ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be a finite number >= 0 and < 1"),
     ({"momentum": 0.9}, "momentum goes with optimizer sgd"),
     ({"tables_learning_rate": 1.0}, "tables_learning_rate goes with tables lazy or auto: give it"),
     ({"flush_every": 8}, "flush_every goes with tables lazy or auto"),
-    ({**LAZY, "tables_learning_rate": 0.0}, "tables_learning_rate must be > 0"),
-    ({**LAZY, "tables_learning_rate": 1e20}, "tables_learning_rate must be > 0 and at most"),
+    ({**LAZY, "tables_learning_rate": 0.0}, "tables_learning_rate must be a finite number > 0"),
+    (
+        {**LAZY, "tables_learning_rate": 1e20},
+        "tables_learning_rate must be a finite number > 0 and",
+    ),
     ({**LAZY, "tables_momentum": 1.0}, "tables_momentum must be"),
-    ({**LAZY, "flush_every": 0}, "flush_every must be at least 1"),
-    ({"bands": 0}, 'bands must be an integer >= 1 or "auto", got 0'),
-    ({"bands": 2, "bands_memory": "much"}, "bands_memory must be a size such as 8GB"),
+    ({**LAZY, "flush_every": 0}, "flush_every must be an integer >= 1"),
+    ({"bands": 0}, "bands must be an integer >= 1 or auto, got 0"),
     ({"bands": 4, "coefficients": (1.0, 0.5)}, "coefficients must be as many as bands, 4, got 2"),
     ({"bands": 2, "coefficients": (1.0, 2.0)}, r"coefficients=\(1.0, 2.0\) give noise"),
     ({"coefficients": (1.0,)}, "coefficients goes with bands"),
-    ({"sampler": SETTINGS["poisson"](batch_size=0)}, "batch_size must"),
-    ({"init_seed": -1}, r"init_seed must lie in \[0, 2\^32\)"),
-    ({"train": "("}, r"train: '\(' is no pattern"),
+    ({"init_seed": -1}, r"init_seed must be an integer >= 0 and < 2"),
+    ({"train": "("}, r"train must be a regular expression, got"),
 ]
 
 
@@ -150,11 +151,11 @@ def test_a_delta_is_the_number_that_was_given_of_whichever_kind(number):
 
 UNFIT = [
     ({"delta": np.float32(0.5)}, r"target_delta must lie in \(0, 0\.1\)"),
-    ({"delta": np.float32("nan")}, "target_delta must lie in"),
-    ({"delta": (1e-6,)}, "target_delta must be a number or 1/n"),
-    ({"delta": "1/m"}, "target_delta must be a number or 1/n"),
-    ({"calibration": "foo"}, "calibration must be none, platt, temperature or affine, got 'foo'"),
-    ({"data_on": "disk"}, "data_on must be device or host, got 'disk'"),
+    ({"delta": np.float32("nan")}, "target_delta must be a finite number"),
+    ({"delta": (1e-6,)}, "target_delta must be a finite number or 1/n"),
+    ({"delta": "1/m"}, "target_delta must be a finite number or 1/n"),
+    ({"calibration": "foo"}, "calibration must be none, platt, temperature or affine, got foo"),
+    ({"data_on": "disk"}, "data_on must be device or host, got disk"),
 ]
 
 

@@ -72,12 +72,12 @@ NAMELESS = ("", "tiny_task", ":line", "tiny_task:", "a:b:c")
         ({"name": None, "settings": {}}, "nobody can find again"),
         (
             {"name": "tiny_task:Line", "settings": {"rowz": 3}},
-            "'rowz' is unknown: did you mean",
+            "rowz is unknown: did you mean",
         ),
-        ({"name": "tiny_task:Line", "settings": {"rows": "3"}}, "rows: str is not an instance of"),
-        ({"name": "tiny_task:Line"}, "settings: NoneType is not an instance of dict"),
+        ({"name": "tiny_task:Line", "settings": {"rows": "3"}}, "rows must be an integer, got '3'"),
+        ({"name": "tiny_task:Line"}, "settings: must be a table, got None"),
         ({"name": "tiny_task:BLOCK", "settings": {}}, "is no task: it is a int without columns"),
-        ("x", "str is not an instance of dict"),
+        ("x", "must be a table, got x"),
         *(({"name": name, "settings": {}}, "^where: task, name: ") for name in NAMELESS),
     ],
 )

@@ -1,0 +1,421 @@
+"""Frozen dataclasses whose annotations state types and ranges, and one checker of their values.
+
+A value may come from Python, from the words of a command, from TOML or from JSON. `read` returns it
+as its annotation says, or raises `Refused`: one line with the place, the allowed values and the
+value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import numbers
+import operator
+import re
+import reprlib
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+_T = TypeVar("_T")
+Place = tuple[str | int, ...]
+"""Names and indices that lead to a value."""
+
+# --- Annotations ----------------------------------------------------------------------------------
+
+_SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+
+
+class Bound(NamedTuple):
+    """Limit of a number, as `Annotated[int, Ge(1)]`; None is not compared."""
+
+    sign: str
+    limit: float
+
+    def allows(self, value: Any) -> bool:
+        """Returns whether `value` is within the limit."""
+        return _SIGNS[self.sign](value, self.limit)
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.limit:g}" if abs(self.limit) < 1e6 else self._power()
+
+    def _power(self) -> str:
+        power = math.log2(abs(self.limit))
+        return f"{self.sign} 2^{power:g}" if power.is_integer() else f"{self.sign} {self.limit:g}"
+
+
+Ge = functools.partial(Bound, ">=")
+Gt = functools.partial(Bound, ">")
+Le = functools.partial(Bound, "<=")
+Lt = functools.partial(Bound, "<")
+
+
+class Must(NamedTuple):
+    """Condition on a value with its words, as `Must("a size such as 8GB", is_size)`."""
+
+    words: str
+    holds: Any
+
+    def allows(self, value: Any) -> bool:
+        """Returns whether the condition holds."""
+        return bool(self.holds(value))
+
+
+class Named(NamedTuple):
+    """Name of a field in commands, files and messages, if it is not the attribute's."""
+
+    name: str
+
+
+Count = Annotated[int, Ge(1), Lt(2**63)]
+Positive = Annotated[float, Gt(0)]
+Seed = Annotated[int, Ge(0), Lt(2**64)]
+
+
+class Refused(ValueError):
+    """A value that its annotation does not allow.
+
+    Attributes:
+      place: Names and indices that lead to the value.
+      reason: Allowed values and the value, such as "must be an integer >= 1, got 0".
+    """
+
+    def __init__(self, place: Place, reason: str) -> None:
+        self.place, self.reason = place, reason
+        super().__init__(f"{joined(place)} {reason}".lstrip())
+
+
+def joined(place: Place) -> str:
+    """Returns a place in words.
+
+    >>> joined(("grid", 0, "noise_multiplier"))
+    'grid[0].noise_multiplier'
+    """
+    parts = (f"[{part}]" if isinstance(part, int) else f".{_line(str(part))}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Returns a question after the known name that is meant; else the known names.
+
+    >>> near("adm", ["adam", "sgd"]), near("x", ["adam", "sgd"])
+    (': did you mean adam?', '; there are adam, sgd')
+    """
+    known = list(known)
+    if found := difflib.get_close_matches(name[:100], known, 1):
+        return f": did you mean {found[0]}?"
+    return f"; there are {', '.join(known)}" if 0 < len(known) < 20 else ""
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+_NOUNS: dict[Any, str] = {
+    int: "an integer",
+    float: "a finite number",
+    str: "text",
+    bool: "true or false",
+    Path: "a path",
+    type(None): "null",
+}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> Any:
+    """Returns `value` as its annotation says.
+
+    Numbers of NumPy become Python's, lists become tuples, mappings become dataclasses.
+
+    >>> read(tuple[Count, ...], [1, 2])
+    (1, 2)
+    >>> read(Count | Literal["auto"], "0", ("bands",), words=True)
+    Traceback (most recent call last):
+    accounting.records.Refused: bands must be an integer >= 1 or auto, got 0
+
+    Args:
+      hint: Any, None, a class, a dataclass, or a union, literal, list, tuple or mapping of hints;
+        `Annotated` with `Bound` and `Must`.
+      value: Value to check.
+      place: Names and indices that lead to the value.
+      words: Whether strings are the words of a command: "3" is then an integer, too.
+
+    Raises:
+      Refused: If the annotation does not allow the value.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Annotated:
+        marks = [mark for mark in arguments[1:] if isinstance(mark, Bound | Must)]
+        try:
+            found = read(arguments[0], value, place, words=words)
+        except Refused as error:
+            if error.place != place or not marks:
+                raise
+            raise _wrong(hint, value, place, words) from None
+        if not all(mark.allows(found) for mark in marks if _compared(mark, found)):
+            raise _wrong(hint, value, place, words)
+        return found
+    if origin in (Union, types.UnionType):
+        return _read_union(hint, value, place, words)
+    if origin is Literal:
+        for choice in arguments:
+            if (type(choice) is type(value) or words) and choice == value:
+                return choice
+        meant = near(value, map(str, arguments)) if isinstance(value, str) else ""
+        raise Refused(
+            place, f"must be {described(hint)}, got {shown(value, words=words)}{_question(meant)}"
+        )
+    if origin in (list, tuple):
+        return _read_items(hint, value, place, words)
+    if isinstance(origin, type):
+        if not isinstance(value, origin):
+            raise _wrong(hint, value, place, words)
+        if not issubclass(origin, Mapping):
+            return value
+        key, of = arguments
+        return {
+            read(key, k, place, words=words): read(of, x, (*place, shown(k)), words=words)
+            for k, x in value.items()
+        }
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build(hint, value, place, words=words)
+    return _read_plain(hint, value, place, words)
+
+
+def _compared(mark: Bound | Must, value: Any) -> bool:
+    return isinstance(mark, Must) or isinstance(value, int | float)
+
+
+def _question(meant: str) -> str:
+    return meant if meant.startswith(":") else ""
+
+
+def _wrong(hint: Any, value: Any, place: Place, words: bool = False) -> Refused:
+    return Refused(place, f"must be {described(hint)}, got {shown(value, words=words)}")
+
+
+def _read_union(hint: Any, value: Any, place: Place, words: bool) -> Any:
+    deeper, questions = None, ""
+    for kind in get_args(hint):
+        try:
+            return read(kind, value, place, words=words)
+        except Refused as error:
+            if len(error.place) > len(place):  # an item of the kind that is meant
+                deeper = deeper or error
+            _, colon, question = error.reason.partition(": did you mean")
+            questions = questions or colon + question
+    raise deeper or Refused(
+        place, f"must be {described(hint)}, got {shown(value, words=words)}{questions}"
+    )
+
+
+def _read_items(hint: Any, value: Any, place: Place, words: bool) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if not isinstance(value, list | tuple):
+        raise _wrong(hint, value, place, words)
+    kinds = arguments
+    if origin is list or arguments[1:] == (...,):
+        kinds = arguments[:1] * len(value)
+    if len(kinds) != len(value):
+        raise _wrong(hint, value, place, words)
+    items = zip(kinds, value, strict=True)
+    return origin(read(of, x, (*place, i), words=words) for i, (of, x) in enumerate(items))
+
+
+def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
+    kind = type(None) if hint is None else hint
+    if not isinstance(kind, type):
+        raise TypeError(f"records hold nothing of the type {hint}")
+    if words and isinstance(value, str) and kind in (int, float):
+        if not (_INTEGER if kind is int else _NUMBER).fullmatch(value):
+            raise _wrong(hint, value, place, words)
+        value = kind(value)
+    if kind in (int, float):
+        number = numbers.Integral if kind is int else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, number):
+            raise _wrong(hint, value, place, words)
+        try:
+            found = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
+        except (OverflowError, ValueError):
+            raise _wrong(hint, value, place, words) from None
+        if not math.isfinite(found if kind is float else 0):
+            raise _wrong(hint, value, place, words)
+        return found
+    if kind is Path and isinstance(value, str):
+        if "\0" in value:
+            raise _wrong(hint, value, place, words)
+        return Path(value)
+    if not isinstance(value, kind):
+        raise _wrong(hint, value, place, words)
+    return value
+
+
+def described(hint: Any) -> str:
+    """Returns the values that an annotation allows, in words.
+
+    >>> described(Annotated[float, Ge(0), Lt(1)] | None), described(Literal["adam", "sgd"])
+    ('a finite number >= 0 and < 1', 'adam or sgd')
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        conditions = [mark.words for mark in arguments if isinstance(mark, Must)]
+        bounds = " and ".join(str(m) for m in arguments if isinstance(m, Bound) and m != Lt(2**63))
+        return " and ".join(conditions) or f"{described(arguments[0])} {bounds}".rstrip()
+    if origin is Literal:
+        return _either(list(map(str, arguments)))
+    if origin in (Union, types.UnionType):
+        kinds = [kind for kind in arguments if kind is not type(None)] or list(arguments)
+        return _either(list(dict.fromkeys(map(described, kinds))))
+    if origin in (list, tuple):
+        many = origin is list or arguments[1:] == (...,)
+        return "a list" if many else f"{len(arguments)} values"
+    if isinstance(origin, type):
+        return "a table" if issubclass(origin, Mapping) else f"a {origin.__name__}"
+    if hint in _NOUNS or hint is None:
+        return _NOUNS[hint if hint is not None else type(None)]
+    return hint.__name__
+
+
+def _either(choices: list[str]) -> str:
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def shown(value: Any, *, words: bool = False) -> str:
+    """Returns a value on one short line; `words` of a command are not quoted."""
+    plain = isinstance(value, str) and re.fullmatch(r"[!-~]{1,80}", value)
+    if plain and (words or not _NUMBER.fullmatch(value)):
+        return str(value)
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 60
+    try:
+        return _line(short.repr(value))
+    except Exception:  # a representation of somebody else
+        return f"a {type(value).__name__}"
+
+
+def _line(text: str) -> str:
+    words = " ".join(text[:1000].split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
+# --- Dataclasses ----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def field_types(kind: type) -> Mapping[str, Any]:
+    """Returns the annotations of a dataclass's fields, with their bounds."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
+        one = types.SimpleNamespace(__annotations__={field.name: field.type})
+        scope = vars(sys.modules[owner.__module__]), dict(vars(owner))
+        found |= get_type_hints(one, *scope, include_extras=True)
+    return types.MappingProxyType(found)
+
+
+def named(kind: type) -> Mapping[str, str]:
+    """Returns the attribute of each field by the field's name in files and commands."""
+    return {_name(hint, attribute): attribute for attribute, hint in field_types(kind).items()}
+
+
+def _name(hint: Any, attribute: str) -> str:
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((mark.name for mark in marks if isinstance(mark, Named)), attribute)
+
+
+def build(kind: type[_T], values: Any, place: Place = (), *, words: bool = False) -> _T:
+    """Returns a dataclass made of a mapping.
+
+    Args:
+      kind: Dataclass to make.
+      values: Mapping of field names to values; absent fields have their defaults.
+      place: Names and indices that lead to the mapping.
+      words: As for `read`.
+
+    Raises:
+      Refused: If a field is missing, unknown or not allowed, or `kind` refuses them together.
+    """
+    if not isinstance(values, Mapping):
+        raise _wrong(kind, values, place)
+    attributes, hints, given = named(kind), field_types(kind), dict[str, Any]()
+    for name, value in values.items():
+        if name not in attributes:
+            raise Refused((*place, shown(name)), f"is unknown{near(shown(name), attributes)}")
+        attribute = attributes[name]
+        given[attribute] = read(hints[attribute], value, (*place, name), words=words)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # of a dataclass
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if field.init and required and field.name not in given:
+            raise Refused((*place, _name(hints[field.name], field.name)), "is missing")
+    try:
+        return kind(**given)
+    except Refused as error:
+        raise Refused((*place, *error.place), error.reason) from None
+    except ValueError as error:
+        raise Refused(place, _line(str(error))) from None
+
+
+def check(record: Any) -> None:
+    """Replaces the fields of a dataclass by checked values.
+
+    Raises:
+      Refused: If an annotation does not allow a value.
+    """
+    for name, hint in field_types(type(record)).items():
+        found = read(hint, getattr(record, name), (_name(hint, name),))
+        object.__setattr__(record, name, found)
+
+
+class Record:
+    """Base of frozen dataclasses that hold only values that their annotations allow.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Step(Record):
+    ...     size: Count
+    >>> Step(0)
+    Traceback (most recent call last):
+    accounting.records.Refused: size must be an integer >= 1, got 0
+    """
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Returns the descriptions of a dataclass's fields.
+
+    They stand under "Attributes:" in its docstring and in the docstrings of its bases.
+
+    >>> field_texts(Refused)["place"]
+    'Names and indices that lead to the value.'
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        texts |= _texts(inspect.cleandoc(base.__doc__ or ""))
+    return texts
+
+
+def _texts(doc: str) -> Iterator[tuple[str, str]]:
+    section = re.search(r"^Attributes:\n((?:  .*\n|\n)+)", f"{doc}\n", re.MULTILINE)
+    entries = (
+        re.findall(r"^  (\w+): (.+\n(?:   .*\n)*)", section[1], re.MULTILINE) if section else []
+    )
+    for name, text in entries:
+        yield name, " ".join(text.split())
