@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from accounting.records import field_texts
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import field_types
 
@@ -188,6 +189,7 @@ def words_on_fields(kind: type) -> dict[str, str]:
                 and isinstance(below.value, ast.Constant)
             ):
                 words[field.target.id] = " ".join(str(below.value.value).split())
+    words |= field_texts(drawn if isinstance(drawn, type) else kind)
     if isinstance(drawn, type):
         from samplers.settings import DEFAULTS
 

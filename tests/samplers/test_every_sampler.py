@@ -163,7 +163,7 @@ def test_impossible_sizes_are_refused_in_one_line(make_epochs, arguments, messag
 
 
 WRONG_KINDS = {
-    "Poisson(10, 2.5)": "batch_size must be an integer, got 2.5",
+    "Poisson(10, 2.5)": "batch_size must be an integer >= 1, got 2.5",
     "Shuffle('10', 2)": "num_examples must be an integer, got '10'",
     "Deterministic(10, 2, None)": "epochs must be an integer, got None",
     "Poisson(10, 2, max_batch_size=4.0)": "max_batch_size must be an integer, got 4.0",

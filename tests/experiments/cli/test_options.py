@@ -168,7 +168,7 @@ REFUSED = {
     "calibrate sampler:deterministic --num-examples 1000 {}": {"": "--target-epsilon"},
     "train --task images sampler:poisson --out o {}": {
         "": "give exactly one of --noise-multiplier, --target-epsilon and --non-priv",
-        "--non-private --batch-size 0": "--batch-size must be",
+        "--non-private --batch-size 0": "batch_size must be",
         "--non-private --momentum 0.5": "--momentum goes with optimizer sgd",
         "--noise-multiplier 1 --tables lazy --bands 2": "--tables lazy and bands: deferred noise",
         f"--non-private --out {__file__}/run": f"{__file__}/run cannot be written",
