@@ -3,79 +3,67 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from experiments.benchmarks.case import Case
+from experiments.benchmarks.cases import CASES
 
-AREAS = (
-    "accounting", "audit", "gpu", "gpu_program", "ingest", "noise",
-    "samplers", "scale", "size", "step", "tables", "train",
-)  # fmt: skip
+AREAS = tuple(dict.fromkeys(case.area for case in CASES))
 
 
-def parser_of(area: str, module: ModuleType) -> argparse.ArgumentParser:
-    """Returns the options of an area: those of all areas, and those of its cases."""
-    cases: Sequence[Case] = module.CASES
+def cases_of(area: str) -> list[Case]:
+    """Returns the cases of an area."""
+    return [case for case in CASES if case.area == area]
+
+
+def parser_of(area: str) -> argparse.ArgumentParser:
+    """Returns the options of an area: what every area has, and the settings of its cases."""
+    cases = cases_of(area)
     parser = argparse.ArgumentParser(
         f"bench {area}",
-        description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="\n".join(["cases:", *map(_described, cases)]),
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the record, or where to add")
-    parser.add_argument("--quick", action="store_true", help="in small: its speed means nothing")
-    parser.add_argument("--minutes", type=float, help="time that it may take")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="file to which each case adds a line of JSON"
+    )
+    parser.add_argument("--quick", action="store_true", help="in small; its speed means nothing")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time that it may take")
     parser.add_argument(
         "-k", dest="names", action="extend", nargs="+", metavar="NAME",
         help="only cases with this in their names; * stands for anything",
     )  # fmt: skip
-    parser.set_defaults(minutes=getattr(module, "MINUTES", math.inf))
-    options = {name: value for case in cases for name, value in case.options.items()}
-    for name, value in options.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=f"option {name}", **_how(value), metavar="VALUE",
-            help="" if value is None else f"default: {_words(value)}",
-        )  # fmt: skip
+    for name, value in {k: v for case in cases for k, v in case.setting.items()}.items():
+        if isinstance(value, int | str) and not isinstance(value, bool):
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, dest=f"set {name}", type=_type(value), metavar="VALUE")
     return parser
 
 
 def _described(case: Case) -> str:
-    words = f"  {case.name:32} about {case.seconds:.0f} s"
-    words += "".join(f", needs {need}" for need in case.needs)
-    return words + (", only by -k" if case.asked else "")
+    asked = ", only by -k" if case.asked else ""
+    return f"  {case.name:32} about {case.seconds:.0f} s{asked}"
 
 
-def _words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _type(value: int | str) -> Callable[[str], Any]:
+    def whole(text: str) -> int:
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+        return int(text)
 
-
-def _how(value: Any) -> dict[str, Any]:
-    """Returns how an option is read whose default is `value`."""
-    if isinstance(value, tuple):
-        return {"nargs": "+", "type": type(value[0])}
-    if isinstance(value, int):
-
-        def whole(text: str) -> int:
-            if int(text) < min(value, 1):
-                raise argparse.ArgumentTypeError(f"must be at least {min(value, 1)}, got {text}")
-            return int(text)
-
-        return {"type": whole}
-    return {"type": str if value is None else type(value)}
+    return str if isinstance(value, str) else whole
 
 
 def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> list[Case]:
-    """Returns the cases that have one of `names`, or else have it in theirs; without, all.
+    """Returns the cases with one of `names`, or else with it in theirs; without names, all.
 
     Raises:
-      ValueError: If there is none of a name.
+      ValueError: If no case has a name.
     """
     offered = [case for case in cases if not quick or case.quick is not None]
     if names is None:
@@ -97,51 +85,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = argparse.ArgumentParser("bench", epilog="bench AREA --help lists its cases")
     first.add_argument("area", choices=AREAS)
     area = first.parse_args(argv[:1]).area
-    module = importlib.import_module(f"experiments.benchmarks.{area}")
-    parser = parser_of(area, module)
+    parser = parser_of(area)
     options = parser.parse_args(argv[1:])
     given = {
-        name.removeprefix("option "): tuple(value) if isinstance(value, list) else value
+        name.removeprefix("set "): value
         for name, value in vars(options).items()
-        if name.startswith("option ") and value is not None
+        if name.startswith("set ") and value is not None
     }
     if not options.minutes > 0:
         parser.error("--minutes must be greater than 0")
+    from experiments.benchmarks.record import Record
+
     try:
-        cases = chosen(module.CASES, options.names, options.quick)
+        cases = chosen(cases_of(area), options.names, options.quick)
     except ValueError as error:
         parser.error(str(error))
     for name in given:
-        if not any(name in case.options for case in cases):
+        if not any(name in case.setting for case in cases):
             parser.error(f"--{name.replace('_', '-')}: none of the chosen cases has it")
-    getattr(module, "before_devices", lambda: None)()
-    from experiments.benchmarks.record import Record, table
-
-    file = options.json or (None if options.quick else getattr(module, "RECORD", None))
-    try:
-        record = Record(file, area, options.minutes)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        for case in cases:
-            print(f"{case.name} ...", file=sys.stderr, flush=True)
-            mine = {name: value for name, value in given.items() if name in case.options}
-            command = _command(area, case, mine, options.quick)
-            record.run(case, command, mine, quick=options.quick)
-    finally:  # also when it is interrupted
-        print(table(record.rows()))
-        if file is not None:
-            print(f"written: {file}")
+    record = Record(options.json, options.minutes)
+    for case in cases:
+        print(f"{case.name} ...", file=sys.stderr, flush=True)
+        mine = {name: value for name, value in given.items() if name in case.setting}
+        record.run(case, _command(case, mine, options.quick), mine, options.quick)
     return record.status()
 
 
-def _command(area: str, case: Case, given: dict[str, Any], quick: bool) -> str:
-    """Returns the command that measures a case again; a path is written as the option's name."""
+def _command(case: Case, given: dict[str, Any], quick: bool) -> str:
+    """Returns the command that measures a case again."""
     name = f'"{case.name}"' if " " in case.name else case.name
-    words = ["scripts/bench", area, "-k", name, *(["--quick"] if quick else [])]
+    words = ["scripts/bench", case.area, "-k", name, *(["--quick"] if quick else [])]
     for option, value in given.items():
-        shown = option.upper() if case.options[option] is None else _words(value)
-        words += [f"--{option.replace('_', '-')}", shown]
+        words += [f"--{option.replace('_', '-')}", str(value)]
     return " ".join(words)
 
 

@@ -1,48 +1,30 @@
-"""A case is one setting, what is measured in it, and beside each figure its bar."""
+"""A case of a benchmark: what is measured in which setting, and figures beside their bars."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
+import importlib.util
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-
-class Estimate(float):
-    """A number that knows its standard error: None of a single value."""
-
-    error: float | None
-
-    def __new__(cls, value: float, error: float | None = None) -> Estimate:
-        """Returns `value`, with its standard error."""
-        estimate = super().__new__(cls, value)
-        estimate.error = error
-        return estimate
-
-    @classmethod
-    def mean(cls, values: Sequence[float]) -> Estimate:
-        """Returns the mean of independent values."""
-        if len(values) < 2:
-            return cls(statistics.fmean(values))
-        return cls(statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values)))
-
-    @classmethod
-    def median(cls, values: Sequence[float]) -> Estimate:
-        """Returns the median of independent values; its error is sqrt(pi/2) times the mean's."""
-        error = cls.mean(values).error
-        return cls(statistics.median(values), error and math.sqrt(math.pi / 2) * error)
+import numpy as np
 
 
 class LeftOut(Exception):
-    """Why a case cannot be measured here, which no failure is."""
+    """Reason why a case cannot be measured on this machine."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure: a value of None could not be measured, and a bar (">= 8") is none if empty."""
+class Figure(NamedTuple):
+    """One measured number.
+
+    Attributes:
+      name: Quantity and setting.
+      value: The number; None if it could not be measured.
+      unit: Unit of the value.
+      bar: Bound such as "<= 2.5"; empty without one.
+      holds: Whether the value meets its bar; None without a bar or a value.
+      error: Standard error of the value; None for a single measurement.
+    """
 
     name: str
     value: float | None
@@ -52,96 +34,69 @@ class Row:
     error: float | None = None
 
 
-def figure(
-    name: str,
-    value: float | None,
-    unit: str = "",
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Row:
-    """Returns a figure beside its bar, if it has one.
+def figure(name: str, value: Any, unit: str = "", bar: str = "") -> Figure:
+    """Returns a figure beside its bar; a value that is not finite misses every bar.
 
-    A value that is not finite is no figure: it is named, and no bar holds for it.
+    Args:
+      name: Quantity and setting.
+      value: A number, None, or repeated measurements, float[rounds], whose median is taken.
+      unit: Unit of the value.
+      bar: "<= NUMBER" or ">= NUMBER", or nothing.
+
+    >>> figure("DP step / ordinary step", [1.4, 1.2, 1.5], "x", bar="<= 1.3").holds
+    False
     """
-    error = getattr(value, "error", None)
-    bar, holds = "", None
-    if at_least is not None:
-        bar, holds = f">= {at_least:g}", value is not None and value >= at_least
-    elif at_most is not None:
-        bar, holds = f"<= {at_most:g}", value is not None and value <= at_most
     if value is None:
-        return Row(name, None, unit, bar)
-    if not math.isfinite(value):
-        return Row(f"{name} (was {float(value)})", None, unit, bar, False)
-    return Row(name, float(value), unit, bar, None if holds is None else bool(holds), error)
+        return Figure(name, None, unit, bar)
+    rounds = np.ravel(np.asarray(value, np.float64))
+    median, error = float(np.median(rounds)), None
+    if not math.isfinite(median):
+        return Figure(f"{name} (was {median})", None, unit, bar, False)
+    if rounds.size > 1:  # sqrt(pi / 2) times the error of a mean
+        error = math.sqrt(math.pi / 2 / rounds.size) * float(rounds.std(ddof=1))
+    holds = None
+    if bar:
+        sign, limit = bar.split()
+        holds = median <= float(limit) if sign == "<=" else median >= float(limit)
+    return Figure(name, median, unit, bar, holds, error)
 
 
-def at(place: str) -> Callable[..., Row]:
-    """Returns `figure` of what is measured at one place, which ends the names."""
+def at(place: str) -> Callable[..., Figure]:
+    """Returns `figure` with `place` at the end of every name."""
     return lambda name, *value, **bar: figure(f"{name}, {place}", *value, **bar)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One thing to measure, by itself.
+class Case(NamedTuple):
+    """One thing to measure by itself.
 
     Attributes:
-      name: Of the case, in its area.
-      measure: Called with setting and options by name; yields its figures as they come.
-      setting: What makes it this case.
-      options: What a command may change, `--rounds 7`; None where a command alone can say it.
-      quick: Settings and options of `--quick` that differ; None: it is left out there.
-      seconds: About how long it takes.
-      needs: Each a package to import, an option to give ("--store") or free memory ("12 GB"), or
-        several of these with " or " between them.
-      exact: Whether its bars are those of right and wrong, which hold in small as well; others are
-        left out of `--quick`.
-      asked: Whether it is measured only if it is asked for by name.
+      area: Area of the command, `scripts/bench AREA`.
+      name: Name in the area.
+      measure: Generator function of figures, as "module.function" of this package.
+      setting: Arguments of the function, JSON values.
+      quick: Arguments that differ with `--quick`; None leaves the case out there.
+      seconds: Estimated duration.
+      asked: Whether the case is measured only if `-k` names it.
     """
 
+    area: str
     name: str
-    measure: Callable[..., Iterable[Row]]
-    setting: Mapping[str, Any]
-    options: Mapping[str, Any]
+    measure: str
+    setting: Mapping[str, Any] = {}
     quick: Mapping[str, Any] | None = None
     seconds: float = 60.0
-    needs: tuple[str, ...] = ()
-    exact: bool = False
     asked: bool = False
 
+    def function(self) -> Callable[..., Any]:
+        """Imports and returns the function that measures the case."""
+        module, name = self.measure.split(".")
+        return getattr(importlib.import_module(f"experiments.benchmarks.{module}"), name)
 
-def cases(
-    measure: Callable[..., Iterable[Row]],
-    name: str | None = None,
-    *,
-    over: Mapping[str, Iterable[Any]] = {},
-    quick: Mapping[str, Any] | None = None,
-    all_quick: bool = False,
-    **rest: Any,
-) -> list[Case]:
-    """Returns the cases of a function: the defaults of its parameters are the setting.
 
-    Args:
-      measure: Yields figures. What it takes by keyword alone are options.
-      name: Of the cases; by default the function's.
-      over: Values of the other parameters, of which each combination is a case; of several
-        parameters together as "a, b".
-      quick: See `Case`; of the first case alone,
-      all_quick: or, if this is true, of all.
-      **rest: See `Case`.
-    """
-    parameters = inspect.signature(measure).parameters.values()
-    given = {p.name: p.default for p in parameters if p.default is not p.empty}
-    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    found = []
-    for number, values in enumerate(itertools.product(*over.values())):
-        setting = {k: value for k, value in given.items() if k not in options}
-        for keys, value in zip(over, values, strict=True):
-            together = keys.split(", ")
-            setting |= dict(zip(together, value if "," in keys else [value], strict=True))
-        mine = [f"{k} {setting[k]}" for keys in over for k in keys.split(", ")]
-        title = ", ".join([name or measure.__name__, *mine]).replace("_", " ")
-        in_small = quick if all_quick or number == 0 else None
-        found.append(Case(title, measure, setting, options, in_small, **rest))
-    return found
+def require(*packages: str) -> None:
+    """Raises LeftOut unless one of `packages` is installed."""
+    for package in packages:
+        parent, _, _ = package.partition(".")
+        if all(importlib.util.find_spec(name) is not None for name in (parent, package)):
+            return
+    raise LeftOut(f"needs {' or '.join(packages)}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from experiments.benchmarks.case import Row, at, cases
-from experiments.benchmarks.programs import ADAM, SIZES, one_step, problem, whole_batch
-from experiments.tasks.clicks.sizes import ModelConfig
+from dpsgd import Mechanism, RootKey, dpsgd
+from experiments.benchmarks.case import Figure, at, require
+from experiments.benchmarks.models import Model, model_of
+from experiments.benchmarks.programs import ADAM
+from samplers import Deterministic
 
 H200 = """
 gpu_device_info {
@@ -114,40 +116,59 @@ def traffic(program: str, largest: int) -> Traffic:
     return Traffic(sum(kernel.times for kernel in found), updates, total / largest)
 
 
-def compiled_step(config: ModelConfig, batch_size: int) -> tuple[Any, Any]:
-    """Returns (parameters as shapes, compiled DP step with dense Adam for one H200)."""
+def step_for_h200(model: Model, batch_size: int) -> Any:
+    """Returns a DP step with dense Adam, compiled for one H200.
+
+    As in the training loop, scales and key are arguments: of a constant stddev XLA would know that
+    the noise's loop has one round, unroll it, and make the noise once for each moment.
+    """
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
     )
     device = jax.sharding.SingleDeviceSharding(topology.devices[0])
-    params, loss_fn, batch = problem(config, batch_size)
-    step, inputs = one_step(loss_fn, ADAM, whole_batch(batch_size), params, batch)
+    mechanism = Mechanism(Deterministic(batch_size, batch_size), 1.0, 1.0)
+    algorithm, batch = dpsgd(model.loss_fn, ADAM), model.batch(batch_size)
+
+    def step(state: Any, batch: Any, weights: Any, noise_key: Any, scales: Any) -> Any:
+        total, _ = algorithm.clipped_sum(state.params, batch, weights, scales)
+        return (algorithm.update(state, total, noise_key, scales)[0],)
+
+    noise_key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
+    state = algorithm.init(model.params(), mechanism, batch)
+    inputs = state, batch, jnp.ones(batch_size), noise_key, mechanism.scales()
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=device), inputs
     )
-    program = jax.jit(step, donate_argnums=0).lower(*arguments)
     options: dict[str, Any] = {"xla_gpu_autotune_level": 0}
-    return params, program.compile(options)
+    return jax.jit(step, donate_argnums=0).lower(*arguments).compile(options)
 
 
 def _size(shape: str) -> int:
     return math.prod(int(n) for n in re.findall(r"\d+", shape.partition("[")[2]))
 
 
-def program(*, size: str = "85M", batch_size: int = 1024, keep: str | None = None) -> Iterator[Row]:
-    """Reads the compiled step of one model and batch, which is kept as text if asked."""
-    params, compiled = compiled_step(SIZES[size], batch_size)
+def program(
+    table_rows: int, hidden: Sequence[int], batch_size: int = 1024, keep: str = ""
+) -> Iterator[Figure]:
+    """Describes the compiled step of a click model and a batch.
+
+    Args:
+      table_rows: Rows of the largest tables.
+      hidden: Widths of the layers.
+      batch_size: Examples of a batch.
+      keep: File for the program's text; empty for none.
+    """
+    require("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+    model = model_of(table_rows, hidden)
+    compiled = step_for_h200(model, batch_size)
     text = compiled.as_text()
-    if keep is not None:
+    if keep:
         Path(keep).write_text(text)
-    moved = traffic(text, max(leaf.size for leaf in jax.tree.leaves(params)))
-    row = at(f"{size}, batch {batch_size}")
-    yield row("kernels of a step", moved.kernels, at_most=60)
-    name = "kernels that read a whole table (noise and update)"
-    yield row(name, moved.updates, at_most=1)
-    yield row("bytes a parameter of the largest table", moved.bytes_per_entry, "B", at_most=36)
+    largest = max(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.params)))
+    moved = traffic(text, largest)
+    row = at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size}")
+    yield row("kernels of a step", moved.kernels, bar="<= 60")
+    yield row("kernels that read a whole table (noise and update)", moved.updates, bar="<= 1")
+    yield row("bytes a parameter of the largest table", moved.bytes_per_entry, "B", "<= 36")
     temporary = compiled.memory_analysis().temp_size_in_bytes / 1e6
     yield row("temporary memory", temporary, "MB")
-
-
-CASES = cases(program, needs=("jax_plugins.xla_cuda13 or jax_plugins.xla_cuda12",))

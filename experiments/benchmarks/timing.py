@@ -1,129 +1,88 @@
-"""CPU seconds: of work that takes turns and of processes of their own."""
+"""Seconds of work that takes turns, and of functions in processes of their own."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.case import Estimate
+import numpy as np
+
+from experiments.processes import SPAWN
 
 
 class Spent(NamedTuple):
-    """What a piece of work took, by the clock and of the processor."""
+    """Duration of a piece of work by the clock, and its CPU time."""
 
     seconds: float
     cpu_seconds: float
 
     @classmethod
     def on(cls, work: Callable[[], Any]) -> Spent:
-        """Returns what `work` takes."""
+        """Returns the time that `work` takes."""
         begin, cpu_begin = time.perf_counter(), time.process_time()
         work()
         return cls(time.perf_counter() - begin, time.process_time() - cpu_begin)
 
 
-class Series(dict[str, list[float]]):
-    """Seconds of each piece of work, one entry a round."""
-
-    def median(self, name: str, scale: float = 1.0) -> Estimate:
-        """Returns `scale` times the median over the rounds."""
-        return Estimate.median([scale * spent for spent in self[name]])
-
-    def ratio(self, name: str, other: str) -> Estimate:
-        """Returns the median over the rounds of the ratio within one round."""
-        return Estimate.median([a / b for a, b in zip(self[name], self[other], strict=True)])
-
-
-def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
-    """Yields names for `rounds` rounds after one that does not count, and whether it does.
+def turns(names: list[str], rounds: int) -> list[str]:
+    """Returns names in the order of their turns: `rounds` rounds after one that does not count.
 
     Every other round goes backwards, so that a busy machine slows all alike.
     """
-    for number in range(rounds + 1):
-        for name in list(names)[:: 1 if number % 2 else -1]:
-            yield name, number > 0
+    return [name for number in range(rounds + 1) for name in names[:: 1 if number % 2 else -1]]
 
 
 def in_turns(
     work: Mapping[str, Callable[[], Any]],
     rounds: int,
     clock: Callable[[], float] = time.process_time,
-) -> Series:
-    """Returns what each of `work` takes in `rounds` rounds, after one that is not counted.
+) -> dict[str, np.ndarray]:
+    """Returns the seconds of each piece of work, float[rounds], after a round that is not counted.
 
-    By default in CPU seconds; where another device works, `time.perf_counter` tells the time.
-    Nothing that a piece of work returns outlives it: a result still held would make the next one
-    take fresh pages of memory, which is slower than the work.
+    No result outlives its turn: a result still held would make the next piece of work take fresh
+    pages of memory, which is slower than the work.
+
+    Args:
+      work: Pieces of work by name.
+      rounds: Number of rounds that count.
+      clock: CPU time, or `time.perf_counter` where another device works.
     """
-    series = Series({name: [] for name in work})
-    for name, counts in turns(work, rounds):
+    spent: dict[str, list[float]] = {name: [] for name in work}
+    for name in turns([*work], rounds):
         begin = clock()
         result = work[name]()
-        spent = clock() - begin
+        spent[name].append(clock() - begin)
         del result
-        if counts:
-            series[name].append(spent)
-    return series
+    return {name: np.array(seconds[1:]) for name, seconds in spent.items()}
 
 
 class Alone(NamedTuple):
-    """What a function in a process of its own gave, or why nothing, and what the process took."""
+    """Result of a function in a process of its own, and the process's CPU time and memory."""
 
     value: Any
-    failure: str
     cpu_seconds: float
     gigabytes: float
 
 
-def alone(
-    function: Callable[..., Any],
-    *arguments: Any,
-    start: str = "spawn",
-    most_seconds: int | None = None,
-) -> Alone:
-    """Returns what `function` gives in a process of its own, begun anew or from what is preloaded.
-
-    After `most_seconds` of CPU time it is ended, and a failure is then an answer as well; without,
-    it is a RuntimeError.
-    """
-    context: Any = multiprocessing.get_context(start)
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, most_seconds, function, arguments))
-    process.start()
-    sender.close()
-    try:
-        answer = Alone(*receiver.recv())
-    except EOFError:
-        answer = Alone(None, f"no answer in {most_seconds} s", math.inf, math.nan)
-    process.join()
-    if answer.failure and most_seconds is None:
-        raise RuntimeError(answer.failure)
-    return answer
+def alone(function: Callable[..., Any], *arguments: Any) -> Alone:
+    """Returns the result of a module's function in a new process, whose errors are raised."""
+    with ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
+        return pool.submit(_answer, function, arguments).result()
 
 
-def _answer(sender: Any, most_seconds: int | None, function: Any, arguments: Any) -> None:
-    if most_seconds is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds))
-    value, failure = None, ""
-    try:
-        value = function(*arguments)
-    except Exception as error:
-        failure = f"{type(error).__name__}: {error}"
-    sender.send((value, failure, time.process_time(), _peak() / 1e9))
+def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Alone:
+    value = function(*arguments)
+    return Alone(value, time.process_time(), peak_bytes() / 1e9)
 
 
-def _peak() -> float:
-    """Returns the largest memory of this process in bytes: on Linux, of this program alone.
-
-    The usage of a process there counts what its parent had when it began it.
-    """
+def peak_bytes() -> float:
+    """Returns the largest memory of this process; on Linux without the memory of its parent."""
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -1,20 +1,10 @@
-"""The one GPU command: what it holds a device to, what it writes, and that a CPU rehearses it."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Kernels and bytes of compiled GPU programs, and the rows that a GPU trains on."""
 
 import numpy as np
 import pytest
 
 from experiments.benchmarks import gpu_program
-from experiments.benchmarks.gpu import CASES
-from experiments.benchmarks.record import read
 from experiments.tasks.clicks.synthetic import rows as synthetic
-
-ROOT = Path(__file__).resolve().parents[3]
-NOT_NEEDED = ("tyro", "typeguard", "matplotlib", "pyarrow", "dp_accounting", "tensorflow_datasets")
 
 
 @pytest.mark.long
@@ -75,41 +65,3 @@ COUNT = 'backend_config={"known_trip_count":{"n":"5"}}'
 def test_kernels_of_a_loop_count_as_often_as_it_is_known_to_go_round(known, times):
     moved = gpu_program.traffic(LOOP.replace("KNOWN", known), largest=18)
     assert moved == (times, times, 8.0 * times)
-
-
-REHEARSAL = """
-import builtins, sys
-for name in {names}:
-    sys.modules[name] = None
-usual = builtins.__import__
-def refusing(name, globals=None, *rest, **named):
-    importer = ((globals or {{}}).get("__name__") or "").split(".")[0]
-    ours = importer in ("accounting", "samplers", "dpsgd", "experiments")
-    if ours and name.split(".")[0] == "rich":  # flax itself imports it
-        raise ImportError(name)
-    return usual(name, globals, *rest, **named)
-builtins.__import__ = refusing
-from experiments.benchmarks.__main__ import main
-sys.exit(main(["gpu", "--quick", "--minutes", "20", "--json", {file!r}]))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1_200)
-def test_the_whole_rehearsal_needs_jax_flax_optax_numpy_and_scipy_alone(tmp_path):
-    file = tmp_path / "gpu.json"
-    program = REHEARSAL.format(names=NOT_NEEDED, file=str(file))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    measured = read(file)["cases"]
-    in_small = [case.name for case in CASES if case.quick is not None]
-    assert [case["name"] for case in measured] == in_small
-    assert {case["status"] for case in measured} == {"done"}
-    assert all(row["holds"] is not False for case in measured for row in case["rows"])

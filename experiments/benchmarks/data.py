@@ -1,0 +1,129 @@
+"""Rows a second of CPU time: raw files to stores, rows to batch files, by one process or by Beam.
+
+A rate is that of the rows beyond the first tenth: to start costs the same for few rows as for many.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
+from experiments.benchmarks.case import Figure, at, figure, require
+from experiments.benchmarks.timing import Spent, alone
+from experiments.tasks.clicks.store import Columns, Store
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+from samplers import Poisson
+
+FULL = 46_000_000
+"""Rows of the whole Criteo Display Ads data set, about."""
+BAR = ">= 0.25"
+"""Million rows a second of a core's time."""
+ENOUGH = 200_000
+"""Rows from which a rate tells more than the time to begin."""
+SEED = 2**127 + 1
+"""Seed of batches that no run trains on."""
+
+
+def stores(format: str, way: str, rows: int) -> Iterator[Figure]:
+    """Measures the store of generated rows in two raw files, or in one table.
+
+    Args:
+      format: A Criteo format, or "tsv" or "parquet" for the display ads as a table.
+      way: "here", or "beam" for Beam's local runner.
+      rows: Rows; of few, no rate is held to its bar.
+    """
+    if way == "beam":
+        require("apache_beam")
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (rows // 10, rows):
+            files, table = _raw(Path(folder) / str(count), format, count)
+            found.append(alone(_store, files, Path(folder) / f"store {count}", table, way))
+    few, many = (one.cpu_seconds for one in found)
+    row, rate = at(f"{format}, {way}"), (rows - rows // 10) / (many - few)
+    yield row("rows to a store", rate / 1e6, "M/s", BAR if rows >= ENOUGH else "")
+    yield row(f"store of {FULL:,} rows", (many + (FULL - rows) / rate) / 60, "CPU min")
+    yield row(f"memory at {rows:,} rows", found[1].gigabytes, "GB", "<= 4")
+
+
+def _store(files: list[Path], out: Path, format: Any, way: str) -> None:
+    if way == "here":
+        format.prepare(files, out)
+        return
+    from experiments.beam.pipelines import Runner
+    from experiments.beam.prepare import prepare
+
+    prepare(files, out, format, Runner().write_store, range_bytes=1 << 24)
+
+
+def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
+    """Writes raw files of so many rows together; returns them and their format."""
+    folder.mkdir()
+    log = synthetic.LOGS.get(format, synthetic.DISPLAY)
+    if format in synthetic.LOGS:
+        files = [folder / f"{part}.txt" for part in range(2)]
+        for seed, file in enumerate(files):
+            synthetic.write_raw(file, rows // 2, seed=seed, log=log)
+        return files, log.format
+    schema, tsv, parquet = log.format.schema, folder / "table.tsv", folder / "table.parquet"
+    synthetic.write_raw(tsv, rows, seed=0, log=log)
+    tsv.write_text("\t".join(log.format.columns) + "\n" + tsv.read_text())
+    if format == "parquet":
+        texts = dict.fromkeys(schema.categories, pa.string())
+        with pyarrow.csv.open_csv(
+            tsv,
+            parse_options=pyarrow.csv.ParseOptions(delimiter="\t"),
+            convert_options=pyarrow.csv.ConvertOptions(column_types=texts),
+        ) as batches:
+            pyarrow.parquet.write_table(batches.read_all(), parquet)
+        tsv.unlink()
+    named = table_schema("label", categories=schema.categories, numbers=schema.integers)
+    return [tsv if format == "tsv" else parquet], TableFormat(named)
+
+
+def batches(way: str, rows: int) -> Iterator[Figure]:
+    """Measures batch files of Poisson sampling, see `stores`."""
+    if way == "beam":
+        require("apache_beam")
+    seconds, drawn = [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for count in (rows // 10, rows):
+            store = folder / f"store-{count}"
+            synthetic.write_store(store, count * 10 // 8, seed=0)  # four fifths train
+            columns = partial(_training_rows, store)
+            data = columns()
+            n = len(data["label"])
+            sampler = Poisson(n, min(4_096, n), max_batch_size=5_000)
+            draw = Draw.plan(sampler, data, run="benchmark", attempt=0, first_step=0)
+            draw = dataclasses.replace(draw, steps_per_file=32)
+            out = folder / f"batches-{count}"
+            write: Callable[..., list[str]] = draw_here
+            if way == "beam":
+                from experiments.beam.draws import drawn_by
+                from experiments.beam.pipelines import Runner
+
+                write = drawn_by(Runner().write_batches, columns)
+            seconds.append(Spent.on(partial(_batches, out, draw, data, write)).cpu_seconds)
+            drawn.append(n)
+    rate = (drawn[1] - drawn[0]) / (seconds[1] - seconds[0]) / 1e6
+    yield figure(f"rows to batches, {way}", rate, "M/s", BAR if rows >= ENOUGH else "")
+
+
+def _training_rows(store: Path) -> Columns:
+    return Store.open(store).load("train")
+
+
+def _batches(out: Path, draw: Draw, data: Columns, write: Callable[..., list[str]]) -> None:
+    out.mkdir(0o700)
+    write_manifest(out, draw, SEED, write(out, draw, SEED, data), data)

@@ -1,0 +1,258 @@
+"""Whole runs on generated clicks: examples a second, epochs, what they reach, and audits.
+
+A run is compared with the bare loop over its own compiled steps, on batches that were drawn and
+sent before: what differs is time in which nothing computes, so both are timed by the clock. On a
+busy machine that means little, and the ratio of CPU seconds counts all work beside the steps as if
+none of it went on meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dpsgd
+import samplers
+from dpsgd import Mechanism, RootKey, RunSpec, train_blocks
+from dpsgd.audit.report import CheckResult
+from dpsgd.core.state import TrainState
+from dpsgd.engine.blocks import plan_blocks
+from dpsgd.engine.feed import BLOCK_STEPS
+from dpsgd.engine.step import Watch, compiled_block
+from dpsgd.runs.job import Job
+from dpsgd.runs.optimizer import ADAM, hyperparameters
+from dpsgd.runs.resolve import resolve, resolved
+from dpsgd.runs.task import rows_of
+from experiments.benchmarks.case import Figure, at, figure
+from experiments.benchmarks.models import num_params
+from experiments.benchmarks.timing import Spent, turns
+from experiments.cli.audit import coupled
+from experiments.tasks.clicks.evaluate import evaluate
+from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from samplers import BatchSource, Population
+from samplers.settings import SETTINGS
+
+MODELS = PRESETS | {
+    "medium": ModelConfig(14, 2**15, (598, 598, 598)),
+    "tiny": ModelConfig(2, 16, ()),
+}
+
+
+def run_of(sampler: str, batch_size: int, epochs: int | None = None, **rest: Any) -> RunSpec:
+    """Returns the settings of a run."""
+    return RunSpec.of(SETTINGS[sampler](batch_size=batch_size, epochs=epochs), **rest)
+
+
+@contextmanager
+def generated(rows: int, model: str) -> Iterator[tuple[Clicks, Path, synthetic.SyntheticStore]]:
+    """Yields clicks on a temporary store of generated rows, a folder for runs, and the summary."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = synthetic.write_store(folder / "store", rows, seed=0)
+        sizes = {name: size for name, size in vars(MODELS[model]).items() if name != "wide"}
+        yield Clicks(folder / "store", **sizes), folder, made
+
+
+def steps_of_run(task: Any, spec: RunSpec, out: Path) -> tuple[dict[str, Any], Spent]:
+    """Returns the record of a run, and the time of its steps."""
+    marks: dict[str, float] = {}
+
+    def mark(line: str) -> None:  # the first word of a line of progress, when it first came
+        marks.setdefault(line.split()[0], time.process_time())
+
+    record = dpsgd.run(task, spec, out, progress=mark)
+    return record, Spent(record["training_seconds"], marks["evaluating"] - marks["steps"])
+
+
+def train(model: str, epochs: int, rows: int = 125_000, rounds: int = 3) -> Iterator[Figure]:
+    """Measures a run beside the bare loop of its steps, rows on the host, and the evaluation."""
+    sizes = {"l2_clip_norm": 4.0, "learning_rate": 3e-3, "noise_multiplier": 1.0}
+    # The audit is made before a run, and no part of what is timed.
+    spec = run_of("balls-and-bins", 1024, epochs, audit=False, **sizes)
+    with generated(rows, model) as (task, folder, _):
+        numbers = itertools.count()
+        job = Job.of(task, resolve(spec, task, rows_of(task)))
+
+        def run(data_on: Literal["device", "host"]) -> Spent:
+            out = folder / f"{data_on} {next(numbers)}"
+            return steps_of_run(task, dataclasses.replace(spec, data_on=data_on), out)[1]
+
+        def score() -> Spent:
+            blocks = [block for split in task.store.splits for block in task.store.blocks(split)]
+            return Spent.on(lambda: task.evaluate(job.params, blocks))
+
+        work: dict[str, Callable[[], Spent]] = {
+            "bare": _bare_loop(job),
+            "device": lambda: run("device"),
+            "host": lambda: run("host"),
+            "score": score,
+        }
+        spent: dict[str, list[Spent]] = {label: [] for label in work}
+        for label in turns([*work], rounds):
+            spent[label].append(work[label]())
+        num_rows = task.store.num_rows
+    seconds, cpu_seconds = (
+        {label: np.array([one[i] for one in found[1:]]) for label, found in spent.items()}
+        for i in (0, 1)
+    )
+    sampler = job.mechanism.sampler
+    examples = sampler.num_steps * sampler.expected_batch_size
+    row = at(f"{model}, {num_params(job.params) / 1e6:.3g}M parameters, batch 1024")
+    yield row("dpsgd train", examples / seconds["device"], "ex/s")
+    yield row("bare loop of its steps", examples / seconds["bare"], "ex/s")
+    for name, found in {"": seconds, ", in CPU seconds": cpu_seconds}.items():
+        ratio = found["bare"] / found["device"]
+        yield row(f"dpsgd train / bare loop{name}", ratio, "x", ">= 0.9")
+    yield row("data on the host / on the device", seconds["device"] / seconds["host"], "x")
+    yield row("rows scored", num_rows / seconds["score"], "rows/s")
+
+
+def _bare_loop(job: Job) -> Callable[[], Spent]:
+    """Returns a function that takes all steps of a run; blocks are drawn and on the device."""
+    root, sampler = RootKey.from_insecure_seed(0), job.mechanism.sampler
+    source = BatchSource(sampler, root.sampling_seed(0))
+    drawn = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
+    plans, data = [jax.device_put(plan) for _, plan in drawn], jax.device_put(dict(job.data))
+    watch = Watch.nothing(job.params)
+    rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch, None
+    program = compiled_block(job.algorithm, sampler, (job.start(), data, plans[0], *rest))
+
+    def all_steps(state: TrainState) -> None:
+        for plan in plans:
+            state, *_ = program(state, data, plan, *rest)
+        jax.block_until_ready(state)
+
+    def loop() -> Spent:
+        state = jax.block_until_ready(jax.tree.map(jnp.array, job.start()))
+        return Spent.on(lambda: all_steps(state))
+
+    return loop
+
+
+def whole_run(
+    model: str,
+    rows: int,
+    batch_size: int,
+    tables: str = "dense",
+    epsilon: float = 3.0,
+    audit: bool = False,
+    scaled_to: int = 46_000_000,
+) -> Iterator[Figure]:
+    """Measures an epoch by `dpsgd train`: its steps, its epsilon, and the AUC beside the best.
+
+    Args:
+      model: Name of the model's size.
+      rows: Training rows.
+      batch_size: Expected examples of a batch.
+      tables: Training of tables, "lazy" or "dense".
+      epsilon: Epsilon of the run.
+      audit: Whether the run is audited before.
+      scaled_to: Rows of the epoch whose time is estimated.
+    """
+    spec = run_of(
+        "balls-and-bins", batch_size, 1, target_epsilon=epsilon, tables=tables, audit=audit
+    )
+    with generated(round(rows / 0.8), model) as (task, folder, made):  # of which so many train
+        found: list[Any] = []
+        whole = Spent.on(lambda: found.extend(steps_of_run(task, spec, folder / "run")))
+    record, steps = found
+    place = f"{record['num_params'] / 1e6:.3g}M parameters, {rows:,} rows, batch {batch_size:,}"
+    row = at(place)
+    yield row("whole run", whole.seconds, "s")
+    yield row("its steps by the clock", steps.seconds, "s")
+    yield row("its steps", steps.cpu_seconds, "CPU s")
+    yield row(
+        f"steps of an epoch of {scaled_to:,} rows", steps.cpu_seconds * scaled_to / rows, "CPU s"
+    )
+    yield row("its epsilon", record["epsilon_upper"], bar=f"<= {epsilon:g}")
+    auc, best = record["metrics"]["test_auc"], made.summary.test_bayes_auc
+    yield row("test AUC", auc)
+    yield row("best reachable AUC of its test rows", best)
+    yield row("test AUC short of the best by", best - auc)
+
+
+def epochs(model: str, rows: int, batch_size: int, test_rows: int = 1 << 20) -> Iterator[Figure]:
+    """Measures two epochs by `train_blocks` on rows in memory whose best AUC is known."""
+    begin = time.perf_counter()
+    data = synthetic.in_memory(rows, seed=0)
+    test = synthetic.in_memory(test_rows, seed=0, first_chunk=-(-rows // synthetic.CHUNK))
+    place = f"{rows / 1e6:.3g}M rows, batch {batch_size}"
+    row = at(place)
+    yield figure(f"seconds to generate {place}", time.perf_counter() - begin, "s")
+    sampler = samplers.BallsAndBins(rows, batch_size, epochs=2)
+    params, logit_fn, loss_fn = functional(MODELS[model], DISPLAY_ADS, 0)
+    algorithm = dpsgd.dpsgd(loss_fn, ADAM)
+    columns = jax.block_until_ready(jax.device_put(data.columns))
+
+    def blocks(seed: int) -> Any:
+        state = algorithm.init(jax.tree.map(jnp.array, params))
+        sizes = hyperparameters(3e-3, sampler.num_steps)
+        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
+        root = RootKey.from_insecure_seed(seed)
+        mechanism = Mechanism(sampler, 1.0, 4.0)
+        return train_blocks(algorithm, mechanism, state, columns, root=root, data_on="device")
+
+    begin = time.perf_counter()
+    warm = blocks(0)
+    jax.block_until_ready(next(warm).log)
+    warm.close()
+    yield row("first block, drawing and compiling included", time.perf_counter() - begin, "s")
+    marks: list[tuple[float, int]] = []  # when, and how many steps were done
+    for block in blocks(1):
+        if block.steps.stop >= sampler.steps_per_epoch * (len(marks) + 1):
+            jax.block_until_ready(block.log)
+            marks.append((time.perf_counter(), block.steps.stop))
+    # The second epoch was drawn while the first was under way: it takes what each further one does.
+    (begin, first), (end, last) = marks
+    yield row("an epoch", (end - begin) / (last - first) * sampler.steps_per_epoch, "s", "<= 6")
+    parts = (
+        {name: column[i : i + 2**16] for name, column in test.columns.items()}
+        for i in range(0, test_rows, 2**16)
+    )
+    auc = evaluate(logit_fn, block.state.params, parts, DISPLAY_ADS.target)["auc"]
+    yield row("test AUC after two epochs, sigma 1", auc)
+    yield row("test AUC short of the best by", test.bayes_auc - auc)
+
+
+def audit(
+    model: str, sampler: str, overflow: str = "", tables: str = "dense", bar: str = "",
+    rows: int = 88_000, batch_size: int = 1_024,
+) -> Iterator[Figure]:  # fmt: skip
+    """Measures an audit of the program that trains, and its comparison with DP-SGD's definition.
+
+    A device that fails its checks must not train.
+
+    Args:
+      model: Name of the model's size.
+      sampler: Name of the sampler.
+      overflow: Treatment of batches that are too large; empty for the default.
+      tables: Training of tables, "lazy" or "dense".
+      bar: Bar of the CPU time.
+      rows: Training rows.
+      batch_size: Expected examples of a batch.
+    """
+    spec = run_of(sampler, batch_size, 2, l2_clip_norm=1.0, noise_multiplier=1.0, tables=tables)
+    if overflow:
+        several = dataclasses.replace(spec.sampler, max_batch_size=batch_size, overflow=overflow)
+        spec = dataclasses.replace(spec, sampler=several)
+    task, found = DescribedClicks(MODELS[model], DISPLAY_ADS, 0), list[CheckResult]()
+    run = resolved(spec, Population(rows))
+    spent = Spent.on(lambda: found.extend(coupled(task, run).checks))
+    row = at(f"{model}, {sampler}, {rows:,} rows, batch {batch_size:,}")
+    yield row("audit, compiling included", spent.cpu_seconds, "CPU s", bar)
+    failed = [f"{check.name} ({check.detail})" for check in found if not check.passed]
+    yield row("; ".join(["checks that failed", *failed]), len(failed), bar="<= 0")

@@ -1,0 +1,258 @@
+"""Time and memory of training steps beside each other: on a CPU in CPU seconds, else by the clock.
+
+Programs take turns. No program reaches the floor of a step: the time to move the bytes that a
+dense-Adam step must move, at the rate of a copy, and the time of its matrix products.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpsgd import RootKey
+from dpsgd.noise.gaussian import add_gaussian_noise
+from experiments.benchmarks.case import Figure, at, figure
+from experiments.benchmarks.models import Model, model_of
+from experiments.benchmarks.programs import (
+    BYTES_PER_PARAMETER,
+    Program,
+    Steps,
+    clock,
+)
+from experiments.benchmarks.timing import alone, in_turns
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import PRESETS
+
+MATRIX_SIDE, COPIED = 1024, 2**26
+"""Side of the matrices that are multiplied, and number of floats that are copied."""
+
+
+class Times(NamedTuple):
+    """Measurements of programs, by name."""
+
+    seconds: dict[str, np.ndarray]
+    """Seconds of a step, float[rounds]."""
+    flushes: dict[str, np.ndarray]
+    """Seconds of a flush of lazy tables, float[rounds]."""
+    memory: dict[str, float]
+    """Temporary memory, bytes."""
+
+
+def times(make: Mapping[str, Callable[[], Program]], block_steps: int, rounds: int) -> Times:
+    """Measures programs that take turns, then their flushes.
+
+    Args:
+      make: Functions that make the programs, by name.
+      block_steps: Steps of a program's call.
+      rounds: Number of rounds.
+    """
+    programs = {name: program() for name, program in make.items()}
+    spent = in_turns(programs, rounds, clock())
+    late = {name: program.flush for name, program in programs.items() if "lazy" in name}
+    return Times(
+        {name: seconds / block_steps for name, seconds in spent.items()},
+        in_turns(late, rounds, clock()),
+        {name: float(program.temporary_bytes) for name, program in programs.items()},
+    )
+
+
+def steps(
+    kinds: Sequence[str],
+    ratios: Sequence[tuple[str, str, str]] = (),
+    table_rows: int = 2**20,
+    hidden: Sequence[int] = (598, 598, 598),
+    tables: int = 0,
+    batch_size: int = 1024,
+    block_steps: int = 8,
+    rounds: int = 5,
+    together: bool = True,
+) -> Iterator[Figure]:
+    """Measures kinds of steps of one model and batch size.
+
+    Args:
+      kinds: Kinds of steps, keys of `KINDS`.
+      ratios: Pairs of kinds, or of "memory, KIND", with the bar of the first over the second.
+      table_rows: Rows of a table, see `model_of`.
+      hidden: Widths of the click model's layers.
+      tables: Number of LazyDP's tables, or 0 for the click model.
+      batch_size: Examples of a batch.
+      block_steps: Steps of a block, which is one program.
+      rounds: Number of rounds.
+      together: Whether all programs take turns; else one is in memory at a time.
+    """
+    model = model_of(table_rows, hidden, tables)
+    setting = Steps(model, batch_size, block_steps)
+    row = at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
+    found = Times({}, {}, {})
+    for names in [list(kinds)] if together else [[kind] for kind in kinds]:
+        make = {name: partial(setting.program, name) for name in names}
+        more = times(make, block_steps, rounds)
+        found.seconds.update(more.seconds)
+        found.flushes.update(more.flushes)
+        found.memory.update(more.memory)
+        gc.collect()
+    for kind in kinds:
+        yield row(kind, found.seconds[kind], "s")
+        yield row(f"temporary memory, {kind}", found.memory[kind] / 1e6, "MB")
+    for kind, flush in found.flushes.items():
+        yield row(f"flush, {kind}", flush, "s")
+        yield row(f"flush / step, {kind}", np.median(flush) / np.median(found.seconds[kind]), "x")
+    quantities: dict[str, Any] = found.seconds | {
+        f"memory, {name}": found.memory[name] for name in found.memory
+    }
+    for one, other, bar in ratios:
+        yield row(f"{one} / {other}", quantities[one] / quantities[other], "x", bar)
+    if not tables:
+        yield row("floor of a step", _floor_of_step(model, hidden, batch_size), "s")
+    peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    if peak is not None:
+        yield row("peak memory so far", peak / 1e9, "GB")
+
+
+def floor(side: int = MATRIX_SIDE, copied: int = COPIED) -> Iterator[Figure]:
+    """Measures rates of copies in place and of matrix products."""
+    copies, products = _rates(side, copied)
+    yield figure("rate of a copy in place, read and write", copies / 1e9, "GB/s")
+    yield figure("rate of a float32 matrix product", products / 1e9, "GFLOP/s")
+
+
+@functools.cache
+def _rates(side: int = MATRIX_SIDE, copied: int = COPIED) -> tuple[float, float]:
+    """Returns bytes a second of copies, read and written, and flops a second of products."""
+    product, matrix = jax.jit(lambda a: a @ a), jnp.ones((side, side))
+    copy = Program(lambda x: (x + 1.0,), lambda: jnp.zeros(copied))
+    work: dict[str, Any] = {"copy": copy, "product": lambda: jax.block_until_ready(product(matrix))}
+    seconds = {name: float(np.median(found)) for name, found in in_turns(work, 5, clock()).items()}
+    return 8 * copied / seconds["copy"], 2 * side**3 / seconds["product"]
+
+
+def _floor_of_step(model: Model, hidden: Sequence[int], batch_size: int) -> float:
+    """Returns seconds that no dense-Adam step of a click model can beat."""
+    side, copied = (MATRIX_SIDE, COPIED) if model.num_params > 1e6 else (64, 2**16)
+    copies, products = _rates(side, copied)
+    inputs = len(DISPLAY_ADS.categories) * PRESETS["large"].embedding_dim
+    widths = [inputs + 2 * len(DISPLAY_ADS.integers), *hidden, 1]
+    # Forward, the gradient of the weights and that of the inputs: 2 flops an entry each.
+    flops = 6 * sum(m * n for m, n in itertools.pairwise(widths)) * batch_size
+    return BYTES_PER_PARAMETER * model.num_params / copies + flops / products
+
+
+# ------------------------------------------------------------------------------------------- sizes
+
+
+def sizes(
+    lazy: Sequence[str],
+    table_rows: Sequence[int],
+    dense: str = "",
+    dense_rows: Sequence[int] = (),
+    scaled_to: float = 0,
+    bar: str = "",
+    hidden: Sequence[int] = (598, 598, 598),
+    tables: int = 0,
+    batch_size: int = 1024,
+    rounds: int = 5,
+) -> Iterator[Figure]:
+    """Measures lazy steps of several sizes, and dense steps on a line through smaller ones.
+
+    Each kind has a process of its own, which measures its memory.
+
+    Args:
+      lazy: Kinds of steps with lazy tables.
+      table_rows: Sizes of the lazy steps.
+      dense: Kind of dense steps.
+      dense_rows: Two or more sizes of the dense steps.
+      scaled_to: Number of parameters at which dense steps are estimated; 0 for the largest model.
+      bar: Bar of the dense step's time, so scaled, over the lazy step's.
+      hidden: Widths of the click model's layers.
+      tables: Number of LazyDP's tables, or 0 for the click model.
+      batch_size: Examples of a batch.
+      rounds: Number of rounds.
+    """
+    rest = hidden, tables, batch_size, rounds
+    line: list[tuple[int, float]] = []
+    if dense:
+        found = alone(_at_sizes, dense, dense_rows, *rest).value
+        line = [(count, float(np.median(seconds))) for count, seconds, _ in found]
+    for count, seconds in line:
+        yield figure(f"{dense}, {count / 1e6:.3g}M parameters", seconds, "s")
+    for kind in lazy:
+        process = alone(_at_sizes, kind, table_rows, *rest)
+        for count, seconds, _ in process.value:
+            yield figure(f"{kind}, {count / 1e6:.3g}M parameters", seconds, "s")
+        medians = {count: float(np.median(seconds)) for count, seconds, _ in process.value}
+        ratio = max(medians.values()) / min(medians.values())
+        yield figure(f"{kind}, dearest / cheapest of {len(medians)} sizes", ratio, "x", "<= 1.25")
+        count, seconds, flush = process.value[-1]
+        row = at(f"{kind}, {count / 1e6:.3g}M parameters")
+        yield row("flush", flush, "s")
+        yield row("flush / step", flush / np.median(seconds), "x")
+        yield row("most memory of the process", process.gigabytes, "GB", "<= 12")
+        if line:
+            (x, y), (x2, y2) = line[0], line[-1]
+            target = scaled_to or count
+            scaled = y + (y2 - y) / (x2 - x) * (target - x)
+            name = f"{dense}, scaled to {target / 1e6:.3g}M parameters"
+            yield figure(name, scaled, "s")
+            yield figure(f"{name} / {kind}", scaled / np.median(seconds), "x", bar)
+
+
+def _at_sizes(
+    kind: str,
+    table_rows: Sequence[int],
+    hidden: Sequence[int],
+    tables: int,
+    batch_size: int,
+    rounds: int,
+    block_steps: int = 8,
+) -> list[tuple[int, np.ndarray, Any]]:
+    """Returns parameters, seconds of steps and of a flush by size."""
+    models = {str(rows): model_of(rows, hidden, tables) for rows in table_rows}
+    make = {
+        # The kind in the name says whether there is a flush.
+        f"{kind} {rows}": partial(Steps(model, batch_size, block_steps).program, kind)
+        for rows, model in models.items()
+    }
+    found = times(make, block_steps, rounds)
+    return [
+        (model.num_params, found.seconds[f"{kind} {rows}"], found.flushes.get(f"{kind} {rows}"))
+        for rows, model in models.items()
+    ]
+
+
+# ------------------------------------------------------------------------------------------- noise
+
+
+def noise(size: int, rounds: int = 5) -> Iterator[Figure]:
+    """Measures a step's noise beside `jax.random.normal`, added to donated sums."""
+    root = RootKey.from_insecure_seed(0)
+
+    def stock(implementation: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        def add(sums: jax.Array, step: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(jax.random.key(0, impl=implementation), step)
+            return sums + 1.3 * jax.random.normal(key, sums.shape)
+
+        return add
+
+    def program(add: Callable[[jax.Array, jax.Array], jax.Array]) -> Program:
+        start = lambda: (jnp.zeros(size), jnp.uint32(1))  # noqa: E731
+        return Program(lambda carry: ((add(*carry), carry[1] + 1),), start)
+
+    adders: dict[str, Any] = {
+        "noise": lambda sums, step: add_gaussian_noise(sums, root.noise_key(0), step, 1.3),
+        "threefry": stock("threefry2x32"),
+        "rbg": stock("rbg"),
+    }
+    found = in_turns({name: program(add) for name, add in adders.items()}, rounds, clock())
+    row = at(f"{size / 1e6:g}M coordinates")
+    yield row("noise", found["noise"], "s")
+    for name, bar in {"threefry": "<= 1", "rbg": ""}.items():
+        ratio = found["noise"] / found[name]
+        yield row(f"noise / jax.random.normal, {name}", ratio, "x", bar)
