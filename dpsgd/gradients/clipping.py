@@ -87,7 +87,7 @@ def _vmap_gradients(
                 sums[k] += x
         return sums
 
-    group_norms = [norms.combine([norms.norm(g) for g in lines]) for lines in arrays]
+    group_norms = [norms.norm([norms.square_sums(g) for g in lines]) for lines in arrays]
     return Gradients(losses, group_norms, add_clipped)
 
 

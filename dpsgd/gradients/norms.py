@@ -1,20 +1,19 @@
-"""Float32 norms of per-example gradients, safe from overflow, underflow and missed clips.
+"""Norms of per-example gradients, safe from overflow, underflow and missed clips.
 
-The clipped example is h t, h = g / M, t = min(M, C (1 - 17 u) / r), r = sqrt(sum_k h_k^2), with u =
-2^-24 and M a power of two next to max_k |g_k|. Its norm, as float32 stores it, is at most C:
-docs/explanation/norms-and-clipping-in-float32.md.
+Squares are summed in float64, whatever the precision of the program. The clipped example is h t, h
+= g / M, t = min(M, C (1 - 17 u) / r), r = |g| / M, with u = 2^-24 and M a power of two next to |g|.
+Its norm, as float32 stores it, is at most C: docs/explanation/norms-and-clipping-in-float32.md.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -26,21 +25,21 @@ T = TypeVar("T")
 CLIP_MARGIN = 17 * 2.0**-24
 """Relative distance from the clip norm, about 1e-6, that absorbs rounding."""
 
-_PAIRWISE = 16
-_BLOCK = 1024
-_UNROLLED = 32
+
+float64 = functools.partial(jax.enable_x64, True)
+"""Context in which JAX computes with float64, in a program of float32, too."""
 
 
 class Norm(NamedTuple):
-    """Per-example L2 norms scale * sqrt(square), whose product may overflow.
+    """Per-example L2 norms scale * length, whose product may overflow.
 
     Attributes:
       scale: float32[B], powers of two in [2^-100, 2^126].
-      square: float32[B], sum of squares of the scaled gradient; not finite if an entry is not.
+      length: float32[B], norm of the scaled gradient; not finite if an entry is not.
     """
 
     scale: Array
-    square: Array
+    length: Array
 
 
 class ClipFactor(NamedTuple):
@@ -59,147 +58,46 @@ class ClipFactor(NamedTuple):
     clipped: Array
 
 
-def _two_sum(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Adds two unevaluated sums high + low; Knuth's error-free transformation of the high parts."""
-    high = a[0] + b[0]
-    virtual = high - a[0]
-    error = (a[0] - (high - virtual)) + (b[0] - virtual)
-    return high, (a[1] + b[1]) + error
+def square_sums(x: Array, lead: int = 1) -> Array:
+    """Returns sums of squares over all but the first `lead` axes, float64.
 
+    Compute with them under `float64` alone: elsewhere JAX rounds them to float32.
 
-def _fold(x: Array, block: int) -> Array:
-    """Pads the last axis with zeros and splits it into `block` parts: (B, n) -> (B, block, m)."""
-    width = -(-x.shape[1] // block)
-    return _pad(x, width * block).reshape(x.shape[0], block, width)
-
-
-def _pad(x: Array, width: int) -> Array:
-    return x if x.shape[1] == width else jnp.pad(x, ((0, 0), (0, width - x.shape[1])))
-
-
-def _sum(x: Array) -> Array:
-    """Sums float32[B, n] of non-negative numbers over n with a relative error of at most 2 u."""
-    high, low = x, jnp.zeros_like(x)
-    zero = jnp.float32(0)
-    while high.shape[1] > 1:
-        block = min(_BLOCK, high.shape[1])
-        high, low = lax.reduce(
-            (_fold(high, block), _fold(low, block)), (zero, zero), _two_sum, dimensions=(1,)
-        )
-    return jnp.sum(high + low, axis=1)
-
-
-def _sum_of_squares(x: Array, factor: Array) -> Array:
-    """Sums (x factor[:, None])^2 of float32[B, n] over n with a relative error of at most 7 u."""
-    size = x.shape[1]
-    width = max(1, -(-size // _PAIRWISE))
-    # Slices, not a reshape of a padded copy: one pass over x that writes a sixteenth of its size.
-    slices = [
-        lax.slice_in_dim(x, start, min(start + width, size), axis=1)
-        for start in range(0, max(1, size), width)
-    ]
-    column = _rows(factor, x)
-    squares = [lax.square(_clamped(piece * column)) for piece in slices]
-    total = _pairwise(jnp.add, [_pad(square, width) for square in squares])
-    # XLA for CPUs would fuse it into the compensated sum, which takes one number after another.
-    return _sum(lax.platform_dependent(total, cpu=lax.optimization_barrier, default=lambda x: x))
-
-
-def _pairwise(add: Callable[[T, T], T], terms: list[T]) -> T:
-    """Adds one or more terms in a tree of ceil(log2(len(terms))) levels."""
-    while len(terms) > 1:
-        odd = terms[len(terms) & ~1 :]
-        terms = [add(a, b) for a, b in zip(terms[::2], terms[1::2], strict=False)] + odd
-    return terms[0]
-
-
-def power_of_two(x: Array) -> Array:
-    """Returns powers of two in (x/2, x], clamped to [2^-100, 2^126].
-
-    The bounds keep the reciprocal of each float32 x >= 0 normal: processors may flush subnormals to
-    zero.
-
-    >>> power_of_two(jnp.float32([0.0, 1.0, 5.0])).tolist()[1:]
-    [1.0, 4.0]
+    >>> square_sums(jnp.array([[3e30, 4e30], [0.0, 0.0]])).tolist()
+    [2.5e+61, 0.0]
     """
-    exponent = (lax.bitcast_convert_type(x, jnp.int32) >> 23) & 0xFF  # biased by 127
-    return lax.bitcast_convert_type(jnp.clip(exponent, 27, 253) << 23, jnp.float32)
+    with float64():
+        wide = lax.convert_element_type(x.astype(jnp.float32), jnp.float64)
+        return jnp.sum(lax.square(wide), axis=tuple(range(lead, x.ndim)))
 
 
-def scaled(x: Array, factor: Array) -> Array:
-    """Returns float32 x [B, ...] times factor[B], clamped to finite numbers.
+def norm(squares: Sequence[Array]) -> Norm:
+    """Returns the norms of gradients from square sums of their parts, float64[B] each.
 
-    The clamp keeps compilers from squaring constants and factors separately.
-    """
-    return _clamped(x * _rows(factor, x))
-
-
-def _clamped(x: Array) -> Array:
-    largest = np.float32(
-        jnp.finfo(jnp.float32).max
-    )  # no float: where x64 is enabled, that is float64
-    return lax.clamp(-largest, x, largest)
-
-
-def row_scale(x: Array) -> Array:
-    """Returns powers of two next to each row's largest magnitude."""
-    return power_of_two(jnp.max(jnp.abs(x), axis=1, initial=0.0))
-
-
-@jax.jit  # traced once for all arrays of one shape
-def norm(x: Array) -> Norm:
-    """Returns the norms of rows `x` [B, ...], any real dtype.
-
-    >>> row_norms = norm(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
-    >>> (row_norms.scale * jnp.sqrt(row_norms.square)).tolist()
+    >>> row_norms = norm([square_sums(jnp.array([[3.0, 4.0], [0.0, 0.0]]))])
+    >>> (row_norms.scale * row_norms.length).tolist()
     [5.0, 0.0]
     """
-    x = x.astype(jnp.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
-    scale = row_scale(x)
-    return Norm(scale, _sum_of_squares(x, 1.0 / scale))
+    with float64():
+        square = functools.reduce(operator.add, squares)
+        scale = magnitudes(square)
+        length = jnp.sqrt(square) / lax.convert_element_type(scale, jnp.float64)
+        # Once: compilers would compute them anew for every sum that reads them.
+        return Norm(*lax.optimization_barrier((scale, length.astype(jnp.float32))))
 
 
-def combine(norms: Sequence[Norm]) -> Norm:
-    """Returns the norms of concatenated gradients from their parts' norms."""
-    if len(norms) == 1:
-        return norms[0]
+def magnitudes(squares: Array) -> Array:
+    """Returns float32 powers of two in (r / 2, r], r the root of a square, within [2^-100, 2^126].
 
-    def together(norms: Sequence[Norm]) -> Norm:
-        scales, squares = (jnp.stack(column, axis=1) for column in zip(*norms, strict=True))
-        scale = jnp.max(scales, axis=1)
-        ratios = scales / scale[:, None]
-        return Norm(scale, _sum(squares * ratios * ratios))
+    The bounds keep the reciprocal of each normal: processors may flush subnormals to zero.
 
-    def elementwise(norms: Sequence[Norm]) -> Norm:
-        scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
-        ratios = [n.scale / scale for n in norms]
-        squares = [n.square * ratio * ratio for n, ratio in zip(norms, ratios, strict=True)]
-        high, low = _pairwise(_two_sum, [(square, jnp.zeros_like(square)) for square in squares])
-        return Norm(scale, high + low)
-
-    # Few are added elementwise over the examples, which accelerators make one kernel of. But what
-    # is elementwise, XLA's compiler for CPUs computes anew in every kernel that reads of it, and
-    # every leaf's sum does: a program that grows as the square of their number. Only a reduction is
-    # made once; so it is with many of them anywhere.
-    if len(norms) > _UNROLLED:
-        return together(norms)
-    return lax.platform_dependent(list(norms), cpu=together, default=elementwise)
-
-
-def product(a: Norm, b: Norm) -> Norm:
-    """Returns the norms of outer products of two vectors.
-
-    It is the product of their norms, and not finite if entries of the outer product may leave the
-    float32 range.
-
-    Args:
-      a: Norms of the first vectors, [B].
-      b: Norms of the second vectors, [B].
+    >>> magnitudes(square_sums(jnp.float32([[3.0, 4.0], [1.0, 0.0]]))).tolist()
+    [4.0, 1.0]
     """
-    exact = a.scale * b.scale
-    scale = jnp.clip(exact, 2.0**-100, 2.0**126)
-    ratio = jnp.where(exact > scale, jnp.inf, a.scale / scale * b.scale)  # 1 in the ordinary range
-    return Norm(scale, a.square * b.square * ratio * ratio)
+    with float64():
+        root = lax.convert_element_type(jnp.sqrt(squares), jnp.float32)
+    exponent = (lax.bitcast_convert_type(root, jnp.int32) >> 23) & 0xFF  # biased by 127
+    return lax.bitcast_convert_type(jnp.clip(exponent, 27, 253) << 23, jnp.float32)
 
 
 def clip_factor(
@@ -225,25 +123,20 @@ def clip_factor(
     marked_clip_norm = mark_value(jnp.asarray(l2_clip_norm, jnp.float32), "clip", clip=l2_clip_norm)
     limit = marked_clip_norm * jnp.float32(1.0 - CLIP_MARGIN)
     limit = limit if share is None else limit * jnp.float32(share)
-    keep = counts & jnp.isfinite(norm.square)
-    square = jnp.where(keep, norm.square, 0.0)
+    keep = counts & jnp.isfinite(norm.length)
+    length = jnp.where(keep, norm.length, 0.0)
     inverse_scale = 1.0 / norm.scale
     if gamma is None:
         # For a zero gradient the quotient is inf (or 0/0 for a clip norm that underflows): no
         # clipping.
-        bound = jnp.where(square > 0, limit / jnp.sqrt(square), jnp.inf)
+        bound = jnp.where(length > 0, limit / length, jnp.inf)
         target = jnp.minimum(norm.scale, bound)
     else:
-        # The sum is at least the root, and at least 1 where the scale is at its least.
-        length = jnp.sqrt(square) + jnp.float32(gamma) * inverse_scale
+        # The sum is at least the length, and at least 1 where the scale is at its least.
+        length += jnp.float32(gamma) * inverse_scale
         bound = jnp.where(length > 0, limit / length, 0.0)
         target = jnp.where(jnp.isinf(limit), norm.scale, bound)
-    return ClipFactor(
-        keep=keep,
-        inverse_scale=inverse_scale,
-        target=target,
-        clipped=keep & (bound < norm.scale),
-    )
+    return ClipFactor(keep, inverse_scale, target, keep & (bound < norm.scale))
 
 
 def contribution(factor: ClipFactor, x: Array) -> Array:

@@ -150,7 +150,7 @@ class PerLayerClipping:
         from dpsgd.gradients import norms
 
         for norm in group_norms:
-            counts = counts & jnp.isfinite(norm.square)
+            counts = counts & jnp.isfinite(norm.length)
         shares = self.shares or (1.0,) * len(group_norms)
         total = math.fsum(shares)
         return [

@@ -52,7 +52,6 @@ GOES = [
     "dpsgd/engine/newton",
     "dpsgd/engine/planning",
     "dpsgd/engine/lazy/look_ups",
-    "dpsgd/gradients/ghost/ranges",
     "dpsgd/gradients/norms",
     "dpsgd/runs/budget",
     "dpsgd/runs/fingerprint",

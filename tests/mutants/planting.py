@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpsgd.engine import programs
+from dpsgd.gradients import norms
 
 OURS = ("accounting", "samplers", "dpsgd", "experiments")
 
@@ -33,7 +34,7 @@ SEAMS = {
     "noise": ("dpsgd.noise.gaussian:add_gaussian_noise", "the Gaussian noise of all leaves"),
     "scales": ("dpsgd.core.mechanism:Mechanism.scales", "C, sigma C and b, as a program has them"),
     "factor": ("dpsgd.gradients.norms:clip_factor", "by how much each example is shortened"),
-    "combined": ("dpsgd.gradients.norms:combine", "the norm of several leaves' norms"),
+    "combined": ("dpsgd.gradients.norms:norm", "the norm of several leaves' squares"),
     "selected": ("dpsgd.gradients.norms:select", "gradients, of examples that count alone"),
     "repeated": ("dpsgd.gradients.ghost.parts:sum_repeated", "sums of rows looked up repeatedly"),
     # lazy tables
@@ -156,8 +157,11 @@ def forget():
     jax.clear_caches()
 
 
-def largest_norm(found, norms):
+sound_norm = norms.norm
+
+
+def largest_norm(found, squares):
     """A norm of several leaves that is the largest of theirs: each is then clipped by itself."""
-    scale = functools.reduce(jnp.maximum, (n.scale for n in norms))
-    squares = [n.square * (n.scale / scale) ** 2 for n in norms]
-    return type(found)(scale, functools.reduce(jnp.maximum, squares))
+    with norms.float64():
+        largest = functools.reduce(jnp.maximum, squares)
+    return sound_norm([largest])

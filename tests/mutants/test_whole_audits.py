@@ -391,7 +391,7 @@ STEPS = {
     ),
     "leaves are clipped one by one": Fault("combined", after(largest_norm), SINGLE),
     "the norm leaves out the last leaf": Fault(
-        "combined", before(lambda norms: {"norms": norms[: max(1, len(norms) - 1)]}), SINGLE
+        "combined", before(lambda squares: {"squares": squares[: max(1, len(squares) - 1)]}), SINGLE
     ),
     "repeated rows are summed after the norm": Fault("repeated", after(lambda found, h: h), SINGLE),
     "NaN counts as a number": Fault("selected", nan_counts, SINGLE),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dpsgd.gradients import norms
-from dpsgd.gradients.ghost.norm import norm_of
+from dpsgd.gradients.ghost.norm import square_norms
 from dpsgd.gradients.ghost.parts import parts_of
 from dpsgd.gradients.ghost.routes import FROZEN, choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
@@ -93,13 +93,13 @@ def gradients(
         sizes = {k: leaves[k].size for k in formed if k in group}
         lines = _packs(taps, sizes)
         arrays = [join([formed[k].astype(jnp.float32) for k in pack], lead=1) for pack in lines]
-        squares = [norms.norm(g) for g in arrays] + [
-            norm_of(routes[k], taps.uses[k], terms, cotangents)
+        squares = [norms.square_sums(g) for g in arrays] + [
+            square_norms(routes[k], taps.uses[k], terms, cotangents)
             for k, terms in terms_by_leaf.items()
             if k in group
         ]
-        nothing = jnp.zeros((losses.shape[0], 1))
-        group_norms.append(norms.combine(squares) if squares else norms.norm(nothing))
+        nothing = [norms.square_sums(jnp.zeros((losses.shape[0], 1)))]
+        group_norms.append(norms.norm(squares or nothing))
         packs += [(number, pack) for pack in lines]
         joined += arrays
 

@@ -12,16 +12,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from dpsgd.gradients import norms
-from dpsgd.gradients.ghost.parts import Parts, fold, sum_repeated
+from dpsgd.gradients.ghost.parts import Parts, sum_repeated
 from dpsgd.gradients.ghost.routes import Route
 from dpsgd.gradients.ghost.uses import contraction_of, rows_of
 from dpsgd.gradients.taps import Use
 
 _GRAM_MARGIN = 2.0**-20
+_LARGEST = 2.0**252
+"""Squared norm above which products of the sides may leave the float32 range."""
 
 
-def norm_of(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) -> norms.Norm:
-    """Returns one parameter's gradient norms on a route without entries.
+def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) -> Array:
+    """Returns one parameter's squared gradient norms on a route without entries, float64[B].
 
     Args:
       route: Route of the parameter.
@@ -30,66 +32,72 @@ def norm_of(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) ->
       cotangents: Cotangents of the tapped outputs by path, [B, ...].
     """
     if route.kind == "slice":
-        return norms.norm(cotangents[uses[0].path])
-    looked_up = [parts.look_ups[u.path] for u in uses if u.path in parts.look_ups]
+        return norms.square_sums(cotangents[uses[0].path])
     if route.kind == "rows":
-        return norms.norm(jnp.concatenate([h for _, _, h in looked_up], axis=1))
+        return norms.square_sums(parts.rows()[1])
     contractions = [c for u in uses if (c := contraction_of(u))]
-    factors = [parts.products[u.path] for u in uses if u.path in parts.products]
     first = contractions[0]
-    if route.kind == "outer":
-        inner, outer = factors[0]
-        return norms.combine(
-            [
-                norms.product(norms.norm(inner[:, k]), norms.norm(outer[:, k]))
-                for k in range(first.batch_size)
-            ]
-        )
     # Two uses of one parameter may contract opposite sides of it: align them.
     aligned = [
         (x, y) if c.inner == first.inner else (y, x)
-        for (x, y), c in zip(factors, contractions, strict=True)
+        for (x, y), c in zip(parts.products.values(), contractions, strict=True)
     ]
     left, right = (jnp.concatenate(side, axis=2) for side in zip(*aligned, strict=True))
-    if not looked_up:
-        return _gram_norm(left, right, None)
-    flat = jnp.concatenate([x[1] for x in looked_up], axis=1)
-    h = jnp.concatenate([x[2] for x in looked_up], axis=1)
-    rows_left = any(r.rows == first.inner for u in uses if (r := rows_of(u)))
-    return _gram_norm(left, right, (flat, h, rows_left))
+    lefts, rights = (norms.square_sums(side, lead=3) for side in (left, right))
+    with norms.float64():
+        diagonal = square = jnp.sum(lefts * rights, axis=(1, 2))
+    if route.kind == "gram":
+        sides = _unit_rows(left, lefts), _unit_rows(right, rights)
+        square = _gram(*sides)
+        if parts.look_ups:
+            rows_left = any(r.rows == first.inner for u in uses if (r := rows_of(u)))
+            crossed, square_h = _crossed(*(sides if rows_left else sides[::-1]), *parts.rows())
+            with norms.float64():
+                square, diagonal = square + crossed, diagonal + square_h
+        with norms.float64():
+            # Rounding may leave a small negative number where everything cancels; NaN stays NaN.
+            square = jnp.maximum(square, 0.0) + _GRAM_MARGIN * diagonal
+    with norms.float64():
+        return jnp.where(diagonal < _LARGEST, square, jnp.inf)
 
 
-def _gram_norm(left: Array, right: Array, look_ups: tuple[Array, Array, bool] | None) -> norms.Norm:
-    """Returns the norm of sum_s left_s right_s^T, plus the looked-up rows.
+def _unit_rows(x: Array, squares: Array) -> tuple[Array, Array]:
+    """Returns vectors of norms in [1, 2) and their scales, float64 powers of two."""
+    scale = norms.magnitudes(squares)
+    with norms.float64():
+        return x * (1.0 / scale)[..., None], lax.convert_element_type(scale, jnp.float64)
+
+
+def _gram(left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
+    """Returns squared norms of sum_s left_s right_s^T, sides [B, batch, s, :]."""
+    ll, rr = (
+        jnp.einsum("bksc,bktc->bkst", x, x, precision=lax.Precision.HIGHEST)
+        for x, _ in (left, right)
+    )
+    with norms.float64():
+        scale = left[1] * right[1]
+        scaled = lax.convert_element_type(ll * rr, jnp.float64) * scale[..., None]
+        return jnp.sum(scaled * scale[..., None, :], axis=(1, 2, 3))
+
+
+def _crossed(
+    by_row: tuple[Array, Array], by_column: tuple[Array, Array], flat: Array, h: Array
+) -> tuple[Array, Array]:
+    """Returns what look-ups add to the squared norms of contractions, and to their diagonals.
 
     Args:
-      left: One side of the contractions, [B, batch, s, :].
-      right: Other side, [B, batch, s, :].
-      look_ups: Flat row indices, their cotangents, and True if they are rows of the left side.
+      by_row: Side of the contractions along the rows that are looked up, with its scales.
+      by_column: Other side.
+      flat: Row indices, [B, K].
+      h: Cotangents of the rows, [B, K, :].
     """
-    left, right = fold(left, right)
-    left = norms.scaled(left, jnp.ones(len(left)))
-    size = left.shape[0]
-    largest = jnp.max(jnp.abs(right), axis=(1, 2, 3))
-    if look_ups is not None:
-        largest = jnp.maximum(largest, jnp.max(jnp.abs(look_ups[1]), axis=(1, 2)))
-    unit = norms.power_of_two(largest)
-    right = norms.scaled(right, 1.0 / unit)
-    ll, rr = (
-        jnp.einsum("bksc,bktc->bkst", x, x, precision=lax.Precision.HIGHEST) for x in (left, right)
-    )
-    square = jnp.sum((ll * rr).reshape(size, -1), axis=1)
-    diagonal = jnp.einsum("bkss,bkss->b", ll, rr)
-    if look_ups is not None:
-        flat, h, rows_left = look_ups
-        h = norms.scaled(h, 1.0 / unit)
-        by_row, by_column = (left, right) if rows_left else (right, left)
-        weight = jnp.take_along_axis(by_row[:, 0], flat[:, None, :], axis=2)
-        dots = jnp.einsum("bsd,bkd->bsk", by_column[:, 0], h, precision=lax.Precision.HIGHEST)
-        square += 2 * jnp.sum(weight * dots, axis=(1, 2))
-        square += jnp.sum(jnp.square(sum_repeated(flat, h)), axis=(1, 2))
-        diagonal += jnp.sum(jnp.square(h), axis=(1, 2))
-    # Rounding may leave a small negative number where everything cancels; NaN stays NaN.
-    square = jnp.maximum(square, 0.0) + _GRAM_MARGIN * diagonal
-    # As in `norms.product`: products of the sides that may leave the float32 range.
-    return norms.Norm(unit, jnp.where(largest < 2.0**126, square, jnp.inf))
+    squares = norms.square_sums(h, lead=2)
+    unit, scale = _unit_rows(h, squares)
+    entries = jnp.take_along_axis(by_row[0][:, 0], flat[:, None, :], axis=2)
+    precision = lax.Precision.HIGHEST
+    dots = jnp.einsum("bsd,bkd->bsk", by_column[0][:, 0], unit, precision=precision)
+    repeated = norms.square_sums(sum_repeated(flat, h))
+    with norms.float64():
+        product = lax.convert_element_type(entries * dots, jnp.float64) * scale[:, None, :]
+        product *= (by_row[1] * by_column[1])[:, 0, :, None]
+        return 2 * jnp.sum(product, axis=(1, 2)) + repeated, jnp.sum(squares, axis=1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -15,9 +15,6 @@ from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.routes import Route
 from dpsgd.gradients.ghost.uses import contraction_of, dot_axes, named_axes, row_axes, rows_of
 from dpsgd.gradients.taps import Path, Use
-
-_PAIRWISE_ROWS = 64
-"""Most look-ups per example whose repeated rows are found by comparing all pairs."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,12 @@ class Parts:
 
     products: dict[Path, tuple[Array, Array]]
     look_ups: dict[Path, tuple[Array, Array, Array]]
+
+    def rows(self) -> tuple[Array, Array]:
+        """Returns flat row indices [B, K] of all look-ups, and their cotangents [B, K, width]."""
+        _, *rows = zip(*self.look_ups.values(), strict=True)
+        flat, h = (jnp.concatenate(x, axis=1) for x in rows)
+        return flat, h
 
 
 def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) -> Parts:
@@ -50,18 +53,15 @@ def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) ->
     look_ups = {
         u.path: _look_ups(u, others[u.path], cotangents[u.path]) for u in uses if rows_of(u)
     }
-    if route.kind == "rows" and not route.distinct:
+    parts = Parts(products, look_ups)
+    if route.kind == "rows":
         # Equal rows are summed once, over all uses, so that the vector whose norm is taken is the
         # one that is scattered.
-        paths = list(look_ups)
-        flat = jnp.concatenate([look_ups[p][1] for p in paths], axis=1)
-        h = sum_repeated(flat, jnp.concatenate([look_ups[p][2] for p in paths], axis=1))
-        start = 0
-        for p in paths:
-            index, row, _ = look_ups[p]
-            look_ups[p] = (index, row, h[:, start : start + row.shape[1]])
-            start += row.shape[1]
-    return Parts(products, look_ups)
+        stops = itertools.accumulate(row.shape[1] for _, row, _ in look_ups.values())
+        pieces = jnp.split(sum_repeated(*parts.rows()), list(stops)[:-1], axis=1)
+        for (path, (index, row, _)), h in zip(list(look_ups.items()), pieces, strict=True):
+            look_ups[path] = index, row, h
+    return parts
 
 
 def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Array]:
@@ -153,29 +153,16 @@ def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Arra
 def sum_repeated(flat: Array, h: Array) -> Array:
     """Sums vectors h[B, K, :] over equal rows flat[B, K].
 
-    Each sum takes the place of one of its terms; the other terms become zero.
+    Each sum takes the place of its first term; the other terms become zero.
 
     >>> sum_repeated(jnp.array([[4, 7, 4]]), jnp.ones((1, 3, 1))).ravel().tolist()
     [2.0, 1.0, 0.0]
     """
-    count = flat.shape[1]
-    if count == 1:
-        return h
-    if count <= _PAIRWISE_ROWS:
-        same = flat[:, :, None] == flat[:, None, :]
-        first = ~jnp.any(same & jnp.tri(count, k=-1, dtype=bool), axis=2)
-        sums = jnp.einsum("bkl,bld->bkd", same.astype(h.dtype), h, precision=lax.Precision.HIGHEST)
-        return jnp.where(first[..., None], sums, 0.0)
-
-    def sum_example(ids: Array, x: Array) -> Array:
-        order = jnp.argsort(ids)
-        ordered = ids[order]
-        starts = jnp.pad(ordered[1:] != ordered[:-1], (1, 0))
-        start = lax.cummax(jnp.where(starts, jnp.arange(count), 0))
-        place = jnp.zeros_like(order).at[order].set(order[start])
-        return jnp.zeros_like(x).at[place].add(x)
-
-    return jax.vmap(sum_example)(flat, h)
+    same = flat[:, :, None] == flat[:, None, :]
+    places = jnp.arange(flat.shape[1], dtype=jnp.int32)
+    first = jnp.min(jnp.where(same, places, flat.shape[1]), axis=2)
+    examples = jnp.arange(len(flat), dtype=jnp.int32)[:, None]
+    return jnp.zeros_like(h).at[examples, first].add(h, mode="promise_in_bounds")
 
 
 def fold(x: Array, y: Array) -> tuple[Array, Array]:
@@ -184,10 +171,10 @@ def fold(x: Array, y: Array) -> tuple[Array, Array]:
     The magnitude is a power of two; afterwards y alone bounds the products.
     """
     # In two dimensions: compilers see that these are the activations and cotangents themselves, and
-    # the maxima those of the norms, and keep no second copy.
+    # the squares those of the norms, and keep no second copy.
     count = math.prod(x.shape[:-1])
     flat = x.reshape(count, x.shape[-1])
-    scale = norms.row_scale(flat)[:, None]
+    scale = norms.magnitudes(norms.square_sums(flat))[:, None]
     return (
         (flat * (1.0 / scale)).reshape(x.shape),
         (y.reshape(count, y.shape[-1]) * scale).reshape(y.shape),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpsgd.gradients.ghost.ranges import never_coincide
 from dpsgd.gradients.ghost.uses import contraction_of, rows_of
 from dpsgd.gradients.taps import Taps
 
@@ -19,13 +18,11 @@ class Route:
         (norm of the cotangent), "rows", "outer" or "gram".
       why: Reason for the route, one line.
       floats: Numbers per example beyond the backward pass: gradients, and their scaled copies.
-      distinct: True if, on route "rows", no example looks up a row twice.
     """
 
     kind: str
     why: str
     floats: int
-    distinct: bool = False
 
 
 FROZEN = Route("frozen", "no derivative of the loss reaches it", 0)
@@ -62,9 +59,7 @@ def choose_route(taps: Taps, leaf: int, shape: tuple[int, ...]) -> Route:
             return Route("entries", f"{ops} of different axes", 2 * size)
         count = sum(r.count for r in look_ups)
         width = look_ups[0].width
-        distinct = never_coincide(taps.closed, uses)
-        kind = "distinct rows" if distinct else "rows"
-        return Route("rows", f"look-up of {count} {kind} of {width}", 2 * count * width, distinct)
+        return Route("rows", f"look-up of {count} rows of {width}", 2 * count * width)
     if look_ups:
         sides |= {(frozenset((r.rows, r.columns)), ()) for r in look_ups}
     first = products[0]

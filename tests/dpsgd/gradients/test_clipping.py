@@ -67,21 +67,27 @@ def flatten(tree):
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
 
 
+def value(*parts):
+    norm = norms.norm([norms.square_sums(x) for x in parts])
+    return norm.scale * norm.length
+
+
 @pytest.mark.parametrize(
     "count", [1, 17, 4096, 3_000_001, pytest.param(20_000_003, marks=pytest.mark.long)]
 )
 def test_norm_of_millions_of_coordinates_is_accurate_to_a_few_roundings(count):
     # Equal terms, on which a plain float32 sum stagnates at 2^24, and random ones.
     for x in (np.full(count, 0.75, np.float32), np.random.default_rng(0).random(count, np.float32)):
-        got = jax.jit(norms.norm)(x[None])
-        square = float(got.scale[0]) ** 2 * float(got.square[0])
-        exact = np.dot(x.astype(np.float64), x.astype(np.float64))
-        assert abs(square / exact - 1) <= 8 * 2.0**-24
+        got = jax.jit(value)(x[None])
+        exact = np.linalg.norm(x.astype(np.float64))
+        assert abs(float(got[0]) / exact - 1) <= 2 * 2.0**-24
 
 
 @jax.jit
 def clip_rows(x, clip_norm):
-    factor = norms.clip_factor(norms.norm(x), clip_norm, jnp.ones(len(x), bool))
+    factor = norms.clip_factor(
+        norms.norm([norms.square_sums(x)]), clip_norm, jnp.ones(len(x), bool)
+    )
     return norms.contribution(factor, x)
 
 
@@ -183,28 +189,22 @@ def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights,
     assert "\n" not in str(error.value)
 
 
-def value(norm):
-    return norm.scale * jnp.sqrt(norm.square)
-
-
-@pytest.mark.short("1", "33")
-@pytest.mark.parametrize("count", [1, 3, 32, 33])
+@pytest.mark.parametrize("count", [1, 33])
 def test_norms_combine_to_that_of_the_concatenation(count):
     rng = np.random.default_rng(count)
     parts = (10.0 ** rng.uniform(-6, 6, (count, 8, 1)) * rng.normal(size=(count, 8, 5))).astype(
         np.float32
     )
-    norm = jax.jit(norms.norm)
-    combined = norms.combine([norm(part) for part in parts])
+    combined = jax.jit(lambda parts: value(*parts))(list(parts))
     exact = np.sqrt(np.sum(np.square(parts.astype(np.float64)), axis=(0, 2)))
-    np.testing.assert_allclose(value(combined), exact, rtol=9 * 2.0**-24)
+    np.testing.assert_allclose(combined, exact, rtol=2 * 2.0**-24)
 
 
 @pytest.mark.short("*-5000", "1e-37-17", "1e+35-3")
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 40, 5000])
 @pytest.mark.parametrize("constant", [0.0, 1e-37, 1e-25, 1.0, 1e25, 1e35])
 def test_a_norm_is_right_where_a_compiler_knows_the_entries(size, constant):
-    got = jax.jit(lambda: value(norms.norm(jnp.full((1, size), constant, jnp.float32))))()
+    got = jax.jit(lambda: value(jnp.full((1, size), constant, jnp.float32)))()
     np.testing.assert_allclose(got, constant * size**0.5, rtol=2e-6)
 
 

@@ -457,7 +457,7 @@ def ghost_program(name):
         total = add_clipped({k: jnp.zeros_like(x) for k, x in enumerate(leaves)}, [factor])
         return (
             losses,
-            norm.scale * jnp.sqrt(norm.square),
+            norm.scale * norm.length,
             structure.unflatten(total[k] for k in range(len(leaves))),
         )
 
