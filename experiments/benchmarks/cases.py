@@ -149,11 +149,6 @@ add(
     },
 )  # fmt: skip
 add(
-    "gpu", "epoch", "runs.epochs", seconds=90,
-    setting={"model": "large", "rows": 37_000_000, "batch_size": 8192, "test_rows": 1 << 20},
-    quick={"model": "tiny", "rows": 8_000, "test_rows": 2_000, "batch_size": 50},
-)  # fmt: skip
-add(
     "gpu", "run", "runs.whole_run", quick=SMALL_RUN,
     setting={"model": "large", "rows": 800_000, "batch_size": 8192, "audit": True},
 )  # fmt: skip

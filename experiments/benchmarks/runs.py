@@ -22,23 +22,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpsgd
-import samplers
-from dpsgd import Mechanism, RootKey, RunSpec, train_blocks
+from dpsgd import RootKey, RunSpec
 from dpsgd.audit.report import CheckResult
 from dpsgd.core.state import TrainState
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import Watch, compiled_block
 from dpsgd.runs.job import Job
-from dpsgd.runs.optimizer import ADAM, hyperparameters
 from dpsgd.runs.resolve import resolve, resolved
 from dpsgd.runs.task import rows_of
-from experiments.benchmarks.case import Figure, at, figure
+from experiments.benchmarks.case import Figure, at
 from experiments.benchmarks.models import num_params
 from experiments.benchmarks.timing import Spent, turns
 from experiments.cli.audit import coupled
-from experiments.tasks.clicks.evaluate import evaluate
-from experiments.tasks.clicks.model import functional
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
@@ -183,49 +179,6 @@ def whole_run(
     yield row("test AUC", auc)
     yield row("best reachable AUC of its test rows", best)
     yield row("test AUC short of the best by", best - auc)
-
-
-def epochs(model: str, rows: int, batch_size: int, test_rows: int = 1 << 20) -> Iterator[Figure]:
-    """Measures two epochs by `train_blocks` on rows in memory whose best AUC is known."""
-    begin = time.perf_counter()
-    data = synthetic.in_memory(rows, seed=0)
-    test = synthetic.in_memory(test_rows, seed=0, first_chunk=-(-rows // synthetic.CHUNK))
-    place = f"{rows / 1e6:.3g}M rows, batch {batch_size}"
-    row = at(place)
-    yield figure(f"seconds to generate {place}", time.perf_counter() - begin, "s")
-    sampler = samplers.BallsAndBins(rows, batch_size, epochs=2)
-    params, logit_fn, loss_fn = functional(MODELS[model], DISPLAY_ADS, 0)
-    algorithm = dpsgd.dpsgd(loss_fn, ADAM)
-    columns = jax.block_until_ready(jax.device_put(data.columns))
-
-    def blocks(seed: int) -> Any:
-        state = algorithm.init(jax.tree.map(jnp.array, params))
-        sizes = hyperparameters(3e-3, sampler.num_steps)
-        state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
-        root = RootKey.from_insecure_seed(seed)
-        mechanism = Mechanism(sampler, 1.0, 4.0)
-        return train_blocks(algorithm, mechanism, state, columns, root=root, data_on="device")
-
-    begin = time.perf_counter()
-    warm = blocks(0)
-    jax.block_until_ready(next(warm).log)
-    warm.close()
-    yield row("first block, drawing and compiling included", time.perf_counter() - begin, "s")
-    marks: list[tuple[float, int]] = []  # when, and how many steps were done
-    for block in blocks(1):
-        if block.steps.stop >= sampler.steps_per_epoch * (len(marks) + 1):
-            jax.block_until_ready(block.log)
-            marks.append((time.perf_counter(), block.steps.stop))
-    # The second epoch was drawn while the first was under way: it takes what each further one does.
-    (begin, first), (end, last) = marks
-    yield row("an epoch", (end - begin) / (last - first) * sampler.steps_per_epoch, "s", "<= 6")
-    parts = (
-        {name: column[i : i + 2**16] for name, column in test.columns.items()}
-        for i in range(0, test_rows, 2**16)
-    )
-    auc = evaluate(logit_fn, block.state.params, parts, DISPLAY_ADS.target)["auc"]
-    yield row("test AUC after two epochs, sigma 1", auc)
-    yield row("test AUC short of the best by", test.bayes_auc - auc)
 
 
 def audit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -169,70 +169,44 @@ def full_batch_noise(steps: int, *, epsilon: float, delta: float) -> float:
     )
 
 
-@dataclass(frozen=True)
-class SubsamplingAdvice:
-    """Which batch sizes cost (nearly) nothing in noise, at a fixed budget and number of steps.
+class SubsamplingAdvice(NamedTuple):
+    """Batch sizes from which on subsampling is (nearly) free, at a fixed budget.
 
-    A batch of b of n examples is sampled at p = b/n; the noise in the mean gradient is then at most
-    `penalty` times the noise that full batches would need.
+    A batch of b of n examples is sampled at p = b/n. Beyond n not even full batches are covered.
     """
 
-    num_examples: int
-    """n."""
-    steps: int
-    """k."""
-    rho: float
-    """The budget, in zero-concentrated DP."""
     step_epsilon: float
     """√(2ρ/k): ε of one release; the inverse of full batches' noise multiplier."""
-    penalty: float
-    """The factor on the noise that is still called free."""
     gaussian_batch_size: int
-    """Smallest expected batch size with that penalty for Gaussian noise, by the central limit
-    theorem (an estimate; `gaussian_noise_penalty` computes it)."""
+    """For Gaussian noise, by the central limit theorem: an estimate."""
     laplace_batch_size: int
-    """Smallest expected batch size at which pure ε-DP releases are proved to have it. Above n where
-    not even full batches are covered by the rule."""
+    """For pure ε-DP releases: proved."""
 
 
 def advise_batch_size(
-    num_examples: int,
-    steps: int,
-    *,
-    rho: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    penalty: float = 1.1,
+    num_examples: int, steps: int, *, rho: float, penalty: float = 1.1
 ) -> SubsamplingAdvice:
-    """Returns the batch sizes from which on subsampling is (nearly) free.
+    """Returns the smallest expected batch sizes at which subsampling is (nearly) free.
 
     A budget of ρ over k releases is √(2ρ/k) for each; noise rises by less than `penalty` while that
-    is at most c p. A budget (ε, δ) is turned into the ρ of full Gaussian batches that just meet it.
+    is at most c p.
 
     Args:
       num_examples: n.
       steps: k, the number of releases.
-      rho: ρ > 0, the budget in zCDP; or else
-      epsilon: ε > 0, and
-      delta: δ in (0, 1), the budget in approximate DP.
+      rho: ρ > 0, the budget in zCDP; full batches with noise multiplier σ have k/(2σ²).
       penalty: The factor > 1 on the noise that is still called free.
 
     Source: the rule √(2ρ/k) <= c p.
 
-    >>> advice = advise_batch_size(1_000_000, 10_000, rho=0.5)
-    >>> advice.gaussian_batch_size, advice.laplace_batch_size
+    >>> advise_batch_size(1_000_000, 10_000, rho=0.5)[1:]
     (14949, 48437)
     """
     check_count("num_examples", num_examples)
     check_count("steps", steps)
+    _check_positive("rho", rho)
     if not 1.0 < penalty < math.inf:
         raise ValueError(f"penalty must exceed 1, got {penalty}")
-    if rho is not None and epsilon is None and delta is None:
-        _check_positive("rho", rho)
-    elif rho is None and epsilon is not None and delta is not None:
-        rho = steps / (2.0 * full_batch_noise(steps, epsilon=epsilon, delta=delta) ** 2)
-    else:
-        raise ValueError("give the budget as rho, or as epsilon and delta, and not both")
     step_epsilon = math.sqrt(2.0 * rho / steps)
 
     def smallest(penalty_at: Callable[[float], float]) -> int:
@@ -241,15 +215,8 @@ def advise_batch_size(
         )
         return math.ceil(num_examples * step_epsilon / math.exp(c))
 
-    return SubsamplingAdvice(
-        num_examples,
-        steps,
-        rho,
-        step_epsilon,
-        penalty,
-        smallest(gaussian_noise_penalty_many_steps),
-        smallest(laplace_noise_penalty),
-    )
+    sizes = map(smallest, (gaussian_noise_penalty_many_steps, laplace_noise_penalty))
+    return SubsamplingAdvice(step_epsilon, *sizes)
 
 
 def _check_positive(name: str, value: float) -> None:

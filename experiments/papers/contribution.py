@@ -222,7 +222,7 @@ def privacy_excess(users: float, epsilon: float, log_size: float, *, failure: fl
 
     with m = `users`, log |H| = `log_size` and f = `failure`; infinity for m = 0. Amin et al., ICML
     2019, have 8 times as much with (d + 1) log 3 in place of log |H|, of d parameters: Lemma 1 with
-    m = n_tau / tau, Corollary 1 with m = `num_heavy_users`.
+    m = n_tau / tau, Corollary 1 with the number of users who are sure to reach the cap.
 
     Raises:
       ValueError: If `users` or `log_size` is negative, `epsilon` is not positive, or `failure` is
@@ -235,32 +235,6 @@ def privacy_excess(users: float, epsilon: float, log_size: float, *, failure: fl
             f"{users}, {log_size} and {failure}"
         )
     return (log_size - math.log(failure)) / (users * epsilon) if users else math.inf
-
-
-def num_heavy_users(shares: ArrayLike, gamma: float, num_examples: int, *, failure: float) -> int:
-    r"""Returns K(gamma), the number of users sure to hold tau = gamma n of n sampled examples.
-
-    .. math:: K(\gamma) = \#\{j : p_j > \gamma + \sqrt{4 \log(n / f) / n}\}
-
-    with p = `shares`, each user's probability to be an example's, and f = `failure`: that any of
-    them holds fewer. So n_tau >= tau K(gamma). If N users have equal shares, K(1/N) = 0.
-
-    Source: Amin et al., ICML 2019, Corollary 1.
-
-    Raises:
-      ValueError: If `gamma` is not in (0, 1], `failure` not in (0, 1), n < 1, or shares do not add
-        up to 1.
-    """
-    p = _check_contributions(shares)
-    if not (0.0 < gamma <= 1.0 and 0.0 < failure < 1.0 and num_examples >= 1):
-        raise ValueError(
-            "gamma must be in (0, 1], failure in (0, 1) and num_examples >= 1, got "
-            f"{gamma}, {failure} and {num_examples}"
-        )
-    if abs(float(p.sum()) - 1.0) > 1e-6:
-        raise ValueError(f"shares must add up to 1, got {float(p.sum())}")
-    slack = math.sqrt(4.0 * math.log(num_examples / failure) / num_examples)
-    return int(np.sum(p > gamma + slack))
 
 
 def private_quantile(

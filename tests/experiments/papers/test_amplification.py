@@ -95,14 +95,6 @@ def test_advised_batch_sizes_are_the_smallest_of_their_penalty():
         assert penalty(c / size) <= 1.1 < penalty(c / (size - 1))
 
 
-def test_budget_in_approximate_dp_is_the_rho_of_the_full_batches_that_meet_it():
-    advice = advise_batch_size(10**6, 400, epsilon=2.0, delta=1e-6)
-    noise = full_batch_noise(400, epsilon=2.0, delta=1e-6)
-    assert advice.step_epsilon == pytest.approx(1.0 / noise)
-    again = advise_batch_size(10**6, 400, rho=advice.rho)
-    assert again == advice
-
-
 @pytest.mark.parametrize("probs", [1.0, 0.2, np.linspace(0.1, 0.9, 50)])
 def test_the_mean_squared_error_of_a_sampled_mean_is_that_of_a_simulation(probs):
     rng, epsilon = np.random.default_rng(0), 0.5

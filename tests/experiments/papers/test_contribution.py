@@ -15,7 +15,6 @@ from scipy import stats
 from experiments.papers.contribution import (
     bias_bounds,
     excess_bounds,
-    num_heavy_users,
     privacy_excess,
     private_quantile,
     sum_error,
@@ -157,20 +156,18 @@ def test_the_published_bound_follows_for_every_grid_of_6561_values_a_parameter()
 
 
 def test_heavy_users_reach_the_cap():
+    def heavy_users(shares, gamma, n, failure):
+        return int(np.sum(shares > gamma + math.sqrt(4 * math.log(n / failure) / n)))
+
     shares, n, failure = np.array([0.3, 0.25, 0.2] + [0.025] * 10), 2000, 0.5
-    rng = np.random.default_rng(0)
-    counts = rng.multinomial(n, shares, size=400)
+    counts = np.random.default_rng(0).multinomial(n, shares, size=400)
     for gamma, expected in ((0.05, 3), (0.1, 2), (0.15, 1), (0.195, 0)):
-        heavy = num_heavy_users(shares, gamma, n, failure=failure)
+        heavy = heavy_users(shares, gamma, n, failure)
         assert heavy == expected
         assert np.mean(counts[:, :heavy].min(axis=1, initial=n) < gamma * n) <= failure / n
-
-
-def test_equal_users_are_all_heavy_below_their_share_and_none_at_it():
-    n, failure = 10**6, 0.05
-    users = round(n ** (1 / 6))
-    shares = np.full(users, 1 / users)
-    assert num_heavy_users(shares, 1 / users, n, failure=failure) == 0
+    # Equal users are all heavy below their share, none at it, and a cap moves none of their shares.
+    equal, n, failure = np.full(10, 0.1), 10**6, 0.05
+    assert heavy_users(equal, 0.1, n, failure) == 0
     assert privacy_excess(0, 1.0, 1.0, failure=failure) == math.inf
-    assert num_heavy_users(shares, 0.0917, n, failure=failure) == users == 10
-    assert bias_bounds(np.full(users, n // users), 91_700).by_distance == pytest.approx(0, abs=1e-9)
+    assert heavy_users(equal, 0.0917, n, failure) == 10
+    assert bias_bounds(np.full(10, n // 10), 91_700).by_distance == pytest.approx(0, abs=1e-9)

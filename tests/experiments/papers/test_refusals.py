@@ -21,7 +21,6 @@ from experiments.papers.amplification import (
 )
 from experiments.papers.contribution import (
     excess_bounds,
-    num_heavy_users,
     privacy_excess,
     private_quantile,
     sum_sweet_spot,
@@ -81,17 +80,11 @@ REFUSED = [
     (lambda: excess_bounds([1, 2], 1, 1.0, 2, user_losses=[[1.0]]), "need a loss of each of 2"),
     (lambda: privacy_excess(-1.0, 1.0, 2.0, failure=0.1), "users and log_size must be >= 0"),
     (lambda: privacy_excess(1.0, 0.0, 1.0, failure=0.1), "epsilon must be > 0"),
-    (lambda: num_heavy_users([0.5, 0.6], 0.1, 10, failure=0.1), "shares must add up to 1"),
-    (lambda: num_heavy_users([1.0], 0.0, 10, failure=0.1), "gamma must be in"),
     *(
         (partial(sum_sweet_spot, bad, 1.0), "contributions must be a list of finite")
         for bad in ([], [-1.0], [math.inf], [[1.0]])
     ),
     (lambda: to_privacy_loss_distribution(MonteCarloProfile(1.0, 3, num_samples=10)), "proved"),
-    *(
-        (partial(advise_batch_size, 100, 10, **given), "budget")
-        for given in ({}, {"rho": 1.0, "epsilon": 1.0, "delta": 0.1}, {"epsilon": 1.0})
-    ),
     (lambda: losses(epochs=2, event_epsilon=1.0), "one epoch"),
     (lambda: MonteCarloProfile(1.0, 2).epsilon(0.0), "delta"),
 ]
