@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +15,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from dpsgd.core.state import join_leaves, split_leaves
-from dpsgd.gradients import ghost, memory, norms
-from dpsgd.gradients.ghost import Gradients
-from dpsgd.gradients.isolation import ForeignCalls, isolated
+from dpsgd.gradients import ghost, memory
 from dpsgd.gradients.losses import LossFn, loss_rows, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
-from dpsgd.packing import join, packs, split
 
 PyTree = Any
 Sums = dict[int, Array]
@@ -48,53 +45,8 @@ class Diagnostics(NamedTuple):
     batch_size: Array
 
 
-def _vmap_gradients(
-    loss_fn: LossFn,
-    params: PyTree,
-    batch: PyTree,
-    groups: Sequence[Sequence[int]],
-) -> Gradients:
-    """Forms one gradient per example, B times the memory of the parameters."""
-    example = _first_example(batch)
-    foreign = isinstance(loss_fn, ForeignCalls)
-    loss = isolated(loss_fn, params, example, foreign_calls=foreign)
-    leaves_by_index = dict(enumerate(jax.tree.leaves(params)))
-    trained = {k: leaves_by_index[k] for k in sorted(k for group in groups for k in group)}
-
-    def trained_loss(trained: dict[int, Array], params: PyTree, example: PyTree) -> Array:
-        return loss(join_leaves(params, trained), example)
-
-    arguments = trained, params, example
-    differentiated = isolated(jax.value_and_grad(trained_loss), *arguments, foreign_calls=foreign)
-    losses, grads = jax.vmap(differentiated, in_axes=(None, None, 0))(trained, params, batch)
-    if differentiated.narrow:
-        grads = norms.shared(grads)
-    leaves = {k: g.astype(jnp.float32) for k, g in grads.items()}
-    group_packs = [packs({k: math.prod(leaves[k].shape[1:]) for k in group}) for group in groups]
-    all_packs = [pack for lines in group_packs for pack in lines]
-    arrays = [[join([leaves[k] for k in pack], lead=1) for pack in lines] for lines in group_packs]
-
-    def add_clipped(total: Sums, factors: Sequence[norms.ClipFactor]) -> SumTree:
-        clipped = [
-            norms.contribution(factor, g)
-            for factor, lines in zip(factors, arrays, strict=True)
-            for g in lines
-        ]
-        sums = dict(total)
-        for pack, c in zip(all_packs, clipped, strict=True):
-            summed = split(jnp.sum(c, axis=0), [sums[k].shape for k in pack])
-            for k, x in zip(pack, summed, strict=True):
-                sums[k] += x
-        return sums
-
-    group_norms = [norms.norm([norms.square_sums(g) for g in lines]) for lines in arrays]
-    return Gradients(losses, group_norms, add_clipped)
-
-
-_METHODS: dict[str, Callable[[LossFn, PyTree, PyTree, Sequence[Sequence[int]]], Gradients]] = {
-    "ghost": ghost.gradients,
-    "vmap": _vmap_gradients,
-}
+METHODS = "ghost", "vmap"
+"""Methods of clipping: without per-example gradients where possible, and by them."""
 
 
 def clipped_grad(
@@ -174,11 +126,10 @@ def clipped_grad(
         c = float(np.asarray(l2_clip_norm))
         if math.isnan(c) or c <= 0:
             raise ValueError(f"l2_clip_norm must be positive, got {c}")
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {sorted(_METHODS)}, got {method!r}")
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}")
-    gradients = _METHODS[method]
     keyed, loss_fn = takes_key(loss_fn), row_loss(loss_fn)
 
     def add_microbatch(
@@ -188,7 +139,9 @@ def clipped_grad(
         trained = [k for k in range(len(jax.tree.leaves(params))) if k not in frozen]
         groups = clipping.groups(split_leaves(params, frozen)[0])
         groups = [[trained[k] for k in group] for group in groups]
-        losses, group_norms, add_clipped = gradients(loss_fn, params, batch, groups)
+        losses, group_norms, add_clipped = ghost.gradients(
+            loss_fn, params, batch, groups, tapped=method == "ghost"
+        )
         real = weights > 0
         factors = clipping.factors(group_norms, l2_clip_norm, real)
         shortened = functools.reduce(operator.or_, (factor.clipped for factor in factors))
@@ -218,7 +171,7 @@ def clipped_grad(
             per_scan = memory.microbatch_size(
                 size,
                 memory.bytes_per_example(
-                    loss_fn, params, _first_example(batch), per_example_gradients=method == "vmap"
+                    loss_fn, params, _first_example(batch), tapped=method == "ghost"
                 ),
             )
         if per_scan >= size:

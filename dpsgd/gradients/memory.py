@@ -23,7 +23,7 @@ MICROBATCH_BYTES = 2**31
 
 
 def bytes_per_example(
-    loss_fn: LossFn, params: PyTree, example: PyTree, *, per_example_gradients: bool = False
+    loss_fn: LossFn, params: PyTree, example: PyTree, *, tapped: bool = True
 ) -> int:
     """Estimates one example's memory in a clipped sum, bytes.
 
@@ -34,18 +34,14 @@ def bytes_per_example(
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
       params: Tree of floating-point arrays.
       example: One example, arrays or `jax.ShapeDtypeStruct`.
-      per_example_gradients: True if all gradients are formed, False if only those that the ghost
-        method must form.
+      tapped: False if all gradients are formed, True if only those that the ghost method must form.
     """
     params = jax.tree.map(jnp.asarray, params)
     loss_fn, example = row_loss(loss_fn), loss_row(loss_fn, example)
-    taps = find_taps(loss_fn, params, example)
+    taps = find_taps(loss_fn, params, example, tapped=tapped)
     leaves = jax.tree.leaves(params)
-    if per_example_gradients:
-        floats = sum(2 * leaf.size for leaf in leaves)
-    else:
-        routes = (ghost.choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves))
-        floats = sum(route.floats for route in routes)
+    routes = (ghost.choose_route(taps, k, leaf.shape) for k, leaf in enumerate(leaves))
+    floats = sum(route.floats for route in routes)
     return 4 * floats + taps.activation_bytes(len(leaves))
 
 

@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsgd.gradients import norms
-from dpsgd.gradients.clipping import _METHODS, Diagnostics, clipped_grad
+from dpsgd.gradients.clipping import METHODS, Diagnostics, clipped_grad
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
-
-METHODS = sorted(_METHODS)
 
 
 def dense_loss(params, example):
@@ -189,25 +187,6 @@ def test_wrong_arguments_are_refused_with_one_clear_line(params, batch, weights,
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("count", [1, 33])
-def test_norms_combine_to_that_of_the_concatenation(count):
-    rng = np.random.default_rng(count)
-    parts = (10.0 ** rng.uniform(-6, 6, (count, 8, 1)) * rng.normal(size=(count, 8, 5))).astype(
-        np.float32
-    )
-    combined = jax.jit(lambda parts: value(*parts))(list(parts))
-    exact = np.sqrt(np.sum(np.square(parts.astype(np.float64)), axis=(0, 2)))
-    np.testing.assert_allclose(combined, exact, rtol=2 * 2.0**-24)
-
-
-@pytest.mark.short("*-5000", "1e-37-17", "1e+35-3")
-@pytest.mark.parametrize("size", [1, 3, 16, 17, 40, 5000])
-@pytest.mark.parametrize("constant", [0.0, 1e-37, 1e-25, 1.0, 1e25, 1e35])
-def test_a_norm_is_right_where_a_compiler_knows_the_entries(size, constant):
-    got = jax.jit(lambda: value(jnp.full((1, size), constant, jnp.float32)))()
-    np.testing.assert_allclose(got, constant * size**0.5, rtol=2e-6)
-
-
 def partly_constant(params, x):
     return jnp.dot(params, jnp.concatenate([x, jnp.ones(35)]))
 
@@ -233,28 +212,11 @@ CONSTANTS = {
 }
 
 
-# The extreme magnitudes of every loss under "ghost"; under "vmap", which has one norm for them all,
-# the magnitudes take turns.
-KNOWN = [
-    pytest.param(
-        method,
-        loss,
-        constant,
-        marks=pytest.mark.long if ((i + j) % 3 if method == "vmap" else constant == 1.0) else (),
-    )
-    for method in METHODS
-    for i, loss in enumerate(CONSTANTS)
-    for j, constant in enumerate([1e-25, 1.0, 1e30])
-]
-
-
-@pytest.mark.short(
-    "ghost-partly_constant-1e-25",
-    "ghost-contracted_and_looked_up-1e+30",
-    "vmap-contracted_and_looked_up-1e-25",
-)
-@pytest.mark.parametrize(("method", "loss_fn", "constant"), KNOWN)
-def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(method, loss_fn, constant):
+@pytest.mark.short("1e+30-partly_constant-ghost", "1e-25-contracted_and_looked_up-*")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loss_fn", CONSTANTS)
+@pytest.mark.parametrize("constant", [1e-25, 1e30])
+def test_gradients_that_a_compiler_knows_are_clipped_at_every_magnitude(constant, loss_fn, method):
     constant = np.float32(constant)
     run = jax.jit(
         clipped_grad(
@@ -286,19 +248,15 @@ def with_tiny_leaf(method):
     return run
 
 
-@pytest.mark.short("*-3")
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("exponent", [-126, -101, -90, -64, -20, 0])
+@pytest.mark.parametrize("exponent", [-126, -101, -64, 0])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(
-    method, exponent, batch_size
-):
+def test_a_leaf_without_or_with_a_tiny_gradient_takes_nothing_from_the_others(method, exponent):
     params = {
         "dead": np.zeros((5, 7), np.float32),
         "tiny": np.zeros(45, np.float32),
         "w": np.zeros(5, np.float32),
     }
-    x = 1 + np.arange(5 * batch_size, dtype=np.float32).reshape(batch_size, 5)
+    x = 1 + np.arange(15, dtype=np.float32).reshape(3, 5)
     for clip_norm in (1e3, 0.1):
         total, diagnostics = with_tiny_leaf(method)(
             params, x, np.float32(2.0**exponent), np.float32(clip_norm)

@@ -44,9 +44,7 @@ PAIRS = [(look_ups_and_layers, "ghost"), (without_a_rule, "vmap")]
 
 def estimate(case, method):
     params, loss_fn, batch = case()
-    return memory.bytes_per_example(
-        loss_fn, params, batch[0], per_example_gradients=method == "vmap"
-    )
+    return memory.bytes_per_example(loss_fn, params, batch[0], tapped=method == "ghost")
 
 
 BOUND = 2**24
