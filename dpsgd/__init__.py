@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from dpsgd.engine.closures import public
     from dpsgd.engine.lazy.group import LazyTables
     from dpsgd.engine.loop import train_blocks
-    from dpsgd.engine.modules import split_module
+    from dpsgd.engine.modules import module_with_rows, split_module
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.queries import Refinement
     from dpsgd.gradients.clipping import Diagnostics, clipped_grad
     from dpsgd.gradients.memory import explain
+    from dpsgd.gradients.rows import with_rows
     from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
     from dpsgd.models.model import load_exported
     from dpsgd.noise.base import Independent, Noise
@@ -85,6 +86,7 @@ __all__ = [
     "dpsgd",
     "explain",
     "load_exported",
+    "module_with_rows",
     "public",
     "resume",
     "run",
@@ -92,6 +94,7 @@ __all__ = [
     "split_module",
     "train",
     "train_blocks",
+    "with_rows",
 ]
 
 _MODULES = {
@@ -100,6 +103,7 @@ _MODULES = {
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
     "gradients.clipping": ("Diagnostics", "clipped_grad"),
+    "gradients.rows": ("with_rows",),
     "gradients.rules": (
         "AutomaticClipping",
         "PerLayerClipping",
@@ -132,7 +136,7 @@ _MODULES = {
     "engine.loop": ("train_blocks",),
     "core.mechanism": ("Mechanism",),
     "gradients.memory": ("explain",),
-    "engine.modules": ("split_module",),
+    "engine.modules": ("module_with_rows", "split_module"),
     "engine.placement": ("Placement",),
     "engine.queries": ("Refinement",),
 }

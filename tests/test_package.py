@@ -40,8 +40,8 @@ PUBLIC = {
         LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate PerLayerClipping
         Placement Platt Refinement RootKey Run RunSpec SGD Segment Settings TailAverage
         TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
-        dpsgd explain load_exported public resume run select split_module train
-        train_blocks
+        dpsgd explain load_exported module_with_rows public resume run select split_module train
+        train_blocks with_rows
     """,
 }
 """What users may rely on. One that leaves breaks their programs: that belongs in CHANGELOG.md."""

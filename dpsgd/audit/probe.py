@@ -17,11 +17,12 @@ from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, join_leaves
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.lazy.look_ups import index_ranges
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
+from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import Watch, flush_noise
 from dpsgd.gradients.clipping import Diagnostics
+from dpsgd.gradients.rows import index_ranges
 from dpsgd.noise.keys import RootKey
 from samplers.batches import IndexBlock, zeros
 
@@ -112,7 +113,8 @@ class Probe:
         self.state = held(state)
         self.block = math.prod(sampler.clipped_shape)
         if algorithm.tables is not None:
-            ranges = index_ranges(algorithm, state.params, rows, *sampler.clipped_shape)
+            example = shapes_of_rows(rows, *sampler.clipped_shape)
+            ranges = index_ranges(algorithm.loss_fn, state.params, example)
             rows = varied_rows(rows, ranges, block=self.block)
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
         self.units, self.nan, self.copies = synthetic.units, synthetic.nan, synthetic.copies

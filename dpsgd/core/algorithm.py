@@ -50,8 +50,6 @@ class View(NamedTuple):
     """[B]; 0 for padding."""
     keys: tuple[Any, ...]
     """Keys [B] of the examples, if the loss takes one."""
-    loss: dict[str, Any]
-    """{"loss_fn": loss of the viewed parameters and examples}; empty for the algorithm's loss."""
 
 
 @runtime_checkable
@@ -172,8 +170,7 @@ class Algorithm(NamedTuple):
 
     The sum is in float32. A loss with a key needs the keys of the batch's examples as the fifth
     argument. Keyword arguments are `devices`, the number of devices over which the compiler shards
-    the batch if it shards the parameters, `loss_fn`, the loss of viewed parameters, and `frozen`,
-    the indices of the leaves without a sum."""
+    the batch if it shards the parameters, and `frozen`, the indices of the leaves without a sum."""
     update: Callable[..., tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, private mean gradient of
     `dense_params`, in their types). Keyword arguments are `viewed` and `contexts`, inputs of each

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
@@ -20,7 +18,7 @@ from dpsgd.engine.programs import compiled, contents, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
-from dpsgd.gradients.losses import LossFn, loss_row, row_loss, takes_key
+from dpsgd.gradients.losses import LossByContents, LossFn, loss_row, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
 from dpsgd.noise.base import Noise
 
@@ -95,7 +93,7 @@ def dpsgd(
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
     if not isinstance(loss_fn, types.MethodType) and type(loss_fn).__eq__ is not object.__eq__:
-        loss_fn = _LossByContents(loss_fn, contents(loss_fn))
+        loss_fn = LossByContents(loss_fn, contents(loss_fn))
     if not hasattr(optimizer, "update"):
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
@@ -117,24 +115,6 @@ def dpsgd(
         loss_fn,
         clipping,
     )
-
-
-@dataclass(frozen=True)
-class _LossByContents:
-    """Loss with its own `__eq__`: equal wrappers have equal `contents`, too.
-
-    JAX keeps traces by the equality of functions.
-    """
-
-    loss_fn: LossFn
-    contents: str
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.loss_fn)
-
-    def __call__(self, *arguments: Any) -> Array:
-        return self.loss_fn(*arguments)
 
 
 # The functions of an algorithm are equal where they are made of equal parts. Closures never are.
@@ -223,11 +203,9 @@ class _ClippedSum:
     microbatch_size: int | None
     clipping: ClippingRule
 
-    def __call__(
-        self, params, batch, weights, scales, keys=None, *, devices=1, loss_fn=None, frozen=()
-    ):
+    def __call__(self, params, batch, weights, scales, keys=None, *, devices=1, frozen=()):
         gradient = clipped_grad(
-            loss_fn or self.loss_fn,
+            self.loss_fn,
             l2_clip_norm=scales.l2_clip_norm,
             clipping=self.clipping,
             microbatch_size=self.microbatch_size,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import jax
 from flax import nnx
 from jax import Array
+from jax.extend import core
+from jax.interpreters import partial_eval
 
-from dpsgd.gradients.frozen import stopped
+from dpsgd.gradients.frozen import leaf_names, stopped
+from dpsgd.gradients.losses import takes_key
+from dpsgd.gradients.rows import RowLoss, with_rows
 
 PyTree = Any
 
@@ -48,6 +53,163 @@ def split_module(
         `apply`, if batch statistics are updated, numbers are drawn without a key, or a key has no
         stream.
     """
+    params, run = _split(module, trained)
+
+    def apply(params: PyTree, *inputs: Any, key: Array | None = None, **options: Any) -> Any:
+        return run(params, lambda module: module(*inputs, **options), key)
+
+    return params, apply
+
+
+def module_with_rows(
+    module: nnx.Module, loss: Callable[..., Array], *, trained: nnx.filterlib.Filter | None = None
+) -> tuple[PyTree, RowLoss]:
+    """Returns (params, loss) with the look-ups of a module's `nnx.Embed` layers declared.
+
+    The look-ups are recorded by tracing the loss on one example. They are a convenience and no
+    assumption of the guarantee: whatever is recorded, an example gets rows and no table.
+
+    Args:
+      module: Module as for `split_module`, with one or more `nnx.Embed` layers.
+      loss: Pure function (module, example) -> scalar, or (module, example, key), whose key seeds
+        the random streams of the module.
+      trained: Flax filter of the parameters with derivatives, see `split_module`.
+
+    >>> params, loss = module_with_rows(
+    ...     nnx.Embed(8, 2, rngs=nnx.Rngs(0)), lambda embed, example: embed(example).sum()
+    ... )
+    >>> loss(params, jax.numpy.array([1, 7])).shape
+    ()
+
+    Raises:
+      ValueError: As from `split_module`; if the module has no `nnx.Embed`; and from the loss, if
+        the row indices depend on parameters, or a layer is read otherwise than by look-ups.
+    """
+    params, run = _split(module, trained)
+    layers = [(path, layer) for path, layer in nnx.iter_modules(module) if type(layer) is nnx.Embed]
+    if not layers:
+        raise ValueError(f"{type(module).__name__} has no nnx.Embed layer; use split_module")
+    shapes, keyed = jax.eval_shape(lambda: params), takes_key(loss)
+
+    def call(params: PyTree, read: _Read, example: PyTree, *key: Any) -> Any:
+        def with_readers(module: Any) -> Any:
+            for path, layer in layers:
+                module = _replaced(module, path, _Reader(path, layer.dtype, read))
+            return loss(module, example, *key)
+
+        return run(params, with_readers, key[0] if key else None)
+
+    def lookups(example: PyTree, *key: Any) -> dict[str, Array]:
+        return _recorded_lookups(call, shapes, example, *key)
+
+    def loss_of_rows(params: PyTree, rows: dict[str, Array], example: PyTree, *key: Any) -> Any:
+        left = {name: table.reshape(-1, table.shape[-1]) for name, table in rows.items()}
+
+        def read(name: str, ids: Array) -> Array:
+            taken, left[name] = left[name][: ids.size], left[name][ids.size :]
+            return taken.reshape(*ids.shape, taken.shape[-1])
+
+        return call(params, read, example, *key)
+
+    if keyed:
+        return params, with_rows(
+            lambda example, key: lookups(example, key),
+            lambda params, rows, example, key: loss_of_rows(params, rows, example, key),
+        )
+    return params, with_rows(
+        lambda example: lookups(example),
+        lambda params, rows, example: loss_of_rows(params, rows, example),
+    )
+
+
+_Read = Callable[[str, Array], Array]
+"""(name of the table, row indices) -> rows, [..., width]."""
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Layer in the place of an `nnx.Embed`, whose rows come from `read`."""
+
+    path: tuple[Any, ...]
+    dtype: Any
+    read: _Read
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, (*self.path, "embedding")))
+
+    def __call__(self, inputs: Array) -> Array:
+        rows = self.read(self.name, jax.numpy.asarray(inputs))
+        return rows if self.dtype is None else rows.astype(self.dtype)
+
+    def attend(self, query: Array) -> NoReturn:
+        raise ValueError(
+            f"{self.name} is read whole by attend, so its look-ups cannot be declared; use "
+            "split_module, and train without tables="
+        )
+
+
+def _replaced(module: Any, path: tuple[Any, ...], layer: _Reader) -> Any:
+    """Returns the module with another layer at a path, changed in place."""
+    if not path:
+        return layer
+    *owners, last = path
+    owner = module
+    for part in owners:
+        owner = owner[part] if isinstance(part, int) else getattr(owner, part)
+    if isinstance(last, int):
+        owner[last] = layer
+    else:
+        setattr(owner, last, layer)
+    return module
+
+
+def _recorded_lookups(
+    call: Callable[..., Any], shapes: PyTree, example: PyTree, *key: Any
+) -> dict[str, Array]:
+    """Returns the row indices that a module's layers are asked for, int[...] by table name."""
+
+    def asked_for(params: PyTree, example: PyTree, *key: Any) -> dict[str, Array]:
+        asked: dict[str, list[Array]] = {}
+        tables = dict(zip(leaf_names(params), jax.tree.leaves(params), strict=True))
+
+        def read(name: str, ids: Array) -> Array:
+            asked.setdefault(name, []).append(ids.ravel())
+            return jax.numpy.zeros((*ids.shape, tables[name].shape[1]), tables[name].dtype)
+
+        call(params, read, example, *key)
+        return {name: jax.numpy.concatenate(ids) for name, ids in asked.items()}
+
+    try:
+        closed, found = jax.make_jaxpr(asked_for, return_shape=True)(shapes, example, *key)
+        leaked = any(isinstance(x, jax.core.Tracer) for x in closed.consts)
+    except jax.errors.UnexpectedTracerError:
+        leaked = True
+    if leaked:
+        raise ValueError(
+            "a layer of the module looks up rows inside a loop or a transformation; declare its "
+            "look-ups by with_rows(lookups, loss)"
+        )
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    count = len(jax.tree.leaves(shapes))
+    if any(used[:count]):
+        raise ValueError(
+            "row indices of the module depend on its parameters; compute them from the example "
+            "alone, or use split_module, and train without tables="
+        )
+    inputs = [
+        x
+        for x, is_used in zip(jax.tree.leaves((example, *key)), used[count:], strict=True)
+        if is_used
+    ]
+    ids = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, closed.consts))(*inputs)
+    return dict(jax.tree.unflatten(jax.tree.structure(found), ids))
+
+
+def _split(
+    module: nnx.Module, trained: nnx.filterlib.Filter | None
+) -> tuple[PyTree, Callable[[PyTree, Callable[[Any], Any], Array | None], Any]]:
+    """Returns (params, run) with run(params, call, key) = call(module)."""
     graph, params, streams, statistics, rest = nnx.split(  # type: ignore[misc]
         module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
     )
@@ -76,7 +238,7 @@ def split_module(
             "per-example gradients need a pure function of parameters and example"
         )
 
-    def apply(params: PyTree, *inputs: Any, key: Array | None = None, **options: Any) -> Any:
+    def run(params: PyTree, call: Callable[[Any], Any], key: Array | None) -> Any:
         if key is not None and not streams:
             raise ValueError(
                 "the module holds no random stream that a key could seed; give the key to what "
@@ -90,7 +252,7 @@ def split_module(
         statistic_values = {
             path: variable.get_value() for path, variable in nnx.to_flat_state(call_statistics)
         }
-        outputs = nnx.merge(graph, params, seeded, call_statistics)(*inputs, **options)
+        outputs = call(nnx.merge(graph, params, seeded, call_statistics))
         _refuse_updates(
             [
                 p
@@ -103,7 +265,7 @@ def split_module(
             _refuse_draws([path for path, v in moved if v.get_value() is not values[path]])
         return outputs
 
-    return params, apply
+    return params, run
 
 
 def _seeded(streams: Any, key: Array | None) -> Any:

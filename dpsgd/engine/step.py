@@ -182,19 +182,18 @@ class _Step:
     def _sum(self, state, j, data, plan, scales, loss_key, contexts, *, batch_at=None, **how):
         """Returns the clipped sum over the passes of step `j`, diagnostics, and views."""
         batch_at = batch_at or self._batch
+        if state.frozen:
+            how["frozen"] = frozenset(state.frozen)
 
         def pass_sum(row):
             batch, weights, keys = batch_at(state.step, row, data, plan, loss_key)
-            view = View(state.raw_params, batch, weights, keys, {})
+            view = View(state.raw_params, batch, weights, keys)
             viewed = []
             for group, context in zip(self.algorithm.groups, contexts, strict=True):
                 view, group_view = group.view(state, view, context)
                 viewed.append(group_view)
-            options = {**view.loss, **how}
-            if state.frozen:
-                options["frozen"] = frozenset(state.frozen)
             inputs = view.params, view.batch, view.weights, scales, *view.keys
-            return self.algorithm.clipped_sum(*inputs, **options), tuple(viewed)
+            return self.algorithm.clipped_sum(*inputs, **how), tuple(viewed)
 
         if not self.accumulates:
             return pass_sum(j)

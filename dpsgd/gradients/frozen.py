@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +64,60 @@ def _reached(jaxpr: core.Jaxpr) -> set[Any]:
     return reached
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class AbsentTable:
+    """Table without values, in the parameters that a loss with declared look-ups gets.
+
+    Attributes:
+      name: Name of the table, see `leaf_names`.
+    """
+
+    name: str
+
+    def tree_flatten(self) -> tuple[tuple[()], str]:
+        """Returns no children, and the name."""
+        return (), self.name
+
+    @classmethod
+    def tree_unflatten(cls, name: str, _: Any) -> AbsentTable:
+        """Returns the table of this name."""
+        return cls(name)
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        # Of AttributeError, as Python asks for attributes that an object may lack.
+        raise AttributeError(f"{self._why()} (asked for .{attribute})")
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ValueError(self._why())
+
+    def __jax_array__(self) -> NoReturn:
+        raise ValueError(self._why())
+
+    def _why(self) -> str:
+        return (
+            f"the loss reads the table {self.name!r}, whose look-ups are declared; read "
+            f"rows[{self.name!r}], or declare no look-ups of it"
+        )
+
+
+def _is_absent(x: Any) -> bool:
+    return isinstance(x, AbsentTable)
+
+
 def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
-    """Returns `params` with the leaves in `numbers` under `jax.lax.stop_gradient`."""
-    leaves, structure = jax.tree.flatten(params)
+    """Returns `params` with the leaves in `numbers` under `jax.lax.stop_gradient`.
+
+    Raises:
+      ValueError: If one of these leaves is an `AbsentTable`.
+    """
+    leaves, structure = jax.tree.flatten(params, is_leaf=_is_absent)
+    for k in numbers:
+        if _is_absent(leaves[k]):
+            raise ValueError(
+                f"the table {leaves[k].name!r} is not trained, but its look-ups are declared; "
+                "declare those of trained tables alone"
+            )
     read = [jax.lax.stop_gradient(x) if k in numbers else x for k, x in enumerate(leaves)]
     return jax.tree.unflatten(structure, read)
 
@@ -105,7 +156,7 @@ class RunLoss:
     def __call__(self, params: PyTree, *example: Any) -> Any:
         """Returns the loss."""
         if self.pattern is not None:
-            frozen = {*range(len(jax.tree.leaves(params)))} - matching_leaves(params, self.pattern)
+            frozen = {*range(len(leaf_names(params)))} - matching_leaves(params, self.pattern)
             params = stopped(params, frozen)
         if self.compute != "float32":
             params = jax.tree.map(self._cast, params)
@@ -122,7 +173,7 @@ def leaf_names(params: PyTree) -> list[str]:
     The last part `value` of a `flax.nnx` parameter is dropped if the name stays unique.
     """
     names: list[str] = []
-    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+    for path, _ in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_absent):
         label = jax.tree_util.keystr(path, simple=True, separator=".")
         unique = (name for name in (label.removesuffix(".value"), label) if name not in names)
         names.append(next(unique, jax.tree_util.keystr(path)))

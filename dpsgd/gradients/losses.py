@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,26 @@ from dpsgd.gradients.isolation import ForeignCalls
 PyTree = Any
 LossFn = Callable[..., Array]
 """(params, example) -> scalar, or (params, example, key) -> scalar."""
+
+
+@dataclass(frozen=True)
+class LossByContents:
+    """Loss with its own `__eq__`: equal wrappers have equal `contents`, too.
+
+    JAX keeps traces by the equality of functions.
+    """
+
+    loss_fn: LossFn
+    contents: str
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Returns the signature of the loss."""
+        return inspect.signature(self.loss_fn)
+
+    def __call__(self, *arguments: Any) -> Array:
+        """Returns the loss."""
+        return self.loss_fn(*arguments)
 
 
 class Keyed(NamedTuple):

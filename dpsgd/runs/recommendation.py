@@ -181,18 +181,16 @@ def table_sizes(
     from dpsgd.engine.lazy.group import find_tables
     from dpsgd.engine.programs import shapes_of_rows
     from dpsgd.gradients.frozen import RunLoss
-    from dpsgd.gradients.losses import loss_row
 
     params = jax.eval_shape(lambda: task.init(init_seed))
     example = shapes_of_rows(rows, *sampler.clipped_shape)
     loss = RunLoss.restrict(task.loss, pattern)
     found = find_tables(loss, params, example)
     leaves = jax.tree.leaves(params)
-    read = jax.eval_shape(found.rows, loss_row(loss, example))
     clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
     return (
-        sum(leaves[k].shape[0] for k in found.tables),
-        clipped * sum(one.size for one in read.values()),
+        sum(leaves[k].shape[0] for k in found),
+        clipped * sum(found.values()),
     )
 
 

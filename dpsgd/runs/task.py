@@ -41,7 +41,10 @@ class Trainable(Protocol):
         """Returns the parameters before training, which depend on no private row."""
 
     def loss(self, params: PyTree, example: PyTree) -> Any:
-        """Returns the loss of one row, a scalar; with a third argument, a key, for dropout."""
+        """Returns the loss of one row, a scalar; with a third argument, a key, for dropout.
+
+        A loss made by `dpsgd.with_rows` can train with lazy tables.
+        """
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` rows of the shapes and dtypes of `columns`, made of none of them."""

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from dpsgd import with_rows
 from experiments.tasks.clicks.model import functional, pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS
@@ -125,10 +126,12 @@ def dlrm(rows: int, tables: int) -> Model:
 
     pairs = np.tril_indices(tables + 1, -1)
 
-    def loss_fn(params: dict[str, Any], example: dict[str, Any]) -> jax.Array:
+    def lookups(example: dict[str, Any]) -> dict[str, jax.Array]:
+        return {f"tables.{k}": example["categories"][k] for k in range(tables)}
+
+    def loss(params: dict[str, Any], rows: dict[str, Any], example: dict[str, Any]) -> jax.Array:
         x = jax.nn.relu(through(params["bottom"], example["integers"]))
-        looked_up = [t[example["categories"][k]] for k, t in enumerate(params["tables"])]
-        vectors = jnp.stack([x, *looked_up])
+        vectors = jnp.stack([x, *(rows[f"tables.{k}"] for k in range(tables))])
         products = (vectors @ vectors.T)[pairs]
         logit = through(params["top"], jnp.concatenate([x, products]))[0]
         label = example["label"].astype(jnp.float32)
@@ -140,4 +143,4 @@ def dlrm(rows: int, tables: int) -> Model:
         "integers": rng.normal(size=(RESIDENT_ROWS, DLRM_BOTTOM[0])).astype(np.float32),
         "categories": rng.integers(0, rows, (RESIDENT_ROWS, tables)).astype(np.int32),
     }
-    return Model(loss_fn, params, columns)
+    return Model(with_rows(lookups, loss), params, columns)

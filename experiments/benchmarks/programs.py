@@ -15,10 +15,11 @@ from jax import lax
 from dpsgd import Diagnostics, LazyTables, Mechanism, RootKey, clipped_grad, dpsgd
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
-from dpsgd.engine.lazy.look_ups import Row as RowOfTables
-from dpsgd.engine.lazy.look_ups import TableLoss
+from dpsgd.engine.lazy.group import find_tables
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import Watch, block_function, flush_noise
+from dpsgd.gradients.frozen import leaf_names
+from dpsgd.gradients.rows import LocatedExample, declared_rows
 from experiments.benchmarks.models import Model
 from experiments.benchmarks.timing import Spent
 from samplers import Deterministic
@@ -184,29 +185,27 @@ class Steps:
         model, batch_size = self.model, self.batch_size
         shapes = jax.eval_shape(model.params)
         example = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in model.columns.items()}
-        loss = TableLoss(model.loss_fn, shapes, example)
+        found, names = find_tables(model.loss_fn, shapes, example), leaf_names(shapes)
+        declared = declared_rows(model.loss_fn)
+        assert declared is not None
 
         def start() -> TrainState:
             params = model.params()
-            return TrainState(
-                jnp.int32(0), params, optimizer.init(split_leaves(params, loss.tables)[0])
-            )
+            return TrainState(jnp.int32(0), params, optimizer.init(split_leaves(params, found)[0]))
 
         def one_step(state: TrainState, batch: PyTree) -> tuple[TrainState, jax.Array]:
-            dense, tables_now = split_leaves(state.raw_params, loss.tables)
-            names = jax.vmap(loss.rows)(batch)
-            numbers, places = {}, {}
-            for k in loss.tables:
-                paths = [use.path for use in loss.uses(k)]
-                numbers[k] = jnp.concatenate([names[path] for path in paths], axis=1)
-                ends = np.cumsum([names[path].shape[1] for path in paths])
-                for path, end in zip(paths, ends, strict=True):
-                    places[path] = jnp.arange(end - names[path].shape[1], end, dtype=jnp.int32)
+            dense, tables_now = split_leaves(state.raw_params, found)
+            read = jax.vmap(lambda example: declared.places(shapes, example))(batch)
+            numbers = {k: read[names[k]].reshape(batch_size, -1) for k in found}
+            places = {
+                names[k]: jnp.arange(found[k], dtype=jnp.int32).reshape(read[names[k]].shape[1:])
+                for k in found
+            }
             rows = {k: table[numbers[k]] for k, table in tables_now.items()}
 
             def mean(dense: PyTree, rows: dict[int, jax.Array]) -> jax.Array:
                 def of_one(rows: dict[int, jax.Array], example: PyTree) -> jax.Array:
-                    return loss.loss(join_leaves(dense, rows), RowOfTables(example, places))
+                    return model.loss_fn(join_leaves(dense, rows), LocatedExample(example, places))
 
                 return jnp.sum(jax.vmap(of_one)(rows, batch)) / batch_size
 

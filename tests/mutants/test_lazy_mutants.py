@@ -6,7 +6,7 @@ import optax
 import pytest
 from planting import Fault, after, before, largest_norm, planted
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
+from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, with_rows
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SILENT, deferred_checks
 from dpsgd.audit.runtime.sums import SINGLE, sum_checks
@@ -159,9 +159,12 @@ BUGS = {
 }  # fmt: skip
 
 
-def loss_fn(params, example):
-    z = jnp.tanh(params["table"][example["ids"]]).ravel() @ params["w"]
-    return (z - example["y"]) ** 2
+loss_fn = with_rows(
+    lambda example: {"table": example["ids"]},
+    lambda params, rows, example: (
+        (jnp.tanh(rows["table"]).ravel() @ params["w"] - example["y"]) ** 2
+    ),
+)
 
 
 def cosine(step):

@@ -20,14 +20,13 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState, join_leaves, split_leaves
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
-from dpsgd.engine.lazy.look_ups import Row, TableLoss, unique_rows
-from dpsgd.engine.lazy.rows import Rows, flushed_table, read, written
+from dpsgd.engine.lazy.rows import Rows, flushed_table, read, unique_rows, written
 from dpsgd.engine.placement import Exchange
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.gradients.frozen import RunLoss
+from dpsgd.gradients.frozen import frozen_leaves, leaf_names
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, loss_row, loss_rows, row_loss, takes_key
-from dpsgd.gradients.taps import Path
+from dpsgd.gradients.rows import LocatedExample, declared_rows, traced_places
 from dpsgd.noise.base import Independent
 
 PyTree = Any
@@ -110,8 +109,10 @@ def worthwhile(num_rows: int, looked_up: int) -> bool:
     return num_rows >= 8 * looked_up
 
 
-def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
-    """Returns the loss split at its tables, see `TableLoss`.
+def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, int]:
+    """Returns the tables of a loss: numbers of looked-up rows by leaf index.
+
+    A table's look-ups are declared by `with_rows`, and its rows reach the loss.
 
     Args:
       loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
@@ -121,62 +122,37 @@ def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> TableLoss:
     Raises:
       ValueError: If the loss has no table, or one that is not float32, or too large.
     """
-    table_loss = TableLoss(row_loss(loss_fn), params, loss_row(loss_fn, example))
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not table_loss.tables:
-        largest = max(range(len(leaves)), key=lambda k: math.prod(jnp.shape(leaves[k][1])))
-        name, scope = jax.tree_util.keystr(leaves[largest][0]), ""
-        if isinstance(loss_fn, RunLoss) and loss_fn.pattern is not None:
-            scope = f"; train, {loss_fn.pattern!r}, is for other parameters"
+    declared, names = declared_rows(loss_fn), leaf_names(params)
+    if declared is None:
         raise ValueError(
-            f"the loss has no table: params{name}, the largest parameter, is none, as "
-            f"{table_loss.why_not[largest]}{scope}; leave out tables="
+            "the loss declares no look-ups, so its tables cannot be lazy; define it by "
+            "with_rows(lookups, loss), or leave out tables="
         )
-    for k in table_loss.tables:
-        path, leaf = leaves[k]
-        if jnp.result_type(leaf) != jnp.float32:
+    row_places = traced_places(declared, loss_fn, params, example)
+    places = jax.eval_shape(lambda row: row_places(row), loss_row(loss_fn, example))
+    frozen = frozen_leaves(row_loss(loss_fn), params, loss_row(loss_fn, example))
+    counts = {names.index(name): math.prod(x.shape) for name, x in places.items()}
+    tables = {k: count for k, count in sorted(counts.items()) if k not in frozen}
+    if not tables:
+        listed = ", ".join(places) or "none"
+        raise ValueError(
+            f"no derivative of the loss reaches a declared table ({listed}); train it, or leave "
+            "out tables="
+        )
+    leaves = jax.tree.leaves(params)
+    for k in tables:
+        dtype, shape = jnp.result_type(leaves[k]), jnp.shape(leaves[k])
+        if dtype != jnp.float32:
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is a table of {jnp.result_type(leaf)}, and "
-                "lazy tables are float32; make it float32, or train it without tables="
+                f"the table {names[k]} is {dtype}, and lazy tables are float32; make it float32, "
+                "or leave out tables="
             )
-        if math.prod(leaf.shape) >= _COUNTED:
+        if math.prod(shape) >= _COUNTED:
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} has shape {leaf.shape}, but a lazy table has "
-                "fewer than 2^32 numbers; train it without tables="
+                f"the table {names[k]} has shape {shape}, and lazy tables have fewer than 2^32 "
+                "numbers; leave out tables="
             )
-    return table_loss
-
-
-class LookUps(NamedTuple):
-    """Rows of tables that a batch reads."""
-
-    numbers: dict[int, jax.Array]
-    """Distinct row indices by table, int32 [U], padded with R."""
-    places: dict[Path, jax.Array]
-    """Places of each look-up's rows among these, int32 [B, rows]; U for a missing row."""
-
-    @classmethod
-    def find(
-        cls,
-        loss: TableLoss,
-        num_rows: dict[int, int],
-        examples: PyTree,
-        weights: jax.Array,
-        exchange: Exchange,
-    ) -> LookUps:
-        """Returns the rows that all devices read, and this device's places among them."""
-        names = jax.vmap(loss.rows)(examples)
-        paths = {k: [use.path for use in loss.uses(k)] for k in num_rows}
-        read_here = []
-        for k, count in num_rows.items():
-            row_indices = jnp.concatenate([names[path] for path in paths[k]], axis=1)
-            read_here.append(jnp.where(weights[:, None] > 0, row_indices, count))
-        numbers: dict[int, jax.Array] = {}
-        places: dict[Path, jax.Array] = {}
-        for (k, count), rows in zip(num_rows.items(), exchange.gathered(read_here), strict=True):
-            numbers[k], place_of = unique_rows(rows.ravel(), count)
-            places |= {path: place_of(names[path]) for path in paths[k]}
-        return cls(numbers, places)
+    return tables
 
 
 class Share(NamedTuple):
@@ -295,7 +271,7 @@ class LazyRows:
                 "sampler, in place of a step of several passes"
             )
         example = shapes_of_rows(rows, *mechanism.sampler.clipped_shape)
-        return find_tables(self.loss_fn, params, example).tables
+        return tuple(find_tables(self.loss_fn, params, example))
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
         _, values = split_leaves(state.raw_params, leaves)
@@ -310,26 +286,34 @@ class LazyRows:
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
         shapes, exchange, tables = context.shapes, context.exchange, state.lazy_tables
-        leaves = jax.tree.leaves(shapes)
-        examples = loss_rows(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
-        loss = TableLoss(row_loss(self.loss_fn), shapes, example)
-        assert set(loss.tables) == set(tables), "as the state was made"
-        num_rows = {k: len(leaves[k]) for k in loss.tables}
-        look_ups = LookUps.find(loss, num_rows, examples, view.weights, exchange)
-
+        places = self._places(view, shapes)
+        names, leaves = leaf_names(shapes), jax.tree.leaves(shapes)
+        read_here = []
+        for k in tables:
+            rows_of_examples = places[names[k]].reshape(len(view.weights), -1)
+            read_here.append(jnp.where(view.weights[:, None] > 0, rows_of_examples, len(leaves[k])))
         pending = _pending(context.schedule.select(context.place).gaps, state.step, context)
-        shares = {
-            k: Share.select(look_ups.numbers[k], len(table.steps), num_rows[k], exchange)
-            for k, table in tables.items()
-        }
-        rows = {k: shares[k].read(table, leaf=k, **pending) for k, table in tables.items()}
+        shares, rows = {}, {}
+        for k, read_rows in zip(tables, exchange.gathered(read_here), strict=True):
+            numbers, place_of = unique_rows(read_rows.ravel(), len(leaves[k]))
+            places[names[k]] = place_of(places[names[k]])
+            here = len(tables[k].steps)
+            shares[k] = Share.select(numbers, here, len(leaves[k]), exchange)
+            rows[k] = shares[k].read(tables[k], leaf=k, **pending)
         small = {k: x.values for k, x in rows.items()}
         # Rows on other devices are zeros here.
         small |= exchange.total({k: small[k] for k, share in shares.items() if share.sharded})
         params = join_leaves(state.params_without_tables, small)
-        batch = Row(examples, look_ups.places)
-        return View(params, batch, view.weights, (), {"loss_fn": loss.loss}), Viewed(shares, rows)
+        located = view._replace(params=params, batch=LocatedExample(view.batch, places))
+        return located, Viewed(shares, rows)
+
+    def _places(self, view: View, shapes: PyTree) -> dict[str, jax.Array]:
+        """Returns the rows that each example reads, int32 [B, ...] by table name."""
+        examples = loss_rows(view.batch, next(iter(view.keys), None), takes_key(self.loss_fn))
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), view.batch)
+        declared = declared_rows(self.loss_fn)
+        assert declared is not None
+        return dict(jax.vmap(traced_places(declared, self.loss_fn, shapes, example))(examples))
 
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context

@@ -39,6 +39,33 @@ class Rows(NamedTuple):
     """Number of steps whose noise each row has, int32 [U], equal in all."""
 
 
+def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], Array]]:
+    """Returns a batch's distinct rows, and their places.
+
+    Args:
+      every: Row indices of all look-ups, int32 [look-ups], R for none.
+      num_rows: Number R of rows of the table.
+
+    Returns:
+      Row indices, int32 [U], padded with R, with U the smaller of the number of look-ups and R; and
+      a function from row indices to places among them, int32: U for R, and arbitrary for a row that
+      is not read.
+    """
+    if every.size >= num_rows:
+        read = jnp.zeros(num_rows, bool).at[every].set(True, mode="drop")
+        return jnp.where(read, lax.iota(jnp.int32, num_rows), num_rows), lambda rows: rows
+    # Equal ones stay where sorting brings them, the first alone as a row: to move them together
+    # would take several times as long as to sort, and make no array smaller.
+    ordered = jnp.sort(every)
+    first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
+
+    def place_of(rows: Array) -> Array:
+        place = jnp.searchsorted(ordered, rows).astype(jnp.int32)
+        return jnp.where(rows == num_rows, every.size, place)
+
+    return jnp.where(first, ordered, num_rows), place_of
+
+
 def caught_up(
     old: Table,
     numbers: Array,

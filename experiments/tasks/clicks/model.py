@@ -15,6 +15,7 @@ from flax import nnx
 from dpsgd.engine.closures import public
 from dpsgd.engine.modules import split_module
 from dpsgd.engine.queries import Refinement
+from dpsgd.gradients.rows import with_rows
 from experiments.tasks.clicks.schema import Schema, folded
 from experiments.tasks.clicks.sizes import ModelConfig
 
@@ -25,6 +26,10 @@ INTEGER_SCALE = 0.2
 """Factor that brings log integers (up to about 12) to the embeddings' magnitude. Unscaled, they
 dominate every gradient's norm, and clipping would spend it on a few rows of the first layer.
 """
+
+
+TABLE = "embedding.embedding"
+"""Name of the stacked embedding table among the parameters."""
 
 
 def table_rows(rows: int) -> int:
@@ -65,12 +70,15 @@ class ClickModel(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, example: dict[str, jax.Array]) -> jax.Array:
-        """Returns the logits of one example, a row of the store's columns; see `Target`."""
+    def __call__(self, rows: dict[str, jax.Array], example: dict[str, jax.Array]) -> jax.Array:
+        """Returns the logits of one example, see `Target`.
+
+        Args:
+          rows: Rows of the embedding table, as `table_lookups` names them.
+          example: Columns of one row of the store.
+        """
         config, schema = self.config, self.schema
-        buckets = config.max_buckets
-        masks, offsets = public((schema.fold_masks(buckets), schema.table_offsets(buckets)))
-        looked_up = self.embedding(folded(example["categories"], masks) + offsets)
+        looked_up = rows[TABLE]
         numbers = encoded_numbers(schema, config.bins, example)
         x = looked_up[:, : config.embedding_dim].ravel()
         if not config.linear:
@@ -83,6 +91,15 @@ class ClickModel(nnx.Module):
         if config.wide:
             logits += jnp.sum(looked_up[:, config.embedding_dim :], axis=0)
         return logits if logits.size > 1 else logits[0]
+
+
+def table_lookups(
+    config: ModelConfig, schema: Schema, example: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Returns the rows of the embedding table that an example reads, int32[categories]."""
+    buckets = config.max_buckets
+    masks, offsets = public((schema.fold_masks(buckets), schema.table_offsets(buckets)))
+    return {TABLE: folded(example["categories"], masks) + offsets}
 
 
 def _with_zeros(draw: nnx.Initializer, *drawn: int | None) -> nnx.Initializer:
@@ -150,8 +167,8 @@ def _initialiser(config: ModelConfig, schema: Schema) -> Callable[[jax.Array], C
 
 def shaped(
     config: ModelConfig, schema: Schema
-) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns (params, logit_fn) with shapes in place of parameters."""
+) -> tuple[PyTree, Callable[[PyTree, dict[str, jax.Array], PyTree], jax.Array]]:
+    """Returns shapes of parameters, and the function (params, rows, example) -> logits."""
     return split_module(nnx.eval_shape(lambda: ClickModel(config, schema, nnx.Rngs(0))))
 
 
@@ -171,16 +188,24 @@ class PureFunctions(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     """Returns the model's functions, cached so that programs compile once."""
-    target, (_, logit) = schema.target.robust(config.huber), shaped(config, schema)
+    target, (_, apply) = schema.target.robust(config.huber), shaped(config, schema)
+    lookups = functools.partial(table_lookups, config, schema)
 
-    def loss(params: PyTree, example: PyTree) -> jax.Array:
-        return target.loss(logit(params, example), example["label"])
+    def logits(params: PyTree, rows: dict[str, jax.Array], example: PyTree) -> jax.Array:
+        return apply(params, rows, example)
+
+    logit = with_rows(lookups, logits)
+
+    def loss(params: PyTree, rows: dict[str, jax.Array], example: PyTree) -> jax.Array:
+        return target.loss(logits(params, rows, example), example["label"])
 
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
         return target.predict(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
     rescaled = functools.partial(_rescaled, config.embedding_dim)
-    return PureFunctions(loss, logit, predict, target.calibration(logit, rescaled))
+    return PureFunctions(
+        with_rows(lookups, loss), logit, predict, target.calibration(logit, rescaled)
+    )
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:

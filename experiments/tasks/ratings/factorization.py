@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpsgd.gradients.rows import with_rows
+
 MIDDLE = 3.5
 """Public constant subtracted from ratings, near their mean in many data sets."""
 
@@ -29,52 +31,53 @@ def init(num_items: int, rank: int, seed: int = 0) -> Params:
     return {"bias": jnp.zeros(num_items), "factor": jnp.asarray(factors, jnp.float32)}
 
 
-def own_part(params: Params, user: Any) -> jax.Array:
+def own_part(items: Params, user: Any) -> jax.Array:
     """Returns w_u, a user's ridge regression, without derivative: [1 + rank].
 
     Args:
-      params: Parameters of the items.
+      items: Parameters of the rated items, [tau, ...] each.
       user: "item", "rating" and "weight" of one user's ratings, [tau] each; weight 0 is padding.
     """
-    features, residual = jax.lax.stop_gradient(_features(params, user))
+    features, residual = jax.lax.stop_gradient(_features(items, user))
     weighted = features * user["weight"][:, None]
     normal = weighted.T @ features + RIDGE * jnp.eye(features.shape[1])
     return jnp.linalg.solve(normal, weighted.T @ jnp.where(user["weight"] > 0, residual, 0.0))
 
 
-def errors(params: Params, own: jax.Array, user: Any) -> jax.Array:
+def errors(items: Params, own: jax.Array, user: Any) -> jax.Array:
     """Returns rating - prediction for one user, 0 for padding: [tau]."""
-    features, residual = _features(params, user)
+    features, residual = _features(items, user)
     return jnp.where(user["weight"] > 0, residual - features @ own, 0.0)
 
 
-def loss_fn(params: Params, user: Any) -> jax.Array:
-    """Returns half the squared errors of a user's ratings.
-
-    The user's part w_u is fitted to them: it minimises this loss (with the ridge), so that its
-    derivative adds nothing to the items' gradient, and is left out.
-    """
-    user_part = own_part(params, user)
-    return 0.5 * jnp.sum(jnp.square(errors(params, user_part, user)))
+def lookups(row: Any) -> dict[str, Any]:
+    """Returns the items of a row or of a user's rows, by parameter name."""
+    return {"bias": row["item"], "factor": row["item"]}
 
 
-def rating_loss(params: Params, rating: Any) -> jax.Array:
-    """Returns the loss of a single rating, without a user part."""
-    rows = {name: jnp.asarray(column)[None] for name, column in rating.items()}
-    no_part = jnp.zeros(1 + params["factor"].shape[1])
-    return 0.5 * jnp.sum(jnp.square(errors(params, no_part, _weighted(rows))))
+def loss_of_items(params: Params, items: Params, row: Any) -> jax.Array:
+    """Returns half the squared errors of one clipped unit, several ratings or one.
 
-
-def loss(params: Params, row: Any) -> jax.Array:
-    """Returns the loss of one clipped unit, several ratings or one.
+    A user's part w_u is fitted to the ratings of the unit: it minimises this loss (with the ridge),
+    so that its derivative adds nothing to the items' gradient, and is left out. A single rating has
+    no user part.
 
     Args:
-      params: Parameters of the items.
-      row: "item" and "rating", [tau] each, and "weight" for padding; or scalars.
+      params: Parameters without values, as all are looked up.
+      items: Parameters of the rated items, [tau, ...] each; or of one item.
+      row: "item" and "rating", [tau] each, and "weight", 0 for padding; or scalars.
     """
     if jnp.ndim(row["item"]):
-        return loss_fn(params, _weighted(row))
-    return rating_loss(params, row)
+        user = _weighted(row)
+        user_part = own_part(items, user)
+    else:
+        items, row = jax.tree.map(lambda x: jnp.asarray(x)[None], (items, row))
+        user, user_part = _weighted(row), jnp.zeros(1 + items["factor"].shape[1])
+    return 0.5 * jnp.sum(jnp.square(errors(items, user_part, user)))
+
+
+loss = with_rows(lookups, loss_of_items)
+"""(params, row) -> loss of one clipped unit, see `loss_of_items`."""
 
 
 @jax.jit
@@ -88,7 +91,7 @@ def predict(params: Params, rows: Any) -> jax.Array:
     """
 
     def predict_row(item: Any, known: Any) -> jax.Array:
-        user_part = own_part(params, known)
+        user_part = own_part(_looked_up(params, known), known)
         features = jnp.concatenate([jnp.ones(1), params["factor"][item]])
         return MIDDLE + params["bias"][item] + features @ user_part
 
@@ -99,7 +102,11 @@ def _weighted(user: Any) -> Any:
     return user if "weight" in user else {**user, "weight": jnp.ones_like(user["rating"])}
 
 
-def _features(params: Params, user: Any) -> tuple[jax.Array, jax.Array]:
-    factors = params["factor"][user["item"]]
+def _looked_up(params: Params, user: Any) -> Params:
+    return {name: params[name][index] for name, index in lookups(user).items()}
+
+
+def _features(items: Params, user: Any) -> tuple[jax.Array, jax.Array]:
+    factors = items["factor"]
     features = jnp.concatenate([jnp.ones((factors.shape[0], 1)), factors], axis=1)
-    return features, user["rating"] - MIDDLE - params["bias"][user["item"]]
+    return features, user["rating"] - MIDDLE - items["bias"]

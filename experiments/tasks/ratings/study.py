@@ -42,7 +42,7 @@ class FactorizedRatings:
     """
 
     keep: Literal["random"] = "random"
-    loss_fn = staticmethod(factorization.loss_fn)
+    loss_fn = staticmethod(factorization.loss)
 
     def __init__(self, table: Ratings, is_test: np.ndarray) -> None:
         self.train = table.where(~is_test)

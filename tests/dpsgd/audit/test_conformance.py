@@ -10,7 +10,7 @@ import pytest
 
 from accounting import Bound
 from accounting.profile import UpperEnd
-from dpsgd import BandedToeplitz, Independent, LazyTables, averaged, dpsgd
+from dpsgd import BandedToeplitz, Independent, LazyTables, averaged, dpsgd, with_rows
 from dpsgd.audit.conformance import (
     check_clipping,
     check_noise,
@@ -71,8 +71,10 @@ def test_noises_conform(noise, steps):
     check_noise(noise, steps=steps)
 
 
-def loss(params, example):
-    return jnp.square(params["w"] @ example["x"] + params["table"][example["id"]].sum())
+loss = with_rows(
+    lambda example: {"table": example["id"]},
+    lambda params, rows, example: jnp.square(params["w"] @ example["x"] + rows["table"].sum()),
+)
 
 
 PARAMS = {"w": jnp.ones(5), "table": jnp.ones((9, 2))}

@@ -10,7 +10,16 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from dpsgd import Independent, LazyTables, Mechanism, dpsgd, explain, split_module, train
+from dpsgd import (
+    Independent,
+    LazyTables,
+    Mechanism,
+    dpsgd,
+    explain,
+    split_module,
+    train,
+    with_rows,
+)
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.core.state import join_leaves, split_leaves
 from dpsgd.engine.feed import Layout
@@ -38,10 +47,16 @@ def start():
     return params | {"weight": jnp.full(4, -0.0), "bias": jnp.ones(()), "unused": jnp.ones(3)}
 
 
-def loss_fn(params, example):
+def loss_of_rows(params, rows, example):
     frozen = lax.stop_gradient(params["stopped table"][example["ids"]] + params["weight"])
-    rows = params["table"][example["ids"]] + frozen
-    return jnp.sum(jnp.tanh(rows @ example["x"] + params["bias"]))
+    return jnp.sum(jnp.tanh((rows["table"] + frozen) @ example["x"] + params["bias"]))
+
+
+def lookups(example):
+    return {"table": example["ids"]}
+
+
+loss_fn = with_rows(lookups, loss_of_rows)
 
 
 # Weight decay would move what gets no gradient.
@@ -75,10 +90,7 @@ def test_nothing_is_kept_or_summed_for_a_frozen_leaf_and_others_are_trained_as_i
     alone = {name: leaf for name, leaf in start().items() if name not in FROZEN}
     held = {name: leaf for name, leaf in start().items() if name in FROZEN}
     for params in (alone, start()):
-
-        def loss(params, example):
-            return loss_fn(held | params, example)
-
+        loss = with_rows(lookups, lambda p, rows, example: loss_of_rows(held | p, rows, example))
         algorithm = dpsgd(loss, ADAMW, tables=tables, clipping=PerLayerClipping())
         state = algorithm.init(params, mechanism, ROWS)
         root = RootKey.from_insecure_seed(0)

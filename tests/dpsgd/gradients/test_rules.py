@@ -19,6 +19,7 @@ from dpsgd import (
     PerLayerClipping,
     RunSpec,
     dpsgd,
+    with_rows,
 )
 from dpsgd.audit.conformance import check_clipping
 from dpsgd.gradients import norms
@@ -135,8 +136,10 @@ def test_normalised_gradients_of_any_size_stay_below_c(gamma):
     assert np.array_equal(contributions(x, np.float32(np.inf))[5:], x[5:])  # clips nothing
 
 
-def table_loss(params, example):
-    return jnp.sum(params["table"][example["ids"]] ** 2) * example["x"] + params["bias"] ** 2
+table_loss = with_rows(
+    lambda example: {"table": example["ids"]},
+    lambda params, rows, example: jnp.sum(rows["table"] ** 2) * example["x"] + params["bias"] ** 2,
+)
 
 
 TABLES = (

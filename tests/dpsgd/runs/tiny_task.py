@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpsgd import RunSpec, run
+from dpsgd import RunSpec, run, with_rows
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration
 from dpsgd.engine.calibration import Temperature
@@ -165,9 +165,12 @@ class Words(Line):
         table = np.random.default_rng(seed).normal(size=(self.words, self.width))
         return {"table": table.astype(np.float32), "w": np.ones(self.width, np.float32)}
 
-    def loss(self, params, example):
-        rows = params["table"][example["words"]]
-        return jnp.square(rows.sum(axis=0) @ params["w"] - example["y"])
+    loss = with_rows(
+        lambda example: {"table": example["words"]},
+        lambda params, rows, example: jnp.square(
+            rows["table"].sum(axis=0) @ params["w"] - example["y"]
+        ),
+    )
 
     def metrics(self, params):
         public = self._points(7, 50)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd
+from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, with_rows
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime import deferred
@@ -32,8 +32,10 @@ START = {
 }
 
 
-def loss_fn(params, example):
-    return (params["table"][example["ids"]].ravel() @ params["w"] - example["y"]) ** 2
+loss_fn = with_rows(
+    lambda example: {"table": example["ids"]},
+    lambda params, rows, example: (rows["table"].ravel() @ params["w"] - example["y"]) ** 2,
+)
 
 
 def cosine(step):

@@ -18,6 +18,7 @@ from dpsgd import (
     Mechanism,
     Noise,
     dpsgd,
+    with_rows,
 )
 from dpsgd.audit.runtime.flow import flow_checks
 from dpsgd.engine.feed import Layout
@@ -40,12 +41,19 @@ ADAM = optax.adam(1e-2)
 TABLES = LazyTables(0.1, momentum=0.9)
 
 
-def loss_fn(params, example):
-    return jnp.dot(params["w"], example["x"]) + params["table"][example["ids"]].sum()
+def loss_of_rows(params, rows, example):
+    return jnp.dot(params["w"], example["x"]) + rows["table"].sum()
 
 
-def dropping(params, example, key):
-    return loss_fn(params, example) * jax.random.bernoulli(key)
+def dropped(params, rows, example, key):
+    return loss_of_rows(params, rows, example) * jax.random.bernoulli(key)
+
+
+def lookups(example):
+    return {"table": example["ids"]}
+
+
+loss_fn, dropping = with_rows(lookups, loss_of_rows), with_rows(lookups, dropped)
 
 
 @dataclass(frozen=True)

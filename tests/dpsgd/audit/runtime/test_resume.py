@@ -16,6 +16,7 @@ from dpsgd import (
     RootKey,
     dpsgd,
     train_blocks,
+    with_rows,
 )
 from dpsgd.audit.runtime.resume import wrong_noise
 from samplers import Deterministic
@@ -86,8 +87,10 @@ def test_another_history_is_seen(fault):
 def test_rows_that_no_step_has_read_are_the_first_ones():
     params = {"table": jnp.arange(24.0).reshape(8, 3), "w": jnp.ones(3)}
 
-    def loss(params, example):
-        return params["table"][example] @ params["w"]
+    loss = with_rows(
+        lambda example: {"table": example},
+        lambda params, rows, example: rows["table"] @ params["w"],
+    )
 
     rows = np.arange(N, dtype=np.int32) % 4
     algorithm = dpsgd(loss, optax.sgd(0.1), tables=LazyTables(0.1, 0.9))

@@ -11,13 +11,20 @@ import optax
 import pytest
 from scipy import stats
 
-from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, dpsgd, train
+from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, dpsgd, train, with_rows
 from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.group import find_tables
 from dpsgd.engine.lazy.laws import RunLaws
-from dpsgd.engine.lazy.rows import FLUSHED_BITS, flushed_table, on_grid, read, written
+from dpsgd.engine.lazy.rows import (
+    FLUSHED_BITS,
+    flushed_table,
+    on_grid,
+    read,
+    unique_rows,
+    written,
+)
 from dpsgd.engine.loop import train_blocks
 from dpsgd.noise.gaussian import (
     MOMENTUM,
@@ -54,8 +61,14 @@ def start():
     }
 
 
-def loss_fn(params, example):
-    return (params["table"][example["ids"]].ravel() @ params["w"] - example["y"]) ** 2
+def lookups(example):
+    return {"table": example["ids"]}
+
+
+loss_fn = with_rows(
+    lookups,
+    lambda params, rows, example: (rows["table"].ravel() @ params["w"] - example["y"]) ** 2,
+)
 
 
 SCHEDULE = optax.cosine_decay_schedule(0.2, STEPS)
@@ -117,9 +130,11 @@ def test_schedules_are_of_any_kind_of_numbers(schedule):
     assert found == pytest.approx([float(schedule(k)) for k in range(5)], rel=1e-6)
 
 
-def nothing(params, example):
-    """A loss that reads rows, and has no gradient."""
-    return 0.0 * jnp.sum(params["table"][example["ids"]]) + 0.0 * jnp.sum(params["w"])
+nothing = with_rows(
+    lookups,
+    lambda params, rows, example: 0.0 * jnp.sum(rows["table"]) + 0.0 * jnp.sum(params["w"]),
+)
+"""Loss that reads rows, and has no gradient."""
 
 
 def standardised(found, tables, sigma):
@@ -309,8 +324,9 @@ def test_rounding_of_each_flushed_number_has_no_bias(size):
 def test_tables_with_more_numbers_than_noise_tells_apart_are_refused():
     shapes = {"table": jax.ShapeDtypeStruct((2**26, 64), jnp.float32)}
     ids = {"ids": jax.ShapeDtypeStruct((2,), jnp.int32)}
-    with pytest.raises(ValueError, match=r"params\['table'\] has shape .* fewer than 2\^32"):
-        find_tables(lambda params, example: params["table"][example["ids"]].sum(), shapes, ids)
+    loss = with_rows(lookups, lambda params, rows, example: rows["table"].sum())
+    with pytest.raises(ValueError, match=r"table has shape .* fewer than 2\^32"):
+        find_tables(loss, shapes, ids)
 
 
 def test_what_a_flush_draws_is_another_noise_in_each_attempt():
@@ -385,11 +401,44 @@ def test_noise_that_float32_cannot_hold_is_never_due():
     assert small.step_sizes == (0, 0, 0)
 
 
-def test_a_loss_without_tables_is_refused_with_the_use_that_prevents_it():
-    algorithm = dpsgd(
-        lambda params, example: jnp.sum(params["table"] ** 2) * example["y"],
-        optax.adam(0.01),
-        tables=TABLES[0],
-    )
-    with pytest.raises(ValueError, match=r"no table: params\['table'\].*integer_pow|square"):
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (lambda params, example: params["w"].sum() * example["y"], "declares no look-ups"),
+        (with_rows(lookups, lambda params, rows, example: params["w"].sum()), "no derivative"),
+    ],
+)
+def test_losses_without_a_trained_table_are_refused(loss, named):
+    algorithm = dpsgd(loss, optax.adam(0.01), tables=TABLES[0])
+    with pytest.raises(ValueError, match=named):
         trained(algorithm, Mechanism(SAMPLERS[0], 1.0, 1.0))
+
+
+@pytest.mark.parametrize("num_rows", [5, 30, 31, 10_000])
+def test_a_batch_reads_each_row_once(num_rows):
+    every = np.random.default_rng(num_rows).integers(0, num_rows + 1, 30).astype(np.int32)
+    every[:4] = every[4:8]
+    numbers, place_of = unique_rows(jnp.asarray(every), num_rows)
+    assert len(numbers) == min(30, num_rows)
+    distinct = np.asarray(numbers)[numbers < num_rows]
+    assert np.array_equal(np.sort(distinct), np.unique(every[every < num_rows]))
+    padded = np.append(numbers, num_rows)
+    assert np.array_equal(padded[place_of(jnp.asarray(every))], every)
+
+
+def test_rows_that_no_batch_reads_do_not_reach_others():
+    """One step with NaN in all unread rows equals the step without, bit by bit."""
+    mechanism = Mechanism(Deterministic(N, B, 1), 1.0, 1.0)
+    read_rows = np.unique(rows()["ids"][:B])
+    params = start()
+    emptied = params | {"table": np.full_like(params["table"], np.nan)}
+    emptied["table"][read_rows] = params["table"][read_rows]
+    ends = []
+    for begin in (params, emptied):
+        state = lazy(TABLES[1]).init(begin, mechanism, rows())
+        how = {"root": ROOT, "block_steps": 1}
+        block = next(train_blocks(lazy(TABLES[1]), mechanism, state, rows(), **how))
+        ends.append(jax.tree.map(np.array, block.state.raw_params))
+    assert np.array_equal(ends[0]["w"], ends[1]["w"])
+    assert np.array_equal(ends[0]["table"][read_rows], ends[1]["table"][read_rows])
+    assert np.isfinite(ends[1]["table"][read_rows]).all()
