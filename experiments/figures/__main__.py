@@ -113,7 +113,7 @@ def draw(name: str, out: Path, options: argparse.Namespace, console: Console) ->
         shown += module.lines(table)
     else:
         for (panel,), points in table.group_by("panel", maintain_order=True):
-            shown += [str(panel), pivot(points)]
+            shown += [str(panel), pivot(points.to_dicts())]
     for item in shown:
         console.line(item) if isinstance(item, str) else console.table(*item)
     picture = module.draw(table) if hasattr(module, "draw") else draw_layout(table, module.LAYOUT)

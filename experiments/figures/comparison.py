@@ -82,7 +82,7 @@ def curves(
 
 def table(points: pl.DataFrame) -> Cells:
     """Returns a table with a row per noise multiplier and a column per curve."""
-    return pivot(points, corner="sigma")
+    return pivot(points.to_dicts(), corner="sigma")
 
 
 def style(point: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def lines(table: pl.DataFrame) -> Iterator[str | Cells]:
     """Yields the points of each panel, and the cost of each run."""
     for (panel,), points in table.group_by("panel", maintain_order=True):
         yield str(panel)
-        yield pivot(points.sort("x", maintain_order=True), corner="cap")
+        yield pivot(points.sort("x", maintain_order=True).to_dicts(), corner="cap")
     for row in table.drop_nulls("sigma").unique("curve", maintain_order=True).to_dicts():
         bound = Bound(row["epsilon_lower"], row["epsilon_upper"])
         yield f"{row['curve']}: sigma {row['sigma']:.4g}, epsilon in {bound}"

@@ -20,8 +20,8 @@ from dpsgd.models.model import TrainedModel
 from dpsgd.runs import report
 from dpsgd.runs.result import FinishedRun
 from experiments.figures.drawing import MARKERS, PALETTE, blank, legend, panels
+from experiments.results.points import Cells
 from experiments.results.table import row_of
-from experiments.results.views import Cells
 from experiments.tasks.clicks.evaluate import Scores
 from experiments.tasks.clicks.metrics import BinaryMetrics, binary_metrics
 from experiments.tasks.clicks.reliability import (

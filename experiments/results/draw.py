@@ -1,4 +1,4 @@
-"""Figures of runs: any metric over any setting with its spread, and epsilon over delta.
+"""Figures of runs: any metric over any setting with its standard errors, and epsilon over delta.
 
 The axis of noise multipliers is linear above and logarithmic below a dotted line, so that large
 noise is to scale and small noise visible; runs without clipping and noise are at the left (Chua et
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,16 @@ from experiments.figures.drawing import (
     MARKERS,
     PALETTE,
     blank,
+    draw_curves,
     label_short,
     legend,
     panels,
 )
-from experiments.results.views import CERTIFIED, VOID, Point, View, axis, written
+from experiments.results.points import collect
+from experiments.results.views import CERTIFIED, VOID, View, axis, written
 
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 """Values of delta at which the curve of epsilon is drawn."""
-
-
 WIDTH = 52
 """Characters of a line under a panel."""
 
@@ -73,7 +73,7 @@ def _fill(figure: Figure | SubFigure, views: Sequence[View], title: str, columns
 
 
 def draw_view(figure: Figure | SubFigure, view: View) -> None:
-    """Draws the metric of each line over the axis.
+    """Draws the metric of each curve over the axis.
 
     Runs without a position on it are at the left.
 
@@ -82,66 +82,55 @@ def draw_view(figure: Figure | SubFigure, view: View) -> None:
       view: View to draw.
     """
     places = [x for x in view.xs if x is not None]
-    if len(places) == len(view.xs):
-        [main] = panels(figure)
-        main.set_ylabel(_quality(view))
-    elif places:
-        left_axes, main = panels(figure, 1, 2, sharey=True, width_ratios=(1, 7))
+    if len(places) < len(view.xs) and places:
+        apart, main = panels(figure, 1, 2, sharey=True, width_ratios=(1, 7))
         main.tick_params(left=False)
-        _draw_without_privacy(left_axes, view)
     else:
         [main] = panels(figure)
-        _draw_without_privacy(main, view)
-        main.set_title(view.title)
+        apart = main
+    apart.set_ylabel(_quality(view))
+    main.set_title(view.title)
+    if None in view.xs:
+        _draw_without_privacy(apart, view)
+    if not places:
         return
-    position: Callable[[Any], Any] = places.index if isinstance(places[0], str) else lambda x: x
-    for i, (label, line) in enumerate(view.lines.items()):
-        placed = [point for point in line if point.x is not None]
-        xs, style = [position(point.x) for point in placed], _style(i, placed or line)
-        if isinstance(places[0], str):  # names have no values in between
-            style["ls"] = ""
-        estimates = [point[view.headline.name] for point in placed]
-        means = np.array([estimate.mean for estimate in estimates], float)  # None is a gap
-        sds = np.array([estimate.sd or 0.0 for estimate in estimates])
-        main.plot(xs, means, label=label, **style)
-        if len(xs) > 1 and not isinstance(places[0], str):
-            main.fill_between(xs, means - sds, means + sds, color=style["color"], alpha=0.18, lw=0)
-        elif sds.any():
-            main.errorbar(xs, means, sds, fmt="none", color=style["color"], capsize=3)
-        if view.x == CERTIFIED:
-            for point, mean in zip(placed, means, strict=True):
-                lower = point.epsilon.lower if point.epsilon else point.x
-                main.plot([lower, point.x], [mean] * 2, color=style["color"], lw=3, alpha=0.4)
-    _fill_uncertain(main, view)
-    if isinstance(places[0], str):
+    named = isinstance(places[0], str)  # names have no values in between
+    points = [{**p, "x": places.index(p["x"]) if named else p["x"]}
+              for p in view.points if p["x"] is not None]  # fmt: skip
+    styles = {name: _style(view, name) | ({"ls": ""} if named else {}) for name in view.curves}
+    lines = collect([{name: p[name] for name in ("curve", "x", "value", "standard_error")}
+                     for p in points])  # fmt: skip
+    draw_curves(main, lines, lambda point: styles[point["curve"]])
+    if view.x == CERTIFIED:
+        for p in points:
+            ends = [p["epsilon_lower"], p[CERTIFIED]]
+            color = styles[p["curve"]]["color"]
+            main.plot(ends, [p["value"] or math.nan] * 2, color=color, lw=3, alpha=0.4)
+    _hatch(main, view)
+    if named:
         main.set_xticks(range(len(places)), places, fontsize="small")
-        main.set_xlabel(_label(view), fontsize="small")
     else:
         _set_axis(main, view, places)
+    main.set_xlabel(_label(view), fontsize="small")
     main.ticklabel_format(axis="y", useOffset=False)
-    main.set_title(view.title)
-    if len(view.lines) <= 6:
+    if len(view.curves) <= 6:
         legend(main)
     else:  # inside it would hide what is drawn
         handles, _ = main.get_legend_handles_labels()
         legend(figure, handles=handles, loc="outside lower center", ncols=2)
 
 
-def _fill_uncertain(axes: Axes, view: View) -> None:
+def _hatch(axes: Axes, view: View) -> None:
     """Hatches the area between the noise of epsilon's lower and upper end."""
-    for label, line in view.lines.items():
-        upper = {point.x: point for point in view.lines.get(_honest(label), ())}
-        lower = [point for point in line if point.optimistic and point.x in upper]
-        pairs = [[p[view.headline.name].mean for p in (point, upper[point.x])] for point in lower]
-        if lower:
-            color, (low, high) = _style(0, line)["color"], np.array(pairs, float).T
-            xs = np.array([point.x for point in lower], float)
+    curves = view.curves
+    for name, points in curves.items():
+        honest = {p["x"]: p["value"] for p in curves.get(points[0]["family"], ())}
+        pairs = [(p["x"], p["value"], honest[p["x"]]) for p in points
+                 if p["optimistic"] and p["x"] in honest]  # fmt: skip
+        if pairs:
+            xs, low, high = np.array(pairs, float).T
+            color = _style(view, name)["color"]
             axes.fill_between(xs, low, high, fc="none", ec=color, hatch="///", lw=0)
-
-
-def _honest(label: str) -> str:
-    """Returns the label of the same runs with noise chosen by epsilon's upper end."""
-    return label.replace(", optimistic", "")
 
 
 def composite_scale(joint: float):
@@ -163,25 +152,23 @@ def composite_scale(joint: float):
 
 
 def _draw_without_privacy(axes: Axes, view: View) -> None:
-    for i, line in enumerate(view.lines.values()):
-        for point in line:
-            y = point[view.headline.name]
-            if point.x is None and y.mean is not None:
-                axes.errorbar([i], [y.mean], [y.sd or 0.0], capsize=3, **_style(i, line))
-    middle = (len(view.lines) - 1) / 2
-    axes.set_xticks([middle], ["no clipping,\nno noise"], fontsize="small")
-    axes.set_xlim(-1, len(view.lines))
-    axes.set_ylabel(_quality(view))
+    names = list(view.curves)
+    for p in view.points:
+        if p["x"] is None and p["value"] is not None:
+            style, place = _style(view, p["curve"]), names.index(p["curve"])
+            axes.errorbar([place], [p["value"]], [p["standard_error"] or 0.0], capsize=3, **style)
+    axes.set_xticks([(len(names) - 1) / 2], ["no clipping,\nno noise"], fontsize="small")
+    axes.set_xlim(-1, len(names))
     axes.grid(axis="x", visible=False)
 
 
-def _style(i: int, line: Sequence[Point]) -> dict[str, Any]:
-    """Returns the style of a line, by its index and its sampler or settings."""
-    sampler = line[0].rows[0]["sampler"]
-    is_sampler = _honest(line[0].line).partition(" (")[0] == sampler
-    color = COLORS.get(sampler) if is_sampler else None
+def _style(view: View, curve: str) -> dict[str, Any]:
+    """Returns the style of a curve, by its sampler if that alone names it, or by its index."""
+    i, point = list(view.curves).index(curve), view.curves[curve][0]
+    sampler = point["settings"]["sampler"]
+    color = COLORS.get(sampler) if point["family"].split(" (unit")[0] == sampler else None
     return {
-        "ls": "--" if line[0].optimistic else "-",
+        "ls": "--" if point["optimistic"] else "-",
         "color": color or PALETTE[i % len(PALETTE)],
         "marker": MARKERS[i % len(MARKERS)],
         "ms": 4.5,
@@ -190,20 +177,25 @@ def _style(i: int, line: Sequence[Point]) -> dict[str, Any]:
 
 
 def _set_axis(axes: Axes, view: View, places: Sequence[float]) -> None:
+    """Scales and labels an axis of numbers."""
     low, high = min(places), max(places)
     if view.x == "noise_multiplier" and high > 10 * low:
         joint = min(places, key=lambda place: abs(math.log(10 * place / high)))
         axes.set_xscale("function", functions=composite_scale(joint))
         axes.axvline(joint, color="grey", ls=":", lw=1)
-        for side, text in (("right", "logarithmic ← "), ("left", " → linear")):
-            note = axes.annotate(text, (joint, 0.015), xycoords=("data", "axes fraction"))
+        for side, words in (("right", "logarithmic ← "), ("left", " → linear")):
+            note = axes.annotate(words, (joint, 0.015), xycoords=("data", "axes fraction"))
             note.set(horizontalalignment=side, fontsize="x-small", color="grey")
     elif low > 0 and high > 4 * low:
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
-    labelled = _readable(axes, places)
+    screen_x = {place: axes.transScale.transform((place, 0.5))[0] for place in sorted(places)}
+    least = 0.045 * (screen_x[high] - screen_x[low])
+    labelled: list[float] = []  # labels that do not overlap
+    for place, position in screen_x.items():
+        if not labelled or position - screen_x[labelled[-1]] >= least:
+            labelled.append(place)
     axes.set_xticks(labelled, [_tick(place, view.x) for place in labelled], fontsize="small")
-    axes.set_xlabel(_label(view), fontsize="small")
 
 
 def _tick(place: float, name: str) -> str:
@@ -214,18 +206,18 @@ def _tick(place: float, name: str) -> str:
 
 def _quality(view: View) -> str:
     """Returns the label of the metric's axis."""
-    counts = {len(point.rows) for point in view.points}
+    counts = {len(point["members"]) for point in view.points}
     if counts == {1}:
         return f"{view.headline.label} (single runs)"
     num_runs = " or ".join(map(str, sorted(counts)))
-    return f"{view.headline.label} (mean ± s.d. of {num_runs} runs)"
+    return f"{view.headline.label} (mean ± s.e. of {num_runs} runs)"
 
 
 def _label(view: View) -> str:
     """Returns the axis label, with tuned settings and the terms of epsilons."""
     lines = [axis(view.x).label]
     if view.x in ("target_epsilon", CERTIFIED):
-        if not (view.insecure or any(point.exceeds for point in view.points)):
+        if not (view.insecure or any(point["exceeds"] for point in view.points)):
             lines = ["ε, certified for each run"]
         lines.append(f"({view.terms})")
     elif view.table.values("target_epsilon"):
@@ -234,18 +226,6 @@ def _label(view: View) -> str:
         tuned = " and ".join(axis(name).label for name in view.tune)
         lines.append(f"(at each point the best {tuned} on {view.judge.rows})")
     return "\n".join(textwrap.fill(line, WIDTH) for line in lines)
-
-
-def _readable(axes: Axes, places: Sequence[float]) -> list[float]:
-    """Returns positions whose labels do not overlap."""
-    transform = axes.transScale.transform
-    screen_x = {place: transform((place, 0.5))[0] for place in places}
-    least = 0.045 * (max(screen_x.values()) - min(screen_x.values()))
-    labelled: list[float] = []
-    for place in sorted(places):
-        if not labelled or screen_x[place] - screen_x[labelled[-1]] >= least:
-            labelled.append(place)
-    return labelled
 
 
 def curves(runs: Mapping[str, FinishedRun]) -> Figure:
@@ -262,21 +242,18 @@ def curves(runs: Mapping[str, FinishedRun]) -> Figure:
         names_by_curve.setdefault(key, []).append(name)
     units = {unit for _, _, unit in names_by_curve}
     for i, ((mechanism, delta, unit), names) in enumerate(names_by_curve.items()):
-        bounds = zip(DELTAS, _uppers(mechanism), strict=True)
-        finite = [pair for pair in bounds if math.isfinite(pair[1])]
+        pairs = zip(DELTAS, _uppers(mechanism), strict=True)
+        finite = [pair for pair in pairs if math.isfinite(pair[1])]
         further = f" and {len(names) - 3} more" if len(names) > 3 else ""
         unit_text = f", unit: one {unit}" if len(units) > 1 else ""
         record = runs[names[0]].record
         label = f"{', '.join(names[:3])}{further} ({record['sampler']}{unit_text})"
-        look: dict[str, Any] = {
-            "color": PALETTE[i % len(PALETTE)],
-            "marker": MARKERS[i % len(MARKERS)],
-        }
-        axes.plot(*zip(*finite, strict=True), color=look["color"], lw=1.4)
-        axes.plot(delta, record["epsilon_upper"], ls="", ms=5, label=label, **look)
-    terms = (
-        f"{r.record['adjacency']} adjacency, unit: one {r.record['unit']}" for r in runs.values()
-    )
+        color, marker = PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)]
+        axes.plot(*zip(*finite, strict=True), color=color, lw=1.4)
+        dot: dict[str, Any] = {"ls": "", "ms": 5, "color": color, "marker": marker}
+        axes.plot(delta, record[CERTIFIED], label=label, **dot)
+    records = [run.record for run in runs.values()]
+    terms = (f"{r['adjacency']} adjacency, unit: one {r['unit']}" for r in records)
     axes.set(xscale="log", yscale="log", xlabel="δ", ylabel="ε, certified upper end")
     axes.set_title("; ".join(dict.fromkeys(terms)))
     label_short(axes.yaxis)
@@ -286,6 +263,6 @@ def curves(runs: Mapping[str, FinishedRun]) -> Figure:
 
 @functools.lru_cache(maxsize=256)
 def _uppers(mechanism: Mechanism) -> tuple[float, ...]:
-    """Returns the certified epsilon at each of `DELTAS`, cached for all pages."""
+    """Returns the certified epsilon at each of `DELTAS`."""
     profile = mechanism.privacy()
     return tuple(epsilon(profile, delta).upper for delta in DELTAS)

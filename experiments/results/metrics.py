@@ -5,28 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dpsgd.runs.report import label
+
+if TYPE_CHECKING:
+    from experiments.results.table import Table
 
 Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
 class Headline:
-    """Metric that tables and figures show first."""
+    """Metric that tables and figures show first.
+
+    Attributes:
+      name: Name of the metric, "<split>_<metric>".
+      better: Direction of better values; None if neither the task nor the user states it.
+    """
 
     name: str
-    """Name of the metric, "<split>_<metric>"."""
     better: Better | None = None
-    """Direction of better values; None if neither the task nor the user states it."""
 
     @classmethod
     def choose(
-        cls,
-        table: Any,
-        name: str | None = None,
-        better: Better | None = None,
+        cls, table: Table, name: str | None = None, better: Better | None = None
     ) -> Headline:
         """Returns the named metric, by default the task's own, or the first.
 
@@ -62,15 +65,21 @@ class Headline:
         """Rows of the metric, in words."""
         return f"the {self.split} rows" if self.split else "the rows that it is measured on"
 
-    def merit(self, value: float | None) -> float:
-        """Returns a number that is higher for better values, -inf if undefined.
+    def merit(self, value: float | None, undefined: int = 0) -> tuple[int, float]:
+        """Returns a tuple that is higher for better means.
+
+        Fewer diverged runs come first: the mean of the other runs alone would favour settings that
+        diverge, as it averages the lucky ones.
 
         >>> Headline("test_log_loss", "lower").merit(0.4)
-        -0.4
+        (0, -0.4)
+
+        Args:
+          value: Mean of the runs with a number, if any.
+          undefined: Number of diverged runs.
         """
-        if value is None:
-            return -math.inf
-        return -value if self.better == "lower" else value
+        sign = -1.0 if self.better == "lower" else 1.0
+        return -undefined, -math.inf if value is None else sign * value
 
     def on_split(self, split: str, metrics: Iterable[str]) -> Headline | None:
         """Returns the same metric on another split, or None if not measured."""
@@ -79,8 +88,5 @@ class Headline:
 
     def beside(self, metrics: Iterable[str]) -> list[str]:
         """Returns this metric's name, and the others on the same rows."""
-        candidates = [Headline(name) for name in metrics if name != self.name]
-        return [
-            self.name,
-            *(candidate.name for candidate in candidates if candidate.split == self.split),
-        ]
+        others = [n for n in metrics if n != self.name and Headline(n).split == self.split]
+        return [self.name, *others]

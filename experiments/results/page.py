@@ -22,7 +22,7 @@ from experiments.results.draw import curves, draw
 from experiments.results.metrics import Better, Headline
 from experiments.results.render import Page, render
 from experiments.results.table import Table, finished_runs
-from experiments.results.views import CERTIFIED, Cells, View
+from experiments.results.views import CERTIFIED, View
 from experiments.sweeps import engine
 from experiments.sweeps.summary import Summary
 from experiments.tasks import TASKS
@@ -38,6 +38,18 @@ MEANING = (
     "false positive rate of the best membership attack, which knows everything but whether the "
     "unit was there; with a fair prior it is right with probability (1 + advantage) / 2."
 )
+
+TERMS: listings.Columns = {
+    "run": listings.cell("run"),
+    "attack advantage [lower, upper]": report.advantage,
+    "noise": lambda row: row["noise"] if row["noise_multiplier"] else "none",
+    "clipping norm": listings.cell("l2_clip_norm", "none"),
+    "steps": lambda row: f"{row['num_steps']:,}",
+    "training examples": lambda row: f"{row['num_examples']:,}",
+    "unit": lambda row: f"one {row['unit']}",
+    "adjacency": listings.cell("adjacency"),
+}
+"""Columns of the guarantees' terms."""
 
 
 def page(
@@ -71,20 +83,19 @@ def page(
     if headline is not None:
         sweeps = {path: one.showing(headline, better) for path, one in sweeps.items()}
     runs, _ = finished_runs(path for path in paths if path not in sweeps)
-    figures: dict[str, bytes] = {}
     names = [*runs, *(folder.name for folder in sweeps)]
     counts = ((len(runs), "run"), (len(sweeps), "sweep"))
     counted_nouns = " and ".join(counted(count, noun) for count, noun in counts if count)
     title = title or f"Private training: {names[0] if len(names) == 1 else counted_nouns}"
     table = Table.collect(runs) if runs else None
     rows_of_runs = table.rows if table else []
-    priced = {
-        name: run
-        for name, run in runs.items()
-        if run.mechanism and run.record[CERTIFIED] is not None
-    }
+    figures: dict[str, bytes] = {}
+    priced = {name: run for name, run in runs.items()
+              if run.mechanism and run.record[CERTIFIED] is not None}  # fmt: skip
     if priced:
         figures["curves.svg"] = content(curves(priced), "svg")
+    not_covered = [x for row in rows_of_runs if row[CERTIFIED] is not None
+                   for x in row["not_covered"]]  # fmt: skip
     text = render(
         "report.md.jinja",
         title=title,
@@ -95,23 +106,18 @@ def page(
         meaning=MEANING,
         rows_of_runs=rows_of_runs,
         guaranteed=any(row[CERTIFIED] is not None for row in rows_of_runs),
-        terms=_terms(table) if table else (),
+        terms=listings.listed(table, TERMS) if table else (),
         curves=bool(priced),
         notes=_notes(rows_of_runs),
         sweeps=[
             {
                 "summary": summary,
                 "figure": _sweep_figure(summary, f"sweep{number}.svg", figures),
-                "command": _sweep_command(folder, summary),
+                "command": _sweep_command(folder / engine.ASKED, summary.task, folder),
             }
             for number, (folder, summary) in enumerate(sweeps.items(), 1)
         ],
-        not_covered=dict.fromkeys(
-            item
-            for row in rows_of_runs
-            if row[CERTIFIED] is not None
-            for item in row["not_covered"]
-        ),
+        not_covered=dict.fromkeys(not_covered),
         commands=[_command(name, run) for name, run in runs.items()],
         changed=_changed(runs),
         places=_places(runs, sweeps),
@@ -123,68 +129,39 @@ def _groups(
     table: Table, headline: str | None, better: Better | None, figures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
     """Returns the content for the runs of each task, as only its metrics compare."""
-    groups = []
+    groups: list[dict[str, Any]] = []
     tables = listings.by_task(table)
-    for number, task_table in enumerate(tables, 1):
-        chosen = Headline.choose(task_table, headline, better)
-        view = View(task_table, CERTIFIED, chosen, by=("run",))
-        dots = {f"{p.x:.3g}" for p in view.points if p.x and p[chosen.name].mean is not None}
-        name = f"quality{number}.svg" if len(tables) > 1 else "quality.svg"
-        if has_figure := len(dots) > 1:
+    for number, part in enumerate(tables, 1):
+        chosen = Headline.choose(part, headline, better)
+        view = View(part, CERTIFIED, chosen, by=("run",))
+        dots = {f"{p['x']:.3g}" for p in view.points if p["x"] and p["value"] is not None}
+        name = f"quality{number if len(tables) > 1 else ''}.svg" if len(dots) > 1 else ""
+        if name:
             figures[name] = content(draw([view]), "svg")
-        counts = [n for n in task_table.metrics if task_table.frame[n].dtype.is_integer()]
-        names = chosen.beside(n for n in task_table.metrics if n not in counts)
-        has_interval = [
-            row
-            for row in task_table.rows
-            if (row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0)
-        ]
+        measured = [n for n in part.metrics if not part.frame[n].dtype.is_integer()]
+        widths = [(row[CERTIFIED] or 0) > 1.05 * (row["epsilon_lower"] or 0) for row in part.rows]
         groups.append(
             {
-                "task": task_table.rows[0]["task"] or "without a name",
-                "table": task_table,
+                "task": part.rows[0]["task"] or "without a name",
+                "table": part,
                 "headline": chosen,
-                "others": names[1:],
-                "diverged": [
-                    r["run"]
-                    for r in task_table.rows
-                    if any(r[n] != r[n] for n in task_table.metrics)
-                ],
-                "figure": name if has_figure else "",
-                "bars": bool(has_interval),
+                "others": chosen.beside(measured)[1:],
+                "diverged": part.diverged,
+                "figure": name,
+                "bars": any(widths),
                 "without": None in view.xs,
             }
         )
     return groups
 
 
-def _terms(table: Table) -> Cells:
-    """Returns the table of the guarantees' terms."""
-    return listings.listed(
-        table,
-        {
-            "run": lambda row: row["run"],
-            "attack advantage [lower, upper]": report.advantage,
-            "noise": lambda row: row["noise"] if row["noise_multiplier"] else "none",
-            "clipping norm": lambda row: listings.measured(row, "l2_clip_norm", "none"),
-            "steps": lambda row: f"{row['num_steps']:,}",
-            "training examples": lambda row: f"{row['num_examples']:,}",
-            "unit": lambda row: f"one {row['unit']}",
-            "adjacency": lambda row: row["adjacency"],
-        },
-    )
-
-
 def _notes(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     """Returns the notes on runs, each once, with the names of its runs."""
     runs_by_note: dict[str, list[str]] = {}
     for row in rows:
-        notes = list(row["notes"])
-        if row[CERTIFIED] is not None:
-            notes.append(f"audit before training: {row['audit']}")
-        if weak := report.weak_signal(row["signal_to_noise"], row["num_examples"]):
-            notes.append(weak)
-        for note in notes:
+        audit = f"audit before training: {row['audit']}" if row[CERTIFIED] is not None else None
+        weak = report.weak_signal(row["signal_to_noise"], row["num_examples"])
+        for note in filter(None, (*row["notes"], audit, weak)):
             runs_by_note.setdefault(note, []).append(row["run"])
     return runs_by_note
 
@@ -246,10 +223,10 @@ def _sweep_figure(summary: Summary, name: str, figures: dict[str, bytes]) -> str
     return name
 
 
-def _sweep_command(folder: Path, summary: Summary) -> str:
-    words = ["dpsgd", "sweep", str(folder / engine.ASKED)]
-    if data := summary.task["settings"].get("data"):
-        words.append(data)
+def _sweep_command(file: Path, task: Mapping[str, Any], folder: Path, *options: str) -> str:
+    """Returns the command that repeats a sweep or a selection."""
+    data = task["settings"].get("data")
+    words = ["dpsgd", "sweep", str(file), *([data] if data else []), *options]
     return shlex.join([*words, "--out", folder.resolve().name])
 
 
@@ -259,9 +236,7 @@ def _command(name: str, run: FinishedRun) -> str:
         return train_command(run.task, run.spec, Path(name))
     if not (file := run.path / engine.ASKED).is_file():
         return f"# of {name}: by a program alone, see dpsgd.select"
-    data = run.task["settings"].get("data")
-    words = ["dpsgd", "sweep", str(file), *([data] if data else []), "--private", "--out", name]
-    return shlex.join(words)
+    return _sweep_command(file, run.task, Path(name), "--private")
 
 
 def _changed(runs: Runs) -> list[str]:
@@ -281,26 +256,20 @@ def _places(runs: Runs, sweeps: Mapping[Path, Summary]) -> list[tuple[list[list[
     """Returns versions and hardware, once for all runs and sweeps that share them."""
     pairs = [(place, name) for name, run in runs.items() for place in run.environments]
     pairs += [(place, path.name) for path, s in sweeps.items() for place in s.environments]
-    places: list[tuple[dict[str, Any], list[str]]] = []
-    for machine, name in pairs:
-        names = next((names for place, names in places if place == machine), None)
-        if names is None:
-            places.append((machine, [name]))
-        else:
-            names.append(name)
+    names_by_place: dict[str, list[str]] = {}
+    places = {str(place): place for place, _ in pairs}
+    for place, name in pairs:
+        names_by_place.setdefault(str(place), []).append(name)
+    return [(_machine(places[key]), names) for key, names in names_by_place.items()]
+
+
+def _machine(place: Mapping[str, Any]) -> list[list[str]]:
+    """Returns versions and hardware as rows of a table."""
+    packages = ", ".join(f"{name} {version}" for name, version in place["packages"].items())
     return [
-        (
-            [
-                [
-                    "packages",
-                    ", ".join(f"{n} {version}" for n, version in machine["packages"].items()),
-                ],
-                ["Python", machine["python"]],
-                ["platform", machine["platform"]],
-                ["devices", f"{', '.join(machine['devices'])} ({machine['backend']})"],
-                ["cores", str(machine["cpu_count"])],
-            ],
-            names,
-        )
-        for machine, names in places
+        ["packages", packages],
+        ["Python", place["python"]],
+        ["platform", place["platform"]],
+        ["devices", f"{', '.join(place['devices'])} ({place['backend']})"],
+        ["cores", str(place["cpu_count"])],
     ]

@@ -64,24 +64,28 @@ def text(point: Mapping[str, Any]) -> str:
 
 
 def pivot(
-    points: pl.DataFrame,
+    points: Iterable[Mapping[str, Any]],
     show: Callable[[Mapping[str, Any]], str] = text,
     name: Callable[[Any], str] = lambda x: f"{x:.4g}",
     corner: str = "",
+    curves: Iterable[str] = (),
 ) -> Cells:
     """Returns a table with a row per x and a column per curve.
 
+    >>> pivot([{"x": 1, "curve": "a", "value": 0.5}, {"x": 2, "curve": "b", "value": 0.25}])
+    (['', 'a', 'b'], [['1', '0.5000', ''], ['2', '', '0.2500']])
+
     Args:
-      points: Rows of points; an x appears once per curve.
+      points: Points; an x appears once per curve.
       show: Text of a point.
       name: Text of an x.
       corner: Heading of the first column.
+      curves: Order of the columns; by default that of the points.
     """
-    rows = points.to_dicts()
-    cells = {(row["x"], row["curve"]): show(row) for row in rows}
-    curves = list(dict.fromkeys(row["curve"] for row in rows))
-    body = [
-        [name(x), *(cells.get((x, curve), "") for curve in curves)]
-        for x in dict.fromkeys(row["x"] for row in rows)
+    cells = {(point["x"], point["curve"]): show(point) for point in points}
+    columns = dict.fromkeys([*curves, *(curve for _, curve in cells)])
+    rows = [
+        [name(x), *(cells.get((x, curve), "") for curve in columns)]
+        for x in dict.fromkeys(x for x, _ in cells)
     ]
-    return [corner, *curves], body
+    return [corner, *columns], rows

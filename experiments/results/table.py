@@ -72,6 +72,11 @@ COLUMNS = (
     *("init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
 )
 """Columns of every table; a table adds its runs' further settings and metrics."""
+_NUMBERS = (
+    *("epsilon_lower", "epsilon_upper", "delta", "noise_multiplier", "target_epsilon"),
+    *("num_examples", "num_params", "seconds", "training_seconds", "examples_per_second"),
+)
+"""Columns of every table that hold numbers."""
 _METRICS = "metrics"
 RUNS = "runs"
 """Folder of a sweep's run directories."""
@@ -131,6 +136,9 @@ class Table:
             raise ValueError(f"{path} is not a table of runs in Parquet") from None
         if missing := [name for name in (*COLUMNS, *metrics) if name not in frame.columns]:
             raise ValueError(f"{path} is a table of another version: it has no {missing[0]}")
+        for name in (*_NUMBERS, *metrics):
+            if not (frame[name].dtype.is_numeric() or frame[name].dtype == pl.Null):
+                raise ValueError(f"{path} is damaged: {name} holds {frame[name].dtype}, no numbers")
         return cls(frame, metrics)
 
     def write(self, path: Path) -> None:
@@ -161,6 +169,11 @@ class Table:
     def rows(self) -> list[dict[str, Any]]:
         """All rows, each as a dictionary."""
         return self.frame.to_dicts()
+
+    @property
+    def diverged(self) -> list[str]:
+        """Names of the runs with an undefined metric."""
+        return [r["run"] for r in self.rows if any(r[name] != r[name] for name in self.metrics)]
 
     def values(self, name: str) -> list[Any]:
         """Returns the distinct values of a column, without null, in order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from dpsgd.core.guarantee import INDEPENDENT
 from experiments.results.metrics import Better, Headline
 from experiments.results.render import render
 from experiments.results.table import Table
-from experiments.results.views import View
+from experiments.results.views import CERTIFIED, View
 from experiments.sweeps.config import Sweep
 
 TABLE = "runs.parquet"
@@ -36,18 +35,23 @@ INSECURE = (
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs of a sweep, and a view of each grid."""
+    """All runs of a sweep, and a view of each panel.
+
+    Attributes:
+      sweep: Sweep as its file describes it.
+      task: Record of the task: "name", "settings" and "description".
+      table: Table of the runs.
+      cells: Cell of each run, by the run's name.
+      environments: Distinct versions and hardware of the runs.
+      remarks: Unplanned differences between the runs.
+    """
 
     sweep: Sweep
     task: Mapping[str, Any]
-    """Record of the task: "name", "settings" and "description"."""
     table: Table
     cells: Mapping[str, str]
-    """Cell of each run, by the run's name."""
     environments: tuple[dict[str, Any], ...] = ()
-    """Distinct versions and hardware of the runs."""
     remarks: tuple[str, ...] = ()
-    """Unplanned differences between the runs."""
 
     def showing(self, headline: str | None, better: Better | None) -> Summary:
         """Returns the same runs with another headline metric."""
@@ -72,9 +76,8 @@ class Summary:
         """View of each panel."""
         views = []
         for grids in self.sweep.panels:
-            grid, cells = grids[0], {cell for g in grids for cell in g.cells()}
-            runs = [run for run, cell in self.cells.items() if cell in cells]
-            table = self.table.where(run=runs)
+            grid, cells = grids[0], {cell for grid in grids for cell in grid.cells()}
+            table = self.table.where(run=[run for run, cell in self.cells.items() if cell in cells])
             views.append(View(table, grid.x, self.headline, tune=grid.tune, title=grid.title))
         return tuple(views)
 
@@ -92,69 +95,65 @@ class Summary:
         return "\n".join(filter(None, (self.sweep.title, self.generated)))
 
     @property
-    def setting(self) -> str:
-        """Sentence on the runs that each number averages."""
-        table = self.table
-
-        def sizes(name: str) -> str:  # several only after a change
-            numbers = table.values(name) if name in table.frame.columns else []
-            return " or ".join(f"{size:,}" for size in sorted(numbers))
-
+    def repeats(self) -> list[int]:
+        """Distinct numbers of runs of a cell, ascending."""
         runs = list(self.cells.values())
-        counts = sorted({runs.count(cell) for cell in runs})
-        tested = sizes(f"{self.headline.split}_num_examples")
-        noise = {row["noise"] for row in table.rows if row["noise_multiplier"]}
-        alike = len(noise) == 1 and INDEPENDENT not in noise
-        each_count = " or ".join(map(str, counts))
-        means = f"Mean ± one standard deviation over independent runs, {each_count} of each"
-        return (
-            f"{'Single runs' if counts == [1] else means}: models of {sizes('num_params')} "
-            f"parameters, trained on {sizes('num_examples')} examples"
-            f"{f', tested on {tested}' if tested else ''}{f', by {noise.pop()}' if alike else ''}"
-            f"{self.generated and f': {self.generated}'}."
-        )
+        return sorted({runs.count(cell) for cell in runs})
 
     @property
-    def repeated(self) -> bool:
-        """True if a cell has several runs, and thus a spread."""
-        return len(self.cells) > len({*self.cells.values()})
+    def setting(self) -> str:
+        """Sentence on the runs that each number averages."""
+
+        def sizes(name: str) -> str:  # several only after a change
+            known = name in self.table.frame.columns
+            return " or ".join(f"{n:,}" for n in sorted(self.table.values(name))) if known else ""
+
+        each = " or ".join(map(str, self.repeats))
+        means = f"Mean ± standard error over independent runs, {each} of each"
+        tested = sizes(f"{self.headline.split}_num_examples")
+        noise = {row["noise"] for row in self.table.rows if row["noise_multiplier"]}
+        alike = len(noise) == 1 and INDEPENDENT not in noise
+        parts = [
+            f"{'Single runs' if self.repeats == [1] else means}: models of {sizes('num_params')} "
+            f"parameters, trained on {sizes('num_examples')} examples",
+            f", tested on {tested}" if tested else "",
+            f", by {noise.pop()}" if alike else "",
+            f": {self.generated}" if self.generated else "",
+        ]
+        return f"{''.join(parts)}."
 
     @property
     def speed(self) -> str:
         """Sentence on the training time."""
         frame = self.table.frame
-        rate = statistics.median(frame["examples_per_second"])
+        seconds, rate = frame["training_seconds"].sum(), frame["examples_per_second"].median()
         return (
-            f"Training took {frame['training_seconds'].sum():,.1f} s for all runs together, at a "
-            f"median of {rate:,.0f} examples a second."
+            f"Training took {seconds:,.1f} s for all runs together, at a median of {rate:,.0f} "
+            "examples a second."
         )
 
     @property
     def statements(self) -> list[str]:
         """Statements that belong beside the numbers, without repeats."""
         judge = self.views[0].judge
-        chosen = judge.rows
-        if judge == self.headline:
-            chosen += " themselves, so that what is shown is too good"
+        too_good = " themselves, so that what is shown is too good" * (judge == self.headline)
         lines = [INSECURE] if self.sweep.insecure_seeds else []
         lines += [
-            f"a run of {self.cells[point.rows[0]['run']]} costs more than the target by which its "
+            f"a run of {self.cells[point['members'][0]]} costs more than the target by which its "
             "noise was chosen"
             for view in self.views
             for point in view.points
-            if point.exceeds
+            if point["exceeds"]
         ]
-        metrics = self.table.metrics
-        diverged = [r["run"] for r in self.table.rows if any(r[m] != r[m] for m in metrics)]
-        if diverged:
+        if diverged := self.table.diverged:
             lines.append(f"the training of {', '.join(diverged)} diverged: means are of the others")
         lines += [*self.remarks, *NOT_COVERED]
         for row in self.table.rows:
-            lines += row["not_covered"] if row["epsilon_upper"] is not None else []
+            lines += row["not_covered"] if row[CERTIFIED] is not None else []
             lines += [WARM_START] if WARM_START in row["notes"] else []
         lines += [
             f"the {' and the '.join(grid.tune).replace('_', ' ')} shown are, point by point, the "
-            f"best on {chosen}"
+            f"best on {judge.rows}{too_good}"
             for grid in self.sweep.grid
             if grid.tune
         ]

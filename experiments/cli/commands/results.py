@@ -20,7 +20,7 @@ class ResultsConfig:
     """Print, export and draw the table of finished runs.
 
     A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
-    With --x and --y, one column is shown over another, as mean and standard deviation over the runs
+    With --x and --y, one column is shown over another, as mean and standard error over the runs
     that are alike in all other settings, or in those that --by names. Each guarantee is that of its
     own run: a choice of one of several by what is shown here is covered by none.
     """

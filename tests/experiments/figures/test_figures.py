@@ -75,7 +75,7 @@ def test_error_bars_are_standard_errors():
     drawing.draw_curves(axes, collect(points))
     [bars] = axes.collections
     assert bars.get_segments()[0].tolist() == [[1.0, 4.75], [1.0, 5.25]]
-    assert pivot(collect(points))[1] == [["1", "5.0000 ± 0.2500"]]
+    assert pivot(points)[1] == [["1", "5.0000 ± 0.2500"]]
 
 
 def test_the_comparison_prints_and_draws_what_it_computes(tmp_path, monkeypatch, command):

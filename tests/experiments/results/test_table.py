@@ -82,9 +82,32 @@ def test_a_metric_that_is_undefined_is_not_one_that_was_not_measured(tmp_path):
     first, second = Table.load(tmp_path / "t.parquet").rows
     assert math.isnan(first["test_auc"])
     assert second["test_auc"] is None
-    (tmp_path / "no.parquet").write_text("no")
-    with pytest.raises(ValueError, match="is not a table of runs in Parquet"):
-        Table.load(tmp_path / "no.parquet")
+
+
+DAMAGED = {
+    "no table": (lambda frame, path: path.write_text("no"), "is not a table of runs in Parquet"),
+    "torn": (lambda frame, path: path.write_bytes(path.read_bytes()[:-9]), "is not a table of"),
+    "not ours": (lambda frame, path: frame.write_parquet(path), "is not a table of runs"),
+    "a column less": (
+        lambda frame, path: frame.drop("delta").write_parquet(path, metadata={"metrics": "[]"}),
+        "is a table of another version: it has no delta",
+    ),
+    "words for numbers": (
+        lambda frame, path: frame.with_columns(epsilon_upper=pl.lit("small")).write_parquet(
+            path, metadata={"metrics": "[]"}
+        ),
+        "is damaged: epsilon_upper holds String, no numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_table_is_refused_by_file_and_reason(tmp_path, command, damage, reason):
+    file = tmp_path / "t.parquet"
+    table = Table.of_rows([{"run": "a", "test_auc": 0.5}], ["test_auc"])
+    table.write(file)
+    damage(table.frame, file)
+    assert f"{file} {reason}" in command.refuses("results", file)
 
 
 def test_equal_data_have_equal_numbers_and_unknown_ones_none(runs, tmp_path):
