@@ -23,7 +23,7 @@ def add(
 
 DP, ORDINARY, SPARSE = "DP step", "ordinary step", "step without privacy, tables by sparse SGD"
 BY_SGD, BY_MOMENTUM = "DP step, tables lazy by SGD", "DP step, tables lazy by momentum 0.9"
-DENSE_SGD, LAZY_SGD = "DP step, all by SGD", "DP step, SGD, tables lazy"
+DENSE_SGD = "DP step, all by SGD"
 LAZIES = BY_SGD, BY_MOMENTUM
 GRADIENT, CLIPPED = "gradient", "clipped gradient"
 LARGE = {"table_rows": 2**20, "hidden": (598, 598, 598)}
@@ -85,16 +85,6 @@ add(
         "dense_rows": (2**15, 2**20), "bar": ">= 50",
     },
 )  # fmt: skip
-LAZYDP = {"tables": 26, "batch_size": 2048}
-"""Tables of LazyDP (arXiv 2404.08847), at 96 GB of which its steps are 119 times faster."""
-add(
-    "tables", "lazydp", "steps.sizes", seconds=300,
-    quick={**FEW, "dense_rows": (2**4, 2**6), "tables": 3},
-    setting={
-        **LAZYDP, "table_rows": (2**14, 2**16), "rounds": 5, "lazy": (LAZY_SGD,),
-        "dense": DENSE_SGD, "dense_rows": (2**14, 2**16), "scaled_to": 24_000_000_000,
-    },
-)  # fmt: skip
 SMALL_RUN = {"model": "tiny", "rows": 2_000, "batch_size": 50, "audit": False}
 add(
     "tables", "epoch", "runs.whole_run", quick=SMALL_RUN, seconds=600,
@@ -141,13 +131,6 @@ for table_rows in (2**20, 2**24):
         },
         quick=SHORT if table_rows == 2**20 else None,
     )  # fmt: skip
-add(
-    "gpu", "dlrm", "steps.steps", quick={**SHORT, "tables": 3, "batch_size": 8},
-    setting={
-        **LAZYDP, **BLOCKS, "table_rows": 3_000_000, "together": False,
-        "kinds": (SPARSE, *LAZIES), "ratios": PRICES,
-    },
-)  # fmt: skip
 add(
     "gpu", "run", "runs.whole_run", quick=SMALL_RUN,
     setting={"model": "large", "rows": 800_000, "batch_size": 8192, "audit": True},

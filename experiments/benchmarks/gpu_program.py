@@ -23,7 +23,7 @@ from jax.experimental import topologies
 
 from dpsgd import Mechanism, RootKey, dpsgd
 from experiments.benchmarks.case import Figure, at, require
-from experiments.benchmarks.models import Model, model_of
+from experiments.benchmarks.models import Model, clicks
 from experiments.benchmarks.programs import ADAM
 from samplers import Deterministic
 
@@ -159,7 +159,7 @@ def program(
       keep: File for the program's text; empty for none.
     """
     require("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-    model = model_of(table_rows, hidden)
+    model = clicks(table_rows, hidden)
     compiled = step_for_h200(model, batch_size)
     text = compiled.as_text()
     if keep:

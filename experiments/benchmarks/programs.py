@@ -237,7 +237,6 @@ KINDS: dict[str, Callable[[Steps], Program]] = {
     "DP step, all by SGD": lambda steps: steps.private(SGD),
     "DP step, tables lazy by SGD": lambda steps: steps.private(ADAM, lazy()),
     "DP step, tables lazy by momentum 0.9": lambda steps: steps.private(ADAM, lazy(0.9)),
-    "DP step, SGD, tables lazy": lambda steps: steps.private(SGD, lazy()),
     "gradient": lambda steps: steps.gradient(clipped=False),
     "clipped gradient": lambda steps: steps.gradient(clipped=True),
 }

@@ -20,7 +20,7 @@ import numpy as np
 from dpsgd import RootKey
 from dpsgd.noise.gaussian import add_gaussian_noise
 from experiments.benchmarks.case import Figure, at, figure
-from experiments.benchmarks.models import Model, model_of
+from experiments.benchmarks.models import Model, clicks
 from experiments.benchmarks.programs import (
     BYTES_PER_PARAMETER,
     Program,
@@ -69,7 +69,6 @@ def steps(
     ratios: Sequence[tuple[str, str, str]] = (),
     table_rows: int = 2**20,
     hidden: Sequence[int] = (598, 598, 598),
-    tables: int = 0,
     batch_size: int = 1024,
     block_steps: int = 8,
     rounds: int = 5,
@@ -80,15 +79,14 @@ def steps(
     Args:
       kinds: Kinds of steps, keys of `KINDS`.
       ratios: Pairs of kinds, or of "memory, KIND", with the bar of the first over the second.
-      table_rows: Rows of a table, see `model_of`.
-      hidden: Widths of the click model's layers.
-      tables: Number of LazyDP's tables, or 0 for the click model.
+      table_rows: Rows of the largest tables.
+      hidden: Widths of the layers.
       batch_size: Examples of a batch.
       block_steps: Steps of a block, which is one program.
       rounds: Number of rounds.
       together: Whether all programs take turns; else one is in memory at a time.
     """
-    model = model_of(table_rows, hidden, tables)
+    model = clicks(table_rows, hidden)
     setting = Steps(model, batch_size, block_steps)
     row = at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
     found = Times({}, {}, {})
@@ -110,8 +108,7 @@ def steps(
     }
     for one, other, bar in ratios:
         yield row(f"{one} / {other}", quantities[one] / quantities[other], "x", bar)
-    if not tables:
-        yield row("floor of a step", _floor_of_step(model, hidden, batch_size), "s")
+    yield row("floor of a step", _floor_of_step(model, hidden, batch_size), "s")
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if peak is not None:
         yield row("peak memory so far", peak / 1e9, "GB")
@@ -153,10 +150,8 @@ def sizes(
     table_rows: Sequence[int],
     dense: str = "",
     dense_rows: Sequence[int] = (),
-    scaled_to: float = 0,
     bar: str = "",
     hidden: Sequence[int] = (598, 598, 598),
-    tables: int = 0,
     batch_size: int = 1024,
     rounds: int = 5,
 ) -> Iterator[Figure]:
@@ -169,14 +164,12 @@ def sizes(
       table_rows: Sizes of the lazy steps.
       dense: Kind of dense steps.
       dense_rows: Two or more sizes of the dense steps.
-      scaled_to: Number of parameters at which dense steps are estimated; 0 for the largest model.
       bar: Bar of the dense step's time, so scaled, over the lazy step's.
-      hidden: Widths of the click model's layers.
-      tables: Number of LazyDP's tables, or 0 for the click model.
+      hidden: Widths of the layers.
       batch_size: Examples of a batch.
       rounds: Number of rounds.
     """
-    rest = hidden, tables, batch_size, rounds
+    rest = hidden, batch_size, rounds
     line: list[tuple[int, float]] = []
     if dense:
         found = alone(_at_sizes, dense, dense_rows, *rest).value
@@ -197,9 +190,8 @@ def sizes(
         yield row("most memory of the process", process.gigabytes, "GB", "<= 12")
         if line:
             (x, y), (x2, y2) = line[0], line[-1]
-            target = scaled_to or count
-            scaled = y + (y2 - y) / (x2 - x) * (target - x)
-            name = f"{dense}, scaled to {target / 1e6:.3g}M parameters"
+            scaled = y + (y2 - y) / (x2 - x) * (count - x)
+            name = f"{dense}, scaled to {count / 1e6:.3g}M parameters"
             yield figure(name, scaled, "s")
             yield figure(f"{name} / {kind}", scaled / np.median(seconds), "x", bar)
 
@@ -208,13 +200,12 @@ def _at_sizes(
     kind: str,
     table_rows: Sequence[int],
     hidden: Sequence[int],
-    tables: int,
     batch_size: int,
     rounds: int,
     block_steps: int = 8,
 ) -> list[tuple[int, np.ndarray, Any]]:
     """Returns parameters, seconds of steps and of a flush by size."""
-    models = {str(rows): model_of(rows, hidden, tables) for rows in table_rows}
+    models = {str(rows): clicks(rows, hidden) for rows in table_rows}
     make = {
         # The kind in the name says whether there is a flush.
         f"{kind} {rows}": partial(Steps(model, batch_size, block_steps).program, kind)
