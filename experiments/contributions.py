@@ -15,11 +15,9 @@ from accounting import Bound, attack_accuracy
 from accounting.attack import implied_advantage
 from dpsgd.core.guarantee import ADJACENCY
 from experiments.papers.contribution import bias_bounds, sum_error, sum_sweet_spot
-from experiments.tasks.clicks.encoding import ColumnError
-from experiments.tasks.clicks.raw.files import DataError
-from experiments.tasks.clicks.tabular.files import open_table
-from experiments.tasks.clicks.tabular.format import EMPTY, texts
-from experiments.tasks.clicks.tabular.kinds import Number
+from experiments.tasks.clicks.files import DataError, open_rows
+from experiments.tasks.clicks.formats import EMPTY, texts
+from experiments.tasks.clicks.kinds import ColumnError, Number
 
 STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do not publish"
 
@@ -56,14 +54,14 @@ def read(path: Path, user: str, loss: str | None = None) -> Usage:
       DataError: If the file is no such table, lacks a column, or a user or a loss is missing.
     """
     wanted = [user] if loss is None else [user, loss]
-    file, rows = open_table(path, wanted), 0
+    file, rows = open_rows(path, wanted), 0
     users, losses = [pa.array([], pa.string())], [np.zeros(0)]
-    for batch in file.batches(wanted):
+    for batch in file.batches(dict.fromkeys(wanted, pa.string())):
         try:
             users.append(texts(batch[user], user))
             _refuse_missing(np.asarray(pc.equal(users[-1].fill_null(""), "")), user, "a user")
             if loss is not None:
-                found = Number((), logarithmic=True).decode(batch[loss], loss)
+                found = Number().decode(batch[loss], loss)
                 _refuse_missing(found.missing, loss, "a finite number")
                 losses.append(found.values)
         except ColumnError as error:

@@ -46,7 +46,7 @@ def run(demo: Demo) -> int:
     """Prepares the data, trains with every sampler, and prints the table."""
     import dpsgd
     from dpsgd.runs import report
-    from experiments.tasks.clicks.criteo import display
+    from experiments.tasks.clicks.formats import DISPLAY
     from experiments.tasks.clicks.synthetic import rows as synthetic
     from experiments.tasks.clicks.task import Clicks
 
@@ -68,7 +68,7 @@ def run(demo: Demo) -> int:
                 f"{summary.bayes_auc:.4f}"
             )
         console.progress("preparing the store")
-        store = display.prepare(source, out / "store")
+        store = DISPLAY.prepare(source, out / "store")
         console.line(f"{store.num_rows:,} rows prepared in {out / 'store'}")
         task, records = Clicks(out / "store"), []
         for name in COMPARED:

@@ -31,9 +31,9 @@ from dpsgd.removed import without_removed
 from dpsgd.runs.records import build, checked, to_json
 from dpsgd.runs.run import Run
 from dpsgd.runs.spec import PARTS, RunSpec
+from experiments.tasks.clicks.formats import BUCKETS, table_schema
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from experiments.tasks.clicks.tabular.format import BUCKETS, table_schema
 from experiments.tasks.clicks.task import ClickModels, DescribedClicks
 from samplers.settings import SETTINGS
 

@@ -49,8 +49,8 @@ class Runner:
                 pipeline
                 | "all ranges" >> beam.Create([None])
                 | "lay out" >> beam.FlatMap(lambda _, parsed: work.lay_out(parsed), every)
-                | "reshuffle columns" >> beam.Reshuffle()
-                | "write" >> beam.MapTuple(work.write)
+                | "reshuffle pieces" >> beam.Reshuffle()
+                | "write" >> beam.Map(work.write)
             )
 
         self._run(build)

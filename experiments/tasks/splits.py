@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -14,7 +13,10 @@ import numpy as np
 from experiments.tasks.splitmix import outputs
 
 Columns = dict[str, np.ndarray]
+"""Column name to array, all with the same number of rows."""
 
+SPLITS = ("train", "validation", "test")
+"""Names of the splits, in order."""
 Order = Literal["chronological", "random"]
 FRACTIONS = (0.8, 0.1, 0.1)
 """Default fractions of the rows that train, validate and test."""
@@ -105,25 +107,15 @@ class Split:
                 f"and add up to 1, not {' '.join(map(str, self.fractions))}"
             )
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Parts that store rows together, in order; one if rows keep their order."""
-        return ("train", "validation", "test") if self.order == "random" else ("",)
-
     def places(self, first_row: int, rows: int) -> dict[str, np.ndarray | slice]:
-        """Returns the rows of each part, masks or all, from the row `first_row` on."""
+        """Returns the rows of each split, from the row `first_row` on.
+
+        A chronological split needs the number of all rows: until then they are all "train".
+        """
         if self.order == "chronological":
-            return {"": slice(0, rows)}
+            return {"train": slice(0, rows)}
         numbers = np.arange(first_row, first_row + rows, dtype=np.uint64)
         return dict(random_masks(numbers, self.fractions))
-
-    def ranges(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """Returns the row range of each split, for consecutive parts of these sizes."""
-        if self.order == "chronological":
-            return chronological_split(sum(sizes.values()), self.fractions)
-        return dict(
-            zip(sizes, itertools.pairwise([0, *itertools.accumulate(sizes.values())]), strict=True)
-        )
 
 
 RANDOM = Split()

@@ -12,9 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.tasks.splits import Columns, random_halves, random_split
-
-SPLITS = ("train", "validation", "test")
+from experiments.tasks.splits import SPLITS, Columns, random_halves, random_split
 
 
 class SourceError(ValueError):

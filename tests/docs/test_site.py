@@ -128,4 +128,4 @@ def test_every_file_of_a_run_is_in_the_page_of_file_formats(reports):
     formats = (ROOT / "docs" / "reference" / "files.md").read_text()
     for folder in (reports / "clicks", reports / "store", reports / "images"):
         for file in folder.iterdir():
-            assert f"`{file.name}`" in formats or file.suffix == ".npy", file
+            assert f"`{file.name}`" in formats, file

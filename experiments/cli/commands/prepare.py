@@ -61,7 +61,7 @@ class FromFiles:
         return self.paths[-1]
 
     def format(self) -> Any:
-        """Returns the format of the files: a `RawFormat` or a `TableFormat`."""
+        """Returns the format of the files: a `Format`."""
         raise NotImplementedError
 
     def prepare(self, console: Console) -> None:
@@ -98,9 +98,9 @@ class PrepareCriteoDisplay(FromFiles):
 
     def format(self) -> Any:
         """Returns the format of the files."""
-        from experiments.tasks.clicks.criteo import display
+        from experiments.tasks.clicks.formats import DISPLAY
 
-        return display.FORMAT
+        return DISPLAY
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class PrepareCriteoSearch(FromFiles):
     def format(self) -> Any:
         """Returns the format of the files, with the columns that are read of them."""
         from experiments.tasks.clicks import schema
-        from experiments.tasks.clicks.criteo import search
+        from experiments.tasks.clicks.formats import SEARCH
 
-        return replace(search.FORMAT, schema=schema.sponsored_search(self.include))
+        return replace(SEARCH, schema=schema.sponsored_search(self.include))
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class PrepareCsv(FromFiles):
 
     def format(self) -> Any:
         """Returns the format of the files, by the columns that are named."""
-        from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+        from experiments.tasks.clicks.formats import table_format, table_schema
         from experiments.tasks.splits import Split
 
         names = "categories", "numbers", "buckets", "transform", "missing"
@@ -184,12 +184,12 @@ class PrepareCsv(FromFiles):
         if self.label_bounds is not None:
             how["label_bounds"] = _range("--label-bounds", self.label_bounds)
         schema = table_schema(self.label, classes=_classes(self), **how)
-        return TableFormat(schema, split=Split(self.order, self.split))
+        return table_format(schema, split=Split(self.order, self.split))
 
     def prepare(self, console: Console) -> None:
         """Makes the store, and says which columns are left out, or lack bounds."""
         super().prepare(console)
-        from experiments.tasks.clicks.tabular.files import listed
+        from experiments.tasks.clicks.files import listed
 
         format = self.format()
         if left_out := format.left_out([format.open(path) for path in self.paths[:-1]]):
@@ -232,10 +232,8 @@ class PrepareTfds:
     """Read a data set of TensorFlow Datasets, which lies on the disk as array_record, into a store.
 
     One row a record: the label is 0 or 1, or declared; numbers become numeric columns, class
-    labels, booleans and texts categories; other features must be left out by name. Or blocks of
-    rows, as CriteoDisplayBlocks and CriteoSearchBlocks of experiments.tasks.clicks.tfds.builders
-    write them. Where there are no validation or test rows, the other or the training rows are split
-    at random.
+    labels, booleans and texts categories; other features must be left out by name. Where there are
+    no validation or test rows, the other or the training rows are split at random.
     """
 
     name: tyro.conf.Positional[str]
@@ -262,11 +260,11 @@ class PrepareTfds:
 
     def prepare(self, console: Console) -> None:
         """Makes the store."""
-        from experiments.tasks.clicks.tfds import source
+        from experiments.tasks.clicks import tfds
 
         names = "data_dir", "label", "leave_out", "text_buckets", "hash_seed"
         how = {name: getattr(self, name) for name in names}
-        source.prepare(self.name, self.out, progress=shown(console), classes=_classes(self), **how)
+        tfds.prepare(self.name, self.out, progress=shown(console), classes=_classes(self), **how)
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,276 @@
-"""Formats of rows outside a store, in raw files and in tables, by name of the data."""
+"""Formats of rows outside a store: Criteo's logs, and tables in files or in memory.
+
+Columns have kinds because their names were given, and others are left out: nothing is inferred from
+rows, which are private. Bucket counts, splits and transforms are constants, or given.
+
+Criteo Display Ads (46M displays of a week, in order): label, 13 integers, 26 categories of eight
+hexadecimal digits; an empty field is missing; test.txt has no labels. Split: the last rows test.
+
+Criteo Sponsored Search (16M clicks in 90 days, by time): 23 columns, to predict *Sale*; -1 or an
+empty field is missing. All features are categories; the time of the click is the hour of its week,
+as the second says next to nothing about the next click. Left out unless included:
+SalesAmountInEuro and time_delay_for_conversion, known only after a sale, and product_price, 0.0
+without one in the published rows: a model that sees them reads the answer. Split: random.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from experiments.tasks.clicks.criteo import display, search
-from experiments.tasks.clicks.raw.format import RawFormat
-from experiments.tasks.clicks.schema import Schema
+import numpy as np
+import pyarrow as pa
 
-if TYPE_CHECKING:
-    from experiments.tasks.clicks.tabular.format import TableFormat
+from experiments.tasks.clicks.files import Batch, DataError, RowFile, Span, open_rows, paths_of
+from experiments.tasks.clicks.kinds import (
+    Category,
+    Clipped,
+    ColumnError,
+    Hexadecimal,
+    HourOfWeek,
+    Integer,
+    Kind,
+    Label,
+    Number,
+)
+from experiments.tasks.clicks.schema import DISPLAY_ADS, MISSING, SPONSORED_SEARCH, Schema
+from experiments.tasks.clicks.store import Store, StoreWriter, empty_columns, write_blocks
+from experiments.tasks.splits import RANDOM, Columns, Split
+
+EMPTY = "has a header and no rows"
+"""Fault of files without rows."""
+
+BUCKETS = 1 << 16
+"""Default number of hash buckets of a category."""
 
 
-FORMATS: dict[str, RawFormat] = {f.schema.name: f for f in (display.FORMAT, search.FORMAT)}
+@dataclass(frozen=True)
+class Format:
+    """Format of rows in files or in memory, and their encoding as the columns of a store."""
 
+    schema: Schema
+    kinds: Mapping[str, Kind]
+    """Kind of each column that may be read, the label's included."""
+    label: str
+    """Column of the label."""
+    layouts: tuple[tuple[str, ...], ...] = ()
+    """Names of the columns of headerless text, with labels first, then without; empty for text
+    whose header names the columns."""
+    split: Split = RANDOM
+    hash_seed: int = 0
+    """Public seed of the hash of categories."""
 
-def format_of(schema: Schema, hash_seed: int = 0) -> RawFormat | TableFormat:
-    """Returns the format that reads raw rows into the columns of `schema`.
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.features if name not in self.kinds]:
+            raise ValueError(f"{self.schema.name} files have no column {', '.join(unknown)}")
 
-    Raises:
-        ValueError: If no raw format has this schema.
-    """
-    if schema.label:  # the files name their columns
-        from experiments.tasks.clicks.tabular.format import TableFormat  # and only these take Arrow
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Columns that a model reads."""
+        return (*self.schema.integers, *self.schema.categories)
 
-        return TableFormat(schema, hash_seed)
-    if schema.name not in FORMATS:
-        names = ", ".join([*FORMATS, "tables"])
-        raise ValueError(
-            f"data like {schema.name!a} have no raw format (only {names} have one): "
-            "prepare them, and give the store"
+    def open(self, path: Path, *, labelled: bool = True, span: Span | None = None) -> RowFile:
+        """Opens a file of rows; a DataError if it lacks a column.
+
+        Args:
+            path: File.
+            labelled: True if the file must have the label; otherwise it may lack it.
+            span: Span of headerless text to read; None for the whole file.
+        """
+        layouts = [x for x in self.layouts if {*self.features} <= {*x}]
+        return open_rows(path, self._wanted(labelled), layouts[: 1 if labelled else None], span)
+
+    def read(self, source: str | os.PathLike[str], *, labelled: bool = True) -> Iterator[Columns]:
+        """Yields the rows of a file in order, as blocks of columns of a store.
+
+        Args:
+            source: Path of the file.
+            labelled: True for blocks with labels; otherwise the file may lack them.
+
+        Raises:
+            DataError: If the file cannot be read, or does not have the format.
+        """
+        return self._blocks([self.open(Path(source), labelled=labelled)], labelled)
+
+    def prepare(
+        self,
+        sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        out: str | os.PathLike[str],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> Store:
+        """Writes the rows of files, one file after the other, as a new store; see `write_blocks`.
+
+        Raises:
+            DataError: If a file cannot be read, or does not have the format.
+            StoreError: If `out` exists, or cannot be written.
+            ValueError: If a file is given twice.
+        """
+        paths = paths_of(sources)
+        files = [self.open(path) for path in paths]
+        blocks = self._blocks(files, labelled=True)
+        return self.write(out, blocks, self.source(paths), progress=progress)
+
+    def source(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """Returns the origin of rows for the manifest of their store."""
+        return {"format": self.schema.name, "files": [path.name for path in paths]}
+
+    def write(
+        self, out: str | os.PathLike[str], blocks: Iterable[Columns], source: Any, **how: Any
+    ) -> Store:
+        """Writes blocks of rows as a new store, see `write_blocks`."""
+        writer = StoreWriter(out, self.schema, hash_seed=self.hash_seed)
+        return write_blocks(writer, blocks, self.split, source, **how)
+
+    def encoded(self, file: RowFile, labelled: bool = True) -> Iterator[Columns]:
+        """Yields the rows of an opened file as blocks of columns of a store.
+
+        Raises:
+            DataError: For the first row that does not have the format.
+        """
+        text, dictionary = pa.string(), pa.dictionary(pa.int32(), pa.string())
+        wanted = {
+            name: dictionary if isinstance(self.kinds[name], Category) else text
+            for name in self._wanted(labelled)
+        }
+        rows, label = 0, self.label if labelled else None
+        for batch in file.batches(wanted):
+            try:
+                block = self.columns_of(batch, label)
+            except ColumnError as error:
+                raise file.located(self._first_error(batch, label, error), rows) from None
+            rows += len(block["categories"])
+            yield block
+
+    def _first_error(self, batch: Batch, label: str | None, error: ColumnError) -> ColumnError:
+        """Returns the error of the first row, of several in different columns."""
+        while error.row:
+            try:
+                self.columns_of({name: x[: error.row] for name, x in batch.items()}, label)
+            except ColumnError as earlier:
+                error = earlier
+            else:
+                break
+        return error
+
+    def _blocks(self, files: Sequence[RowFile], labelled: bool) -> Iterator[Columns]:
+        """Yields the rows of files, one after the other; some must have rows."""
+        empty = True
+        for file in files:
+            for block in self.encoded(file, labelled):
+                empty = False
+                yield block
+        if empty:
+            raise DataError(files[0].path, EMPTY)
+
+    def columns_of(self, batch: Batch, label: str | None = None) -> Columns:
+        """Returns a batch of rows as the columns of a store.
+
+        Numbers become ``Schema.transformed`` numbers, categories their hashed ids or the indices of
+        their declared values, and missing values 0.
+
+        Args:
+            batch: Arrays by column.
+            label: Column of the label; None for columns without labels.
+
+        Raises:
+            ColumnError: For the first unreadable column, with its first such row.
+        """
+        schema, kinds = self.schema, self.kinds
+        columns = empty_columns(schema, len(next(iter(batch.values()))))
+        if label is None:
+            del columns["label"]
+        else:
+            columns["label"][:] = kinds[label].decode(batch[label], label).values
+        for j, name in enumerate(schema.integers):
+            values, missing = kinds[name].decode(batch[name], name)
+            columns["integers"][:, j] = np.where(missing, 0, schema.transformed(values))
+            columns["integers_missing"][:, j] = missing
+        for j, name in enumerate(schema.categories):
+            distinct = getattr(batch[name], "dictionary", batch[name])  # each is hashed once
+            values, missing = kinds[name].decode(distinct, name)
+            if name in schema.declared:
+                ids = 1 + values.astype(np.int32)
+            else:
+                ids = schema.hash(values, j, self.hash_seed)
+            ids[missing] = MISSING
+            if distinct is not batch[name]:
+                indices = np.asarray(batch[name].indices.fill_null(len(ids)))
+                ids = np.append(ids, np.int32(MISSING))[indices]
+            columns["categories"][:, j] = ids
+        return columns
+
+    def encode(self, rows: Mapping[str, Any]) -> Columns:
+        """Returns the rows of a table as unlabelled columns, as from a file.
+
+        Args:
+            rows: Column name to its values, as in a file, or as Python, NumPy or Arrow have them.
+              None, NaN and the empty text are missing; columns that are not features are ignored.
+
+        Raises:
+            ValueError: If a feature is absent or shorter than another, or a value is invalid; the
+              message names row (from 0) and column.
+        """
+        names = [name for name in self.kinds if name in self.features]
+        if absent := [name for name in names if name not in rows]:
+            raise ValueError(f"the rows have no column {', '.join(absent)}")
+        try:
+            batch = {name: _array(rows[name], name) for name in names}
+            if len({len(array) for array in batch.values()}) > 1:
+                lengths = ", ".join(f"{name} has {len(array):,}" for name, array in batch.items())
+                raise ValueError(f"the columns are not of one length: {lengths}")
+            return self.columns_of(batch)
+        except ColumnError as error:
+            location = "" if error.row is None else f"row {error.row}, "
+            raise ValueError(f"{location}column {error.column}: {error.problem}") from None
+
+    def left_out(self, files: Sequence[RowFile]) -> tuple[str, ...]:
+        """Returns the columns of files that are not read."""
+        names = dict.fromkeys(name for file in files for name in file.names)
+        return tuple(name for name in names if name not in self._wanted(labelled=True))
+
+    def texts(self, path: Path, column: str) -> Iterator[str]:
+        """Yields the values of any column of a file as texts, in file order; null is empty.
+
+        Raises:
+            DataError: If the file cannot be read, or has no such column.
+        """
+        file = open_rows(path, [column])
+        # The columns of `read`, so that both see the same rows and refuse the same ones.
+        wanted = dict.fromkeys([column, *self._wanted(labelled=False)], pa.string())
+        return (
+            value or ""
+            for batch in file.batches(wanted)
+            for value in texts(batch[column], column).to_pylist()
         )
-    return replace(FORMATS[schema.name], schema=schema, hash_seed=hash_seed)
+
+    def _wanted(self, labelled: bool) -> list[str]:
+        return [*([self.label] if labelled else []), *self.features]
+
+
+def _array(values: Any, column: str) -> pa.Array:
+    """Returns a list, or an array of NumPy, pandas or Arrow, as one of Arrow; NaN is null."""
+    try:
+        array = pa.array(values, from_pandas=True)
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        reason = " ".join(str(error).split())
+        problem = f"values of one kind are expected: {reason:.200}"
+        raise ColumnError(problem, column=column) from None
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    # Texts may lie under nulls.
+    return array.fill_null("") if array.null_count and pa.types.is_string(array.type) else array
+
+
+def texts(array: pa.Array, column: str) -> pa.Array:
+    """Returns a column as texts; a ColumnError if it holds none."""
+    try:
+        return array.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise ColumnError(f"holds {array.type}, which is no text", column=column) from None
 
 
 def check_columns(rows: Any, features: Sequence[str]) -> None:
@@ -47,3 +284,166 @@ def check_columns(rows: Any, features: Sequence[str]) -> None:
         values = rows[name]
         if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
             raise TypeError(f"column {name}: values, one a row, are expected, not {values!a:.40}")
+
+
+# --- Tables --------------------------------------------------------------------------------------
+
+
+def table_format(schema: Schema, hash_seed: int = 0, split: Split = RANDOM) -> Format:
+    """Returns the format of tables in CSV, TSV or Parquet files, or in memory.
+
+    Args:
+        schema: Columns of the table, with the label.
+        hash_seed: Public seed of the hash of categories.
+        split: Split of the rows.
+    """
+    bounds, missing = schema.label_bounds, schema.missing
+    kinds: dict[str, Kind] = {
+        schema.label: Clipped(*bounds) if bounds else Label(schema.classes),
+        **dict.fromkeys(schema.integers, Number(missing, schema.transform != "none")),
+        **{name: Category(missing, schema.declared.get(name)) for name in schema.categories},
+    }
+    return Format(schema, kinds, schema.label, split=split, hash_seed=hash_seed)
+
+
+def table_schema(
+    label: str,
+    *,
+    categories: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    buckets: Sequence[int] = (BUCKETS,),
+    transform: Literal["log1p", "none", "both"] = "both",
+    missing: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    label_bounds: Sequence[float] = (),
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    values: Mapping[str, Sequence[str]] | None = None,
+) -> Schema:
+    """Returns the schema of a table.
+
+    Args:
+        label: Column to predict: zeros and ones, declared classes, or numbers with bounds.
+        categories: Columns whose values are hashed.
+        numbers: Columns of numbers.
+        buckets: Hash buckets, a power of two: one for all categories without declared values, or
+            one for each of these.
+        transform: Transform of numbers, see `Schema.transform`.
+        missing: Texts that stand for a missing value, beside the empty one.
+        classes: Texts of the label that mean 0, 1, ...; empty for zeros and ones.
+        label_bounds: Public (low, high) of a numerical label.
+        bounds: Public (low, high) of numbers, by column.
+        values: Public values of categories, by column: they are not hashed, and all others are
+            missing.
+
+    Raises:
+        ValueError: If a column is named twice, none is a feature, or the buckets, bounds or values
+            do not fit.
+    """
+    names = [label, *categories, *numbers]
+    if not label:
+        raise ValueError("--label must name a column")
+    if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(
+            f"{', '.join(repeated)}: a column is the label, a category or a number, and named once"
+        )
+    if not categories and not numbers:
+        raise ValueError("name the columns to learn from: --categories, --numbers or both")
+    bounds = bounds or {}
+    declared = {name: tuple(texts) for name, texts in (values or {}).items()}
+    if unknown := [name for name in bounds if name not in numbers]:
+        raise ValueError(f"bounds are for columns of numbers, not for {', '.join(unknown)}")
+    if unknown := [name for name in declared if name not in categories]:
+        raise ValueError(f"values are for columns of categories, not for {', '.join(unknown)}")
+    hashed = [name for name in categories if name not in declared]
+    if len(buckets) not in (1, len(hashed)):
+        raise ValueError(
+            f"--buckets takes one number, or one for each of the {len(hashed)} categories"
+            f"{' without declared values' * bool(declared)}, not {len(buckets)}"
+        )
+    sizes = dict(zip(hashed, [*buckets] * (len(hashed) if len(buckets) == 1 else 1), strict=True))
+    return Schema(
+        name="table",
+        integers=tuple(numbers),
+        categories=tuple(categories),
+        buckets=tuple(len(declared[x]) if x in declared else sizes[x] for x in categories),
+        label=label,
+        transform=transform,
+        missing=tuple(missing),
+        classes=tuple(classes),
+        label_bounds=tuple(label_bounds),
+        bounds=tuple(bounds.get(name) for name in numbers) if bounds else (),
+        values=tuple(declared.get(name) for name in categories) if declared else (),
+    )
+
+
+# --- Criteo --------------------------------------------------------------------------------------
+
+_DISPLAY = ("label", *DISPLAY_ADS.integers, *DISPLAY_ADS.categories)
+DISPLAY = Format(
+    schema=DISPLAY_ADS,
+    kinds={
+        "label": Label(),
+        **dict.fromkeys(DISPLAY_ADS.integers, Integer()),
+        **dict.fromkeys(DISPLAY_ADS.categories, Hexadecimal()),
+    },
+    label="label",
+    layouts=(_DISPLAY, _DISPLAY[1:]),
+    split=Split("chronological"),
+)
+"""Criteo Display Ads."""
+
+_IDENTIFIER = Category(("-1",))
+_SEARCH: dict[str, Kind] = {
+    "Sale": Label(),
+    "SalesAmountInEuro": Category(("-1.0",)),
+    "time_delay_for_conversion": _IDENTIFIER,
+    "click_timestamp": HourOfWeek(missing=-1),
+    "nb_clicks_1week": Integer(missing=-1),
+    "product_price": _IDENTIFIER,
+    "product_age_group": _IDENTIFIER,
+    "device_type": _IDENTIFIER,
+    "audience_id": _IDENTIFIER,
+    "product_gender": _IDENTIFIER,
+    "product_brand": _IDENTIFIER,
+    **{f"product_category_{i}": _IDENTIFIER for i in range(1, 8)},
+    "product_country": _IDENTIFIER,
+    "product_id": _IDENTIFIER,
+    "product_title": _IDENTIFIER,
+    "partner_id": _IDENTIFIER,
+    "user_id": _IDENTIFIER,
+}
+_OUTCOMES = ("Sale", "SalesAmountInEuro", "time_delay_for_conversion", "product_price")
+SEARCH = Format(
+    schema=SPONSORED_SEARCH,
+    kinds=_SEARCH,
+    label="Sale",
+    # Columns known only after a sale are absent together, with or without the price.
+    layouts=tuple(
+        tuple(name for name in _SEARCH if name not in _OUTCOMES[:absent]) for absent in (0, 1, 3, 4)
+    ),
+)
+"""Criteo Sponsored Search."""
+
+FORMATS = {format.schema.name: format for format in (DISPLAY, SEARCH)}
+"""Formats of headerless files, by the name of their schema."""
+
+
+def format_of(schema: Schema, hash_seed: int = 0) -> Format:
+    """Returns the format that reads raw rows into the columns of `schema`.
+
+    Args:
+        schema: Columns of the rows.
+        hash_seed: Public seed of the hash of categories.
+
+    Raises:
+        ValueError: If no format has this schema.
+    """
+    if schema.label:  # the files name their columns
+        return table_format(schema, hash_seed)
+    if schema.name not in FORMATS:
+        names = ", ".join([*FORMATS, "tables"])
+        raise ValueError(
+            f"data like {schema.name!a} have no raw format (only {names} have one): "
+            "prepare them, and give the store"
+        )
+    return replace(FORMATS[schema.name], schema=schema, hash_seed=hash_seed)

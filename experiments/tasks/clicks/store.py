@@ -1,39 +1,43 @@
-"""A columnar store of labelled rows: memory-mapped ``.npy`` shards and a ``manifest.json``.
+"""Store of labelled rows: one raw array per split and column, and a manifest with checksums.
 
-Columns, all with rows first: "label" [n], of the type of the schema's target; "integers"
-float32 [n, I], already transformed, 0 where missing; "integers_missing" bool [n, I]; "categories"
-int32 [n, C], hashed ids, 0 where missing (see :mod:`experiments.tasks.clicks.schema`). A shard is a
-range of rows, one file per column.
+Columns, rows first: "label" [n], in the dtype of the schema's target; "integers" float32[n, I],
+transformed, 0 where missing; "integers_missing" bool[n, I]; "categories" int32[n, C], hashed ids, 0
+where missing (see `experiments.tasks.clicks.schema`). The file ``train.label`` holds the labels of
+the training rows, and nothing else.
 
-:mod:`experiments.tasks.clicks.writer` writes one.
+A store is written into the sibling folder ``.NAME.partial`` and renamed when all its files are on
+the disk: it is whole, or absent. A process that dies leaves that folder, unlocked; the next one
+that writes the same store replaces it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import hashlib
-import itertools
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from dpsgd.files import DAMAGED, parse_json
+from dpsgd.files import fsync_folder, parse_json
 from dpsgd.runs.records import build, checked
 from experiments.tasks.clicks.schema import Schema
-
-Columns = dict[str, np.ndarray]
-"""Column name to array, all with the same number of rows."""
-
-Splits = Mapping[str, tuple[int, int]]
-"""Split name to its range of rows, first (included) and last (excluded)."""
+from experiments.tasks.splits import SPLITS, Columns, Split, chronological_split, taken
 
 FORMAT = "dpsgd-columns"
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
+WORK = "work-"
+"""Prefix of folders in an unfinished store."""
 INTEGER_TRANSFORMS = {
     "log1p": "sign(x) * log1p(abs(x)); missing = 0",
     "none": "x; missing = 0",
@@ -56,145 +60,84 @@ def columns_of(schema: Schema) -> dict[str, tuple[np.dtype, int | None]]:
     }
 
 
+def file_names(schema: Schema) -> list[str]:
+    """Returns the names of the files of a store, one per split and column."""
+    return [f"{split}.{column}" for split in SPLITS for column in columns_of(schema)]
+
+
 def empty_columns(schema: Schema, rows: int) -> Columns:
     """Returns uninitialised columns of a store for `rows` rows."""
     return {
-        name: np.empty((rows,) if width is None else (rows, width), dtype)
+        name: np.empty(_shape(rows, width), dtype)
         for name, (dtype, width) in columns_of(schema).items()
     }
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Consecutive rows; each column's file has a "name" and the "sha256" of its bytes."""
+def map_column(path: Path, dtype: np.dtype, width: int | None, rows: int) -> np.ndarray:
+    """Returns a column of a raw file, read-only and memory-mapped.
 
-    rows: int
-    files: Mapping[str, Mapping[str, str]]
+    Args:
+        path: File of the column's bytes.
+        dtype: Dtype of the column.
+        width: Values of a row; None for a vector.
+        rows: Number of rows.
 
-    def __post_init__(self) -> None:
-        if self.rows < 0:
-            raise ValueError(f"rows must be at least 0, got {self.rows}")
-
-
-class Absent:
-    """Rows of an absent file: they can be counted, and raise `StoreError` when read."""
-
-    def __init__(self, why: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        self.why, self.dtype, self.shape = why, dtype, shape
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if len(self):
-            raise StoreError(self.why)
-        return np.empty(self.shape, dtype or self.dtype)
-
-    def __getitem__(self, rows: slice | np.ndarray) -> Absent | np.ndarray:
-        if isinstance(rows, slice):
-            count = len(range(*rows.indices(len(self))))
-            return Absent(self.why, self.dtype, (count, *self.shape[1:]))
-        if rows.size:
-            raise StoreError(self.why)
-        return np.empty((*rows.shape, *self.shape[1:]), self.dtype)
-
-
-class Joined:
-    """Concatenation of arrays, read on access.
-
-    Slices of rows are views; integer arrays read and copy.
-
-    >>> rows = Joined([np.arange(3), np.arange(3, 5)])
-    >>> rows[np.array([4, 0, 3])], np.asarray(rows[2:4])
-    (array([4, 0, 3]), array([2, 3]))
+    Raises:
+        StoreError: If the file is missing or has another size.
     """
-
-    def __init__(self, arrays: Sequence[np.ndarray | Absent]) -> None:
-        self._arrays = [array for array in arrays if len(array)] or list(arrays[:1])
-        self._ends = np.cumsum([len(array) for array in self._arrays])
-        self.dtype = self._arrays[0].dtype
-        self.shape = (int(self._ends[-1]), *self._arrays[0].shape[1:])
-        self.ndim = len(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("rows of several shards are one array by a copy alone")
-        return np.concatenate([np.asarray(array) for array in self._arrays], dtype=dtype)
-
-    def lacks(self, rows: range) -> str:
-        """Returns the reason why some rows cannot be read here, or ""."""
-        selected = self[rows.start : rows.stop]
-        assert isinstance(selected, Joined)
-        return next((x.why for x in selected._arrays if isinstance(x, Absent) and len(x)), "")
-
-    def __getitem__(self, rows: slice | np.ndarray) -> Joined | np.ndarray:
-        """Returns the rows of a slice without step, or of an array of indices in [0, len)."""
-        begins = self._ends - [len(array) for array in self._arrays]
-        if isinstance(rows, slice):
-            if rows.step not in (None, 1):
-                raise IndexError("rows of several shards are sliced without a step")
-            first, last, _ = rows.indices(len(self))
-            limits = zip(self._arrays, begins.tolist(), strict=True)
-            return Joined([x[max(first - begin, 0) : max(last - begin, 0)] for x, begin in limits])
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows must be in [0, {len(self)})")
-        result = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
-        owner = np.searchsorted(self._ends, rows, side="right")
-        for number, (array, begin) in enumerate(zip(self._arrays, begins, strict=True)):
-            is_owner = owner == number
-            result[is_owner] = array[rows[is_owner] - begin]
-        return result
+    shape = _shape(rows, width)
+    expected = rows * row_bytes(dtype, width)
+    try:
+        size = path.stat().st_size
+        if size != expected:
+            raise StoreError(f"{path} has the wrong size: {size:,} bytes, expected {expected:,}")
+        if expected:
+            return np.asarray(np.memmap(path, dtype, "r", shape=shape))
+        with open(path, "rb"):
+            return np.empty(shape, dtype)
+    except FileNotFoundError:
+        raise StoreError(f"{path.parent} is incomplete: {path.name} is missing") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
 
 
-_KINDS = {
-    "num_rows": int,
-    "hash_seed": int,
-    "splits": Mapping[str, list[int]],
-    "source": Mapping[str, Any],
-    "shards": list[Mapping[str, Any]],
-}
+def row_bytes(dtype: np.dtype, width: int | None) -> int:
+    """Returns the bytes of a row of a column."""
+    return dtype.itemsize * math.prod(_shape(1, width))
 
 
-def _range_of_rows(limits: list[int], num_rows: int, where: str) -> tuple[int, int]:
-    if len(limits) != 2 or not 0 <= limits[0] <= limits[1] <= num_rows:
-        raise ValueError(f"{where}: no range of {num_rows:,} rows")
-    return limits[0], limits[1]
+def _shape(rows: int, width: int | None) -> tuple[int, ...]:
+    return (rows,) if width is None else (rows, width)
+
+
+# --- Reading -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Store:
     """Store opened for reading by `Store.open(path)`.
 
-    `digest` (SHA-256 of the manifest, which holds the checksums of all shards) identifies the data:
-    two stores with the same digest and intact shards hold the same rows.
+    `digest` (SHA-256 of the manifest, which holds the checksums of all files) identifies the data:
+    two stores with the same digest and intact files hold the same rows.
     """
 
     path: Path
     schema: Schema
-    num_rows: int
-    splits: Splits
+    splits: Mapping[str, int]
+    """Number of rows of "train", "validation" and "test"."""
     hash_seed: int
     source: Mapping[str, Any]
+    """Origin of the rows, as its writer describes it."""
+    sha256: Mapping[str, str]
+    """Checksum of each file."""
     digest: str
-    shards: tuple[Shard, ...]
-    absent: frozenset[str] = frozenset()
-    """Names of the files that were absent when it was opened in part: they are never read."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, in_part: bool = False) -> Store:
+    def open(cls, path: str | os.PathLike[str]) -> Store:
         """Opens the store in directory `path`; all files must be complete.
 
-        Args:
-            path: Directory of the store.
-            in_part: True to allow missing shards, as on one of several hosts: their rows count, and
-              raise `StoreError` when read. The manifest's checksums, and so `digest`, are the same
-              on all hosts.
-
         Raises:
-            StoreError: If there is no store, it has another version, or a shard is missing or
+            StoreError: If there is no store, it has another version, or a file is missing or
               truncated.
         """
         path = Path(path)
@@ -218,50 +161,72 @@ class Store:
                     f"{path} is a store of version {manifest.get('version')!a:.20}, and this "
                     f"program reads version {VERSION}; prepare the data again"
                 )
-            terms = {name: checked(manifest.get(name), kind, name) for name, kind in _KINDS.items()}
             store = cls(
                 path=path,
                 schema=build(Schema, manifest.get("schema"), "schema"),
-                num_rows=terms["num_rows"],
-                splits={
-                    name: _range_of_rows(limits, terms["num_rows"], f"splits, {name!a}")
-                    for name, limits in terms["splits"].items()
-                },
-                hash_seed=terms["hash_seed"],
-                source=terms["source"],
+                splits=checked(manifest.get("rows"), Mapping[str, int], "rows"),
+                hash_seed=checked(manifest.get("hash_seed"), int, "hash_seed"),
+                source=checked(manifest.get("source"), Mapping[str, Any], "source"),
+                sha256=checked(manifest.get("sha256"), Mapping[str, str], "sha256"),
                 digest=hashlib.sha256(text).hexdigest(),
-                shards=tuple(build(Shard, shard, "shards") for shard in terms["shards"]),
             )
-            store._check()
+            if set(store.splits) != set(SPLITS) or min(store.splits.values()) < 0:
+                raise ValueError(f"rows: {', '.join(SPLITS)} must have 0 rows or more each")
+            if missing := {*file_names(store.schema)} - {*store.sha256}:
+                raise ValueError(f"sha256: {min(missing)} is missing")
         except StoreError:
             raise
         except ValueError as error:
             raise StoreError(f"{path} has a damaged {MANIFEST}: {error}") from None
-        if in_part:
-            names = {shard.files[column]["name"] for shard, column in store._files()}
-            absent = frozenset(name for name in names if not (path / name).exists())
-            store = dataclasses.replace(store, absent=absent)
-        for shard, column in store._files():
-            store._column(shard, column)
+        for split in SPLITS:
+            store.load(split)
         return store
 
-    def _files(self) -> Iterator[tuple[Shard, str]]:
-        return itertools.product(self.shards, columns_of(self.schema))
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all splits."""
+        return sum(self.splits.values())
 
-    def _check(self) -> None:
-        """Raises ValueError if the parts of the manifest contradict each other."""
-        if sum(shard.rows for shard in self.shards) != self.num_rows:
-            raise ValueError("rows of the shards do not add up")
-        if missing := {"train", "validation", "test"} - set(self.splits):
-            raise ValueError(f"splits: there is no {' or '.join(sorted(missing))}")
-        filled = sorted((s, name) for name, s in self.splits.items() if s[0] < s[1])
-        for ((_, end), first_name), ((begin, _), second_name) in itertools.pairwise(filled):
-            if begin < end:
-                raise ValueError(f"splits: {first_name!a} and {second_name!a} share rows")
-        for shard, column in self._files():
-            name = checked(shard.files.get(column, {}).get("name"), str, f"file of {column}")
-            if Path(name).name != name or "\0" in name:
-                raise ValueError(f"{name!a} is not the name of a file in the store")
+    def rows(self, split: str) -> int:
+        """Returns the number of rows of `split`.
+
+        Raises:
+            StoreError: If there is no such split.
+        """
+        if split not in self.splits:
+            raise StoreError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
+        return self.splits[split]
+
+    def load(self, split: str) -> Columns:
+        """Returns the columns of `split`, read-only and memory-mapped: rows are read on access.
+
+        Raises:
+            StoreError: If there is no such split, or a file is missing or truncated.
+        """
+        rows = self.rows(split)
+        return {
+            column: map_column(self.path / f"{split}.{column}", dtype, width, rows)
+            for column, (dtype, width) in columns_of(self.schema).items()
+        }
+
+    def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
+        """Yields the columns of `split` in order, memory-mapped, in blocks of `rows`."""
+        columns = self.load(split)
+        for begin in range(0, self.rows(split), rows):
+            yield taken(columns, slice(begin, begin + rows))
+
+    def verify(self) -> None:
+        """Compares the checksum of every file with the manifest's.
+
+        Raises:
+            StoreError: For the first file that was changed since it was written.
+        """
+        for name in file_names(self.schema):
+            with open(self.path / name, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256[name]:
+                    raise StoreError(
+                        f"{self.path / name} is damaged: its checksum is not the manifest's"
+                    )
 
     def schema_mismatch(self, schema: Schema, hash_seed: int) -> str | None:
         """Returns the difference from a model's `schema`, or None."""
@@ -280,107 +245,226 @@ class Store:
             return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
         return None
 
-    def rows(self, split: str) -> int:
-        """Returns the number of rows of `split`.
 
-        Raises:
-            StoreError: If there is no such split.
-        """
-        begin, end = self._range(split)
-        return end - begin
+# --- Writing -------------------------------------------------------------------------------------
 
-    def verify(self) -> None:
-        """Compares the checksum of every local shard with the manifest's.
 
-        Raises:
-            StoreError: For the first file that was changed since it was written.
-        """
-        for shard, column in self._files():
-            data = self._column(shard, column)
-            if isinstance(data, Absent):
-                continue
-            digest = hashlib.sha256()
-            for begin in range(0, len(data), 1 << 16):
-                digest.update(np.ascontiguousarray(data[begin : begin + (1 << 16)]).data)
-            if digest.hexdigest() != shard.files[column].get("sha256"):
-                file = self.path / shard.files[column]["name"]
-                raise StoreError(f"{file} is damaged: its checksum is not the manifest's")
+class PartialStore:
+    """Folder of an unfinished store: a context that leaves a whole store or nothing.
 
-    def load(self, split: str, rows: range | None = None) -> dict[str, Any]:
-        """Returns the columns of `split`, read-only and memory-mapped.
+    Args:
+        out: Path of the store to create.
+        schema: Columns of the rows.
+        hash_seed: Public seed of the hash of categories.
 
-        A column is an array if its rows lie in one local shard, else a `Joined` one. Rows are read
-        on access: a process reads its own data shards, and may lack the others
-        (`open(in_part=True)`).
+    Raises:
+        StoreError: If `out` exists, another process is writing it, or the disk is full.
+    """
+
+    def __init__(self, out: str | os.PathLike[str], schema: Schema, *, hash_seed: int) -> None:
+        self.out, self.schema, self.hash_seed = Path(out), schema, hash_seed
+        self.path = self.out.parent / f".{self.out.name}.partial"
+        self._lock: int | None = None
+
+    def __enter__(self) -> Any:
+        refuse_existing(self.out)
+        with one_line_errors(self.out), contextlib.ExitStack() as stack:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock_directory(self.path)
+            stack.callback(self._unlock)
+            for file in self.path.iterdir():  # left by a run that died
+                if file.name.startswith(WORK) and file.is_dir() and not file.is_symlink():
+                    shutil.rmtree(file)
+                elif file.name in {MANIFEST, *file_names(self.schema)}:
+                    file.unlink()
+                else:
+                    raise StoreError(f"{file} is in the way; remove it")
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._lock is not None:  # not finished
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        assert self._lock is not None
+        os.close(self._lock)
+        self._lock = None
+
+    def complete(self, rows: Mapping[str, int], source: Mapping[str, Any]) -> Store:
+        """Writes the manifest, gives the store its name and returns it.
 
         Args:
-            split: Name of the split.
-            rows: Consecutive rows, counted from the first of the split; by default all.
+            rows: Number of rows of each split, whose files lie in `path`.
+            source: Origin of the rows, as JSON.
 
         Raises:
-            StoreError: If there is no such split, or it does not have these rows.
+            StoreError: If a split has no rows, or the disk is full.
         """
-        begin, end = self._range(split)
-        if rows is not None:
-            if rows.step != 1 or not 0 <= rows.start <= rows.stop <= end - begin:
-                raise StoreError(f"{split} of {self.path} has {end - begin:,} rows, and not {rows}")
-            begin, end = begin + rows.start, begin + rows.stop
-        pieces = self._parts(begin, end) or [(self.shards[0], 0, 0)]
-        columns: dict[str, Any] = {}
-        for column in columns_of(self.schema):
-            arrays = [self._column(shard, column)[a:b] for shard, a, b in pieces]
-            local = [array for array in arrays if isinstance(array, np.ndarray)]
-            for array in local:
-                array.flags.writeable = False
-            columns[column] = local[0] if len(local) == len(arrays) == 1 else Joined(arrays)
-        return columns
-
-    def blocks(self, split: str, rows: int = 1 << 16) -> Iterator[Columns]:
-        """Yields the columns of `split` in order, memory-mapped, in blocks of `rows`."""
-        begin, end = self._range(split)
-        for shard, first, last in self._parts(begin, end):
-            arrays: dict[str, Any] = {x: self._column(shard, x) for x in columns_of(self.schema)}
-            for array in arrays.values():
-                if isinstance(array, Absent):
-                    raise StoreError(array.why)
-            for a in range(first, last, rows):
-                yield {column: x[a : min(a + rows, last)] for column, x in arrays.items()}
-
-    def _range(self, split: str) -> tuple[int, int]:
-        if split not in self.splits:
-            raise StoreError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
-        return self.splits[split]
-
-    def _parts(self, begin: int, end: int) -> list[tuple[Shard, int, int]]:
-        """Returns (shard, first row, last row), counted in the shard, for a range of rows."""
-        pieces = []
-        offset = 0
-        for shard in self.shards:
-            a, b = max(begin - offset, 0), min(end - offset, shard.rows)
-            if a < b:
-                pieces.append((shard, a, b))
-            offset += shard.rows
-        return pieces
-
-    def _column(self, shard: Shard, column: str) -> np.ndarray | Absent:
-        name = shard.files[column]["name"]
-        file, missing = self.path / name, f"{self.path} is incomplete: {name} is missing"
-        dtype, width = columns_of(self.schema)[column]
-        shape = (shard.rows,) if width is None else (shard.rows, width)
-        if name in self.absent:  # also if it is there by now: what came later was not verified
-            return Absent(missing, dtype, shape)
-        try:
-            array = np.lib.format.open_memmap(file, mode="r")
-            surplus = file.stat().st_size - array.offset - array.nbytes
-        except FileNotFoundError:
-            raise StoreError(missing) from None
-        except DAMAGED as error:
-            raise StoreError(f"{file} cannot be read or has the wrong size: {error}") from None
-        if surplus:
-            raise StoreError(f"{file} has the wrong size: {surplus:,} bytes too many")
-        if array.shape != shape or array.dtype != dtype:
+        total = sum(rows.values())
+        if empty := [name for name, count in rows.items() if not count]:
             raise StoreError(
-                f"{file} has shape {array.shape} and dtype {array.dtype}, "
-                f"and its manifest says {shape} and {dtype}"
+                f"{self.out} would have no {' and no '.join(empty)} rows, of {total:,} in all: "
+                "give more rows, or other fractions (--split); nothing was left behind"
             )
-        return np.asarray(array)
+        digests = {}
+        with one_line_errors(self.out, lambda: total):
+            for name in file_names(self.schema):
+                with open(self.path / name, "rb") as file:
+                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                    os.fsync(file.fileno())
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "schema": asdict(self.schema),
+                "hash_seed": self.hash_seed,
+                "integer_transform": INTEGER_TRANSFORMS[self.schema.transform],
+                "rows": dict(rows),
+                "source": dict(source),
+                "sha256": digests,
+            }
+            with open(self.path / MANIFEST, "wb") as file:
+                file.write(json.dumps(manifest, indent=1).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fsync_folder(self.path)
+            os.rename(self.path, self.out)
+            self._unlock()
+            fsync_folder(self.out.parent)
+        return Store.open(self.out)
+
+
+class StoreWriter(PartialStore):
+    """Writer of one store, block by block, in constant memory; see `PartialStore`."""
+
+    def __enter__(self) -> StoreWriter:
+        super().__enter__()
+        self.rows = dict.fromkeys(SPLITS, 0)
+        self._files: dict[str, IO[bytes]] = {}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for file in self._files.values():
+            file.close()
+        super().__exit__(*exc_info)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows appended so far."""
+        return sum(self.rows.values())
+
+    def append(self, columns: Columns, split: str) -> None:
+        """Adds rows to a split, in order.
+
+        Args:
+            columns: Columns of a store, with any number of rows.
+            split: Name of the split.
+
+        Raises:
+            ValueError: If a column is absent or has another dtype or shape.
+            StoreError: If they cannot be written.
+        """
+        rows = len(columns["label"])
+        for name, (dtype, width) in columns_of(self.schema).items():
+            shape, found = _shape(rows, width), columns[name]
+            if found.shape != shape or found.dtype != dtype:
+                raise ValueError(
+                    f"column {name} must be {dtype} {shape}, not {found.dtype} {found.shape}"
+                )
+        with one_line_errors(self.out, lambda: self.num_rows):
+            for column in columns_of(self.schema):
+                name = f"{split}.{column}"
+                if name not in self._files:
+                    self._files[name] = open(self.path / name, "xb", buffering=0)  # noqa: SIM115
+                data = np.ascontiguousarray(columns[column]).reshape(-1).view(np.uint8).data
+                while len(data):  # an unbuffered write may take less than it was given
+                    data = data[self._files[name].write(data) :]
+        self.rows[split] += rows
+
+    def divide(self, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """Moves the last training rows to the other splits.
+
+        Args:
+            ranges: Consecutive ranges of the rows, "train" first.
+        """
+        columns = columns_of(self.schema).items()
+        rows = {
+            name: map_column(self.path / f"train.{name}", *kind, self.rows["train"])
+            for name, kind in columns
+        }
+        for split in SPLITS[1:]:
+            begin, end = ranges[split]
+            for first in range(begin, end, 1 << 16):
+                self.append(taken(rows, slice(first, min(first + (1 << 16), end))), split)
+        self.rows["train"] = ranges["train"][1]
+        for name, (dtype, width) in columns:
+            size = self.rows["train"] * row_bytes(dtype, width)
+            os.truncate(self.path / f"train.{name}", size)
+
+
+def write_blocks(
+    writer: StoreWriter,
+    blocks: Iterable[Columns],
+    split: Split,
+    source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+    progress: Callable[[int], None] | None = None,
+) -> Store:
+    """Writes blocks of consecutive rows as a new store, in the memory of one block.
+
+    Args:
+        writer: Writer of the store.
+        blocks: Columns of consecutive rows.
+        split: Split of the rows.
+        source: Origin of the rows, or a function that returns it when all rows are written.
+        progress: Function of the number of rows done, called after every block.
+
+    Raises:
+        StoreError: If the store exists, or cannot be written.
+    """
+    with writer:
+        for block in blocks:
+            for part, rows in split.places(writer.num_rows, len(block["label"])).items():
+                writer.append(taken(block, rows), part)
+            if progress is not None:
+                progress(writer.num_rows)
+        if split.order == "chronological":
+            writer.divide(chronological_split(writer.num_rows, split.fractions))
+        return writer.complete(writer.rows, source() if callable(source) else source)
+
+
+@contextlib.contextmanager
+def one_line_errors(out: Path, rows: Callable[[], int] = lambda: 0) -> Iterator[None]:
+    """Converts an OSError while `out` is written into a StoreError of one line."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = "the disk is full" if full else error.strerror
+        raise StoreError(
+            f"{out} cannot be written: {why} (after {rows():,} rows); nothing was left behind"
+        ) from None
+
+
+def refuse_existing(out: Path) -> None:
+    """Raises StoreError if anything exists at `out`."""
+    if os.path.lexists(out):
+        raise StoreError(f"{out} exists already; remove it or choose another name")
+
+
+def _lock_directory(path: Path) -> int:
+    """Locks `path` for this process and returns the descriptor that holds the lock.
+
+    The kernel drops the lock when the process ends, however it ends: a directory that can be
+    locked is one that no process is writing.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # It may have been finished, and renamed, between the opening and the locking.
+        if not (path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path))):
+            raise BlockingIOError
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StoreError(f"another process is writing {path}; wait for it to end") from None
+    return descriptor

@@ -90,9 +90,9 @@ class ClickModels(Models):
         """
         if path.is_dir() or not self.schema.label:
             raise ValueError(f"{path}: only tables, in CSV, TSV or Parquet files, have keys")
-        from experiments.tasks.clicks.tabular.format import TableFormat
+        from experiments.tasks.clicks.formats import table_format
 
-        return TableFormat(self.schema).texts(path, column)
+        return table_format(self.schema).texts(path, column)
 
     def encode(self, rows: Mapping[str, Any]) -> PyTree:
         """Returns raw rows as columns of the model, see `Format.encode`.
@@ -259,11 +259,10 @@ class Clicks(HeldOut, ClickModels):
 
     @cached_property
     def store(self) -> Store:
-        """Store, opened on first use; each of several processes opens its own part."""
-        from dpsgd.runs.processes import Processes
+        """Store, opened on first use."""
         from experiments.tasks.clicks.store import Store
 
-        return Store.open(self.data, in_part=Processes.current().count > 1)
+        return Store.open(self.data)
 
     @property
     def schema(self) -> Schema:  # type: ignore[override]
@@ -278,12 +277,10 @@ class Clicks(HeldOut, ClickModels):
     @property
     def num_examples(self) -> int:
         """Number of training rows."""
-        from experiments.tasks.clicks.store import Store
-
-        return Store.open(self.data, in_part=True).rows("train")
+        return self.store.rows("train")
 
     def columns(self) -> PyTree:
-        """Returns memory-mapped training rows; a process reads its data shards."""
+        """Returns memory-mapped training rows; a process reads those of its data shards."""
         return self.store.load("train")
 
     def held_out(self, split: str) -> Iterator[PyTree]:
@@ -306,12 +303,11 @@ class Clicks(HeldOut, ClickModels):
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Compares every row with the store's checksums, and checks the labels.
 
-        Each of several processes compares its files, and process 0, which evaluates, checks the
-        validation and test rows. The store must fit the description from the run's beginning,
-        `begun`.
+        Process 0, which evaluates, checks the validation and test rows. The store must fit the
+        description from the run's beginning, `begun`.
 
         Raises:
-          ValueError: If a shard was changed, the store differs, or validation or test rows have no
+          ValueError: If a file was changed, the store differs, or validation or test rows have no
             metrics.
         """
         from dpsgd.runs.processes import Processes

@@ -4,12 +4,11 @@ import random
 
 import pytest
 
-from experiments.tasks.clicks.criteo import display, search
+from experiments.tasks.clicks.formats import DISPLAY, SEARCH, table_format, table_schema
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 
-FORMATS = {"criteo-display": display.FORMAT, "criteo-search": search.FORMAT}
-TABLE = TableFormat(table_schema("y", categories=("c",), numbers=("x",)))
+FORMATS = {"criteo-display": DISPLAY, "criteo-search": SEARCH}
+TABLE = table_format(table_schema("y", categories=("c",), numbers=("x",)))
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +51,7 @@ class Workers:
     def __call__(self, work):
         pieces = self.every(work.parse, work.ranges)
         tasks = self.every(lambda found: list(work.lay_out(found)), [pieces])[0]
-        self.every(lambda task: work.write(*task), tasks)
+        self.every(work.write, tasks)
 
     def every(self, function, tasks):
         tasks = self.random.sample(list(tasks), len(tasks))

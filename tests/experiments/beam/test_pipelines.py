@@ -9,8 +9,8 @@ from experiments import cli
 from experiments.beam import pipelines
 from experiments.beam.draws import drawn_by
 from experiments.beam.pipelines import PipelineError, Runner
-from experiments.beam.prepare import FaultyLines, prepare
-from experiments.tasks.clicks.raw.format import RawFormat
+from experiments.beam.prepare import FaultyFiles, prepare
+from experiments.tasks.clicks.formats import Format
 from samplers import Poisson
 from tests.experiments.beam import test_draws as drawing
 from tests.experiments.beam.conftest import FORMATS, TABLE, contents
@@ -37,7 +37,7 @@ def test_a_pipeline_makes_the_store_of_one_process(raw_files, tmp_path, name, ru
 
 def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp_path, monkeypatch):
     attempts = []
-    parse = RawFormat.parse
+    parse = Format.columns_of
 
     def dying(self, *arguments):
         attempts.append(self)
@@ -45,7 +45,7 @@ def test_what_a_runner_repeats_is_neither_lost_nor_doubled(raw_files, local, tmp
             raise RuntimeError("the worker died in the midst of its range")
         return parse(self, *arguments)
 
-    monkeypatch.setattr(RawFormat, "parse", dying)
+    monkeypatch.setattr(Format, "columns_of", dying)
     runner, files = Runner(RETRYING), raw_files["criteo-display"]
     prepare(
         files, tmp_path / "s", FORMATS["criteo-display"], runner.write_store, range_bytes=30_000
@@ -60,7 +60,7 @@ def test_a_worker_that_raises_everywhere_ends_the_command_in_one_line(
     def raising(self, *_):
         raise RuntimeError("no way")
 
-    monkeypatch.setattr(RawFormat, "parse", raising)
+    monkeypatch.setattr(Format, "columns_of", raising)
     with pytest.raises(PipelineError, match=r"the pipeline on DirectRunner failed: .*no way"):
         prepare(
             raw_files["criteo-display"],
@@ -74,7 +74,7 @@ def test_a_worker_that_raises_everywhere_ends_the_command_in_one_line(
 def test_bad_lines_come_out_of_a_pipeline_by_name(tmp_path):
     bad = tmp_path / "bad.txt"
     bad.write_text("x\ny\n")
-    with pytest.raises(FaultyLines, match=r"line 1.*line 2"):
+    with pytest.raises(FaultyFiles, match=r"bad.txt, line 1"):
         prepare([bad], tmp_path / "s", FORMATS["criteo-display"], Runner().write_store)
 
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 import pytest
 
 from experiments.beam import assembly
-from experiments.beam.prepare import NAMED, FaultyLines, prepare
-from experiments.tasks.clicks.raw.files import DataError
-from experiments.tasks.clicks.raw.format import RawFormat
+from experiments.beam.prepare import FaultyFiles, prepare
+from experiments.tasks.clicks.files import DataError
+from experiments.tasks.clicks.formats import Format
 from experiments.tasks.clicks.store import Store, StoreError
-from experiments.tasks.clicks.writer import ColumnFile
 from tests.experiments.beam.conftest import (
     FORMATS,
     TABLE,
@@ -49,23 +48,8 @@ def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, 
     joined.write_bytes(b"".join(file.read_bytes() for file in files))
     one = FORMATS[name].prepare(joined, tmp_path / "store")
     several = Store.open(local)
-    assert (one.num_rows, one.splits, one.shards) == (551, several.splits, several.shards)
+    assert (one.num_rows, one.splits, one.sha256) == (551, several.splits, several.sha256)
     assert several.source["files"] == [file.name for file in files]
-
-
-@pytest.mark.parametrize("rows_per_shard", [31])
-def test_shards_are_cut_where_one_process_cuts_them(
-    one_process, tmp_path, rows_per_shard, monkeypatch
-):
-    monkeypatch.setattr(assembly, "BLOCK_ROWS", 13)  # several blocks a shard, and shards a block
-    name, files, _ = one_process
-    format = FORMATS[name]
-    blocks = (block for file in files for block in format.read(file, block_bytes=3_000))
-    format.write(tmp_path / "a", blocks, format.source(files), rows_per_shard=rows_per_shard)
-    prepare(
-        files, tmp_path / "b", format, Workers(), range_bytes=20_000, rows_per_shard=rows_per_shard
-    )
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process, tmp_path):
@@ -94,8 +78,8 @@ class Dying(Workers):
         self.left = 0
         self.deaths = 0
         for owner, name in [
-            (RawFormat, "parse"),
-            (ColumnFile, "append"),
+            (Format, "columns_of"),
+            (assembly, "map_column"),
             (os, "rename"),
             (os, "replace"),
         ]:
@@ -171,35 +155,17 @@ def with_faults(files, folder, seed, count):
 
 @pytest.mark.parametrize("range_bytes", [9_000, 1 << 26])
 @pytest.mark.parametrize("seed", range(2))
-def test_all_bad_lines_are_named_at_once_by_file_and_line(one_process, tmp_path, range_bytes, seed):
+def test_first_bad_line_of_each_file_is_named(one_process, tmp_path, range_bytes, seed):
     name, files, _ = one_process
     copies, places = with_faults(files, tmp_path, seed, 8)
-    with pytest.raises(FaultyLines) as found:
+    first = {path: line for path, line in reversed(places)}
+    with pytest.raises(FaultyFiles) as found:
         prepare(copies, tmp_path / "store", FORMATS[name], Workers(seed), range_bytes=range_bytes)
-    assert [(fault.source, fault.line) for fault in found.value.faults] == places
-    assert found.value.count == len(places)
-    with pytest.raises(DataError) as first:
+    assert {fault.source: fault.line for fault in found.value.faults} == first
+    with pytest.raises(DataError) as alone:
         FORMATS[name].prepare(copies, tmp_path / "store")
-    assert str(found.value.faults[0]) == str(first.value)
+    assert str(found.value.faults[0]) == str(alone.value)
     assert sorted(tmp_path.iterdir()) == sorted(copies)
-
-
-def test_more_faults_than_a_line_holds_are_all_named_in_a_file_for_the_owner_alone(
-    one_process, tmp_path
-):
-    name, files, local = one_process
-    copies, places = with_faults(files, tmp_path, 0, 40)
-    out, listing = tmp_path / "store", tmp_path / "store.faults_not_private.txt"
-    with pytest.raises(FaultyLines, match=f"and {len(places) - NAMED} more, all named in") as found:
-        prepare(copies, out, FORMATS[name], Workers(), range_bytes=20_000)
-    assert len(found.value.faults) == NAMED
-    named = [line.split(": ")[0].split(", column")[0] for line in listing.read_text().splitlines()]
-    assert named == [f"{path}, line {line}" for path, line in places]
-    assert listing.stat().st_mode & 0o777 == 0o600
-    assert not out.exists()
-    prepare(files, out, FORMATS[name], Workers(), range_bytes=20_000)
-    assert contents(out) == contents(local)
-    assert not listing.exists()
 
 
 def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process, tmp_path):
@@ -208,19 +174,20 @@ def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process,
     empty.write_bytes(b"\n\n")
     cut.write_bytes(gzip.compress(files[0].read_bytes())[:-100])
     bad.write_bytes(b"x\n")
-    with pytest.raises(FaultyLines) as found:
-        prepare([empty, cut, bad], tmp_path / "s", FORMATS[name], Workers(), range_bytes=1)
+    with pytest.raises(DataError, match=r"empty\.txt: is empty"):
+        prepare([cut, empty], tmp_path / "s", FORMATS[name], Workers())
+    with pytest.raises(FaultyFiles) as found:
+        prepare([cut, bad], tmp_path / "s", FORMATS[name], Workers(), range_bytes=1)
     problems = [str(fault).removeprefix(f"{tmp_path}/") for fault in found.value.faults]
-    assert problems[0].startswith("empty.txt: is empty")
-    assert problems[1].startswith("cut.gz: the gzip stream is truncated")
-    assert problems[2].startswith("bad.txt, line 1: found 1 column")
-    assert len(problems) == 3
+    assert problems[0].startswith("cut.gz: the gzip stream is truncated")
+    assert problems[1].startswith("bad.txt, line 1: found 1 column")
+    assert len(problems) == 2
 
 
-def test_one_fault_of_each_table_is_named(table_files, tmp_path):
+def test_fault_of_a_table_is_named(table_files, tmp_path):
     bad = tmp_path / "bad.csv"
     bad.write_text("y,c,x\n1,a,2\n1,a,q\n")
-    with pytest.raises(FaultyLines) as found:
+    with pytest.raises(FaultyFiles) as found:
         prepare([bad, table_files[0]], tmp_path / "s", TABLE, Workers())
     assert [(f.source, f.line, f.column) for f in found.value.faults] == [(bad, 3, "x")]
 
@@ -235,7 +202,7 @@ def test_a_piece_that_is_damaged_is_no_part_of_a_store(one_process, tmp_path):
                 file.write_bytes(file.read_bytes()[:-1])
             return done
 
-    with pytest.raises(StoreError, match=r"has not the .* rows that were parsed"):
+    with pytest.raises(StoreError, match="has the wrong size"):
         prepare(files, tmp_path / "store", FORMATS[name], Cutting())
     assert not list(tmp_path.iterdir())
 
@@ -246,7 +213,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(one_process, tmp_path, monke
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(assembly.ColumnFile, "append", full)
+    monkeypatch.setattr(assembly, "write_rows", full)
+    monkeypatch.setattr("experiments.beam.prepare.write_rows", full)
     with pytest.raises(StoreError, match="the disk is full"):
         prepare(files, tmp_path / "store", FORMATS[name], Workers())
     assert not list(tmp_path.iterdir())

@@ -77,7 +77,7 @@ MOMENTS = {
     "importing JAX": (WHILE_IMPORTING.format(module="jax"), ["report", "RUN"]),
     "pricing": (WHILE_COMPUTING.format(function="accounting:epsilon"), PRICE),
     "preparing": (
-        WHILE_COMPUTING.format(function="experiments.tasks.clicks.writer:StoreWriter.finish"),
+        WHILE_COMPUTING.format(function="experiments.tasks.clicks.store:StoreWriter.complete"),
         ["prepare", "synthetic", "STORE", "--num-rows", "200"],
     ),
 }

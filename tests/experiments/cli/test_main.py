@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import cli
-from experiments.tasks.clicks.criteo import display
+from experiments.tasks.clicks.formats import DISPLAY
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 TINY = ["--embedding-dim", "2", "--max-buckets", "16", "--hidden", "4"]
@@ -26,7 +26,7 @@ def raw(tmp_path_factory):
 @pytest.fixture(scope="module")
 def store(raw):
     path = raw.parent / "store"
-    display.prepare(raw, path)
+    DISPLAY.prepare(raw, path)
     return path
 
 

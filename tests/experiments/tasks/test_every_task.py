@@ -15,7 +15,7 @@ import pytest
 from dpsgd.audit.conformance import check_neighbours, check_task
 from dpsgd.runs.task import METHODS, find, load, rows_of
 from experiments.tasks import TASKS
-from experiments.tasks.clicks.criteo import display
+from experiments.tasks.clicks.formats import DISPLAY
 from experiments.tasks.clicks.synthetic import rows as clicks
 from experiments.tasks.ratings import ratings
 from experiments.tasks.splits import random_masks
@@ -53,7 +53,7 @@ def changed_clicks(folder, changed):
     if changed:  # a training row
         lines[17] = "\t".join(["0", *["987654321"] * 13, *["feedbeef"] * 26])
     (folder / "raw.txt").write_text("\n".join(lines) + "\n")
-    return display.prepare(folder / "raw.txt", folder / "store").path, CASES["clicks"][1]
+    return DISPLAY.prepare(folder / "raw.txt", folder / "store").path, CASES["clicks"][1]
 
 
 def changed_images(folder, changed):

@@ -1,4 +1,4 @@
-"""Logs like Criteo's, of any size, with a planted model whose AUC no model can beat.
+"""Rows like Criteo's, of any number, with a planted model whose AUC no model can beat.
 
 Nothing is downloaded and no real row is embedded: the constants are rounded public summaries of
 the data sets. As the planted probabilities are integers k over 2^16, counting (k, label) gives the
@@ -15,21 +15,19 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 
 from dpsgd.files import write_atomically
-from experiments.tasks.clicks.schema import MISSING, log_transform
-from experiments.tasks.clicks.store import Columns, Store, empty_columns
-from experiments.tasks.clicks.synthetic.display import DISPLAY
+from experiments.tasks.clicks.store import Store, empty_columns, one_line_errors, refuse_existing
+from experiments.tasks.clicks.synthetic.logs import DISPLAY, SEARCH, Log
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
-from experiments.tasks.clicks.synthetic.search import SEARCH
-from experiments.tasks.clicks.synthetic.text import Log, text
-from experiments.tasks.clicks.writer import one_line_errors, refuse_existing
-from experiments.tasks.splits import chronological_split, random_split, taken
+from experiments.tasks.splits import Columns, chronological_split, random_split, taken
 
 
 @dataclass(frozen=True)
 class SyntheticSummary:
-    """What was generated, and how well its labels can be predicted at best."""
+    """Number of generated rows, and the best possible predictions of their labels."""
 
     rows: int
     label_rate: float
@@ -40,14 +38,14 @@ class SyntheticSummary:
 
 
 class SyntheticStore(NamedTuple):
-    """A store of generated rows and their summary."""
+    """Store of generated rows and their summary."""
 
     store: Store
     summary: SyntheticSummary
 
 
 class InMemory(NamedTuple):
-    """Generated rows that are in no store, and how well their labels can be predicted at best."""
+    """Generated rows in memory, and the AUC of the best predictions of their labels."""
 
     columns: Columns
     bayes_auc: float
@@ -55,7 +53,7 @@ class InMemory(NamedTuple):
 
 
 LOGS: dict[str, Log] = {log.format.schema.name: log for log in (DISPLAY, SEARCH)}
-"""What can be generated, by the name of the data set that it is like."""
+"""Logs that can be generated, by the name of the data set that they imitate."""
 
 
 def write_raw(
@@ -66,19 +64,28 @@ def write_raw(
     log: Log = DISPLAY,
     progress: Callable[[int], None] | None = None,
 ) -> SyntheticSummary:
-    """Write `num_rows` rows (>= 1) in the raw format of `log` to the new file `path`.
+    """Writes rows in the publisher's format of a log.
 
-    The file appears under its name only when it is whole.
+    Args:
+        path: File to create; whole in the end, or absent.
+        num_rows: Number of rows, at least 1.
+        seed: Seed of the generator.
+        log: Log to imitate.
+        progress: Function of the number of rows done, called now and then.
 
     Raises:
-        StoreError: `path` exists or cannot be written.
+        StoreError: If `path` exists or cannot be written.
     """
     path, count = Path(path), _Count(log, num_rows, seed)
     refuse_existing(path)
+    options = pyarrow.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
 
     def write(file: IO[bytes]) -> None:
         for chunk in count.chunks():
-            file.write(text(log, chunk))
+            columns = log.columns(chunk)
+            missing = "" if log is DISPLAY else "-1"
+            texts = {name: x.cast(pa.string()).fill_null(missing) for name, x in columns.items()}
+            pyarrow.csv.write_csv(pa.table(texts), file, options)
             if progress is not None:
                 progress(count.rows)
 
@@ -97,38 +104,49 @@ def write_store(
     hash_seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> SyntheticStore:
-    """Write the rows of `write_raw`, prepared, to the new store `out`, without the text between.
+    """Writes the rows of `write_raw`, prepared, to a new store.
 
     Columns and splits equal those of preparing the raw file with the same `hash_seed`.
 
+    Args:
+        out: Store to create; whole in the end, or absent.
+        num_rows: Number of rows, at least 1.
+        seed: Seed of the generator.
+        log: Log to imitate.
+        hash_seed: Public seed of the hash of categories.
+        progress: Function of the number of rows done, called now and then.
+
     Raises:
-        StoreError: `out` exists or cannot be written.
+        StoreError: If `out` exists or cannot be written.
     """
     count = _Count(log, num_rows, seed)
+    format = replace(log.format, hash_seed=hash_seed)
 
     def source() -> dict[str, Any]:
-        summary = asdict(count.summary())  # JSON has no word for what is no number
+        summary = asdict(count.summary())  # JSON has no NaN
         finite = {name: None if value != value else value for name, value in summary.items()}
         return {"format": "synthetic", "seed": seed, **finite}
 
-    blocks = (_columns(log, chunk, hash_seed) for chunk in count.chunks())
-    format = replace(log.format, hash_seed=hash_seed)
-    store = format.write(out, blocks, source, progress=progress)
-    return SyntheticStore(store, count.summary())
+    blocks = (format.columns_of(log.columns(chunk), format.label) for chunk in count.chunks())
+    return SyntheticStore(format.write(out, blocks, source, progress=progress), count.summary())
 
 
 def in_memory(num_rows: int, seed: int, *, log: Log = DISPLAY, first_chunk: int = 0) -> InMemory:
-    """Return the rows from the chunk `first_chunk` on, as the columns of a store, in memory.
+    """Returns generated rows as the columns of a store, drawn by a thread per processor.
 
-    The chunks are drawn by as many threads as there are processors.
+    Args:
+        num_rows: Number of rows, at least 1.
+        seed: Seed of the generator.
+        log: Log to imitate.
+        first_chunk: Index of the first chunk of rows.
     """
     _check_rows(num_rows)
-    columns = empty_columns(log.format.schema, num_rows)
+    format, columns = log.format, empty_columns(log.format.schema, num_rows)
 
     def draw(begin: int) -> np.ndarray:
         rows = min(CHUNK, num_rows - begin)
         chunk = generate(log.population, seed, first_chunk + begin // CHUNK, rows)
-        for name, column in _columns(log, chunk, hash_seed=0).items():
+        for name, column in format.columns_of(log.columns(chunk), format.label).items():
             columns[name][begin : begin + rows] = column
         return _histogram(chunk.label, chunk.probability)
 
@@ -142,22 +160,8 @@ def _check_rows(num_rows: int) -> None:
         raise ValueError(f"the number of rows must be at least 1, not {num_rows}")
 
 
-def _columns(log: Log, chunk: Chunk, hash_seed: int) -> Columns:
-    """Return the columns of a store."""
-    schema = log.format.schema
-    columns = empty_columns(schema, len(chunk.label))
-    columns["label"][:] = chunk.label
-    columns["integers_missing"][:] = chunk.integers_missing.T
-    for j, column in enumerate(chunk.integers):
-        columns["integers"][:, j] = np.where(chunk.integers_missing[j], 0, log_transform(column))
-    for j, rank in enumerate(chunk.ranks):
-        ids = schema.hash(log.value(rank, j), j, hash_seed)
-        columns["categories"][:, j] = np.where(rank == MISSING, MISSING, ids)
-    return columns
-
-
 class _Count:
-    """Generates chunks of rows, and counts their labels and probabilities, the test rows apart."""
+    """Generated chunks, and counts of their labels and probabilities, also of the test rows."""
 
     def __init__(self, log: Log, num_rows: int, seed: int) -> None:
         _check_rows(num_rows)
@@ -165,7 +169,7 @@ class _Count:
         self._all, self._test = np.zeros((2, 2, PROBABILITIES), dtype=np.int64)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks."""
+        """Yields the chunks."""
         test_begins = chronological_split(self._num_rows)["test"][0]
         for number in range(-(-self._num_rows // CHUNK)):
             rows = min(CHUNK, self._num_rows - self.rows)
@@ -181,6 +185,7 @@ class _Count:
             yield chunk
 
     def summary(self) -> SyntheticSummary:
+        """Returns the summary of the chunks so far."""
         return SyntheticSummary(
             rows=self.rows,
             label_rate=float(self._all[1].sum() / self.rows),
@@ -195,9 +200,10 @@ def _histogram(label: np.ndarray, probability: np.ndarray) -> np.ndarray:
 
 
 def auc_of_counts(counts: np.ndarray) -> float:
-    """Return the exact AUC of an integer score, ties counted half, from `counts` [label, score].
+    """Returns the exact AUC of an integer score, a tie counted half; NaN with one class.
 
-    ``(#{positive above negative} + #{equal} / 2) / (positives * negatives)``; NaN with one class.
+    ``(#{positive above negative} + #{equal} / 2) / (positives * negatives)``, from `counts`
+    [label, score].
 
     >>> auc_of_counts(np.array([[2, 1, 0], [0, 1, 1]]))
     0.9166666666666666

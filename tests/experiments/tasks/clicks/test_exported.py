@@ -1,6 +1,5 @@
 """A click model, exported or not, is asked: for rows of a table, or of a file, labelled or not."""
 
-import functools
 import gzip
 import io
 import json
@@ -20,10 +19,8 @@ from dpsgd.models import predictions
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import Bundle
 from experiments import cli
-from experiments.tasks.clicks.criteo import display
-from experiments.tasks.clicks.formats import check_columns
+from experiments.tasks.clicks.formats import DISPLAY, check_columns
 from experiments.tasks.clicks.model import functional
-from experiments.tasks.clicks.raw.format import RawFormat
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
@@ -46,7 +43,7 @@ def home(tmp_path_factory):
     """A folder with train.txt, its store, a run on it and the model that was exported."""
     home = tmp_path_factory.mktemp("home")
     synthetic.write_raw(home / "train.txt", ROWS, seed=1)
-    replace(display.FORMAT, hash_seed=5).prepare(home / "train.txt", home / "store")
+    replace(DISPLAY, hash_seed=5).prepare(home / "train.txt", home / "store")
     task = Clicks(home / "store", embedding_dim=2, max_buckets=16, hidden=(4,))
     config = RunSpec.of(Deterministic(ROWS * 4 // 5, 40, 2), noise_multiplier=1.0, audit=False)
     Run.create(task, config, home / "run", name="clicks").train()
@@ -57,7 +54,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def table(home):
     lines = [line.split("\t") for line in (home / "train.txt").read_text().splitlines()]
-    return {name: [line[i] for line in lines] for i, name in enumerate(display.FORMAT.columns)}
+    return {name: [line[i] for line in lines] for i, name in enumerate(DISPLAY.layouts[0])}
 
 
 @pytest.fixture(scope="module")
@@ -288,8 +285,7 @@ def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_
 def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
     lines = (home / "train.txt").read_bytes()
     monkeypatch.setattr(predictions, "BATCH", 256)
-    small_blocks = functools.partialmethod(RawFormat.read, block_bytes=1 << 15)
-    monkeypatch.setattr(RawFormat, "read", small_blocks)
+    monkeypatch.setattr("experiments.tasks.clicks.files.BLOCK_BYTES", 1 << 15)
 
     def peak(copies):
         file = tmp_path / f"rows{copies}"

@@ -3,8 +3,7 @@
 import pytest
 
 from dpsgd import RunSpec, run
-from experiments.tasks.clicks.criteo import display
-from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+from experiments.tasks.clicks.formats import DISPLAY, table_format, table_schema
 from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
 
@@ -12,7 +11,7 @@ from samplers.settings import SETTINGS
 @pytest.fixture(scope="module")
 def store(real_criteo_rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("real") / "store"
-    display.prepare(real_criteo_rows, path)
+    DISPLAY.prepare(real_criteo_rows, path)
     return path
 
 
@@ -75,7 +74,7 @@ def test_a_linear_model_learns_tables_of_numbers_with_public_bounds(
 ):
     table = TABLES[name]
     schema = table_schema(numbers=tuple(table["bounds"]), **table)
-    TableFormat(schema).prepare([real(f"{name}.csv.gz")], tmp_path / "store")
+    table_format(schema).prepare([real(f"{name}.csv.gz")], tmp_path / "store")
     config = RunSpec.of(SETTINGS["balls-and-bins"](), target_epsilon=epsilon, audit=False)
     record = run(Clicks(tmp_path / "store", model="linear"), config, tmp_path / "run")
     assert record["epsilon_upper"] <= epsilon

@@ -76,7 +76,7 @@ def test_the_ledger_holds_the_digest_of_the_store_blinded_alone(store, stopped):
 
 def test_data_that_were_changed_under_the_same_manifest_are_refused(store, stopped, capsys):
     moved = shutil.copytree(store, stopped.parent / "moved")
-    shard = next(moved.glob("*label.npy"))
+    shard = next(moved.glob("*.label"))
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.chmod(0o644)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -13,10 +14,17 @@ import numpy as np
 import pytest
 
 from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.store import Store, StoreError, columns_of
-from experiments.tasks.clicks.writer import StoreWriter
-from experiments.tasks.splits import Split, chronological_split
-from samplers.shards import Shards
+from experiments.tasks.clicks.store import (
+    Store,
+    StoreError,
+    StoreWriter,
+    columns_of,
+    file_names,
+    write_blocks,
+)
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.splits import Split, chronological_split, random_split
+from tests.experiments.tasks.clicks.slow import GOLDEN, WORD, split_mix
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -32,40 +40,51 @@ def random_columns(rows, seed=0, schema=DISPLAY_ADS):
     }
 
 
-def write(out, columns, *, block=50, schema=DISPLAY_ADS, **options):
-    with StoreWriter(out, schema, hash_seed=3, **options) as writer:
-        for begin in range(0, len(columns["label"]), block):
-            writer.append({k: v[begin : begin + block] for k, v in columns.items()})
-        return writer.finish(splits=chronological_split(writer.num_rows), source={"by": "test"})
+def write(out, columns, *, block=50, order="chronological"):
+    blocks = (
+        {name: column[begin : begin + block] for name, column in columns.items()}
+        for begin in range(0, len(columns["label"]), block)
+    )
+    writer = StoreWriter(out, DISPLAY_ADS, hash_seed=3)
+    return write_blocks(writer, blocks, Split(order), {"by": "test"})
 
 
 def contents(directory):
     return sorted(p.name for p in directory.iterdir())
 
 
-@pytest.mark.parametrize("rows", [6, 9, 10, 11, 200])
-@pytest.mark.parametrize("rows_per_shard", [1 << 26, 64, 7])
+@pytest.mark.parametrize("rows", [10, 11, 200])
 @pytest.mark.parametrize("block", [1000, 13])
-def test_what_is_written_is_read_back_wherever_shards_and_blocks_end(
-    tmp_path, rows, rows_per_shard, block
-):
+@pytest.mark.parametrize("order", ["chronological", "random"])
+def test_rows_are_read_back_by_split_and_block(tmp_path, rows, block, order):
     columns = random_columns(rows)
-    store = write(tmp_path / "s", columns, block=block, rows_per_shard=rows_per_shard)
+    if order == "random" and rows < 200:
+        with pytest.raises(StoreError, match=r"would have no \w+ rows"):
+            write(tmp_path / "s", random_columns(3), order=order)
+        assert contents(tmp_path) == []
+        return
+    store = write(tmp_path / "s", columns, block=block, order=order)
     store.verify()
     assert store.num_rows == rows
     assert list(store.splits) == ["train", "validation", "test"]
     assert contents(tmp_path) == ["s"]
-    for split, (begin, end) in store.splits.items():
-        loaded = store.load(split)
-        blocks = list(store.blocks(split, rows=5))
-        assert all(len(b["label"]) <= 5 for b in blocks)
-        for name, column in columns.items():
-            np.testing.assert_array_equal(loaded[name], column[begin:end])
+    by_split = random_split(columns, 0)
+    if order == "chronological":
+        ranges = chronological_split(rows).items()
+        by_split = {name: {x: c[a:b] for x, c in columns.items()} for name, (a, b) in ranges}
+    for split, expected in by_split.items():
+        loaded, blocks = store.load(split), list(store.blocks(split, rows=5))
+        assert all(len(block["label"]) <= 5 for block in blocks)
+        for name, column in expected.items():
+            np.testing.assert_array_equal(loaded[name], column)
             assert loaded[name].dtype == column.dtype
             with pytest.raises((ValueError, TypeError)):
                 loaded[name][:1] = 0  # read-only
-            joined = [b[name] for b in blocks] or [column[:0]]
-            np.testing.assert_array_equal(np.concatenate(joined), column[begin:end])
+            np.testing.assert_array_equal(np.concatenate([b[name] for b in blocks]), column)
+            base = loaded[name]
+            while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+                base = base.base
+            assert isinstance(base, np.memmap)
 
 
 def test_splits_are_80_10_10_in_order_and_cover_every_row():
@@ -80,6 +99,28 @@ def test_splits_are_80_10_10_in_order_and_cover_every_row():
     assert chronological_split(1000, (0.7, 0.2, 0.1)) == asked  # 0.7 + 0.2 in binary is < 0.9
 
 
+def test_random_split_depends_on_row_numbers_alone_and_is_80_10_10():
+    """Binomial counts, within six standard deviations: a false alarm has a probability of 1e-8."""
+    num_rows = 200_000
+    whole = random_split({"label": np.arange(num_rows)}, 0)
+    for part, share in {"train": 0.8, "validation": 0.1, "test": 0.1}.items():
+        rows = whole[part]["label"]
+        assert (np.diff(rows) > 0).all()
+        assert abs(len(rows) - share * num_rows) < 6 * np.sqrt(num_rows * share * (1 - share))
+    assert sum(len(part["label"]) for part in whole.values()) == num_rows
+    expected = {"test": [], "validation": [], "train": []}
+    for i in range(1000):
+        x = split_mix((i + 1) * GOLDEN & WORD)
+        part = "test" if x < 2**64 // 10 else "validation" if x < 2**64 // 5 else "train"
+        expected[part].append(i)
+    for part, rows in expected.items():
+        assert whole[part]["label"][: len(rows)].tolist() == rows
+    rest = random_split({"label": np.arange(777, num_rows)}, 777)
+    for part in whole:
+        rows = whole[part]["label"]
+        np.testing.assert_array_equal(rest[part]["label"], rows[rows >= 777])
+
+
 @pytest.mark.parametrize(
     "fractions",
     [
@@ -90,122 +131,13 @@ def test_splits_are_80_10_10_in_order_and_cover_every_row():
         (math.inf, 0.5, 0.5),
     ],
 )
-def test_fractions_that_leave_rows_over_or_a_part_empty_are_refused(fractions):
+def test_fractions_that_do_not_cover_all_rows_are_refused(fractions):
     with pytest.raises(ValueError, match="greater than 0 and add up to 1, not"):
         Split("random", fractions)
     Split("random", (0.7, 0.2, 0.1))
 
 
-@pytest.mark.parametrize("shards", [1, 2, 4, 7])
-@pytest.mark.parametrize("rows_per_shard", [1000, 11])
-def test_shards_of_a_split_are_its_rows_and_nobody_reads_those_of_others(
-    tmp_path, shards, rows_per_shard
-):
-    columns = random_columns(100)
-    store = write(tmp_path / "s", columns, rows_per_shard=rows_per_shard)
-    begin, end = store.splits["train"]
-    parts = Shards(end - begin, shards)
-    rng = np.random.default_rng(0)
-    for shard in range(shards):
-        own = parts.examples(shard)
-        loaded = store.load("train", own)
-        for name, column in columns.items():
-            mine = column[begin + own.start : begin + own.stop]
-            np.testing.assert_array_equal(loaded[name], mine)
-            some = rng.integers(0, len(own), (3, 5))
-            np.testing.assert_array_equal(loaded[name][some], mine[some])
-            np.testing.assert_array_equal(loaded[name][2:9], mine[2:9])
-            whole = store.load("train")[name][own.start : own.stop]
-            np.testing.assert_array_equal(whole, mine)
-            assert whole.shape == loaded[name].shape == mine.shape
-    if rows_per_shard == 11:
-        for file in (tmp_path / "s").glob("00007.*"):
-            file.unlink()  # its rows are the last ones
-        np.testing.assert_array_equal(
-            store.load("train", range(20, 60))["label"], columns["label"][20:60]
-        )
-
-
-@pytest.mark.parametrize("gone", ["00002.*", "00002.label*", "0000[01].*"])
-def test_rows_of_files_on_other_hosts_count_and_are_never_read_as_anything(tmp_path, gone):
-    columns = random_columns(100)
-    whole = write(tmp_path / "s", columns, rows_per_shard=11)
-    missing = sorted((tmp_path / "s").glob(gone))
-    for file in missing:
-        file.unlink()
-    with pytest.raises(StoreError, match=r"is incomplete: 0000\d\..* is missing"):
-        Store.open(whole.path)
-    store = Store.open(whole.path, in_part=True)
-    assert store.digest == whole.digest
-    store.verify()
-    loaded = store.load("train")
-    for name, column in columns.items():
-        lost = {int(file.name[:5]) for file in missing if f".{name}." in file.name}
-        for first in range(0, 77, 11):
-            rows = range(first, first + 11)
-            if first // 11 not in lost:
-                assert loaded[name].lacks(rows) == ""
-                np.testing.assert_array_equal(loaded[name][first : first + 11], column[rows])
-                np.testing.assert_array_equal(loaded[name][np.array(rows)], column[rows])
-                continue
-            assert loaded[name].shape == column[:80].shape
-            assert "is missing" in loaded[name].lacks(range(first - 1 if first else 0, first + 1))
-            for read in (
-                lambda rows=rows, x=loaded[name]: x[np.array([40, rows[3]])],
-                lambda first=first, x=loaded[name]: np.asarray(x[first : first + 2]),
-                lambda x=loaded[name]: np.asarray(x),
-                lambda rows=rows, name=name: store.load("train", rows)[name][np.array([0])],
-                lambda: list(store.blocks("train")),
-            ):
-                with pytest.raises(StoreError, match=r"is incomplete: 0000\d\..* is missing"):
-                    read()
-
-
-def test_a_file_that_is_here_is_verified_where_others_are_not_and_none_is_read_that_came_later(
-    tmp_path,
-):
-    path = write(tmp_path / "s", random_columns(100), rows_per_shard=11).path
-    late, harmed = path / "00002.label.npy", path / "00003.label.npy"
-    content = late.read_bytes()
-    late.unlink()
-    store = Store.open(path, in_part=True)
-    late.write_bytes(content)
-    for read in (
-        lambda: store.load("train")["label"][np.array([25])],
-        lambda: list(store.blocks("train")),
-    ):
-        with pytest.raises(StoreError, match="is missing"):
-            read()
-    harmed.write_bytes(harmed.read_bytes()[:-1] + b"\7")
-    with pytest.raises(StoreError, match=r"00003.label.npy is damaged: its checksum"):
-        store.verify()
-    harmed.write_bytes(content[:-1])
-    with pytest.raises(StoreError, match="wrong size"):
-        Store.open(path, in_part=True)
-
-
-def test_rows_that_a_split_has_not_are_refused_in_one_line(tmp_path):
-    store = write(tmp_path / "s", random_columns(100), rows_per_shard=30)
-    for rows in (range(70, 81), range(-1, 3), range(0, 10, 2)):
-        with pytest.raises(StoreError, match="has 80 rows, and not range"):
-            store.load("train", rows)
-    column = store.load("train")["label"]
-    for rows in (np.array([80]), np.array([-1]), slice(0, 10, 2)):
-        with pytest.raises(IndexError):
-            column[rows]
-
-
-def test_a_split_in_one_shard_is_memory_mapped_without_a_copy(tmp_path):
-    store = write(tmp_path / "s", random_columns(100))
-    for column in store.load("test").values():
-        assert not column.flags.owndata
-        base = column
-        while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-            base = base.base
-        assert isinstance(base, np.memmap)
-
-
-def test_the_digest_names_the_rows(tmp_path):
+def test_digest_identifies_the_rows(tmp_path):
     columns = random_columns(40)
     one, two = write(tmp_path / "1", columns), write(tmp_path / "2", columns, block=7)
     assert one.digest == two.digest
@@ -235,7 +167,7 @@ def test_an_existing_path_is_refused_and_untouched(tmp_path, occupant):
 def test_an_error_while_writing_leaves_nothing(tmp_path):
     def interrupted():
         with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as writer:
-            writer.append(random_columns(10))
+            writer.append(random_columns(10), "test")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -258,12 +190,17 @@ def test_columns_that_do_not_fit_the_schema_are_refused(tmp_path, wrong):
     assert contents(tmp_path) == []
 
 
+def finished(writer, rows):
+    writer.append(random_columns(rows), "train")
+    writer.divide(chronological_split(rows))
+    return writer.complete(writer.rows, {})
+
+
 def test_two_writers_of_one_name_exclude_each_other(tmp_path):
     with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as first:
-        first.append(random_columns(10))
         with pytest.raises(StoreError, match="another process is writing"):
-            write(tmp_path / "s", random_columns(5))
-        store = first.finish(splits=chronological_split(10), source={})
+            write(tmp_path / "s", random_columns(15))
+        store = finished(first, 10)
     assert store.num_rows == 10
     store.verify()
 
@@ -271,12 +208,10 @@ def test_two_writers_of_one_name_exclude_each_other(tmp_path):
 def test_a_writer_that_finished_leaves_the_next_one_alone(tmp_path):
     second = StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0)
     with StoreWriter(tmp_path / "s", DISPLAY_ADS, hash_seed=0) as first:
-        first.append(random_columns(10))
-        first.finish(splits=chronological_split(10), source={})
+        finished(first, 10)
         shutil.rmtree(tmp_path / "s")
         second.__enter__()
-        second.append(random_columns(20))
-    assert second.finish(splits=chronological_split(20), source={}).num_rows == 20
+    assert finished(second, 20).num_rows == 20
     second.__exit__(None, None, None)
     assert contents(tmp_path) == ["s"]
 
@@ -291,18 +226,19 @@ def test_foreign_files_where_leftovers_would_be_are_not_removed(tmp_path):
 
 KILLED = """
 import os, signal, sys
-sys.path[:0] = [{root!r}, {tests!r}]
-from test_store import random_columns
+sys.path[:0] = [{root!r}]
+from tests.experiments.tasks.clicks.test_store import random_columns
 from experiments.tasks import splits
-from experiments.tasks.clicks import schema, writer as module
+from experiments.tasks.clicks import schema, store as module
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
     for i in range(3):
-        writer.append(random_columns(1000, i))
+        writer.append(random_columns(1000, i), "train")
         if {moment!r} == "while writing rows" and i == 1: die()
     if {moment!r} == "before the manifest": module.json.dumps = die
     if {moment!r} == "before the rename": module.os.rename = die
-    writer.finish(splits=splits.chronological_split(3000), source={{}})
+    writer.divide(splits.chronological_split(3000))
+    writer.complete(writer.rows, {{}})
 """
 
 
@@ -312,9 +248,7 @@ with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
 )
 def test_a_killed_writer_leaves_no_store_and_the_next_one_replaces_its_leftovers(tmp_path, moment):
     out = tmp_path / "s"
-    script = KILLED.format(
-        root=str(ROOT), tests=str(Path(__file__).parent), out=str(out), moment=moment
-    )
+    script = KILLED.format(root=str(ROOT), out=str(out), moment=moment)
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert contents(tmp_path) == [".s.partial"]
@@ -324,18 +258,18 @@ def test_a_killed_writer_leaves_no_store_and_the_next_one_replaces_its_leftovers
     store = write(out, columns)
     store.verify()
     assert contents(tmp_path) == ["s"]
-    assert contents(out) == sorted(["manifest.json", *(f"00000.{c}.npy" for c in columns)])
+    assert contents(out) == sorted(["manifest.json", *file_names(DISPLAY_ADS)])
     np.testing.assert_array_equal(store.load("train")["label"], columns["label"][:16])
 
 
 # --- Opening -------------------------------------------------------------------------------------
 
-SPLITS = {"train": [0, 80], "validation": [80, 90], "test": [90, 100]}
+ROWS = {"train": 80, "validation": 10, "test": 10}
 
 
 @pytest.fixture
 def stored(tmp_path):
-    write(tmp_path / "s", random_columns(100), rows_per_shard=60)
+    write(tmp_path / "s", random_columns(100))
     return tmp_path / "s"
 
 
@@ -353,36 +287,25 @@ def text(content):
     return lambda path: (path / "manifest.json").write_text(content)
 
 
-def shard(name, change):
-    """Changes the bytes of a file of rows."""
-    return lambda path: (path / name).write_bytes(change((path / name).read_bytes()))
-
-
 def replaced_by_a_file(path):
     shutil.rmtree(path)
     path.write_text("")
 
 
-INTEGERS = "00001.integers.npy"
 DAMAGES = {
     "no directory": (shutil.rmtree, "does not exist"),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "has no manifest.json"),
     "a file": (replaced_by_a_file, "is a file and no store: make one of it with `dpsgd prepare`"),
-    "version": (manifest(version=1), "version 1, and this program reads version 2"),
+    "version": (manifest(version=2), "version 2, and this program reads version 3"),
     "format": (manifest(format="parquet"), "another format"),
-    "rows": (manifest(num_rows=101), "do not add up"),
-    "test from 85": (manifest(splits=SPLITS | {"test": [85, 100]}), "'test'.* share rows"),
-    "train to 81": (manifest(splits=SPLITS | {"train": [0, 81]}), "'train'.* share rows"),
+    "fewer rows": (manifest(rows=ROWS | {"test": 9}), "test.label has the wrong size: 10 bytes"),
+    "another split": (manifest(rows=ROWS | {"../x": 1}), "rows: train, validation, test must"),
+    "negative rows": (manifest(rows=ROWS | {"test": -1}), "must have 0 rows or more"),
+    "no checksum": (manifest(sha256={}), "sha256: test.categories is missing"),
     "nothing": (text(""), "damaged manifest.json"),
     "half": (text("{"), "damaged manifest.json"),
     "a list": (text("[]"), "damaged manifest.json"),
-    "few entries": (text('{"format": "dpsgd-columns", "version": 2}'), "damaged manifest.json"),
-    "bytes too many": (shard(INTEGERS, lambda data: data + b"more"), "4 bytes too many"),
-    "header": (shard(INTEGERS, lambda data: data.replace(b"}", b"(", 1)), "s.npy cannot be read"),
-    "shape": (
-        lambda path: np.save(path / INTEGERS, np.zeros((39, 13), np.float32)),
-        r"shape \(39, 13\).*manifest says \(40, 13\)",
-    ),
+    "few entries": (text('{"format": "dpsgd-columns", "version": 3}'), "damaged manifest.json"),
 }
 
 
@@ -400,18 +323,20 @@ def test_what_is_no_store_is_refused_by_name_in_one_line(stored, damage, says):
 
 
 @pytest.mark.parametrize("column", columns_of(DISPLAY_ADS))
-def test_a_file_of_rows_that_is_missing_cut_short_or_changed_is_named(stored, column):
-    name = f"00001.{column}.npy"
+def test_a_file_that_is_missing_cut_extended_or_changed_is_named(stored, column):
+    name = f"validation.{column}"
     file = stored / name
     content = file.read_bytes()
-    for kept in (0, 60, 128, -1):
-        file.write_bytes(content[:kept])
-        refused(stored, name)
+    for other in (b"", content[:-1], content + b"x"):
+        file.write_bytes(other)
+        refused(stored, f"{name} has the wrong size")
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(StoreError, match=f"{name} is damaged"):
         Store.open(stored).verify()
     file.unlink()
     refused(stored, f"{name} is missing")
+    file.mkdir()
+    refused(stored, name)
 
 
 def test_an_unknown_split_lists_the_known_ones(stored):
@@ -425,3 +350,22 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
         write(tmp_path / "file" / "s", random_columns(5))
     with pytest.raises(StoreError, match="cannot be written: File name too long"):
         write(tmp_path / ("s" * 300), random_columns(5))
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
+    """Really full, as far as the process can tell: the kernel refuses files past 1 MB."""
+    synthetic.write_raw(tmp_path / "train.txt", 20_000, 1)
+    program = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from experiments.tasks.clicks.formats import DISPLAY
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    DISPLAY.prepare({str(tmp_path / "train.txt")!r}, {str(tmp_path / "s")!r})
+except ValueError as error:
+    sys.exit(str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert re.fullmatch(r".*/s cannot be written: the disk is full \(.*\).*\n", done.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.txt"]

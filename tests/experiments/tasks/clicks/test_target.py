@@ -21,11 +21,11 @@ from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration as calibrations
 from dpsgd.runs.run import Run
 from experiments import cli
+from experiments.tasks.clicks.files import DataError
+from experiments.tasks.clicks.formats import table_format, table_schema
 from experiments.tasks.clicks.model import pure_functions
-from experiments.tasks.clicks.raw.files import DataError
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
-from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
 from experiments.tasks.clicks.target import Binary, Classes, Number
 from experiments.tasks.clicks.task import Clicks, DescribedClicks
 from samplers import Deterministic
@@ -320,7 +320,7 @@ def test_a_label_that_is_not_as_declared_has_its_line_and_may_be_scored(
 ):
     kind = KINDS[kind]
     path = write(tmp_path / "t.csv", kind, [*kind.label[:5], value, *kind.label[6:]])
-    format = TableFormat(kind.schema())
+    format = table_format(kind.schema())
     with pytest.raises(DataError, match=re.escape(f"t.csv, line 7, column y: {said}")):
         format.prepare([path], tmp_path / "store")
     assert sum(len(block["integers"]) for block in format.read(path, labelled=False)) == N
@@ -328,7 +328,7 @@ def test_a_label_that_is_not_as_declared_has_its_line_and_may_be_scored(
 
 @each_kind
 def test_labels_are_stored_as_they_are_learned(kind, tmp_path):
-    made = TableFormat(kind.schema()).prepare([write(tmp_path / "t.csv", kind)], tmp_path / "s")
+    made = table_format(kind.schema()).prepare([write(tmp_path / "t.csv", kind)], tmp_path / "s")
     store = Store.open(made.path)
     labels = np.concatenate([np.asarray(store.load(split)["label"]) for split in store.splits])
     assert labels.dtype == kind.target.dtype

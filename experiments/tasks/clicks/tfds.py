@@ -1,14 +1,10 @@
-"""Any data set of TensorFlow Datasets, read once into a store; needs no TensorFlow.
+"""Prepared data sets of TensorFlow Datasets as stores, without TensorFlow.
 
-It must lie prepared on the disk, as array_record, with one row a record. Features are single
-values, encoded as a table's columns are (`experiments.tasks.clicks.tabular.kinds`), so that files
-and tables with the same columns can be scored. The label is 0 or 1. Numbers (integers, floats; NaN
-is missing) become numeric columns, through ``sign(x) * log1p(|x|)``; class labels (negative is
-missing), booleans and texts (empty is missing) become categories, hashed into tables whose sizes
-are those of the classes, or given. Nothing is learned from the rows.
-
-Anything else (images, sequences, nested features) is refused by name, unless it is left out by
-name. Splits are those of `experiments.tasks.tfds`.
+A data set lies on the disk as array_record, one row a record. Features are single values, encoded
+like a table's columns (`experiments.tasks.clicks.kinds`), so that files and tables with the same
+columns can be scored. Numbers become numeric columns; class labels (negative is missing), booleans
+and texts become categories, hashed into tables of the classes' sizes, or of given ones. Other
+features are refused by name unless they are left out. Splits: see `experiments.tasks.tfds`.
 """
 
 from __future__ import annotations
@@ -22,14 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from experiments.tasks.clicks.encoding import ColumnError
+from experiments.tasks.clicks.formats import BUCKETS, Format, table_format
+from experiments.tasks.clicks.kinds import ColumnError
 from experiments.tasks.clicks.schema import Schema, default_buckets
-from experiments.tasks.clicks.store import Columns, Store, empty_columns
-from experiments.tasks.clicks.tabular.format import BUCKETS, TableFormat
-from experiments.tasks.clicks.writer import StoreWriter
-from experiments.tasks.splits import RANDOM
+from experiments.tasks.clicks.store import Store, StoreWriter
+from experiments.tasks.splits import Columns
 from experiments.tasks.tfds import (
-    SPLITS,
     SourceError,
     check_features,
     features_of,
@@ -54,35 +48,32 @@ def prepare(
     hash_seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Store:
-    """Read the data set `name` into a store in the new directory `out`, and return the store.
+    """Writes a data set as a new store.
 
     Args:
-        name: As TensorFlow Datasets knows it, or the directory of one version of it.
+        name: Name of the data set, or the directory of one version.
         out: Store to create; whole in the end, or absent.
-        data_dir: Where data sets lie; by default where TensorFlow Datasets puts them.
-        label: Feature to predict; by default what the data set says, or "label".
+        data_dir: Folder of the data sets; by default that of TensorFlow Datasets.
+        label: Feature to predict; by default the data set's own, or "label".
         leave_out: Features not to read.
-        text_buckets: Hash buckets of a text, a power of two; see the note on *Nothing is learned*.
-        classes: Values of the label that mean 0, 1, ..., where it is not 0 or 1.
+        text_buckets: Hash buckets of a text feature, a power of two.
+        classes: Values of the label that mean 0, 1, ...; empty for 0 and 1.
         hash_seed: Public seed of the hash of categories.
-        progress: Called with the number of rows done, now and then.
+        progress: Function of the number of rows done, called now and then.
 
     Raises:
-        SourceError: there is no such data set, or it is not one that can be read.
-        StoreError: `out` exists, or cannot be written.
+        SourceError: If there is no such data set, or it cannot be read.
+        StoreError: If `out` exists, or cannot be written.
     """
     builder = open_prepared(name, data_dir)
     schema, numbered = _schema(builder, label, leave_out, text_buckets, tuple(classes))
-    read = functools.partial(_encoded, builder, TableFormat(schema, hash_seed), numbered)
+    read = functools.partial(_encoded, builder, table_format(schema, hash_seed), numbered)
     with StoreWriter(out, schema, hash_seed=hash_seed) as writer:
         for part, rows in parts_of(builder, read):
             writer.append(rows, part)
             if progress is not None:
                 progress(writer.num_rows)
-        for part in SPLITS:  # a part without rows is a part
-            writer.append(empty_columns(schema, 0), part)
-        source = {"format": "tfds", "name": builder.info.full_name}
-        return writer.finish(splits=RANDOM.ranges(writer.sizes), source=source)
+        return writer.complete(writer.rows, {"format": "tfds", "name": builder.info.full_name})
 
 
 def _schema(
@@ -92,7 +83,7 @@ def _schema(
     text_buckets: int,
     labels: tuple[str, ...],
 ) -> tuple[Schema, list[str]]:
-    """Return the columns of rows, and those that are numbers of classes: a negative is missing."""
+    """Returns the schema, and the features that are numbers of classes."""
     import tensorflow_datasets as tfds
 
     info, features = builder.info, features_of(builder)
@@ -131,10 +122,10 @@ def _schema(
 
 
 def _encoded(
-    builder: Any, format: TableFormat, numbered: Collection[str], split: str
+    builder: Any, format: Format, numbered: Collection[str], split: str
 ) -> Iterator[Columns]:
-    """Yield the columns of rows that are a record each."""
-    done, label = 0, format.schema.label
+    """Yields the columns of a split's records."""
+    done, label = 0, format.label
     for records in records_of(builder, split, ROWS_PER_READ):
         wanted = [label, *format.features]
         batch = {name: pa.array([record[name] for record in records]) for name in wanted}

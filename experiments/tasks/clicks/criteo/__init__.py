@@ -1,1 +1,0 @@
-"""Criteo's two public data sets: their raw files, line by line."""

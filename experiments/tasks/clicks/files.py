@@ -1,0 +1,575 @@
+"""Files of rows: CSV, TSV and other text, plain or gzip, and Parquet, as batches of Arrow arrays.
+
+Text is UTF-8. Its lines are separated by commas, tabs, semicolons or bars, with a header of column
+names, and fields may be quoted (RFC 4180) and hold line ends; lines end in LF, CRLF or CR, and
+blank ones are left out. Headerless text is separated by tabs, without quotes; lines end in LF or
+CRLF, and blank ones are refused unless they end the file. Parquet files hold names and types.
+
+Arrow reads batches of rows, and says only that a row cannot be read; then Python's csv module reads
+the file again up to that row, to name its line and fault. Memory is that of a few blocks.
+"""
+
+from __future__ import annotations
+
+import abc
+import csv
+import gzip
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from experiments.tasks.clicks.kinds import ColumnError
+
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+BLOCK_BYTES = 1 << 22
+"""Bytes of text held at a time."""
+BLOCK_ROWS = 1 << 14
+"""Rows of a Parquet file held at a time."""
+RANGE_BYTES = 1 << 26
+"""Bytes of a range: some ten seconds of a core, so that few are lost with a worker."""
+_MARK = "\x1f"
+_LONG = "a row longer than 2 MB (is a quote not closed?)"
+
+Batch = Mapping[str, pa.Array]
+"""Column name to values, all of one length."""
+
+
+class DataError(ValueError):
+    """Input that violates its format: one line with file, line, column and finding.
+
+    `line` counts from 1, and so does `row` in a file without lines; they and `column` are None for
+    a fault of the file. `problem` is the message without its place.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        problem: str,
+        *,
+        line: int | None = None,
+        row: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        named = {"line": line, "row": row, "column": column}
+        place = "".join(f", {name} {x}" for name, x in named.items() if x is not None)
+        super().__init__(f"{source}{place}: {problem}")
+        self.source, self.line, self.row, self.column = source, line, row, column
+        self.problem = problem
+
+
+def paths_of(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Returns the paths of one or several files, all distinct.
+
+    A row of a repeated file would be two examples, and the guarantee of a run is for one.
+
+    Raises:
+        ValueError: If two paths lead to one file, or there is none.
+    """
+    paths = [Path(p) for p in ([source] if isinstance(source, (str, os.PathLike)) else source)]
+    if not paths:
+        raise ValueError("give a file to read")
+    real_paths = set()
+    for path in paths:
+        if (real := path.resolve()) in real_paths:
+            raise ValueError(f"{path} is given twice, and each of its rows would be two examples")
+        real_paths.add(real)
+    return paths
+
+
+def listed(names: Sequence[str], most: int = 50) -> str:
+    """Returns names for people, with a count if they are too many.
+
+    >>> listed(["a", " b", "", "\\x1b"]), listed(["a", "b", "c"], most=2)
+    ("a, ' b', '', '\\\\x1b'", 'a, b, ... (3 in all)')
+    """
+    shown = [
+        name if name and name == name.strip() and name.isprintable() else repr(name)
+        for name in names[:most]
+    ]
+    return ", ".join(shown if len(names) <= most else [*shown, f"... ({len(names):,} in all)"])
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Lines of a file that begin in the bytes [begin, end)."""
+
+    file: int
+    """Index of the file among those that are read."""
+    index: int
+    """Index of the span in its file."""
+    path: str
+    begin: int = 0
+    end: int | None = None
+    """One beyond the last byte; None for the file's end."""
+
+    @property
+    def name(self) -> str:
+        """Name of the span, unique among the spans of several files."""
+        return f"{self.file:05d}-{self.index:07d}"
+
+
+def spans_of(paths: Sequence[Path], span_bytes: int | None) -> list[Span]:
+    """Returns the spans of files in the order of their lines; one for a gzip file.
+
+    Args:
+        paths: Files.
+        span_bytes: Bytes of a span; None for whole files.
+
+    Raises:
+        DataError: If a file cannot be read.
+    """
+    spans = []
+    for number, path in enumerate(paths):
+        with closing(_open(path)) as file:
+            size = 0 if isinstance(file, gzip.GzipFile) else path.stat().st_size
+        step = span_bytes if size else None
+        begins = range(0, size, step) if step else [0]
+        spans += [
+            Span(number, index, str(path), begin, begin + step if step else None)
+            for index, begin in enumerate(begins)
+        ]
+    return spans
+
+
+# --- Bytes ---------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> gzip.GzipFile | io.FileIO:
+    """Returns a plain or gzip file, told apart by its first bytes; the name does not matter."""
+    try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise DataError(path, "is a pipe or a device, and is read twice; give a file")
+        with open(path, "rb") as file:
+            head = file.read(512)
+        if head[:2] == b"\x1f\x8b":
+            return gzip.GzipFile(path, "rb")
+        if head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar":
+            raise DataError(path, "is a zip or tar archive; unpack it and give the file in it")
+        return io.FileIO(path)
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from None
+
+
+def _line_start(path: Path, offset: int) -> int:
+    """Returns the first byte from `offset` on at which a line begins, or the file's end."""
+    with open(path, "rb") as file:
+        file.seek(max(offset - 1, 0))
+        while offset and (line := file.readline(BLOCK_BYTES)) and not line.endswith(b"\n"):
+            pass
+        return file.tell()
+
+
+class _MisreadText(Exception):
+    """Bytes that Arrow would take for text or for a line end."""
+
+
+class _Stream(io.RawIOBase):
+    """Bytes of a file, or of a span of it, and then `tail`.
+
+    Args:
+        path: File.
+        span: Span to read; None for the whole file.
+        tail: Bytes to add.
+        lines: True to count lines, and to refuse a carriage return that ends none.
+        text: True to refuse NUL.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        span: Span | None = None,
+        *,
+        tail: bytes = b"",
+        lines: bool = False,
+        text: bool = True,
+    ) -> None:
+        self._path, self._lines, self._text = path, lines, text
+        self._file, self._tail, self._left = _open(path), io.BytesIO(tail), 1 << 62
+        self._line_ends, self._last_line_ends, self._has_text = 0, 0, False
+        if span is not None and span.end is not None:
+            begin = _line_start(path, span.begin)
+            self._left = _line_start(path, span.end) - begin
+            self._file.seek(begin)
+
+    @property
+    def blank(self) -> int:
+        """Number of blank lines at the end."""
+        return max(0, self._last_line_ends - self._has_text)
+
+    @property
+    def rows(self) -> int:
+        """Number of lines before the blank ones at the end."""
+        return self._line_ends - self.blank + (self._has_text and not self._last_line_ends)
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills `buffer` as far as there are bytes, or raises a DataError or _MisreadText."""
+        data = b""
+        while more := self._read(len(buffer) - 1 - len(data)):  # Arrow takes less for a block
+            data = data + more if data else more
+        if data.endswith(b"\r"):
+            data += self._read(1)
+        if self._text and b"\0" in data:
+            raise _MisreadText("NUL")
+        if self._lines and data:
+            returns = data.count(b"\r")
+            if returns and returns != data.count(b"\r\n"):
+                raise _MisreadText("carriage return")
+            line_ends = data.count(b"\n")
+            text = data.rstrip(b"\r\n")
+            last = data.count(b"\n", len(text))
+            self._last_line_ends = last if text else self._last_line_ends + last
+            self._line_ends += line_ends
+            self._has_text |= bool(text)
+        data = data or self._tail.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data = self._file.read(min(size, self._left)) or b""
+        except EOFError:
+            problem = "the gzip stream is truncated"
+        except (zlib.error, gzip.BadGzipFile) as error:
+            problem = f"the gzip stream is damaged ({error})"
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        else:
+            self._left -= len(data)
+            return data
+        raise DataError(self._path, problem)
+
+
+# --- Files of rows -------------------------------------------------------------------------------
+
+
+@dataclass
+class RowFile(abc.ABC):
+    """File of rows with named columns."""
+
+    path: Path
+    names: tuple[str, ...]
+    """Names of the columns, in order."""
+    blank: int = field(default=0, init=False)
+    """Blank lines at the end of headerless text that was read."""
+
+    @abc.abstractmethod
+    def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
+        """Yields the wanted columns of all rows in order, some rows at a time.
+
+        Args:
+            wanted: Names of columns, with the Arrow types of text columns.
+
+        Raises:
+            DataError: If the file cannot be read; it names the line if there is one.
+        """
+
+    @abc.abstractmethod
+    def place(self, row: int) -> dict[str, Any]:
+        """Returns the keyword argument of `DataError` that locates the row with index `row`."""
+
+    def located(self, error: ColumnError, first_row: int) -> DataError:
+        """Returns an error about a batch with its place.
+
+        Args:
+            error: Error about the batch.
+            first_row: Index of the batch's first row.
+        """
+        place = {} if error.row is None else self.place(first_row + error.row)
+        return DataError(self.path, error.problem, column=error.column, **place)
+
+
+def open_rows(
+    path: Path,
+    wanted: Sequence[str],
+    layouts: Sequence[tuple[str, ...]] = (),
+    span: Span | None = None,
+) -> RowFile:
+    """Opens a file of any format, told apart by its first bytes; its name does not matter.
+
+    Args:
+        path: File.
+        wanted: Columns that must exist once.
+        layouts: Names of the columns of headerless text, one layout for each number of columns; the
+            first is the default. Empty for text with a header.
+        span: Span of headerless text to read; None for the whole file.
+
+    Raises:
+        DataError: If the file has another format, or lacks a column.
+    """
+    with closing(_Stream(path, span, text=False)) as stream:
+        try:
+            head = stream.read(BLOCK_BYTES) or b""
+        except DataError:
+            if not layouts:
+                raise
+            head = b"?"  # the error comes again, with its line
+        zipped = isinstance(stream._file, gzip.GzipFile)
+    rows: RowFile
+    if head.startswith(b"PAR1"):
+        if zipped:
+            raise DataError(path, "is a Parquet file within gzip; unpack it")
+        with _parquet(path) as parquet:
+            rows, separated = ParquetFile(path, tuple(parquet.schema_arrow.names)), ""
+    elif layouts:
+        return _headerless(path, head, layouts, span)
+    else:
+        rows = _with_header(path, head, wanted)
+        separated = f", separated by {DELIMITERS[rows.delimiter]}"
+    if absent := [name for name in wanted if name not in rows.names]:
+        problem = f"has no column {', '.join(absent)}; it has {listed(rows.names)}{separated}"
+        raise DataError(path, problem)
+    for name in wanted:
+        if (times := rows.names.count(name)) > 1:
+            raise DataError(path, f"has the column {name} {times} times")
+    return rows
+
+
+def _headerless(
+    path: Path, head: bytes, layouts: Sequence[tuple[str, ...]], span: Span | None
+) -> TextFile:
+    if (span is None or span.end is None) and not head.strip(b"\r\n"):
+        raise DataError(path, f"is empty; expected lines of {len(layouts[0])} columns")
+    columns = 1 + head.partition(b"\n")[0].count(b"\t")
+    names = next((names for names in layouts if len(names) == columns), layouts[0])
+    return TextFile(path, names, "\t", header=False, span=span)
+
+
+def _with_header(path: Path, head: bytes, wanted: Sequence[str]) -> TextFile:
+    """Returns the text file whose first line, which is public, tells its delimiter."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(path, "is UTF-16 text; save it as UTF-8")
+    text = head.decode("utf-8-sig", "surrogateescape")
+    if not text:
+        raise DataError(path, "is empty; expected a header of column names")
+    with _long_fields():
+        headers = {
+            d: next(csv.reader(io.StringIO(text, newline=""), delimiter=d)) for d in DELIMITERS
+        }
+    if "\0" in text[: text.find("\n") + 1 or None]:
+        raise DataError(path, "byte 0x00 is not UTF-8 text", line=1)
+    # The first of those with the most wanted columns, and then the most columns.
+    delimiter = max(headers, key=lambda d: (len({*wanted} & {*headers[d]}), len(headers[d])))
+    if not headers[delimiter]:
+        raise DataError(path, "begins with a blank line; expected a header of column names")
+    return TextFile(path, tuple(headers[delimiter]), delimiter)
+
+
+@dataclass
+class TextFile(RowFile):
+    """File of lines of fields; see the module."""
+
+    delimiter: str
+    header: bool = True
+    """True if the first line names the columns, and fields may be quoted."""
+    span: Span | None = None
+
+    def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
+        """Yields the wanted columns of all rows, as texts.
+
+        A row of marks is added after the last one of a file with quotes. If it does not come back
+        as the last row, a quote was open there, which made one text of all that follows it.
+        """
+        names = [str(number) for number in range(len(self.names))]  # distinct
+        places = {name: names[self.names.index(name)] for name in wanted}
+        tail = f"\n{self.delimiter.join([_MARK] * len(names))}\n".encode() if self.header else b""
+        stream = _Stream(self.path, self.span, tail=tail, lines=not self.header)
+        rows, last = 0, None
+        try:
+            for batch in self._arrow_batches(stream, names, {places[x]: wanted[x] for x in wanted}):
+                if last is not None:
+                    yield {name: last.column(place) for name, place in places.items()}
+                    rows += len(last)
+                last = batch
+        except (pa.ArrowInvalid, _MisreadText) as error:
+            if isinstance(error, pa.ArrowInvalid) and not (self.header or stream.rows):
+                self.blank = stream.blank
+                return  # a span without rows
+            yield from self._rows_before_fault(rows, [*wanted], error)
+        except DataError as error:
+            line = "" if self.header else f" (not before line {rows + 1})"
+            raise DataError(self.path, f"{error.problem}{line}") from None
+        if self.header:
+            if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
+                place = self.place(rows + len(last or []) - 1)
+                raise DataError(self.path, "a quote is not closed", **place)
+            last = last[:-1]
+        if last:
+            yield {name: last.column(place) for name, place in places.items()}
+        if not self.header:
+            self.blank = stream.blank
+            if rows + len(last or []) != stream.rows:  # Arrow leaves out blank lines
+                yield from self._rows_before_fault(stream.rows, [*wanted], AssertionError("rows"))
+
+    def _arrow_batches(
+        self, stream: _Stream, names: list[str], types: Mapping[str, pa.DataType]
+    ) -> Iterator[pa.RecordBatch]:
+        read = pyarrow.csv.ReadOptions(
+            column_names=names,
+            skip_rows_after_names=int(self.header),
+            block_size=BLOCK_BYTES,
+            use_threads=False,
+        )
+        parse = pyarrow.csv.ParseOptions(
+            delimiter=self.delimiter,
+            quote_char='"' if self.header else False,
+            newlines_in_values=self.header,
+        )
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=dict(types),
+            check_utf8=any(pa.types.is_dictionary(kind) for kind in types.values()),
+            include_columns=[*types],
+            strings_can_be_null=True,
+            null_values=[""],
+        )
+        with pyarrow.csv.open_csv(pa.PythonFile(stream, mode="r"), read, parse, convert) as reader:
+            yield from filter(len, reader)
+
+    def place(self, row: int) -> dict[str, Any]:
+        """Returns the line on which a row begins; a DataError for a fault before it."""
+        lines = (line for number, (line, _) in enumerate(self._rows()) if number == row)
+        line = next(lines, None)
+        return {} if line is None else {"line": line}
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yields (first line, fields) of all rows, slowly.
+
+        Raises:
+            DataError: For a row without an end, and for a blank line between headerless rows.
+        """
+        with closing(_Stream(self.path, self.span, text=False)) as stream, _long_fields():
+            lines = io.TextIOWrapper(
+                io.BufferedReader(stream),
+                "utf-8-sig",
+                "surrogateescape",
+                newline="" if self.header else "\n",
+            )
+            line, taken, most = 1, 0, 2 * BLOCK_BYTES  # Arrow reads no row as long
+
+            def bounded() -> Iterator[str]:
+                nonlocal taken
+                while text := lines.readline(most + 1 - taken):
+                    taken += len(text)
+                    if taken > most:
+                        raise DataError(self.path, _LONG, line=line)
+                    yield text
+
+            if self.header:
+                rows = csv.reader(bounded(), delimiter=self.delimiter)
+                for number, fields in enumerate(rows):
+                    if number and fields:
+                        yield line, fields
+                    line, taken = rows.line_num + 1, 0
+                return
+            blank = None
+            for text in bounded():
+                content = text.removesuffix("\n").removesuffix("\r" * text.endswith("\r\n"))
+                if content and blank is not None:
+                    problem = f"a blank line between rows, expected {len(self.names)} columns"
+                    raise DataError(self.path, problem, line=blank)
+                if content:
+                    yield line, content.split(self.delimiter)
+                elif blank is None:
+                    blank = line
+                line, taken = line + 1, 0
+
+    def _rows_before_fault(
+        self, first_row: int, wanted: Sequence[str], error: Exception
+    ) -> Iterator[Batch]:
+        """Yields the rows from `first_row` on, and raises the DataError of the unreadable one."""
+        readable: list[list[str]] = []
+        reason = " ".join(str(error).split())
+        fault = DataError(self.path, f"cannot be read as text with columns: {reason:.200}")
+        try:
+            for number, (line, fields) in enumerate(self._rows()):
+                if number >= first_row:
+                    self._check(line, fields, wanted)
+                    readable.append(fields)
+        except DataError as found:
+            fault = found
+        if readable:
+            columns = {name: self.names.index(name) for name in wanted}
+            yield {
+                name: pa.array([row[i] or None for row in readable], pa.string())
+                for name, i in columns.items()
+            }
+        raise fault
+
+    def _check(self, line: int, fields: list[str], wanted: Sequence[str]) -> None:
+        """Raises the DataError of a row that Arrow cannot read."""
+        if len(fields) != len(self.names):
+            quote = " (is a quote not closed?)" if any("\n" in f for f in fields) else ""
+            expected = f"{len(self.names)} of the header" if self.header else str(len(self.names))
+            raise DataError(
+                self.path,
+                f"found {len(fields)} column{'s' * (len(fields) != 1)}, expected "
+                f"{'the ' * self.header}{expected}, separated by "
+                f"{DELIMITERS[self.delimiter]}{quote}",
+                line=line,
+            )
+        for name, text in zip(self.names, fields, strict=True):
+            # Bytes that are not UTF-8 were decoded as surrogates, whose low byte they are.
+            if found := (_NO_TEXT if name in wanted else _NUL).search(text):
+                problem = f"byte 0x{ord(found[0]) & 0xFF:02x} is not UTF-8 text"
+                raise DataError(self.path, problem, line=line, column=name)
+            if "\r" in text and not self.header:
+                problem = f"found {text[:40]!a}, expected no carriage return"
+                raise DataError(self.path, problem, line=line, column=name)
+        if sum(map(len, fields)) > BLOCK_BYTES // 2:
+            raise DataError(self.path, _LONG, line=line)
+
+
+_NUL, _NO_TEXT = re.compile("\0"), re.compile("[\0\udc80-\udcff]")
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lets the csv module read any field; its default limit is 128 KiB."""
+    before = csv.field_size_limit(1 << 62)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+class ParquetFile(RowFile):
+    """Parquet file."""
+
+    def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
+        """Yields the wanted columns of all rows, in the file's types."""
+        with _parquet(self.path) as file:
+            for batch in file.iter_batches(BLOCK_ROWS, columns=[*wanted], use_threads=False):
+                yield {name: batch.column(name) for name in wanted}
+
+    def place(self, row: int) -> dict[str, Any]:
+        """Returns the number of a row, from 1."""
+        return {"row": row + 1}
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Opens a Parquet file; raises a DataError if it is damaged."""
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(path, f"cannot be read as Parquet: {reason:.200}") from None

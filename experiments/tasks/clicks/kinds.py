@@ -1,0 +1,382 @@
+"""Kinds of columns: how the values of an Arrow array become labels, numbers and categories.
+
+- `Label`: 0 and 1 as integers, floats, booleans or texts; true and false as texts; or declared
+  texts, integers or dates; never missing;
+- `Clipped`: a numerical label, clipped to its bounds; never missing;
+- `Number`: an integer, a float, a decimal, or a text that is one; finite, NaN is missing;
+- `Category`: a text or other bytes, an integer (as its decimal digits), a boolean (as true or
+  false), or a date (as 2026-01-31). Floats and times are refused: writers do not agree on how they
+  are spelled, and one value would have several ids;
+- `Integer`, `HourOfWeek`, `Hexadecimal`: fields of Criteo's files.
+
+A text in a CSV file and the value that it stands for in a Parquet file become equal. The empty text
+and null are missing.
+"""
+
+from __future__ import annotations
+
+import abc
+import binascii
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from experiments.tasks.splitmix import GOLDEN, mix
+
+LABELS = {
+    **dict.fromkeys(("0", "0.0", "false", "False", "FALSE"), 0),
+    **dict.fromkeys(("1", "1.0", "true", "True", "TRUE"), 1),
+}
+"""Texts of the labels 0 and 1."""
+
+MAX_DIGITS = 18
+"""Most digits of an integer, which fits in 64 bits."""
+
+
+class ColumnError(ValueError):
+    """Column with an unexpected value.
+
+    `row` counts from 0 in the given arrays; it is None if no single row is at fault.
+    """
+
+    def __init__(self, problem: str, *, column: str, row: int | None = None) -> None:
+        super().__init__(f"column {column}: {problem}")
+        self.problem, self.column, self.row = problem, column, row
+
+    @classmethod
+    def unexpected(cls, value: Any, wanted: str, *, column: str, row: int) -> ColumnError:
+        """Returns the error of a value that is not `wanted`."""
+        if isinstance(value, str) and len(value) > 40:
+            value = f"{value[:40]}..."
+        text = "nothing" if value is None or value == "" else ascii(value)
+        return cls(f"found {text}, expected {wanted}", column=column, row=row)
+
+
+class Decoded(NamedTuple):
+    """Values of one column, with a mask of the missing ones."""
+
+    values: np.ndarray
+    """Labels, numbers, or unsigned integers that stand for categories: [rows]."""
+    missing: np.ndarray
+    """bool[rows]."""
+
+
+class Kind(abc.ABC):
+    """Kind of the values of a column."""
+
+    @abc.abstractmethod
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the values of a column; a ColumnError names the first invalid row."""
+
+
+@dataclass(frozen=True)
+class Label(Kind):
+    """Labels 0 and 1, or indices of declared `classes`."""
+
+    classes: tuple[str, ...] = ()
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the labels."""
+        texts = values = _plain(array)
+        wanted = " or ".join(map(ascii, self.classes)) or "0 or 1"
+        if not self.classes and _is_number(values.type):
+            texts = values.cast(pa.float64(), safe=False).cast(pa.string())  # 1.0 is "1"
+        known = {name: i for i, name in enumerate(self.classes)} or LABELS
+        index = pc.index_in(_spelled(texts, column, wanted), value_set=pa.array(known))
+        _refuse(np.asarray(index.is_null()), values, column, wanted)
+        labels = np.array([*known.values()], np.int32)[np.asarray(index)]
+        return Decoded(labels, np.zeros(len(labels), bool))
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """Finite numbers, float64; within float32 unless they are `logarithmic`."""
+
+    missing: tuple[str, ...] = ()
+    logarithmic: bool = True
+    wanted: str = "a finite number, or nothing"
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the numbers, NaN where they are missing."""
+        values = array = _plain(array)
+        if types.is_string(array.type):
+            missing = absent(array, self.missing)
+            if missing.any():
+                array = pc.if_else(pa.array(missing), pa.scalar(None, pa.string()), array)
+            array = self._parsed(array, values, column)
+        elif types.is_null(array.type) or _is_number(array.type):
+            array = array.cast(pa.float64(), safe=False)
+        else:
+            raise ColumnError(f"holds {array.type}, expected numbers", column=column)
+        numbers = _filled(array, np.nan)
+        most = float(np.finfo(np.float64 if self.logarithmic else np.float32).max)
+        wanted = self.wanted if self.logarithmic else f"a number of at most {most:.1e}, or nothing"
+        _refuse(np.abs(numbers) > most, values, column, wanted)
+        return Decoded(numbers, np.isnan(numbers))
+
+    def _parsed(self, texts: pa.Array, values: pa.Array, column: str) -> pa.Array:
+        with suppress(pa.ArrowInvalid):
+            return texts.cast(pa.float64())
+        trimmed = pc.ascii_trim_whitespace(texts)
+        try:
+            return trimmed.cast(pa.float64())
+        except pa.ArrowInvalid:
+            wrong = np.array([not _is_decimal(text) for text in trimmed])
+            _refuse(wrong, values, column, self.wanted)
+            raise
+
+
+@dataclass(frozen=True)
+class Clipped(Kind):
+    """Finite numbers, none missing, clipped to the public range [low, high]."""
+
+    low: float
+    high: float
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the numbers in [low, high]."""
+        wanted = "a finite number"
+        numbers, missing = Number(wanted=wanted).decode(array, column)
+        _refuse(missing, _plain(array), column, wanted)
+        return Decoded(np.clip(numbers, self.low, self.high), missing)
+
+
+@dataclass(frozen=True)
+class Category(Kind):
+    """Texts and values with one spelling, hashed to uint64; or indices of declared values."""
+
+    missing: tuple[str, ...] = ()
+    values: tuple[str, ...] | None = None
+    """Declared values; all others are missing."""
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the hashes or the indices."""
+        wanted = "texts, integers, booleans or dates, which are spelled one way"
+        texts = _spelled(_plain(array), column, wanted)
+        if self.values is None:
+            return hashed(texts, self.missing)
+        index = pc.index_in(texts, value_set=pa.array(self.values))
+        return Decoded(_filled(index, 0), np.asarray(index.is_null()))
+
+
+@dataclass(frozen=True)
+class Integer(Kind):
+    """Decimal integers, int64; `missing` stands for none."""
+
+    missing: int | None = None
+    wanted: str = f"an integer of at most {MAX_DIGITS} digits"
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the integers."""
+        array = _plain(array)
+        if _is_number(array.type):
+            numbers = _filled(array.cast(pa.float64(), safe=False), np.nan)
+            missing = np.isnan(numbers)
+            whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 10.0**MAX_DIGITS)
+            _refuse(~(whole | missing), array, column, self.wanted)
+            integers = array.cast(pa.int64(), safe=False)
+        else:
+            integers = self._parsed(_texts(array, column, self.wanted), column)
+            missing = np.asarray(integers.is_null())
+        values = np.where(missing, 0, _filled(integers, 0))
+        if self.missing is not None:
+            missing = missing | (values == self.missing)
+        return Decoded(values, missing)
+
+    def _parsed(self, texts: pa.Array, column: str) -> pa.Array:
+        lengths = extents(texts)[1]
+        # Arrow reads 0x1F and blanks around digits as well.
+        odd = characters(texts).translate(None, b"-0123456789")
+        if odd or lengths.max(initial=0) > MAX_DIGITS:
+            self._refuse_others(texts, column)
+        if np.count_nonzero(lengths == 0) > texts.null_count:
+            texts = pc.if_else(pa.array(lengths == 0), pa.scalar(None, pa.string()), texts)
+        try:
+            return texts.cast(pa.int64())
+        except pa.ArrowInvalid:
+            self._refuse_others(texts, column)
+            raise
+
+    def _refuse_others(self, texts: pa.Array, column: str) -> None:
+        pattern = rf"\A(-?[0-9]{{1,{MAX_DIGITS}}})?\z"
+        _refuse(_not_matching(texts, pattern), texts, column, self.wanted)
+
+
+@dataclass(frozen=True)
+class HourOfWeek(Integer):
+    """Times in seconds since 1970 (UTC), uint64 hours since the last Thursday: 0 to 167."""
+
+    wanted: str = f"a time in seconds since 1970, of at most {MAX_DIGITS} digits"
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the hours."""
+        seconds, missing = super().decode(array, column)
+        return Decoded((seconds // 3600 % 168).astype(np.uint64), missing)
+
+
+@dataclass(frozen=True)
+class Hexadecimal(Kind):
+    """Numbers of 32 bits in eight hexadecimal digits, uint64; missing if empty."""
+
+    wanted: str = "eight hexadecimal digits"
+
+    def decode(self, array: pa.Array, column: str) -> Decoded:
+        """Returns the numbers."""
+        texts = _texts(_plain(array), column, self.wanted)
+        lengths = extents(texts)[1]
+        present = lengths == 8
+        values = np.zeros(len(lengths), np.uint64)
+        try:
+            if lengths[~present].any():
+                raise ValueError("other lengths")
+            values[present] = np.frombuffer(binascii.unhexlify(characters(texts)), ">u4")
+        except ValueError:
+            wrong = _not_matching(texts, r"\A([0-9a-fA-F]{8})?\z")
+            _refuse(wrong, texts, column, self.wanted)
+            raise
+        return Decoded(values, ~present)
+
+
+# --- Arrays --------------------------------------------------------------------------------------
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Returns a dictionary's values in its place, and texts in one layout."""
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if types.is_large_string(kind) or types.is_string_view(kind) or _is_bytes(kind):
+        with suppress(pa.ArrowInvalid):  # bytes that are not UTF-8 stay bytes
+            array = array.cast(pa.string())
+    return array
+
+
+def _spelled(array: pa.Array, column: str, wanted: str) -> pa.Array:
+    """Returns values as texts if their type has one spelling; bytes stay as they are."""
+    kind = array.type
+    if types.is_date64(kind):
+        array = array.cast(pa.date32(), safe=False)
+    one_spelling = types.is_integer, types.is_boolean, types.is_date, types.is_null
+    if any(test(kind) for test in one_spelling):
+        return array.cast(pa.string())
+    return _texts(array, column, wanted)
+
+
+def _texts(array: pa.Array, column: str, wanted: str) -> pa.Array:
+    if _is_bytes(array.type):
+        return array.cast(pa.binary()).view(pa.string())  # bytes that no text has
+    if types.is_null(array.type):
+        return array.cast(pa.string())
+    if not types.is_string(array.type):
+        raise ColumnError(f"holds {array.type}, expected {wanted}", column=column)
+    return array
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+
+
+def _is_decimal(text: pa.Scalar) -> bool:
+    with suppress(pa.ArrowInvalid):
+        text.cast(pa.float64())
+        return True
+    return False
+
+
+def _filled(array: pa.Array, missing: Any) -> np.ndarray:
+    """Returns numbers as NumPy has them, nulls as `missing`."""
+    return np.asarray(array.fill_null(missing) if array.null_count else array)
+
+
+def _not_matching(texts: pa.Array, pattern: str) -> np.ndarray:
+    matches = pc.match_substring_regex(texts.view(pa.binary()), pattern)
+    return ~np.asarray(matches.fill_null(True))
+
+
+def _refuse(wrong: np.ndarray, array: pa.Array, column: str, wanted: str) -> None:
+    """Raises the ColumnError of the first row that is `wrong`."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        value = array[row]
+        value = value.as_py() if not types.is_string(value.type) else _as_text(value)
+        raise ColumnError.unexpected(value, wanted, column=column, row=row)
+
+
+def _as_text(value: pa.Scalar) -> str | None:
+    data = value.as_buffer()
+    return None if data is None else data.to_pybytes().decode("utf-8", "backslashreplace")
+
+
+# --- Hashes of texts -----------------------------------------------------------------------------
+
+
+def extents(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each text's offset in the character buffer, and its length in bytes."""
+    offsets = np.frombuffer(texts.buffers()[1] or b"\0\0\0\0", np.int32)
+    offsets = offsets[texts.offset : texts.offset + len(texts) + 1]
+    return offsets[:-1], np.diff(offsets)
+
+
+def characters(texts: pa.Array) -> bytes:
+    """Returns the concatenation of all texts."""
+    starts, lengths = extents(texts)
+    data = texts.buffers()[2]
+    if data is None or not len(texts):
+        return b""
+    return data[int(starts[0]) : int(starts[-1] + lengths[-1])].to_pybytes()
+
+
+def hashed(texts: pa.Array, missing: Sequence[str] = ()) -> Decoded:
+    """Returns the hashes of texts; empty texts, null and `missing` are missing.
+
+    Two texts collide with a probability of about 2^-64.
+    """
+    starts, lengths = extents(texts)
+    padded = characters(texts) + b"\0" * 8
+    words = np.ndarray(len(padded) - 7, dtype="<u8", buffer=padded, strides=(1,))
+    return Decoded(_hash(words, starts - starts[:1], lengths), absent(texts, missing))
+
+
+def absent(texts: pa.Array, missing: Sequence[str] = ()) -> np.ndarray:
+    """Returns the mask of missing texts, bool[rows], see `hashed`."""
+    mask = extents(texts)[1] == 0
+    if texts.null_count:
+        mask |= np.asarray(texts.is_null())
+    for text in missing:
+        mask |= np.asarray(pc.equal(texts, text).fill_null(False))
+    return mask
+
+
+def _hash(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns a 64-bit hash of the `lengths` characters from each of `starts`.
+
+    ``h = mix(h XOR word)`` over the words of eight characters, the last zero-padded, from ``h =
+    length * golden ratio``. Every step is a bijection of h and of the word, so two texts of one
+    length that differ in one word never collide, and others hardly ever.
+
+    Args:
+        words: The eight characters from each offset of the texts: uint64[offsets].
+        starts: Offset of each text.
+        lengths: Characters of each text.
+    """
+    hashes = lengths.astype(np.uint64) * np.uint64(GOLDEN)
+    active, offset = np.flatnonzero(lengths > 0), 0
+    while len(active):
+        remaining, word = lengths[active] - offset, words[starts[active] + offset]
+        if remaining.min() < 8:
+            surplus = (64 - 8 * np.minimum(remaining, 8)).astype(np.uint64)
+            word = word << surplus >> surplus  # NumPy shifts by 64 to zero
+        hashes[active] = mix(hashes[active] ^ word)
+        offset += 8
+        active = active[remaining > 8]
+    return hashes

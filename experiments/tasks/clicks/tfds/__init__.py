@@ -1,1 +1,0 @@
-"""Stores from, and as, data sets of TensorFlow Datasets."""
