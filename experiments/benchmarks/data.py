@@ -19,9 +19,10 @@ import pyarrow.parquet
 from dpsgd.engine.batch_files import Draw, draw_here, write_manifest
 from experiments.benchmarks.case import Figure, at, figure, require
 from experiments.benchmarks.timing import Spent, alone
-from experiments.tasks.clicks.store import Columns, Store
+from experiments.tasks.clicks.formats import table_format, table_schema
+from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.tabular.format import TableFormat, table_schema
+from experiments.tasks.splits import Columns
 from samplers import Poisson
 
 FULL = 46_000_000
@@ -77,7 +78,7 @@ def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
         return files, log.format
     schema, tsv, parquet = log.format.schema, folder / "table.tsv", folder / "table.parquet"
     synthetic.write_raw(tsv, rows, seed=0, log=log)
-    tsv.write_text("\t".join(log.format.columns) + "\n" + tsv.read_text())
+    tsv.write_text("\t".join(log.format.layouts[0]) + "\n" + tsv.read_text())
     if format == "parquet":
         texts = dict.fromkeys(schema.categories, pa.string())
         with pyarrow.csv.open_csv(
@@ -88,7 +89,7 @@ def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
             pyarrow.parquet.write_table(batches.read_all(), parquet)
         tsv.unlink()
     named = table_schema("label", categories=schema.categories, numbers=schema.integers)
-    return [tsv if format == "tsv" else parquet], TableFormat(named)
+    return [tsv if format == "tsv" else parquet], table_format(named)
 
 
 def batches(way: str, rows: int) -> Iterator[Figure]:
