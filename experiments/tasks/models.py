@@ -1,4 +1,4 @@
-"""Base classes of tasks: models as pure functions, and metrics of held-out rows."""
+"""Base class of tasks: a model as pure functions, and metrics of held-out rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ PyTree = Any
 
 
 class Models:
-    """Model without training rows."""
+    """Model as pure functions; a task adds training and held-out rows."""
+
+    evaluate: Callable[[PyTree, Iterable[PyTree]], dict[str, float]]
 
     @property
     def functions(self) -> Any:
@@ -26,14 +28,8 @@ class Models:
         """Predictions (params, rows) -> float32[rows] or float32[rows, ...]."""
         return self.functions.predict
 
-
-class HeldOut:
-    """Task whose validation and test rows are read block by block."""
-
-    evaluate: Callable[[PyTree, Iterable[PyTree]], dict[str, float]]
-
     def held_out(self, split: str) -> Iterable[PyTree]:
-        """Returns the blocks of "validation" or "test" rows."""
+        """Returns the blocks of "validation" or "test" rows, if the task has rows."""
         raise NotImplementedError
 
     def metrics(self, params: PyTree) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpsgd.runs.records import checked
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
-from experiments.tasks.models import HeldOut, Models
+from experiments.tasks.models import Models
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.engine.queries import Refinement
@@ -196,7 +196,7 @@ class DescribedClicks(ClickModels):
 
 
 @dataclass(frozen=True)
-class Clicks(HeldOut, ClickModels):
+class Clicks(ClickModels):
     """Clicks and tables: rows of numbers and categories, a model of embeddings, AUC or accuracy.
 
     Attributes:

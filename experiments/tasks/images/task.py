@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.tasks.models import HeldOut, Models
+from experiments.tasks.models import Models
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from experiments.tasks.images import sources
@@ -18,9 +18,10 @@ PyTree = Any
 
 
 class ImageModels(Models):
-    """Image network, determined by its sizes."""
+    """Image network without rows, determined by its sizes."""
 
-    sizes: Sizes
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
 
     @property
     def functions(self) -> Functions:
@@ -86,7 +87,7 @@ class ImageModels(Models):
         return {"sizes": to_json(self.sizes), "headline": "test_accuracy", "better": "higher"}
 
     @staticmethod
-    def described(description: Mapping[str, Any], where: str = "task") -> DescribedImages:
+    def described(description: Mapping[str, Any], where: str = "task") -> ImageModels:
         """Returns the networks of a described task, without its images.
 
         Raises:
@@ -95,18 +96,11 @@ class ImageModels(Models):
         from dpsgd.runs.records import build
         from experiments.tasks.images.model import Sizes
 
-        return DescribedImages(build(Sizes, description.get("sizes"), f"{where}: sizes"))
+        return ImageModels(build(Sizes, description.get("sizes"), f"{where}: sizes"))
 
 
 @dataclass(frozen=True)
-class DescribedImages(ImageModels):
-    """Networks without rows, for a run or an export that is read back."""
-
-    sizes: Sizes
-
-
-@dataclass(frozen=True)
-class Images(HeldOut, ImageModels):
+class Images(ImageModels):
     """Images of some classes, a small convolutional network, accuracy.
 
     Attributes:

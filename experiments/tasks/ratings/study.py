@@ -17,7 +17,7 @@ from experiments.papers.pure_release import WithPureReleaseProfile
 from experiments.tasks.ratings import factorization
 from experiments.tasks.ratings.linear import LinearRatings
 from experiments.tasks.ratings.ratings import Ratings, with_others
-from experiments.tasks.ratings.task import DescribedRatings
+from experiments.tasks.ratings.task import RatingModels
 from samplers import Deterministic, cap_contributions
 
 # These settings, the quantile below included (0.95 was tried first), are the best of a handful by
@@ -48,7 +48,7 @@ class FactorizedRatings:
         self.train = table.where(~is_test)
         self.columns = {"item": self.train.item, "rating": self.train.rating}
         self.start = factorization.init(table.num_items, RANK)
-        self._model = DescribedRatings(table.num_items, RANK)
+        self._model = RatingModels(table.num_items, RANK)
         self._asked = jax.device_put(list(with_others(table, asked=is_test)))
 
     @staticmethod

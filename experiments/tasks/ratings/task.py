@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.tasks.models import HeldOut, Models
+from experiments.tasks.models import Models
 
 if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
     from dpsgd.runs.recommendation import RecommendationRequest, Settings
@@ -25,12 +25,15 @@ SEED = 0
 
 
 class RatingModels(Models):
-    """Factorization without training ratings."""
+    """Factorization without training ratings.
 
-    num_items: int
-    """Number of items of the catalogue."""
-    rank: int
-    """Number of factors of an item."""
+    Args:
+      num_items: Number of items of the catalogue.
+      rank: Number of factors of an item.
+    """
+
+    def __init__(self, num_items: int, rank: int) -> None:
+        self.num_items, self.rank = num_items, rank
 
     def init(self, seed: int) -> PyTree:
         """Returns items without bias and with small random factors."""
@@ -83,28 +86,21 @@ class RatingModels(Models):
         }
 
     @staticmethod
-    def described(description: Mapping[str, Any], where: str = "task") -> DescribedRatings:
+    def described(description: Mapping[str, Any], where: str = "task") -> RatingModels:
         """Returns the models of a described task, without its ratings.
 
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
         """
-        from dpsgd.runs.records import build
+        from dpsgd.runs.records import checked
 
-        named = {name: description.get(name) for name in ("num_items", "rank")}
-        return build(DescribedRatings, named, where)
-
-
-@dataclass(frozen=True)
-class DescribedRatings(RatingModels):
-    """Models without ratings, for a run or an export that is read back."""
-
-    num_items: int
-    rank: int
+        names = "num_items", "rank"
+        found = [checked(description.get(name), int, f"{where}, {name}") for name in names]
+        return RatingModels(*found)
 
 
 @dataclass(frozen=True)
-class Ratings(HeldOut, RatingModels):
+class Ratings(RatingModels):
     """Ratings by users: whole users are protected, errors on users left out.
 
     Attributes:

@@ -14,7 +14,7 @@ from experiments.tasks.classes import class_metrics
 from experiments.tasks.images import sources
 from experiments.tasks.images.metrics import few_shot_metrics
 from experiments.tasks.images.model import ConvNet, Sizes, prototypical_loss
-from experiments.tasks.images.task import DescribedImages, Images
+from experiments.tasks.images.task import ImageModels, Images
 from experiments.tasks.splits import random_masks
 from experiments.tasks.tfds import SourceError
 from samplers import Multistage
@@ -67,7 +67,7 @@ def test_images_of_tensorflow_datasets_are_read_without_it(tmp_path):
     sizes = {split: len(rows["label"]) for split, rows in task.source.splits.items()}
     assert sizes["validation"] + sizes["test"] == 9
     task.check()
-    again = DescribedImages.described(task.describe())
+    again = ImageModels.described(task.describe())
     assert again.sizes == task.sizes
     [block] = again.read(folder, labelled=False, split="train")
     assert list(block) == ["image"]
@@ -75,7 +75,7 @@ def test_images_of_tensorflow_datasets_are_read_without_it(tmp_path):
     with pytest.raises(SourceError, match=r"tfds:tiny/1.0.0 has no split 'tset': train, val"):
         again.read(folder, split="tset")
     with pytest.raises(ValueError, match=r"\(6, 4, 3\) of 3 classes, but the model takes"):
-        DescribedImages(Sizes((8, 8, 1), 10, (4,))).read(folder)
+        ImageModels(Sizes((8, 8, 1), 10, (4,))).read(folder)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_no_image_of_a_new_class_trains_and_none_of_another_is_tested():
     assert np.ptp(counts) <= 2  # as many images of each class in each task
     assert Images(new_classes=3).columns().population.tree.shape.names == ("class",)
     assert data.columns.keys() == task.generated(3).keys()  # labels are the public tree's
-    again = DescribedImages.described(task.describe())
+    again = ImageModels.described(task.describe())
     assert (again.sizes, again.loss) == (task.sizes, task.loss)
 
 
@@ -262,14 +262,14 @@ def test_sizes_that_make_no_network_are_refused(settings, message):
 @pytest.mark.long
 @pytest.mark.parametrize("shape", [(7, 5, 3), (1, 1, 2)])
 def test_the_network_takes_images_of_any_size_and_begins_without_an_opinion(shape):
-    task = DescribedImages(Sizes(shape, 4, (3, 5)))
+    task = ImageModels(Sizes(shape, 4, (3, 5)))
     rows = task.generated(6)
     assert rows["image"].shape == (6, *shape)
     params = task.init(0)
     np.testing.assert_allclose(jax.jit(task.predict)(params, rows), 0.25)
     one = jax.tree.map(lambda leaf: leaf[0], rows)
     assert jax.jit(task.loss)(params, one) == pytest.approx(np.log(4))
-    assert task.loss is DescribedImages(Sizes(shape, 4, (3, 5))).loss  # what is compiled is shared
+    assert task.loss is ImageModels(Sizes(shape, 4, (3, 5))).loss  # what is compiled is shared
 
 
 def test_metrics_are_what_they_are_called_and_undefined_where_training_diverged():

@@ -9,7 +9,7 @@ import pytest
 from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import generic
 from experiments.tasks.ratings import factorization, ratings
-from experiments.tasks.ratings.task import DescribedRatings, Ratings
+from experiments.tasks.ratings.task import RatingModels, Ratings
 from samplers import Multistage, UnitsThenPoisson, UserPoisson
 
 TABLE = ratings.synthetic(3, num_users=60, num_items=40)
@@ -165,12 +165,12 @@ def test_lines_without_a_rating_are_predicted_and_tell_nothing(u_data, tmp_path)
 
 def test_models_are_made_again_of_their_description_and_fit_one_catalogue(u_data):
     task = Ratings(u_data, rank=2)
-    again = DescribedRatings.described(task.describe())
-    assert again == DescribedRatings(1682, 2)
+    again = RatingModels.described(task.describe())
+    assert (again.num_items, again.rank) == (1682, 2)
     with pytest.raises(ValueError, match="catalogue of 1,682 items: the model is of one of 200"):
-        DescribedRatings(200, 1).read(u_data)
-    with pytest.raises(ValueError, match="it, rank: str is not"):
-        DescribedRatings.described({"num_items": 3, "rank": "x"}, "it")
+        RatingModels(200, 1).read(u_data)
+    with pytest.raises(ValueError, match="it, rank: must be an integer"):
+        RatingModels.described({"num_items": 3, "rank": "x"}, "it")
 
 
 @pytest.mark.parametrize("settings", [{"max_ratings": 0}, {"rank": 0}])
