@@ -103,8 +103,8 @@ def draw_curves(
         xs, lower, upper, value = (line[name] for name in ("x", "lower", "upper", "value"))
         if first["lower"] is None:
             error = line["standard_error"]
-            bars = {} if error.is_null().all() else {"yerr": error.to_numpy(), "capsize": 3}
-            axes.errorbar(xs, value.cast(float).to_numpy(), **bars, **look)
+            bars = None if error.is_null().all() else error.to_numpy()
+            axes.errorbar(xs, value.cast(float).to_numpy(), bars, capsize=3, **look)
         elif first["confidence"] < 1.0:
             label = f"{look['label']} ({100 * first['confidence']:g} %)"
             axes.plot(xs, upper, "x", color=color, label=label)

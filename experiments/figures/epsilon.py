@@ -50,8 +50,10 @@ def compute(job: Job) -> list[dict[str, Any]]:
     """Returns the bound of each sampler at one noise multiplier."""
     num_examples = job["steps"] * job["batch_size"]
     samplers = comparison.all_samplers(num_examples, job["batch_size"], epochs=1)
-    profiles = {name: sampler.privacy for name, sampler in samplers.items()}
-    profiles[comparison.MONTE_CARLO] = comparison.monte_carlo(job["steps"], NUM_SAMPLES)
+    profiles = {
+        **{name: sampler.privacy for name, sampler in samplers.items()},
+        comparison.MONTE_CARLO: comparison.monte_carlo(job["steps"], NUM_SAMPLES),
+    }
     panel = f"{job['panel']}, δ = {format_delta(1 / num_examples)}"
     points = comparison.epsilons(profiles, 1 / num_examples, job["sigma"])
     return [{"panel": panel, **point} for point in points]

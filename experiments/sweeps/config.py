@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 from dpsgd.runs.recommendation import Settings
-from dpsgd.runs.records import build, checked, near
+from dpsgd.runs.records import build, near
 from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.support import checked_spec
 from experiments.results.metrics import Better
@@ -55,59 +54,37 @@ def product(axes: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
       where: Place in the file, for error messages.
 
     Raises:
-      ValueError: If an axis has no value or a repeated one, a number is not finite and positive, or
-        a sampler is unknown or names a size.
+      ValueError: If an axis has no value or a repeated one, or a sampler is unknown, names a size
+        or has an invalid setting.
     """
-    lists = {}
-    for name, value_or_list in axes.items():
-        values = value_or_list if isinstance(value_or_list, list) else [value_or_list]
+    lists = {
+        name: values if isinstance(values, list) else [values] for name, values in axes.items()
+    }
+    for name, values in lists.items():
         if not values:
             raise ValueError(f"{where}: {name} needs a value at least")
         if any(values.count(value) > 1 for value in values):
             raise ValueError(f"{where}: {name} holds a value twice: {values}")
-        for i, value in enumerate(values):
-            number = name in AXES and isinstance(value, int | float)
-            if number and not 0 < value <= sys.float_info.max:
-                text = f"{value!s:.20}"
-                raise ValueError(f"{where}: {name}[{i}] must be finite and > 0, got {text}")
-        lists[name] = values
-    lists["sampler"] = samplers_of(lists["sampler"], where)
-    for name in IN_SAMPLER:
-        lists[name] = [checked(v, int, f"{where}, {name}") for v in lists.get(name, ())] or [None]
     combos = []
     for combination in itertools.product(*lists.values()):
         options = dict(zip(lists, combination, strict=True))
-        sizes = {name: options.pop(name) for name in IN_SAMPLER}
-        fields = {field.name for field in dataclasses.fields(options["sampler"])}
-        sized = {k: v for k, v in sizes.items() if k in fields and v is not None}
-        combos.append({**options, "sampler": dataclasses.replace(options["sampler"], **sized)})
+        sizes = {name: options.pop(name) for name in IN_SAMPLER if name in options}
+        place = f"{where}, sampler[{lists['sampler'].index(options['sampler'])}]"
+        combos.append({**options, "sampler": _sampler(options["sampler"], sizes, place)})
     return combos
 
 
-def samplers_of(given: Sequence[Any], where: str) -> list[SamplerSettings]:
-    """Returns samplers from names, or tables of a name and settings.
-
-    Sizes are set later, from their axes.
-
-    Args:
-      given: Names or tables.
-      where: Place in the file, for error messages.
-
-    Raises:
-      ValueError: If a sampler is unknown, or names a size.
-    """
-    samplers: list[Any] = []
-    for i, entry in enumerate(given):
-        place = f"{where}, sampler[{i}]"
-        fields = dict(entry) if isinstance(entry, dict) else {"name": entry}
-        name = fields.pop("name", None)
-        if not isinstance(name, str) or name not in SETTINGS:
-            raise ValueError(f"{place}: unknown sampler {name!r}; choose of {', '.join(SETTINGS)}")
-        for axis in IN_SAMPLER:
-            if axis in fields:
-                raise ValueError(f"{place}: {axis} is an axis of the grid; set it there")
-        samplers.append(build(SETTINGS[name], fields, place))
-    return samplers
+def _sampler(given: Any, sizes: Mapping[str, Any], where: str) -> SamplerSettings:
+    """Returns a sampler from its name, or a table of name and settings, with the sizes it knows."""
+    fields = dict(given) if isinstance(given, dict) else {"name": given}
+    name = fields.pop("name", None)
+    if not isinstance(name, str) or name not in SETTINGS:
+        raise ValueError(f"{where}: unknown sampler {name!r}; choose of {', '.join(SETTINGS)}")
+    for axis in IN_SAMPLER:
+        if axis in fields:
+            raise ValueError(f"{where}: {axis} is an axis of the grid; set it there")
+    known = {field.name for field in dataclasses.fields(SETTINGS[name])}
+    return build(SETTINGS[name], fields | {k: v for k, v in sizes.items() if k in known}, where)
 
 
 def name_of(options: Mapping[str, Any]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
@@ -70,28 +70,28 @@ def run_sweep(
       Stopped: If SIGTERM or SIGINT asked for it.
     """
     progress("looking at what is finished")
-    runs, record, programs, _, digest = _checked(sweep, data, out, where, workers)
-    planned = zip(runs, programs, strict=True)
-    todo = [(run, program) for run, program in planned if not _finished(run, record, digest)]
+    asked = _Asked.check(sweep, data, out, where, workers)
+    todo = [(run, program) for run, program in asked.programs if not _finished(run, asked)]
     if todo:
-        _check_metrics(sweep, record, where)
+        _check_metrics(sweep, asked.task, where)
     (out / RUNS).mkdir(parents=True, exist_ok=True)
-    progress(f"{len(runs) - len(todo)} of {len(runs)} runs are finished")
-    failed = []
+    count, failed = len(asked.programs), []
+    progress(f"{count - len(todo)} of {count} runs are finished")
     if todo:
         try:
-            for run, message in carry_out(record, todo, workers or most_useful(), progress):
+            for run, message in carry_out(asked.task, todo, workers or most_useful(), progress):
                 if message.kind == "failed":
                     failed.append(f"{run.out.name}: {message.text}")
         except Stopped as stopped:
             raise Stopped(f"{stopped}: the same command resumes") from None
     if failed:
         raise ValueError(
-            f"{len(failed)} of {len(runs)} runs failed; the same command tries them again. The "
-            f"first: {failed[0]}"
+            f"{len(failed)} of {count} runs failed; the same command tries them again. The first: "
+            f"{failed[0]}"
         )
     progress("reading the reports")
-    summary = _summary(sweep, runs, record)
+    runs = [run for run, _ in asked.programs]
+    summary = _summary(sweep, runs, asked.task)
     for run in runs:  # in case one died just before it did
         RunDirectory(run.out).forget()
     return summary
@@ -99,16 +99,21 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted time of a sweep, or of a panel of it."""
+    """Predicted time of a sweep, or of a panel of it.
+
+    Attributes:
+      title: Title of the panel.
+      runs: Number of runs.
+      steps: Number of steps of all runs together.
+      seconds: Seconds of these steps on this device, one run after another.
+      longest: Seconds of the longest run.
+    """
 
     title: str
     runs: int
     steps: int
-    """Number of steps of all runs together."""
     seconds: float
-    """Seconds of these steps on this device, one run after another."""
     longest: float
-    """Seconds of the longest run."""
 
     def hours(self, devices: int) -> float:
         """Returns the hours on `devices` devices like this one, one run each."""
@@ -138,28 +143,25 @@ def forecast(
     Raises:
       ValueError: For a sweep that cannot run.
     """
-    runs, record, programs, population, _ = _checked(sweep, data, Path(), where, workers)
-    _check_metrics(sweep, record, where)
-    examples = {program: run.spec for run, program in zip(runs, programs, strict=True)}
+    asked = _Asked.check(sweep, data, Path(), where, workers)
+    _check_metrics(sweep, asked.task, where)
+    examples = {program: run.spec for run, program in asked.programs}
     progress(f"timing steps of {len(examples)} programs on generated rows")
-    timed = time_runs(record, list(examples.values()), workers or most_useful())
-    device = next(timed)
+    device, *timed = time_runs(asked.task, list(examples.values()), workers or most_useful())
     step_seconds = dict(zip(examples, timed, strict=True))
-    cost: dict[str, list[tuple[int, float]]] = {}
-    for run, program in zip(runs, programs, strict=True):
-        steps = with_any_noise(run.spec, population).mechanism.sampler.num_steps
-        cost.setdefault(run.cell, []).append((steps, steps * step_seconds[program]))
-
-    def sums(title: str, cells: Iterable[str]) -> Forecast:
-        times = [time for cell in cells for time in cost[cell]]
-        steps, seconds = zip(*times, strict=True)
-        return Forecast(title, len(times), sum(steps), sum(seconds), max(seconds))
-
     panels = [
-        sums(grids[0].title or f"panel {number}", {cell for grid in grids for cell in grid.cells()})
+        (grids[0].title or f"panel {number}", {cell for grid in grids for cell in grid.cells()})
         for number, grids in enumerate(sweep.panels, 1)
     ]
-    return [*panels, sums("all panels together", cost)], device
+    panels.append(("all panels together", {run.cell for run, _ in asked.programs}))
+    forecasts = []
+    for title, cells in panels:
+        runs = [(run, program) for run, program in asked.programs if run.cell in cells]
+        steps = [with_any_noise(run.spec, asked.population).mechanism.sampler.num_steps
+                 for run, _ in runs]  # fmt: skip
+        seconds = [n * step_seconds[program] for n, (_, program) in zip(steps, runs, strict=True)]
+        forecasts.append(Forecast(title, len(runs), sum(steps), sum(seconds), max(seconds)))
+    return forecasts, device
 
 
 def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
@@ -173,18 +175,14 @@ def task_of(sweep: OfTask, data: Path | None, where: str) -> Task:
     Raises:
       ValueError: If the task is unknown, or its data are missing or unexpected.
     """
-    task = find_task(sweep.task_name)
+    name, task = sweep.task_name, find_task(sweep.task_name)
     settings = {**sweep.settings, **({} if data is None else {"data": str(data.resolve())})}
     if isinstance(task, type):
         if data is None and needs_data(task):
-            raise ValueError(
-                f"{where}: the task {sweep.task_name} needs data; give their path after the file"
-            )
-        return made_of(task, settings, sweep.task_name, f"{where}, task")
+            raise ValueError(f"{where}: the task {name} needs data; give their path after the file")
+        return made_of(task, settings, name, f"{where}, task")
     if settings:
-        raise ValueError(
-            f"{where}: {sweep.task_name} is a task object; leave out {' and '.join(settings)}"
-        )
+        raise ValueError(f"{where}: {name} is a task object; leave out {' and '.join(settings)}")
     return task
 
 
@@ -207,38 +205,38 @@ def read(folder: Path) -> Summary:
     return _summary(sweep, plan(sweep, folder / RUNS, str(file)))
 
 
-class _Checked(NamedTuple):
+@dataclass(frozen=True)
+class _Asked:
     """Sweep whose runs can all begin."""
 
-    runs: list[PlannedRun]
+    programs: list[tuple[PlannedRun, Hashable]]
+    """Runs, each with the key of its compiled program."""
     task: dict[str, Any]
     """Record of the task."""
-    programs: list[Hashable]
-    """Key of each run's compiled program, see `_program`."""
     population: Population
     digest: str
     """Digest of the data."""
 
-
-def _checked(
-    sweep: Sweep, data: Path | None, out: Path, where: str, workers: int | None
-) -> _Checked:
-    """Returns the runs of a sweep, each checked against the data."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
-    runs = [
-        dataclasses.replace(run, spec=with_absolute_path(run.spec))
-        for run in plan(sweep, out / RUNS, where)
-    ]
-    task = task_of(sweep, data, where)
-    columns, population = rows_of(task)
-    about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
-    task, _ = like_earlier(task, sweep.task_name, earlier_task(runs[0].spec.init_from))
-    task, _ = settled(task, about)  # one model for all points
-    programs = [_program(run, population, where) for run in runs]
-    check_data(task)
-    record, digest = task_record(task, sweep.task_name), data_digest(task, columns, population)
-    return _Checked(runs, record, programs, population, digest)
+    @classmethod
+    def check(
+        cls, sweep: Sweep, data: Path | None, out: Path, where: str, workers: int | None
+    ) -> _Asked:
+        """Returns the runs of a sweep, each checked against the data."""
+        if workers is not None and workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {workers}")
+        runs = [
+            dataclasses.replace(run, spec=with_absolute_path(run.spec))
+            for run in plan(sweep, out / RUNS, where)
+        ]
+        task = task_of(sweep, data, where)
+        columns, population = rows_of(task)
+        about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
+        task, _ = like_earlier(task, sweep.task_name, earlier_task(runs[0].spec.init_from))
+        task, _ = settled(task, about)  # one model for all points
+        programs = [(run, _program(run, population, where)) for run in runs]
+        check_data(task)
+        digest = data_digest(task, columns, population)
+        return cls(programs, task_record(task, sweep.task_name), population, digest)
 
 
 def _check_metrics(sweep: Sweep, task: Mapping[str, Any], where: str) -> None:
@@ -331,8 +329,8 @@ def _program(run: PlannedRun, population: Population, where: str) -> Hashable:
     return size, several, spec.private, kinds, options
 
 
-def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
-    """Returns True if a run is finished."""
+def _finished(run: PlannedRun, asked: _Asked) -> bool:
+    """Returns True if a run is finished; raises ValueError if its folder holds another run."""
     if not run.out.exists():
         return False
     directory = RunDirectory.open(run.out, finished=False)
@@ -340,11 +338,11 @@ def _finished(run: PlannedRun, task: Mapping[str, Any], digest: str) -> bool:
     record = directory.read_json("config.json")
     spec = RunSpec.from_record(record, location)
     recorded_task = checked(record.get("task"), dict[str, Any], f"{location}: task")
-    names = [] if set(directory.data()) == {digest} else ["data"]
+    names = [] if set(directory.data()) == {asked.digest} else ["data"]
     if attempts := directory.history().attempts:
         same_start = attempts[-1].terms.initial == initial_model(run.spec.init_from)
         names += [] if same_start else ["init_from"]
-    _refuse_another(run, task, recorded_task, spec, names)
+    _refuse_another(run, asked.task, recorded_task, spec, names)
     return directory.finished
 
 

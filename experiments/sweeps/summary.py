@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,7 +127,8 @@ class Summary:
     def speed(self) -> str:
         """Sentence on the training time."""
         frame = self.table.frame
-        seconds, rate = frame["training_seconds"].sum(), frame["examples_per_second"].median()
+        seconds = frame["training_seconds"].sum()
+        rate = statistics.median(frame["examples_per_second"])
         return (
             f"Training took {seconds:,.1f} s for all runs together, at a median of {rate:,.0f} "
             "examples a second."
