@@ -60,7 +60,8 @@ def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], A
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
 
     def place_of(rows: Array) -> Array:
-        place = jnp.searchsorted(ordered, rows).astype(jnp.int32)
+        # Unrolled: a loop of the search would split the graph of a step on a GPU.
+        place = jnp.searchsorted(ordered, rows, method="scan_unrolled").astype(jnp.int32)
         return jnp.where(rows == num_rows, every.size, place)
 
     return jnp.where(first, ordered, num_rows), place_of
