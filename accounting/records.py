@@ -183,17 +183,19 @@ def read(hint: Any, value: Any, place: Place = (), *, words: bool = False) -> An
         )
     if origin in (list, tuple):
         return _read_items(hint, value, place, words)
-    if isinstance(origin, type):
+    if isinstance(origin, type) and not issubclass(origin, Mapping):
         if not isinstance(value, origin):
             raise _wrong(hint, value, place, words)
-        if not issubclass(origin, Mapping):
-            return value
+        return value
+    if isinstance(origin, type):
+        if not isinstance(value, Mapping):
+            raise _wrong(hint, value, place, words)
         key, of = arguments
         return {
             read(key, k, place, words=words): read(of, x, (*place, shown(k)), words=words)
             for k, x in value.items()
         }
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return build(hint, value, place, words=words)
     return _read_plain(hint, value, place, words)
 
@@ -319,7 +321,7 @@ def _line(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def field_types(kind: type) -> Mapping[str, Any]:
+def field_types(kind: Any) -> Mapping[str, Any]:
     """Returns the annotations of a dataclass's fields, with their bounds."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):

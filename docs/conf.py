@@ -1,15 +1,11 @@
 """Settings of the site that scripts/docs builds; Sphinx's manual explains each."""
 
-import contextlib
-import importlib
-import io
 import os
 import re
 
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from experiments import cli
-from samplers.settings import SETTINGS
 
 project, author, copyright = "dpsgd", "the dpsgd authors", "the dpsgd authors"
 extensions = [
@@ -61,38 +57,20 @@ def as_rst(app, what, name, obj, options, lines):
 
 def help_of(*words):
     """Returns what `dpsgd WORDS --help` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-        cli.main([*words, "--help"])
-    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+    text = cli.help_of([*words, "--help"]) or ""
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def section(*words):
-    """Returns Markdown of what a command says of itself, and its subcommands after it."""
-    text = help_of(*words)
-    found = f"\n{'#' * (len(words) + 1)} dpsgd {' '.join(words)}\n\n```text\n{text}\n```\n"
-    module = importlib.import_module(f"experiments.cli.commands.{words[0]}")
-    below = list(getattr(module, "TOPICS", ())) if len(words) == 1 else []
-    below += re.findall(r"^[│ ]+• ([\w-]+)(?= |$)", text, re.MULTILINE)
-    return found + "".join(section(*words, word) for word in below)
-
-
-def samplers():
-    """Returns Markdown of the options that each sampler adds to those of a command."""
-    option = re.compile(r"^  (--[\w-]+).*(?:\n {8,}.*)*", re.MULTILINE)
-    common = {found[1] for found in option.finditer(help_of("epsilon"))}
-    lines = ["\n## Samplers\n\nEach adds its settings where a command says `sampler:NAME`."]
-    for name in SETTINGS:
-        found = option.finditer(help_of("epsilon", f"sampler:{name}"))
-        own = "\n".join(each[0] for each in found if each[1] not in common)
-        lines.append(f"### sampler:{name}\n\n```text\n{own}\n```\n")
-    return "\n\n".join(lines)
+def section(name):
+    """Returns Markdown of what a command says of itself."""
+    return f"\n## dpsgd {name}\n\n```text\n{help_of(*name.split())}\n```\n"
 
 
 def add_help(app, page, content):
     """Fills the page of the command."""
     if page == COMMAND:
         os.environ["COLUMNS"] = "80"
-        content[0] += "".join(section(name) for name in cli.COMMANDS) + samplers()
+        content[0] += "".join(section(name) for name in cli.COMMANDS)
 
 
 def setup(app):

@@ -7,12 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import tyro
+from typing import Annotated, Any
 
 from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line
+from experiments.cli.options import PLACE, asked_of
 from samplers.settings import SETTINGS
 
 COMPARED = ("deterministic", "shuffle", "poisson", "balls-and-bins")
@@ -21,25 +20,29 @@ METRICS = ("test_auc", "test_log_loss", "test_predicted_over_observed")
 
 @dataclass(frozen=True)
 class Demo:
-    """Train one click model with every sampler at equal noise; print what each guarantees."""
+    """Train one click model with every sampler at equal noise; print what each guarantees.
 
-    source: tyro.conf.Positional[Path | None] = None
-    """Raw Criteo Display Ads file (train.txt[.gz]); by default synthetic rows are made."""
+    Attributes:
+      source: Raw Criteo Display Ads file (train.txt[.gz]); by default synthetic rows are made.
+      noise_multiplier: Noise of every run.
+      batch_size: Expected examples in a batch.
+      epochs: Passes over the training rows.
+      rows: Synthetic rows to make.
+      out: Where to keep store and runs; by default a new temporary folder, left for you to look at.
+    """
+
+    source: Annotated[Path | None, PLACE] = None
     noise_multiplier: float = 0.5
-    """Noise of every run."""
     batch_size: int = 1024
-    """Expected examples in a batch."""
     epochs: int = 4
-    """Passes over the training rows."""
     rows: int = 120_000
-    """Synthetic rows to make."""
     out: Path | None = None
-    """Where to keep store and runs; by default a new temporary folder, left for you to look at."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the demo; bad input ends in one clear line and exit status 2."""
-    return in_one_line("scripts/demo", lambda: run(tyro.cli(Demo, prog="scripts/demo", args=argv)))
+    words = sys.argv[1:] if argv is None else argv
+    return in_one_line("scripts/demo", lambda: run(asked_of(Demo, words, "scripts/demo")))
 
 
 def run(demo: Demo) -> int:

@@ -232,7 +232,7 @@ def together(
             place = coordinator or "the address that the cluster says"
             return (
                 f"{this} did not meet the others at {place} ({why}): start all of them, each with "
-                "its own --process-id and otherwise alike, and choose a port that is free"
+                "its own --process INDEX/... and otherwise alike, and choose a port that is free"
             )
         aborted = why in ("SIGABRT", "SIGSEGV")
         because = "another one ended, or did not answer" if aborted else why

@@ -34,7 +34,7 @@ from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Figure, at
 from experiments.benchmarks.models import num_params
 from experiments.benchmarks.timing import Spent, turns
-from experiments.cli.audit import coupled
+from experiments.cli.commands.audit import coupled
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic

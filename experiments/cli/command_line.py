@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.task import find
+from experiments.cli.questions.runs import FOR_PROGRAMS
 from experiments.cli.tasks import DEFAULT
 from experiments.tasks import TASKS
 from samplers.settings import SamplerSettings
@@ -35,28 +37,33 @@ def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
     sampler = spec.sampler
     if name is None or not isinstance(sampler, SamplerSettings):
         return f"# of {out}: by a program alone, which made its task or its sampler"
+    known = known_options()
+    options = {k: v for k, v in spec.options().items() if k != "sampler"}
+    given = {name: value for name, value in options.items() if value != known[name].default}
+    if others := sorted(FOR_PROGRAMS.keys() & given.keys()):
+        return f"# of {out}: by a program or a sweep alone, which set {', '.join(others)}"
     words = ["dpsgd", "train", *(["--task", name] if name != DEFAULT else [])]
     if not name.rpartition(":")[2][:1].isupper() and name not in TASKS:
         settings = {}
     elif name in TASKS:
-        fields = dataclasses.fields(find(TASKS[name]))
-        defaults = {field.name: to_json(field.default) for field in fields if _has_default(field)}
-        settings = {k: v for k, v in settings.items() if k not in defaults or v != defaults[k]}
+        defaults = {
+            f.name: to_json(f.default)
+            for f in dataclasses.fields(find(TASKS[name]))
+            if _has_default(f)
+        }
+        settings = {k: v for k, v in settings.items() if v != defaults.get(k, MISSING)}
     words += [settings.pop("data")] if settings.get("data") else []
     words.append(f"sampler:{sampler.name}")
     for field in dataclasses.fields(sampler):
         if (value := getattr(sampler, field.name)) != field.default:
             words += _option(field.name, value)
-    for name, value in spec.options().items():
-        if name != "sampler" and value != known_options()[name].default:
-            words += _option(name, value)
-    for name, value in settings.items():
-        words += _option(name, value)
+    for option, value in [*given.items(), *settings.items()]:
+        words += _option(option, value)
     return shlex.join([*words, "--out", str(out)])
 
 
 def _has_default(field: dataclasses.Field) -> bool:
-    return field.default is not dataclasses.MISSING
+    return field.default is not MISSING
 
 
 def _option(field: str, value: Any) -> list[str]:

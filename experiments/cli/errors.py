@@ -13,7 +13,6 @@ from dpsgd.runs.stop import INTERRUPTED, STOPPED, Stopped, interrupts
 EXTRAS = {
     "apache_beam": "beam",
     "array_record": "tfds",
-    "docstring_parser": "cli",
     "dp_accounting": "peers",
     "importlib_resources": "tfds",
     "jinja2": "figures",
@@ -24,7 +23,6 @@ EXTRAS = {
     "rich": "cli",
     "sklearn": "sklearn",
     "tensorflow_datasets": "tfds",
-    "tyro": "cli",
 }
 """Each module that is imported and need not be there -> the extra that brings it."""
 

@@ -12,27 +12,27 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from dpsgd.files import make_folder
 from dpsgd.processor import processor_digest
 
-NOT_KEPT = "--no-program-cache"
-"""The option, of every command, that neither keeps nor takes programs."""
+NOT_KEPT = "JAX_ENABLE_COMPILATION_CACHE"
+"""JAX's own variable: "false" neither keeps nor takes programs."""
 
 MOST_BYTES = 2**30
 """Of all kept programs: those that were used last stay."""
 
 
-def keep_programs(words: Sequence[str]) -> None:
+def keep_programs() -> None:
     """Makes JAX, which is not imported yet, keep what it compiles.
 
-    It does not where the user has named a folder to JAX, or `words` forbid it; where the folder
-    cannot be made; and, with a line that says so, where other users can write to the folder.
+    It does not where the user has named a folder to JAX, or forbidden it by `NOT_KEPT`; where the
+    folder cannot be made; and, with a line that says so, where other users can write to it.
     """
     environ = os.environ
-    if NOT_KEPT in words or "JAX_COMPILATION_CACHE_DIR" in environ or os.name != "posix":
+    named = {NOT_KEPT, "JAX_COMPILATION_CACHE_DIR"} & environ.keys()
+    if named or os.name != "posix":
         return
     home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(home).resolve() / "dpsgd" / "programs" / processor_digest()[:16]
@@ -48,7 +48,7 @@ def keep_programs(words: Sequence[str]) -> None:
     if unsafe:
         print(
             f"dpsgd: other users can or could write {unsafe[0]}, so no compiled program is kept: "
-            f"remove it, or what others can write above it, or give {NOT_KEPT}",
+            f"remove it, or what others can write above it, or set {NOT_KEPT}=false",
             file=sys.stderr,
         )
         return

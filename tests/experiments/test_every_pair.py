@@ -222,7 +222,7 @@ def words_of(row, days):
         form = "file.npz" if start == "file" else start
         words += ["--init-from", str(days.start(kind, form))]
     words = [CALIBRATED.get(kind, "platt") if w == "KIND" else w for w in words]
-    return [*words, "--checkpoint-seconds", "0"]
+    return words
 
 
 DEFAULTS = {name: values[0] for name, values in OPTIONS.items()}

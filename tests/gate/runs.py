@@ -19,7 +19,7 @@ RUNS = {
     "lazy": "sampler:balls-and-bins --batch-size 256 --max-batch-size 400 --model small "
     "--tables lazy --tables-learning-rate 0.5 --tables-momentum 0.9",
     "banded": "sampler:balls-and-bins --batch-size 256 --overflow accumulate --model linear "
-    "--optimizer sgd --learning-rate 0.5 --bands 4 --coefficients 1 0.5 0.375 0.3125",
+    "--optimizer sgd --learning-rate 0.5 --bands 4",
     "per-layer": "sampler:shuffle --batch-size 256 --model small --clipping per-layer "
     "--average-tail 0.5",
     "frozen": "sampler:deterministic --batch-size 256 --model wide-and-deep --train hidden "
@@ -27,7 +27,7 @@ RUNS = {
 }
 COMMON = (
     "--epochs 2 --noise-multiplier 1 --l2-clip-norm 2 --insecure-seed 5 --no-audit "
-    "--calibration none --checkpoint-seconds 1e9"
+    "--calibration none"
 )
 
 

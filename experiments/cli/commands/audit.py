@@ -1,114 +1,131 @@
-"""`dpsgd audit`: evidence against a claim."""
+"""`dpsgd audit`: evidence against a claim: the program, the draws, or outputs of whole runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dpsgd.gradients.rules import FLAT
-from dpsgd.runs.spec import Auto, Dense
-from experiments.cli import outputs, tasks
-from experiments.cli.config import OfSizes
+from accounting import epsilon
+from accounting.profile import format_delta
+from dpsgd.audit.audit import audit_definition, audit_queries
+from dpsgd.audit.black_box import BlackBoxReport, black_box_audit
+from dpsgd.audit.report import AuditReport
+from dpsgd.runs.audit import ROWS, audit_synthetic, probe_rows
+from dpsgd.runs.optimizer import algorithm_of, hyperparameters, with_hyperparameters
+from dpsgd.runs.recommendation import Settings
+from dpsgd.runs.resolve import ResolvedRun, resolved, with_noise
+from dpsgd.runs.spec import Lazy
+from dpsgd.runs.task import Trainable, refinement_of
 from experiments.cli.console import Console
-from experiments.cli.options import naming, run_options
+from experiments.cli.questions.runs import Audit
+from experiments.tasks.clicks.schema import DISPLAY_ADS
+from experiments.tasks.clicks.sizes import preset_for
+from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from samplers import BatchSampler
 from samplers.settings import SETTINGS
 
-if TYPE_CHECKING:
-    from dpsgd.runs.resolve import ResolvedRun
-    from samplers import BatchSampler
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit(tasks.OfTask, OfSizes):
-    """Look for evidence that a run costs more privacy than its sampler's guarantee says.
-
-    Without --black-box: seconds, the program that trains on neighbouring batches under equal noise,
-    the noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole
-    runs.
-    The exit status is 1 if a violation is found.
-
-    --task NAME says whose step. Its rows are generated, so that nothing that is printed depends on
-    private ones; a store is read for its columns alone.
-    """
-
-    claim: str | None = None
-    """Test the run against the guarantee of this sampler in place of its own, for example shuffled
-    batches against Poisson's guarantee."""
-    black_box: bool = False
-    """Compute a lower bound on epsilon from the outputs of whole training runs."""
-    trials: int = 200_000
-    """Runs of the black-box audit, in each of its two worlds."""
-    plot: Path = Path("audit.png")
-    """Figure of the black-box audit: .png, .pdf or .svg."""
-    overwrite: bool = False
-    """Replace an existing figure."""
-
-    def claimed(self, run: ResolvedRun) -> BatchSampler | None:
-        """Returns the sampler whose guarantee is claimed, if it is another one than the run's."""
-        if self.claim is None:
-            return None
-        if self.claim not in SETTINGS:
-            raise ValueError(f"--claim {self.claim}: there are {', '.join(SETTINGS)}")
-        kind, drawn = SETTINGS[self.claim], run.spec.sampler
-        both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
-        both -= {"max_batch_size", "overflow"}  # chosen anew
-        sampler = kind(**{name: getattr(drawn, name) for name in both})
-        asked = replace(self, sampler=sampler)
-        with naming(asked):
-            return sampler.build(asked.population(drawn=True), run.delta)
-
-
-def command(words: Sequence[str]) -> type:
-    """Returns what can be asked of the task and the sampler that words name."""
-    options = run_options(
-        *("bands", "tables", "tables_momentum"),
-        *("clipping", "clip_groups", "clip_shares", "clip_gamma"),
-        *("train", "compute", "microbatch_size", "target_delta"),
-        **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},
-    )
-    return tasks.command(Audit, words, options=options, place=False)
+Progress = Callable[[str], None]
 
 
 def run(asked: Audit) -> int:
     """Runs `dpsgd audit`; the status is 1 if a violation was found."""
-    spec, population = asked.spec(), asked.population(drawn=True)
-    if isinstance(spec.tables, Auto):
-        raise ValueError("--tables auto is what a run resolves by its rows: give dense or lazy")
-    if asked.black_box:
-        for option, is_asked in {
-            "calibration": spec.calibration != "none",
-            "tables": not isinstance(spec.tables, Dense),
-            "clipping": spec.clipping != FLAT,
-            "train": spec.train is not None,
-            "compute": spec.compute != "float32",
-        }.items():
-            if is_asked:
-                raise ValueError(
-                    f"--black-box looks at dense steps alone: leave out --{option}, which the "
-                    "audit without it looks at"
-                )
-        outputs.check(asked.plot, outputs.PICTURES, "--plot", overwrite=asked.overwrite)
+    population = asked.population(drawn=True)
     with Console() as console:
         console.progress("starting")
-        from dpsgd.runs.resolve import resolved, with_noise
-        from experiments.cli import audit
-
-        task = tasks.without_data(asked)
-        with naming(asked):
-            found = resolved(with_noise(spec, task, population)[0], population)
-        claimed = asked.claimed(found)
+        task = _without_data(asked)
+        found = resolved(with_noise(asked.spec(), task, population)[0], population)
+        claimed = _claimed(asked, found)
         if not asked.black_box:
-            report = audit.coupled(task, found, claimed, console.progress)
+            report = coupled(task, found, claimed, console.progress)
             for line in report.lines():
                 console.line(line)
             return 0 if report.passed else 1
-        bound = audit.black_box(found, claimed, trials=asked.trials, progress=console.progress)
-        from experiments.figures import black_box
+        bound = black_box(found, claimed, trials=asked.trials, progress=console.progress)
+        from experiments.figures import black_box as figure  # the other audit needs no matplotlib
         from experiments.figures.drawing import save
 
-        save(black_box.draw(bound), asked.plot)
+        save(figure.draw(bound), asked.plot)
         for line in (*bound.lines(), f"plot: {asked.plot}"):
             console.line(line)
         return 1 if bound.violation else 0
+
+
+def _without_data(asked: Audit) -> Trainable:
+    """Returns the task that is asked for, whose rows are not looked at.
+
+    Clicks without a store are those of Criteo Display Ads.
+    """
+    if not asked.lacks_data:
+        return asked.subject
+    if asked.task != "clicks":
+        raise ValueError(f"--data is missing: the task {asked.task} needs it")
+    settings = {**asked.settings, "data": Path()}
+    network = settings["embedding_dim"] is not None or settings["hidden"] is not None
+    settings["model"] = settings["model"] or preset_for(asked.num_examples, network=network)
+    return DescribedClicks(Clicks(**settings).sizes, DISPLAY_ADS, 0)
+
+
+def _claimed(asked: Audit, run: ResolvedRun) -> BatchSampler | None:
+    """Returns the sampler whose guarantee is claimed, if it is another one than the run's."""
+    if asked.claim is None:
+        return None
+    kind, drawn = SETTINGS[asked.claim], run.spec.sampler
+    both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
+    both -= {"max_batch_size", "overflow"}  # chosen anew
+    sampler = kind(**{name: getattr(drawn, name) for name in both})
+    return sampler.build(replace(asked, sampler=sampler).population(drawn=True), run.delta)
+
+
+def coupled(
+    task: Trainable,
+    run: ResolvedRun,
+    claimed: BatchSampler | None = None,
+    progress: Progress = lambda line: None,
+) -> AuditReport:
+    """Audits the program that trains a task by Adam, as a run compiles it, and the draws."""
+    mechanism, spec = run.mechanism, run.spec
+    refinement = refinement_of(task, mechanism, spec.calibration)
+    progress("compiling and running the program that trains")
+    num_steps = mechanism.sampler.num_steps
+    if isinstance(asked := spec.tables, Lazy):  # any step sizes: the program is the same
+        tables = replace(asked, learning_rate=1.0, momentum=asked.momentum or 0.0)
+        spec = replace(spec, tables=tables)
+    algorithm = algorithm_of(task.loss, spec, num_steps)
+    rows = task.generated(math.prod(mechanism.sampler.clipped_shape))
+    state = algorithm.init(task.init(0), mechanism, rows)
+    sizes = hyperparameters(Settings().learning_rate, num_steps)
+    state = state._replace(opt_state=with_hyperparameters(state.opt_state, sizes))
+    claimed = claimed or mechanism.sampler
+    found = audit_synthetic(algorithm, mechanism, state, None, task.generated, claimed=claimed)
+    progress("comparing releases with the definition of DP-SGD")
+    defined = audit_definition(algorithm, mechanism, state, task.generated(probe_rows(mechanism)))
+    found = AuditReport(found.checks + defined.checks)
+    if refinement is None:
+        return found
+    sums = audit_queries(refinement, mechanism, state.params, task.generated(ROWS))
+    return AuditReport(found.checks + sums.checks)
+
+
+def black_box(
+    run: ResolvedRun,
+    claimed: BatchSampler | None = None,
+    *,
+    trials: int,
+    progress: Progress = lambda line: None,
+) -> BlackBoxReport:
+    """Bounds epsilon from below by many runs of the sampler and the compiled step.
+
+    Raises:
+      ValueError: if there is too little noise for any finite claim, or too few trials.
+    """
+    mechanism, delta = run.mechanism, run.delta
+    progress("accounting for the claim")
+    claim = epsilon((claimed or mechanism.sampler).privacy(mechanism.noise_multiplier), delta)
+    if math.isinf(claim.upper):
+        raise ValueError(
+            f"no finite epsilon is claimed at delta {format_delta(delta)}, so there is nothing to "
+            "refute: raise --noise-multiplier or --target-delta"
+        )
+    return black_box_audit(mechanism, claim, delta=delta, trials=trials, progress=progress)

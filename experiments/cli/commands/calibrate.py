@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
-
-from experiments.cli.config import OfSizes
+from accounting import Bound
+from accounting.profile import format_delta
+from dpsgd import Segment, cost
+from dpsgd.core.guarantee import ADJACENCY
+from dpsgd.runs.resolve import resolved
 from experiments.cli.console import going_on
-from experiments.cli.options import command as command_of
-from experiments.cli.options import run_options
-
-
-@dataclass(frozen=True, kw_only=True)
-class Calibrate(OfSizes):
-    """Print the smallest noise multiplier that certifies the wanted epsilon."""
-
-
-def command(words: Sequence[str]) -> type:
-    """Returns what can be asked of the sampler that words name."""
-    options = run_options("target_delta", target_epsilon=MISSING, calibration="none")
-    return command_of(Calibrate, words, options=options)
+from experiments.cli.questions.runs import Calibrate
 
 
 def run(asked: Calibrate) -> None:
     """Runs `dpsgd calibrate`."""
-    from accounting import Bound
-    from accounting.profile import format_delta
-    from dpsgd import Segment, cost
-    from dpsgd.core.guarantee import ADJACENCY
-
     with going_on("calibrating"):
-        found = asked.resolved()
+        population = asked.population()
+        found = resolved(asked.spec(), population)
         mechanism = found.mechanism
-        unit = mechanism.sampler.protected_unit(asked.population())
+        unit = mechanism.sampler.protected_unit(population)
         guarantee = cost([Segment(mechanism, unit=unit)], found.delta)
     # Rounded up: the printed number suffices as it stands.
     sigma = Bound(mechanism.noise_multiplier, mechanism.noise_multiplier).format_upper(".6g")

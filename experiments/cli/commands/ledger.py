@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
+from accounting import Bound
+from accounting.profile import format_delta
+from dpsgd.core.guarantee import Guarantee
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.history import History
 from experiments.cli.console import counted, going_on
-
-if TYPE_CHECKING:
-    from dpsgd.core.guarantee import Guarantee
-    from dpsgd.runs.history import History
+from experiments.cli.questions.directories import Ledger
 
 
-@dataclass(frozen=True)
-class LedgerConfig:
-    """Print what a run has released so far and what that costs, by its ledger alone."""
-
-    run: tyro.conf.Positional[Path]
-    """Run directory; the run may be finished, running or killed."""
-    earlier: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = ()
-    """Directories of earlier finished runs. Also prints epsilon for a unit with rows in one of the
-    runs, and for a unit with rows in all of them."""
-
-
-def run(config: LedgerConfig) -> None:
+def run(config: Ledger) -> None:
     """Runs `dpsgd ledger`."""
     history = _history(config.run)
     earlier = [_history(path) for path in config.earlier]
@@ -71,9 +58,6 @@ def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
       guarantees: Guarantee of each run.
       together: Joint guarantee, which names initial models that none of the runs trained.
     """
-    from accounting import Bound
-    from accounting.profile import format_delta
-
     if void := [one for one in guarantees if one.epsilon is None or isinf(one.epsilon.upper)]:
         return f"{void[0].sentence()} (of one of the runs)"
     upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
@@ -90,8 +74,6 @@ def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
 
 
 def _history(path: Path) -> History:
-    from dpsgd.runs.directory import RunDirectory
-
     folder = RunDirectory(path)
     if not folder.ledger_path.is_file():
         folder = RunDirectory.open(path, finished=False)

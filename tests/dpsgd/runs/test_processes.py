@@ -141,8 +141,7 @@ def test_a_port_that_is_taken_ends_the_command_in_one_line(tmp_path):
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         command = "from experiments.cli import main; raise SystemExit(main())"
-        words = ["resume", str(tmp_path / "run"), "--coordinator", place]
-        words += ["--num-processes", "2", "--process-id", "0"]
+        words = ["resume", str(tmp_path / "run"), "--process", f"0/2@{place}"]
         done = subprocess.run(
             [sys.executable, "-c", command, *words],
             cwd=DRIVER.parents[3],

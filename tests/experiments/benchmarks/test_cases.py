@@ -186,7 +186,7 @@ def test_the_recorded_command_measures_a_case_again(tmp_path):
     assert command.main(["gpu_program"]) == 2
 
 
-NOT_NEEDED = ("tyro", "typeguard", "matplotlib", "pyarrow", "dp_accounting", "tensorflow_datasets")
+NOT_NEEDED = ("matplotlib", "pyarrow", "dp_accounting", "tensorflow_datasets")
 
 
 @pytest.mark.long

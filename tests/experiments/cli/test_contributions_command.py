@@ -8,7 +8,6 @@ import pytest
 from pyarrow import parquet
 
 from experiments import contributions
-from experiments.cli.commands.contributions import ContributionsConfig, run
 from experiments.papers.contribution import bias_bounds
 
 COUNTS = np.repeat([1, 5, 40], [30, 20, 2])
@@ -16,18 +15,17 @@ USERS = np.repeat(np.arange(COUNTS.size), COUNTS)
 LOSSES = np.linspace(0.0, 1.0, USERS.size)
 
 
-def test_diagnostics_are_stamped_and_are_the_published_bounds(tmp_path, capsys):
+def test_diagnostics_are_stamped_and_are_the_published_bounds(tmp_path, command):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"who": USERS, "loss": LOSSES}), path)
-    run(ContributionsConfig(path, "who", "loss", caps=(2, 50)))
-    out = capsys.readouterr().out
+    words = ["contributions", path, "--user", "who"]
+    out = command(*words, "--loss", "loss", "--caps", "2", "50")
     assert out.startswith("NOT PRIVATE")
     usage = contributions.read(path, "who", "loss")
     for bound in bias_bounds(COUNTS, 2, usage.losses):
         assert f"{bound:.4f}" in out
     assert "least bound on its error at a cap of 40" in out
-    run(ContributionsConfig(path, "who", caps=(2,)))
-    assert " -  " in capsys.readouterr().out  # no losses, no variance between users
+    assert " -  " in command(*words, "--caps", "2")  # no losses, no variance between users
 
 
 @pytest.fixture
@@ -51,11 +49,14 @@ def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--max-ratings", "0"], "--max-ratings need numbers >= 1, got (0,)"),
-        (["--caps", "5", "-1"], "need numbers >= 1, got (5, -1)"),
+        (["--max-ratings", "0"], "--max-ratings must be an integer >= 1, got 0"),
+        (["--caps", "5", "-1"], "--caps[1] must be an integer >= 1, got -1"),
         (["--target-epsilon", "0.1"], "0.1 leaves nothing for the model, after 0.1 for the choice"),
-        (["--cap-epsilon", "-1"], "epsilon must be > 0"),
-        (["--cap-quantile", "1.1"], "quantile must be in [0, 1], got 1.1"),
+        (["--cap-epsilon", "-1"], "--cap-epsilon must be a finite number > 0, got -1"),
+        (
+            ["--cap-quantile", "1.1"],
+            "--cap-quantile must be a finite number >= 0 and <= 1, got 1.1",
+        ),
     ],
 )
 def test_what_nothing_can_be_chosen_with_is_refused_in_one_line(words, problem, u_data, command):

@@ -73,7 +73,10 @@ ALL = ["compare", "--num-examples", "10000", "--noise-multiplier", "0.3", "0.4"]
 ALL += ["--plot", "page.png"]
 
 MOMENTS = {
-    "importing the parser": (WHILE_IMPORTING.format(module="tyro"), PRICE),
+    "importing the parser": (
+        WHILE_IMPORTING.format(module="experiments.cli.questions.runs"),
+        PRICE,
+    ),
     "importing JAX": (WHILE_IMPORTING.format(module="jax"), ["report", "RUN"]),
     "pricing": (WHILE_COMPUTING.format(function="accounting:epsilon"), PRICE),
     "preparing": (
@@ -106,7 +109,7 @@ def test_ctrl_c_is_one_line_and_leaves_nothing_half_written(code, words, tmp_pat
 ANSWERED_BY = """
 import threading
 from experiments import cli
-cli.parse = lambda words: (answer, None)
+cli.answer_to = lambda name, asked, known: answer(asked)
 """
 
 LOST = """

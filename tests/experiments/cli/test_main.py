@@ -135,7 +135,10 @@ BAD_TRAINING = {
     ),
     "buckets not a power of two": (["--max-buckets", "10"], "power"),
     "layer without units": (["--hidden", "0"], "hidden: each size lies in"),
-    "seed beyond 32 bits": (["--init-seed", str(2**70)], "--init-seed must lie in"),
+    "seed beyond 64 bits": (
+        ["--insecure-seed", str(2**70)],
+        "--insecure-seed must be an integer >= 0 and < 2",
+    ),
 }
 
 

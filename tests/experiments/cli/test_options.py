@@ -1,117 +1,150 @@
-"""Every option of every command: what its help shows, and one line for a value that cannot be."""
+"""Options of every command: golden helps, one line for each value that cannot be, any order.
 
+`python tests/experiments/cli/test_options.py` writes the helps anew.
+"""
+
+import itertools
+import os
 import random
 import re
+import sys
+from pathlib import Path
 
 import jax
 import pytest
 
 from experiments import cli
-from experiments.cli.console import counted
 from experiments.tasks import TASKS
 from samplers.settings import SETTINGS
 
-SIZES = ["--num-examples", "1000", "--batch-size", "10"]
+HELP = Path(__file__).parent / "help"
+SIZES = "--num-examples 1000 --batch-size 10"
 OF_SAMPLER = {
-    "multistage": ["--draws", "1", "--steps", "9"],
-    "units-then-poisson": ["--draws", "1", "--steps", "9", "--sampling-prob", "0.5"],
+    "multistage": "--draws 1 --steps 9",
+    "units-then-poisson": "--draws 1 --steps 9 --sampling-prob 0.5",
 }
 CALLS = {
-    f"train --task {task}": ["train", "--task", task, "d", "sampler:poisson", "--out", "o"]
-    for task in TASKS
-}
-CALLS |= {
-    f"epsilon sampler:{name}": [
-        *("epsilon", f"sampler:{name}", "--num-examples", "9", "--noise-multiplier", "1"),
-        *OF_SAMPLER.get(name, []),
-    ]
-    for name in SETTINGS
-}
-CALLS |= {
-    "calibrate": ["calibrate", "sampler:deterministic", *SIZES, "--target-epsilon", "1"],
-    "audit": ["audit", "sampler:poisson", *SIZES, "--noise-multiplier", "1"],
-    "compare": ["compare", *SIZES],
-    "prepare criteo-display": ["prepare", "criteo-display", "a", "b"],
-    "prepare criteo-search": ["prepare", "criteo-search", "a", "b"],
-    "prepare csv": ["prepare", "csv", "a", "b", "--label", "y"],
-    "prepare tfds": ["prepare", "tfds", "a", "b"],
-    "prepare synthetic": ["prepare", "synthetic", "a"],
-    "batches": ["batches", "a", "b"],
-    "resume": ["resume", "a"],
-    "sweep": ["sweep", "a", "b", "--out", "o"],
-    "ledger": ["ledger", "a"],
-    "evaluate": ["evaluate", "a", "b"],
-    "score": ["score", "a", "b", "--out", "o"],
-    "export": ["export", "a", "b"],
-    "report": ["report", "a"],
-    "results": ["results", "a"],
-    "contributions": ["contributions", "a", "--user", "u"],
-    "choose": ["choose"],
+    "train": "train d sampler:poisson --out o",
+    **{f"train --task {task}": f"train --task {task} d sampler:poisson --out o" for task in TASKS},
+    **{
+        f"epsilon sampler:{name}": f"epsilon sampler:{name} --num-examples 9 --noise-multiplier 1 "
+        + OF_SAMPLER.get(name, "")
+        for name in SETTINGS
+    },
+    "epsilon": f"epsilon sampler:poisson {SIZES} --noise-multiplier 1",
+    "calibrate": f"calibrate sampler:deterministic {SIZES} --target-epsilon 1",
+    "audit": f"audit sampler:poisson {SIZES} --noise-multiplier 1",
+    "compare": f"compare {SIZES}",
+    "prepare criteo-display": "prepare criteo-display a b",
+    "prepare criteo-search": "prepare criteo-search a b",
+    "prepare csv": "prepare csv a b --label y",
+    "prepare tfds": "prepare tfds a b",
+    "prepare synthetic": "prepare synthetic a",
+    "batches": "batches a b",
+    "resume": "resume a",
+    "sweep": "sweep a b --out o",
+    "ledger": "ledger a",
+    "evaluate": "evaluate a b",
+    "score": "score a b --out o",
+    "export": "export a b",
+    "report": "report a",
+    "results": "results a",
+    "contributions": "contributions a --user u",
+    "choose": "choose",
 }
 """Words that each command can be given, before any is looked at."""
 
-NUMBERS = ["x", "nan", "-inf", "1e999", "", "0x10", "1,2"]
+HELPS = ["", "prepare", "train sampler:poisson", *CALLS]
 
 
-def options_of(text):
-    """Returns the options that a help shows, and what follows each: '' if nothing does."""
-    return dict(re.findall(r"^  (--[a-z0-9-]+)(?: ([A-Z{\[][^ ]*))?", text, re.MULTILINE))
+def file_of(words):
+    return HELP / f"{re.sub('[^a-z]+', '-', words) or 'dpsgd'}.txt"
 
 
-def test_all_commands_are_called():
-    assert {name.split()[0] for name in CALLS} == set(cli.COMMANDS)
+def shown(words, capsys):
+    assert cli.main([*words.split(), "--help"]) == 0
+    return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(None, marks=pytest.mark.long)])
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_every_command_is_called():
+    assert {*cli.COMMANDS} <= {*CALLS}
+
+
+@pytest.mark.parametrize("words", HELPS)
+def test_help_is_the_golden_one(words, capsys):
+    assert shown(words, capsys) == file_of(words).read_text()
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_help_is_as_wide_as_the_terminal(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for words in ("", "train", "results", "prepare csv"):
+        assert max(map(len, shown(words, capsys).splitlines())) <= width
+
+
+def test_help_of_a_run_has_few_options_in_the_newcomers_order(capsys):
+    text = shown("train sampler:poisson", capsys)
+    assert len(re.findall(r"^  -", text, re.MULTILINE)) <= 45
+    order = ["DATA", "--out", "--target-epsilon", "--model", "--bands", "--num-devices"]
+    places = [re.search(rf"^  {name}\b", text, re.MULTILINE).start() for name in order]
+    assert places == sorted(places)
+
+
+def options_of(name):
+    """The options of a command, and the words of a call of it."""
+    words = CALLS[name].split()
+    _, kind, rest = cli.question_of(words)
+    return words, kind.options(cli.with_sampler(rest))
+
+
 @pytest.mark.parametrize("name", CALLS)
-def test_every_option_refuses_a_wrong_value_in_one_line_that_names_it(name, examples, command):
-    words = CALLS[name]
-    shown = options_of(command.help(*words))
-    drawn = random.Random(name)
-    valued = [(option, kind) for option, kind in shown.items() if kind]
-    for option, kind in drawn.sample(valued, k=min(examples or len(valued), len(valued))):
-        wrong = {"INT": [*NUMBERS, "1.5"], "FLOAT": NUMBERS}.get(kind.strip("[]"), [])
-        if re.fullmatch(r"\{[a-z0-9,_-]+\}", kind):
-            wrong = ["none of these", ""]
+def test_every_option_has_a_text_and_stands_in_its_commands_help(name, capsys):
+    words, options = options_of(name)
+    text = shown(" ".join(words), capsys)
+    for option in options:
+        assert len(option.text) > 9
+        assert option.metavar or option.switch
+        assert re.search(
+            rf"^  {option.flag.lower() if option.place else option.flag}\b", text, re.M | re.I
+        )
+
+
+WRONG = {"INT": ["x", "nan", "1.5", "", "0x10"], "FLOAT": ["x", "nan", "1e999", "", "1,2"]}
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", CALLS)
+def test_every_option_refuses_a_wrong_value_in_one_line(name, examples, command):
+    words, options = options_of(name)
+    drawn, valued = random.Random(name), [o for o in options if not o.switch and not o.place]
+    for option in drawn.sample(valued, k=min(examples or len(valued), len(valued))):
+        wrong = WRONG.get(option.metavar, ["none of these"] if "{" in option.metavar else [])
         for value in drawn.sample(wrong, k=min(examples or len(wrong), len(wrong))):
-            assert option in command.refuses(*words, option, value), (option, value)
-        if not kind.startswith(("[", "{[")):  # which may be empty
-            assert option in command.refuses(*words, option)
-        misspelt = f"{option}q"
+            line = command.refuses(*words, option.flag, value)
+            assert line.startswith(f"dpsgd: {option.flag}")
+            assert " must be " in line
+        if option.length is None:
+            assert option.flag in command.refuses(*words, option.flag)
+        misspelt = f"{option.flag}q"
         line = command.refuses(*words, misspelt, "1")
         assert f"has no option {misspelt}" in line
         assert re.search(r"did you mean --|--help` lists them$", line)
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("width", [60, pytest.param(100, marks=pytest.mark.long)])
-def test_help_is_as_wide_as_the_terminal_and_its_usage_has_what_must_be_given(
-    name, width, command, monkeypatch
-):
-    monkeypatch.setenv("COLUMNS", str(width))
-    shown = command.help(*CALLS[name])
-    usage, _, rest = shown.partition("\n\n")
-    assert usage.startswith(f"usage: dpsgd {name.split()[0]}")
-    assert max(map(len, shown.splitlines())) <= width + 2
-    assert "typing." not in shown
-    assert "(default: None)" not in shown
-    entries = [one.strip() for one in re.split(r"\n(?=  -|\n)", rest)]
-    required = {one.split()[0] for one in entries if "(required)" in one}
-    given = set(re.findall(r"--[a-z-]+", usage))
-    assert given >= {one for one in required if one.startswith("--")}
-    assert given <= required or "[OPTIONS]" not in usage
-    others = {"--epsilon", "--delta", "--sigma", "--noise-multipliers", "--memory", "--lr"}
-    assert not others & set(options_of(rest)), "the name of an option in another command"
-    undescribed = re.findall(r"^  (--\S+) [^ ]+\n(?=  --|\n)", rest, re.MULTILINE)
-    assert not undescribed, counted(len(undescribed), "option")
-
-
-def test_the_help_of_a_run_begins_with_what_a_newcomer_needs_and_ends_with_clusters(command):
-    shown = command.help("train")
-    order = ["DATA", "--out", "--target-epsilon", "--model", "--bands", "--coordinator"]
-    places = [re.search(rf"^  {name}\b", shown, re.MULTILINE).start() for name in order]
-    assert places == sorted(places)
-    assert "user-poisson" in shown
+def test_options_stand_in_any_order():
+    parts = [["store"], ["--batch-size", "512"], ["--epochs=1"], ["--noise-multiplier", "1"]]
+    parts += [["--out", "o"], ["--hidden", "4", "8", "--audit"]]
+    for number, order in enumerate(itertools.permutations(parts)):
+        sampler = ["sampler:poisson"] if number % 2 else ["--sampler", "poisson"]
+        words = [word for part in [*order[:3], sampler, *order[3:]] for word in part]
+        _, asked, _ = cli.parse(["train", *words])
+        assert (asked.sampler.batch_size, asked.sampler.epochs) == (512, 1)
+        assert (asked.settings["data"], asked.settings["hidden"]) == (Path("store"), (4, 8))
 
 
 ALIKE = {
@@ -127,7 +160,8 @@ ALIKE = {
 
 @pytest.mark.parametrize(("name", "given", "meant"), ALIKE.values(), ids=ALIKE)
 def test_another_name_of_an_option_is_answered_by_its_own(name, given, meant, command):
-    assert command.refuses(*CALLS[name], given, "1").endswith(f": did you mean {meant}?")
+    said = command.refuses(*CALLS[name].split(), given, "1")
+    assert said.endswith(f": did you mean {meant}?")
 
 
 TINY = "--embedding-dim 2 --max-buckets 16 --hidden 4"
@@ -139,38 +173,49 @@ REFUSED = {
         "trian": "there is no command 'trian': did you mean train?",
         "frobnicate": "there is no command 'frobnicate'; there are prepare",
         "ledger a b": "dpsgd ledger takes no b; `dpsgd ledger --help` lists",
-        "prepare": "dpsgd prepare needs one of criteo-display, criteo-search, csv,",
-        "prepare cvs": "dpsgd prepare takes no cvs; there are criteo-display, criteo-search,",
-        "prepare csv a b": "dpsgd prepare csv needs --label STR; `dpsgd prepare csv --help` lists",
+        "prepare": "dpsgd prepare needs one of csv, criteo-display, criteo-search,",
+        "prepare cvs": "dpsgd prepare takes no cvs: did you mean csv?",
+        "prepare csv a b": "dpsgd prepare csv needs --label TEXT; `dpsgd prepare csv --help` lists",
+        "prepare csv a --label y": "dpsgd prepare csv needs FILES; `dpsgd prepare csv --help`",
         "prepare csv a b --label c --frob 1": "no option --frob; `dpsgd prepare csv --help` lists",
-        "train --sampler poisson": "dpsgd train has no option --sampler: write sampler:poisson",
         "train a sampler:poisson --user b": "has no option --user; `dpsgd train --help` lists them",
-        "train a --batch-size 9 --epochs=1 sampler:poisson --out b": (
-            "--batch-size and --epochs: options of a sampler are written after sampler:poisson"
-        ),
         "export": "dpsgd export needs RUN and OUT; `dpsgd export --help` lists",
-        "train": "name a sampler",
-        "audit": "name a sampler",
-        "train sampler:poisson": "dpsgd train needs DATA and --out PATH; `dpsgd train --help`",
-        "resume a --num-devices 0": "--num-devices must be at least 1, got 0",
-        "train sampler:dice": "sampler:dice: there are determ",
-        "epsilon sampler:poison --num-examples 1000": "sampler:poison: did you mean",
-        "epsilon --num-examples 1000 --batch-size 10 --noise-multiplier 1": "name a sampler",
+        "train": "dpsgd train needs DATA and --out PATH and --sampler TEXT; `dpsgd train --help`",
+        "train --sampler": "--sampler: expected one argument",
+        "train --task": "--task: expected one argument",
+        "resume a --num-devices 0": "--num-devices must be an integer >= 1, got 0",
+        "resume a --process 3/3@h:1": "--process must be INDEX/COUNT@HOST:PORT, INDEX below COUNT",
+        "resume a --process 0/2@h:99999": "--process must be INDEX/COUNT@HOST:PORT",
+        "resume a --coordinator h:1": "--coordinator was removed in 0.3.0; see CHANGELOG",
+        "train sampler:dice": "--sampler dice: there are deterministic, shuffle",
+        "epsilon --num-examples 1000 --sampler poison": "--sampler poison: did you mean poisson?",
+        "epsilon --num-examples 1000 --noise-multiplier 1": "epsilon needs --sampler TEXT",
+        "choose --max-ratings 0": "--max-ratings must be an integer >= 1, got 0",
+        "sweep f.toml": "--out is missing: name the folder of the sweep, or give --dry-run",
+        "sweep f.toml --private": "--private needs --out, and has no --dry-run",
+        "results a --by x": "--by needs --x, its axis",
+        "report a --out {tmp}/a.html --by x": "--by is about labelled rows: name them with --data",
     },
     PRICE: {
-        "--noise-multiplier 0": "--noise-multiplier must be",
+        "--noise-multiplier 0": "--noise-multiplier must be a finite number > 0, got 0",
         "--target-delta 0.1": "--target-delta must",  # which permits a failure
-        "--num-examples 0": "--num-examples must be at least 1",
+        "--num-examples 0": "--num-examples must be an integer >= 1, got 0",
         "--num-examples 1000": "--batch-size is 1024 by default",
         "--sizes 3 3": "sampler:poisson takes no",
+        "--draws 3": "has no option --draws; it goes with sampler multistage or units-then-poisson",
+        "--trials-shape 1": "--trials-shape is of the search of --mean-trials: give both",
     },
     PRICE.replace("poisson", "user-poisson"): {"": "sampler:user-poisson needs --max-contribut"},
-    "calibrate sampler:deterministic --num-examples 1000 {}": {"": "--target-epsilon"},
+    "calibrate sampler:deterministic --num-examples 1000 {}": {"": "needs --target-epsilon FLOAT"},
     "train --task images sampler:poisson --out o {}": {
-        "": "give exactly one of --noise-multiplier, --target-epsilon and --non-priv",
-        "--non-private --batch-size 0": "batch_size must be",
+        "": "give exactly one of --noise-multiplier, --target-epsilon and --non-private",
+        "--non-private --batch-size 0": "--batch-size must be an integer >= 1, got 0",
         "--non-private --momentum 0.5": "--momentum goes with optimizer sgd",
+        "--non-private --optimizer adm": "--optimizer must be adam or sgd, got adm: did you mean",
         "--noise-multiplier 1 --tables lazy --bands 2": "--tables lazy and bands: deferred noise",
+        "--noise-multiplier 1 --train (": "--train must be a regular expression, got (",
+        "--noise-multiplier 1 --hidden 4": "has no option --hidden; `dpsgd train --help` lists",
+        "--noise-multiplier 1 --flush-every 4": "Python and the files of sweeps have flush_every",
         f"--non-private --out {__file__}/run": f"{__file__}/run cannot be written",
     },
     "train --task ratings {} sampler:poisson --out o --non-private": {
@@ -178,9 +223,9 @@ REFUSED = {
     },
     "audit {} --num-examples 1000 --batch-size 50 --epochs 2 --noise-multiplier 1 " + TINY: {
         "sampler:shuffle --bands 4": "--bands and no minimum separation: ",
-        "sampler:poisson --bands 4 --cycle-length 2": "--bands must be at most 2 here",
-        "sampler:poisson --bands 21": "--bands 21: --cycle-length must be at most the 20",
+        "sampler:poisson --bands 21": "--bands 21: cycle_length must be at most the 20",
         "sampler:poisson --tables auto": "--tables auto is what a run resolves",
+        "sampler:poisson --claim dice": "--claim must be one of deterministic, shuffle",
     },
     "audit {} " + PLATT: {
         "--black-box": "--black-box looks at dense steps alone: leave out --calibration",
@@ -194,7 +239,7 @@ REFUSED = {
     },
     "epsilon sampler:multistage {} --steps 9 --num-examples 100 --noise-multiplier 2": {
         "--draws 1 11 --sizes 10 10": "has 10 children, fewer than",
-        "--draws 1 5 --sizes 10 0": "--sizes needs a number >= 1",
+        "--draws 1 5 --sizes 10 0": "--sizes[1] must be an integer >= 1, got 0",
         "--draws 1 --sizes 10 10": "--draws needs 2 entries, one per level",
         "--draws 1 5 --sizes 10 10 --units a b": "--units needs 1",
         "--draws 1 5 --sizes 10 10 --unit user": "--unit user: the rows of --sizes are examples",
@@ -204,11 +249,15 @@ REFUSED = {
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(of.format(words), why) for of, found in REFUSED.items() for words, why in found.items()],
+    [
+        (of.replace("{}", words), why)
+        for of, found in REFUSED.items()
+        for words, why in found.items()
+    ],
 )
-def test_what_cannot_be_is_refused_in_one_line(words, why, command):
+def test_what_cannot_be_is_refused_in_one_line(words, why, command, tmp_path):
     jax.devices()  # of this process, which are as many as there are
-    assert why in command.refuses(*words.split())
+    assert why in command.refuses(*words.replace("{tmp}", str(tmp_path)).split())
 
 
 @pytest.mark.parametrize("name", ["calibrate", pytest.param("audit", marks=pytest.mark.long)])
@@ -219,11 +268,20 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    mine, others = "sampler:mine_asked:Mine", CALLS[name][2:]
-    _, asked = cli.parse([CALLS[name][0], mine, *others, "--often", "2"])
+    mine, (first, _, *others) = "sampler:mine_asked:Mine", CALLS[name].split()
+    _, asked, _ = cli.parse([first, mine, *others, "--often", "2"])
     assert (asked.sampler.name, asked.sampler.often) == ("mine_asked:Mine", 2)
     answers = []
     for sampler in (mine, "sampler:deterministic"):
-        answer = command(CALLS[name][0], sampler, *others)
+        answer = command(first, sampler, *others)
         answers.append(re.sub(r"\d\.\d+e-\d+", "tiny", answer))  # p-values of a part's own seed
     assert answers[0] == answers[1]
+
+
+if __name__ == "__main__":
+    os.environ["COLUMNS"] = "100"
+    HELP.mkdir(exist_ok=True)
+    for words in HELPS:
+        text = cli.help_of([*words.split(), "--help"])
+        file_of(words).write_text(f"{text}\n")
+    sys.exit()

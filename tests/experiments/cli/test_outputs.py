@@ -3,10 +3,10 @@
 import pytest
 from matplotlib.figure import Figure
 
+from experiments import cli
 from experiments.cli import outputs
-from experiments.cli.commands.score import OTHER_FORMATS
-from experiments.figures import comparison, drawing
-from experiments.results import page
+from experiments.cli.questions.models import OTHER_FORMATS
+from experiments.figures import drawing
 from experiments.results.render import Page
 
 COMPARE = ["compare", "--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
@@ -27,9 +27,7 @@ def nothing_is_done(monkeypatch):
     def work(*args, **kwargs):
         pytest.fail("it began to work")
 
-    monkeypatch.setattr(comparison, "curves", work)
-    monkeypatch.setattr(page, "page", work)
-    monkeypatch.setattr("experiments.cli.audit.black_box", work)
+    monkeypatch.setattr(cli, "going_on", work)
 
 
 @pytest.mark.parametrize(("words", "option", "ending"), COMMANDS.values(), ids=COMMANDS)
@@ -81,7 +79,7 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
 
 def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, command, monkeypatch):
     found = Page("t", "# t\n", {"a.svg": b"<svg/>"})
-    monkeypatch.setattr(page, "page", lambda *settings, **more: found)
+    monkeypatch.setattr("experiments.cli.commands.report.page", lambda *settings, **more: found)
     words = "report", "run", "--out", tmp_path / "page.html", "--markdown", tmp_path / "page"
     command(*words)
     (tmp_path / "page.html").unlink()

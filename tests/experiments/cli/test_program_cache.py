@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_programs_are_kept_in_a_folder_of_the_users_alone(home):
-    keep_programs(["train"])
+    keep_programs()
     folder = Path(os.environ[NAMED])
     assert folder.is_relative_to(home)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -31,7 +31,7 @@ def test_programs_are_kept_in_a_folder_of_the_users_alone(home):
     "danger", ["written by the group", "written by all", "another's", "a link"]
 )
 def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsys, monkeypatch):
-    keep_programs(["train"])
+    keep_programs()
     folder = Path(os.environ.pop(NAMED))
     part = [folder, *folder.parents][depth]
     if danger == "another's":
@@ -42,7 +42,7 @@ def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsy
         part.symlink_to(home.parent / "elsewhere")
     else:
         part.chmod({"written by the group": 0o770, "written by all": 0o707}[danger])
-    keep_programs(["train"])
+    keep_programs()
     assert NAMED not in os.environ
     assert str(part) in capsys.readouterr().err
 
@@ -50,17 +50,17 @@ def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsy
 @pytest.mark.parametrize(("mode", "kept"), [(0o777, False), (0o770, False), (0o1777, True)])
 def test_a_folder_that_others_could_replace_is_not_used(home, mode, kept, capsys):
     home.parent.chmod(mode)
-    keep_programs(["train"])
+    keep_programs()
     assert (NAMED in os.environ) == kept
     assert (str(home.parent) in capsys.readouterr().err) != kept
 
 
 def test_a_program_that_others_could_write_is_not_used(home, capsys):
-    keep_programs(["train"])
+    keep_programs()
     planted = Path(os.environ.pop(NAMED)) / "jit_step-cache"
     planted.write_bytes(b"")
     planted.chmod(0o666)
-    keep_programs(["train"])
+    keep_programs()
     assert NAMED not in os.environ
     assert str(planted) in capsys.readouterr().err
 
@@ -68,9 +68,9 @@ def test_a_program_that_others_could_write_is_not_used(home, capsys):
 def test_programs_are_kept_whatever_the_umask_is(home, capsys):
     before = os.umask(0o002)
     try:
-        keep_programs(["train"])
+        keep_programs()
         del os.environ[NAMED]
-        keep_programs(["train"])
+        keep_programs()
     finally:
         os.umask(before)
     assert NAMED in os.environ
@@ -80,16 +80,18 @@ def test_programs_are_kept_whatever_the_umask_is(home, capsys):
 def test_without_a_folder_no_program_is_kept(home, capsys):
     home.parent.mkdir(exist_ok=True)
     home.write_text("in the way")
-    keep_programs(["train"])
+    keep_programs()
     assert NAMED not in os.environ
     assert capsys.readouterr().err == ""
 
 
 def test_what_a_user_says_of_kept_programs_holds(home):
-    keep_programs(["train", NOT_KEPT])
+    os.environ[NOT_KEPT] = "false"
+    keep_programs()
     assert NAMED not in os.environ
+    del os.environ[NOT_KEPT]
     os.environ[NAMED] = "mine"
-    keep_programs(["train"])
+    keep_programs()
     assert os.environ[NAMED] == "mine"
 
 
@@ -104,12 +106,12 @@ def test_a_program_that_was_kept_trains_the_same_bits(tmp_path):
     words += ["--l2-clip-norm", "1", "--learning-rate", "0.1", "--no-audit"]
     words += ["sampler:poisson", "--batch-size", "8", "--epochs", "2"]
     found = []
-    for out, extra in [("first", []), ("again", []), ("anew", [NOT_KEPT])]:
+    for out, extra in [("first", {}), ("again", {}), ("anew", {NOT_KEPT: "false"})]:
         code = "from experiments.cli import main; raise SystemExit(main())"
         subprocess.run(
-            [sys.executable, "-c", code, *words, "--out", out, *extra],
+            [sys.executable, "-c", code, *words, "--out", out],
             cwd=tmp_path,
-            env=mine | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": path},
+            env=mine | extra | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": path},
             check=True,
         )
         kept = {f.name for f in (tmp_path / "cache").rglob("*-cache")}

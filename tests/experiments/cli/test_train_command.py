@@ -16,10 +16,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of some numbers."""
+    """The mean of some numbers.
+
+    Attributes:
+      rows: How many numbers there are.
+    """
 
     rows: int = 40
-    """How many numbers there are."""
 
     def columns(self):
         return {"x": np.linspace(0, 1, self.rows, dtype=np.float32)}
@@ -107,8 +110,7 @@ def test_a_dry_run_states_facts_reads_no_row_and_writes_nothing(out, home, comma
 
 
 def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--task", "own_mean:Mean", "--help"])
+    assert main(["train", "--task", "own_mean:Mean", "--help"]) == 0
     printed = capsys.readouterr().out
     assert "How many numbers there are." in printed
     assert "--hidden" not in printed
@@ -123,8 +125,7 @@ def test_help_shows_the_settings_of_the_task_that_is_named(capsys):
         (["--task", "own_mean:dataclass"], "own_mean:dataclass is no task: it is a function with"),
         (["--task", "own_mean:Clash"], "its setting learning_rate is called as one of the comm"),
         (["--task", "image"], "--task image: did you mean images?"),
-        (["--task"], "--task needs a name, one of clicks, images, ratings, or module:object"),
-        (["--task", "images", "--task", "clicks"], "--task names several: images, clicks"),
+        (["--task"], "--task: expected one argument"),
     ],
 )
 def test_what_is_wrong_with_a_task_or_a_setting_is_one_line(words, why, command, home):

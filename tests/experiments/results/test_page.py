@@ -18,7 +18,6 @@ from dpsgd.runs.ledger import read
 from dpsgd.runs.report import escape
 from experiments import cli
 from experiments.cli.command_line import train_command
-from experiments.cli.options import spec_of
 from experiments.results.page import MEANING
 from experiments.results.page import page as page_of
 from experiments.results.render import Page, document
@@ -34,7 +33,11 @@ CONFIGS = {
         {"noise_multiplier": 0.7, "microbatch_size": 32},
         {"hidden": [32, 16]},
     ),
-    "balls-and-bins": ({"epochs": 1}, {"target_epsilon": 3.0, "init_seed": 5, "audit": False}, {}),
+    "balls-and-bins": (
+        {"epochs": 1},
+        {"target_epsilon": 3.0, "microbatch_size": 5, "audit": False},
+        {},
+    ),
 }
 
 
@@ -50,12 +53,19 @@ def test_the_printed_command_is_the_configuration(name):
     assert words[:2] == ["dpsgd", "train"]
     assert "--task" not in words
     assert "--max-buckets" not in words
-    _, read = cli.parse(words[1:])
-    assert spec_of(read) == config
+    _, read, _ = cli.parse(words[1:])
+    assert read.spec() == config
     assert read.out == Path("run")
-    assert read.settings.data == Path(settings["data"])
-    assert read.settings.model == "small"
-    assert read.settings.hidden == (settings["hidden"] and tuple(settings["hidden"]))
+    hidden = settings["hidden"] and tuple(settings["hidden"])
+    assert read.settings | {"data": Path(settings["data"]), "model": "small", "hidden": hidden} == (
+        read.settings
+    )
+
+
+def test_a_configuration_that_no_command_has_is_said_to_be_a_programs():
+    config = RunSpec.of(SETTINGS["poisson"](), noise_multiplier=1.0, init_seed=5)
+    printed = train_command({"name": "clicks", "settings": {"data": "s"}}, config, Path("run"))
+    assert printed == "# of run: by a program or a sweep alone, which set init_seed"
 
 
 def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_already():
@@ -64,7 +74,7 @@ def test_the_printed_command_names_the_task_and_no_settings_of_one_that_is_made_
     for name, given in (("tiny_task:Line", "--width 5"), ("tiny_task:line", "1.0 --out")):
         command = train_command({"name": name, "settings": settings}, config, Path("run"))
         assert given in command
-        _, read = cli.parse(shlex.split(command)[1:])
+        _, read, _ = cli.parse(shlex.split(command)[1:])
         assert read.task == name
     unnamed = {"name": None, "settings": {}}
     assert train_command(unnamed, config, Path("run")).startswith("# of run: by a program alone")
@@ -341,7 +351,7 @@ def test_what_trained_a_model_is_not_scored_as_new_rows(clicked, tmp_path, capsy
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "name at least one run"),
+        ([], "dpsgd report needs RUNS"),
         (["nowhere"], "nowhere is not the directory of a run"),
         (["nowhere", "--out", "page.pdf"], "must end in .html"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpsgd import Settings
-from experiments.cli.commands.sweep import SweepConfig
+from experiments.cli.questions.results import Sweep as SweepQuestion
 from experiments.results.table import AXES
 from experiments.sweeps.config import SHIPPED, Sweep, file_of, plan
 from experiments.sweeps.engine import task_of
@@ -249,7 +249,7 @@ def test_every_shipped_sweep_can_be_asked_for_by_name(path):
 
 
 def test_the_file_that_the_help_shows_is_a_sweep():
-    help_text = SweepConfig.__doc__
+    help_text = SweepQuestion.__doc__
     lines = [line for line in help_text.splitlines() if line.startswith(" " * 8)]
     sweep = Sweep.parse(textwrap.dedent("\n".join(lines)).encode(), "the help")
     assert len(sweep.grid[0].cells()) == 2 * (3 + 1)

@@ -1,0 +1,67 @@
+"""Questions about users' contributions: `dpsgd contributions` and `choose`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from accounting.records import Count, Ge, Le, Positive
+from experiments.cli.options import PLACE
+from experiments.cli.questions import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contributions(Question):
+    """Look at how much users contribute and what a cap on it would cost.
+
+    What is printed is NOT private: it is for your eyes alone.
+
+    Attributes:
+      table: CSV, TSV (with a header, gzipped or not) or Parquet file with one example per row.
+      user: Column with the user of each example.
+      loss: Column with a model's loss on each example, for the bound by the variance between users.
+        The other bounds hold for losses in [0, 1].
+      caps: Candidate caps on the examples of one user.
+      target_epsilon: Epsilon of a private count whose best cap is printed.
+    """
+
+    table: Annotated[Path, PLACE]
+    user: str
+    loss: str | None = None
+    caps: tuple[Count, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    target_epsilon: Positive = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choose(Question):
+    """Choose a linear model of ratings from a finite class, by the exponential mechanism.
+
+    Whole users are protected, with delta 0. Of each user the first ratings count, up to a cap.
+
+    Attributes:
+      data: `u.data` of MovieLens 100K, gzipped or not. Default: generated ratings.
+      target_epsilon: Epsilon of all releases together.
+      max_ratings: Public cap on the ratings of one user. Default: chosen privately, which costs
+        --cap-epsilon.
+      caps: Candidate caps, a public list chosen without the data.
+      cap_quantile: Quantile of the users' numbers of ratings near which the cap is chosen.
+      cap_epsilon: Part of --target-epsilon that the choice of the cap costs.
+    """
+
+    data: Annotated[Path | None, PLACE] = None
+    target_epsilon: Positive = 1.0
+    max_ratings: Count | None = None
+    caps: tuple[Count, ...] = (5, 10, 20, 50, 100, 200, 400, 700)
+    cap_quantile: Annotated[float, Ge(0), Le(1)] = 0.9
+    cap_epsilon: Positive = 0.1
+
+    def check(self) -> None:
+        """Refuses a cap that costs all of epsilon."""
+        if self.max_ratings is None and not self.caps:
+            raise ValueError("--caps needs a number, or give --max-ratings")
+        if self.max_ratings is None and self.cap_epsilon >= self.target_epsilon:
+            raise ValueError(
+                f"--target-epsilon {self.target_epsilon} leaves nothing for the model, after "
+                f"{self.cap_epsilon:g} for the choice of the cap: raise it"
+            )

@@ -1,0 +1,199 @@
+"""Questions about many runs: `dpsgd results`, `report` and `sweep`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from accounting.records import Count
+from experiments.cli import outputs
+from experiments.cli.options import PLACE
+from experiments.cli.questions import Question
+
+TABLES = (".csv", ".parquet")
+"""Endings of the file of a table, which name its format."""
+
+MARKDOWN = "report.md"
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(Question):
+    """Print, export and draw the table of finished runs.
+
+    A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
+    With --x and --y, one column is shown over another, as mean and standard error over the runs
+    that are alike in all other settings, or in those that --by names. Each guarantee is that of its
+    own run: a choice of one of several by what is shown here is covered by none.
+
+    Attributes:
+      runs: Run directories, folders of sweeps, folders that contain these, or .parquet tables that
+        --out wrote.
+      out: File for the whole table: .csv or .parquet.
+      columns: Further columns to print, such as test_log_loss or examples_per_second.
+      x: Column of the horizontal axis, such as noise_multiplier or epsilon_upper.
+      y: Numerical column of the vertical axis. Default: the task's headline metric.
+      by: Settings that distinguish lines. Default: all settings that differ, except x and seeds.
+      plot: Figure to draw (.png, .pdf or .svg): --y over --x, or, without --x, the panels of
+        sweeps.
+      overwrite: Replace existing files.
+      better: Direction in which --y improves, if it is not the task's headline metric.
+    """
+
+    runs: Annotated[tuple[Path, ...], PLACE]
+    out: Path | None = None
+    columns: tuple[str, ...] = ()
+    x: str | None = None
+    y: str | None = None
+    by: tuple[str, ...] = ()
+    plot: Path | None = None
+    overwrite: bool = False
+    better: Better | None = None
+
+    def check(self) -> None:
+        """Refuses files that cannot be written, and an axis that is missing."""
+        for path, endings, option in (
+            (self.out, TABLES, "--out"),
+            (self.plot, outputs.PICTURES, "--plot"),
+        ):
+            if path is not None:
+                outputs.check(path, endings, option, overwrite=self.overwrite)
+        if self.x is None and self.by:
+            raise ValueError("--by needs --x, its axis")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Question):
+    """Write one self-contained HTML page about finished runs and sweeps.
+
+    Figures, guarantees with their intervals, what they do not cover, the commands that do it again,
+    versions and hardware.
+
+    Attributes:
+      runs: Run directories and folders of sweeps.
+      out: Page to write.
+      markdown: Folder for a Markdown version of the page with its figures.
+      overwrite: Replace existing files.
+      title: Heading of the page.
+      headline: Metric to show first. Default: the task's own.
+      better: Direction in which the headline metric improves.
+      data: Labelled rows, a store or a raw file, on which the calibration of click models is shown.
+        The guarantees do not cover these rows.
+      split: Split of a store to use.
+      by: Also show predicted and observed positives for the largest categories of this column.
+      against: Non-private run of the same model (dpsgd train --non-private) to compare with.
+    """
+
+    runs: Annotated[tuple[Path, ...], PLACE]
+    out: Path = Path("report.html")
+    markdown: Path | None = None
+    overwrite: bool = False
+    title: str = ""
+    headline: str | None = None
+    better: Better | None = None
+    data: Path | None = None
+    split: Literal["train", "validation", "test"] = "test"
+    by: str | None = None
+    against: Path | None = None
+
+    def check(self) -> None:
+        """Refuses files that cannot be written, and options that lack their rows."""
+        outputs.check(self.out, (".html",), "--out", overwrite=self.overwrite)
+        folder = self.markdown
+        for file in folder.iterdir() if folder and folder.is_dir() else ():
+            ours = file.name == MARKDOWN or file.suffix == ".svg"
+            if not (ours and self.overwrite):
+                raise FileExistsError(
+                    f"{folder} holds {file.name}: name another --markdown"
+                    f"{', or give --overwrite' if ours else ''}"
+                )
+        for option, value in (("--by", self.by), ("--against", self.against)):
+            if value is not None and self.data is None:
+                raise ValueError(f"{option} is about labelled rows: name them with --data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Question):
+    """Carry out every run that a file asks for; write their table and figure.
+
+    Started again, it resumes: no finished run is repeated. The guarantees are those of
+    single runs; a choice among them is not covered. The file is TOML:
+
+        title = "AUC over the noise multiplier"
+        repetitions = 3               # each from entropy of its own
+
+        [task]                        # what is trained: by default the clicks
+        name = "clicks"               # or another, or your own as "module:object"
+        model = "small"               # and its settings, as `dpsgd train` has them
+
+        [run]                         # what else all runs share, likewise
+        target_delta = 1e-6
+        calibration = "platt"         # by default none; private runs alone have it
+
+        [[grid]]                      # one or more; each is a panel of the figure
+        x = "noise_multiplier"        # the axis of the panel
+        sampler = ["shuffle", { name = "poisson", overflow = "accumulate" }]
+        noise_multiplier = [0.3, 1.0, 3.0]
+        non_private = true            # and once more without clipping and noise
+        epochs = 5
+
+    A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate,
+    l2_clip_norm, bands (over which noise is correlated: of use with optimizer = "sgd" in [run])
+    and other options of a run, each with one value or a list: its runs are all combinations.
+    With `tune = "learning_rate"`, or several axes in a list, each point shows the values that are
+    best together on the validation rows. Grids with the same title share a panel.
+    Figure and tables show the task's own metric first; the top of the file names another one by
+    headline = "test_log_loss" and better = "lower".
+
+    With --private, one model is released and nothing else: the best of a random number of trials,
+    each a random candidate of the grids, with the guarantee of the whole. Then the top of the file
+    has target_epsilon, which is of the whole, and, where the defaults will not do, mean_trials
+    (10), trials_shape (0), and score (by default the headline on the validation rows); a [[grid]]
+    has any settings of a run, each with one value or a list; and there are no repetitions. How many
+    trials there are is a secret, and so is how long they take: do not show the times, nor the
+    folder before it is finished.
+
+    Attributes:
+      config: Sweep file, or a shipped sweep: criteo-display-paper, criteo-display-small,
+        criteo-search-paper, criteo-search-small, defaults, episodes, equal-noise-millions,
+        equal-privacy, fixed-guarantee; with --private: private-selection.
+      data: Data of the task, such as a store (see `dpsgd prepare`). Omit it for a task with data of
+        its own.
+      out: Folder of the sweep; an existing sweep is resumed.
+      headline: Metric to show. Default: the file's or the task's own.
+      better: Direction in which the headline metric improves.
+      private: Release only the best of a random number of trials, and price the selection.
+      dry_run: Train nothing; print runs, steps, and hours estimated from a few timed steps.
+      workers: Number of runs at once, each with its share of the cores. Default: one per core on a
+        CPU, else 1.
+    """
+
+    config: Annotated[Path, PLACE]
+    data: Annotated[Path | None, PLACE] = None
+    out: Path | None = None
+    headline: str | None = None
+    better: Better | None = None
+    private: bool = False
+    dry_run: bool = False
+    workers: Count | None = None
+
+    def check(self) -> None:
+        """Refuses options that do not go with --private, or a folder that is missing."""
+        if not self.private:
+            if self.out is None and not self.dry_run:
+                raise ValueError(
+                    "--out is missing: name the folder of the sweep, or give --dry-run"
+                )
+            return
+        if self.out is None or self.dry_run:
+            raise ValueError("--private needs --out, and has no --dry-run: its trials are random")
+        for option in ("headline", "better", "workers"):
+            if getattr(self, option) is not None:
+                why = (
+                    "trials run one after another"
+                    if option == "workers"
+                    else "the file has a score"
+                )
+                raise ValueError(f"--{option} does not go with --private: {why}")
