@@ -30,15 +30,13 @@ class Piece:
     span: Span
     rows: int
     """Number of rows; of those before the fault, if it has one."""
-    blank: int = 0
-    """Blank lines at the end: a fault if a row follows in the file."""
     fault: dict[str, Any] | None = None
     """Arguments of the first fault's `DataError`, its line counted in the span."""
 
 
 def write_piece(span: Span, format: Format, folder: Path) -> Piece:
     """Writes the piece of a span into a folder of its own under `folder`."""
-    rows, path, fault, blank = 0, Path(span.path), None, 0
+    rows, path, fault = 0, Path(span.path), None
     own = folder / f".{span.name}.{secrets.token_hex(8)}"
     own.mkdir(mode=0o700)
     try:
@@ -46,12 +44,10 @@ def write_piece(span: Span, format: Format, folder: Path) -> Piece:
             names = columns_of(format.schema)
             files = {n: stack.enter_context(open(own / n, "xb")) for n in names}
             try:
-                opened = format.open(path, span=span)
-                for block in format.encoded(opened):
+                for block in format.encoded(format.open(path, span=span)):
                     rows += len(block["label"])
                     for name, file in files.items():
                         file.write(np.ascontiguousarray(block[name]).data)
-                blank = opened.blank
             except DataError as error:
                 terms = "problem", "line", "row", "column"
                 fault = {name: getattr(error, name) for name in terms}
@@ -65,27 +61,20 @@ def write_piece(span: Span, format: Format, folder: Path) -> Piece:
                 raise
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    return Piece(span, rows, blank, fault)
+    return Piece(span, rows, fault)
 
 
 def faults_of(pieces: Sequence[Piece]) -> Iterator[DataError]:
     """Yields the first fault of each file; `pieces` are in the order of their spans."""
-    lines, blank, faulty = 0, 0, -1
+    lines, faulty = 0, -1
     for piece in pieces:
-        span, path = piece.span, Path(piece.span.path)
-        if not span.index:
-            lines = blank = 0
-        if span.file == faulty:
-            continue
-        if blank and (piece.rows or piece.fault):
-            faulty = span.file
-            yield DataError(path, "a blank line between rows", line=lines - blank + 1)
-        elif piece.fault:
+        span = piece.span
+        lines = lines if span.index else 0
+        if piece.fault and span.file != faulty:
             faulty = span.file
             terms = dict(piece.fault)
             terms["line"] = terms["line"] and terms["line"] + lines
-            yield DataError(path, terms.pop("problem"), **terms)
-        lines += piece.rows + piece.blank
-        blank = blank + piece.blank if not piece.rows else piece.blank
+            yield DataError(Path(span.path), terms.pop("problem"), **terms)
+        lines += piece.rows
     if pieces and faulty < 0 and not any(piece.rows for piece in pieces):
         yield DataError(Path(pieces[0].span.path), EMPTY)

@@ -17,9 +17,9 @@ from experiments.tasks.clicks.files import RANGE_BYTES, DataError, Span, paths_o
 from experiments.tasks.clicks.formats import Format
 from experiments.tasks.clicks.store import (
     WORK,
-    PartialStore,
     Store,
     StoreError,
+    StoreWriter,
     columns_of,
     one_line_errors,
     row_bytes,
@@ -75,9 +75,9 @@ def prepare(
     out = Path(out)
     for path in paths:
         format.open(path)  # refused before any work is done
-    with PartialStore(out, format.schema, hash_seed=format.hash_seed) as partial:
+    with StoreWriter(out, format.schema, hash_seed=format.hash_seed) as writer:
         # Workers of a run that died may go on for a while: they have a folder of their own.
-        folder = partial.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
+        folder = writer.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
         with one_line_errors(out):
             folder.mkdir()
             spans = spans_of(paths, range_bytes if format.layouts else None)
@@ -89,7 +89,8 @@ def prepare(
                 if not (folder / span.name / DONE).exists():
                     raise StoreError(f"the pipeline ended and {span.name} was not written")
             shutil.rmtree(folder)
-        return partial.complete(layout["rows"], format.source(paths))
+        writer.rows.update(layout["rows"])
+        return writer.complete(format.source(paths))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Text is UTF-8. Its lines are separated by commas, tabs, semicolons or bars, with a header of column
 names, and fields may be quoted (RFC 4180) and hold line ends; lines end in LF, CRLF or CR, and
 blank ones are left out. Headerless text is separated by tabs, without quotes; lines end in LF or
-CRLF, and blank ones are refused unless they end the file. Parquet files hold names and types.
+CRLF, and blank ones are refused. Parquet files hold names and types.
 
 Arrow reads batches of rows, and says only that a row cannot be read; then Python's csv module reads
 the file again up to that row, to name its line and fault. Memory is that of a few blocks.
@@ -11,7 +11,6 @@ the file again up to that row, to name its line and fault. Memory is that of a f
 
 from __future__ import annotations
 
-import abc
 import csv
 import gzip
 import io
@@ -20,7 +19,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +169,7 @@ def _line_start(path: Path, offset: int) -> int:
 
 
 class _MisreadText(Exception):
-    """Bytes that Arrow would take for text or for a line end."""
+    """Bytes that Arrow takes for text, for a line end or for nothing."""
 
 
 class _Stream(io.RawIOBase):
@@ -180,36 +179,20 @@ class _Stream(io.RawIOBase):
         path: File.
         span: Span to read; None for the whole file.
         tail: Bytes to add.
-        lines: True to count lines, and to refuse a carriage return that ends none.
-        text: True to refuse NUL.
+        refused: "NUL" to refuse NUL; "lines" to refuse also blank lines, and carriage returns that
+            end no line; "" to check nothing.
     """
 
     def __init__(
-        self,
-        path: Path,
-        span: Span | None = None,
-        *,
-        tail: bytes = b"",
-        lines: bool = False,
-        text: bool = True,
+        self, path: Path, span: Span | None = None, *, tail: bytes = b"", refused: str = ""
     ) -> None:
-        self._path, self._lines, self._text = path, lines, text
-        self._file, self._tail, self._left = _open(path), io.BytesIO(tail), 1 << 62
-        self._line_ends, self._last_line_ends, self._has_text = 0, 0, False
+        self._path, self._refused, self._last = path, refused, b"\n"
+        self.file, self._tail, self._left = _open(path), io.BytesIO(tail), 1 << 62
         if span is not None and span.end is not None:
             begin = _line_start(path, span.begin)
             self._left = _line_start(path, span.end) - begin
-            self._file.seek(begin)
-
-    @property
-    def blank(self) -> int:
-        """Number of blank lines at the end."""
-        return max(0, self._last_line_ends - self._has_text)
-
-    @property
-    def rows(self) -> int:
-        """Number of lines before the blank ones at the end."""
-        return self._line_ends - self.blank + (self._has_text and not self._last_line_ends)
+            self.file.seek(begin)
+        self.empty = True
 
     def readable(self) -> bool:
         """Returns True."""
@@ -217,7 +200,7 @@ class _Stream(io.RawIOBase):
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        self.file.close()
         super().close()
 
     def readinto(self, buffer: Any) -> int:
@@ -227,25 +210,22 @@ class _Stream(io.RawIOBase):
             data = data + more if data else more
         if data.endswith(b"\r"):
             data += self._read(1)
-        if self._text and b"\0" in data:
+        self.empty &= not data
+        if self._refused and b"\0" in data:
             raise _MisreadText("NUL")
-        if self._lines and data:
-            returns = data.count(b"\r")
-            if returns and returns != data.count(b"\r\n"):
-                raise _MisreadText("carriage return")
-            line_ends = data.count(b"\n")
-            text = data.rstrip(b"\r\n")
-            last = data.count(b"\n", len(text))
-            self._last_line_ends = last if text else self._last_line_ends + last
-            self._line_ends += line_ends
-            self._has_text |= bool(text)
+        if self._refused == "lines" and data:
+            begin, returns = self._last + data[:2], data.count(b"\r")
+            blank = begin.startswith((b"\n\n", b"\n\r\n")) or b"\n\n" in data
+            if blank or (returns and (returns != data.count(b"\r\n") or b"\n\r\n" in data)):
+                raise _MisreadText("blank line or carriage return")
+            self._last = data[-1:]
         data = data or self._tail.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def _read(self, size: int) -> bytes:
         try:
-            data = self._file.read(min(size, self._left)) or b""
+            data = self.file.read(min(size, self._left)) or b""
         except EOFError:
             problem = "the gzip stream is truncated"
         except (zlib.error, gzip.BadGzipFile) as error:
@@ -259,42 +239,6 @@ class _Stream(io.RawIOBase):
 
 
 # --- Files of rows -------------------------------------------------------------------------------
-
-
-@dataclass
-class RowFile(abc.ABC):
-    """File of rows with named columns."""
-
-    path: Path
-    names: tuple[str, ...]
-    """Names of the columns, in order."""
-    blank: int = field(default=0, init=False)
-    """Blank lines at the end of headerless text that was read."""
-
-    @abc.abstractmethod
-    def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
-        """Yields the wanted columns of all rows in order, some rows at a time.
-
-        Args:
-            wanted: Names of columns, with the Arrow types of text columns.
-
-        Raises:
-            DataError: If the file cannot be read; it names the line if there is one.
-        """
-
-    @abc.abstractmethod
-    def place(self, row: int) -> dict[str, Any]:
-        """Returns the keyword argument of `DataError` that locates the row with index `row`."""
-
-    def located(self, error: ColumnError, first_row: int) -> DataError:
-        """Returns an error about a batch with its place.
-
-        Args:
-            error: Error about the batch.
-            first_row: Index of the batch's first row.
-        """
-        place = {} if error.row is None else self.place(first_row + error.row)
-        return DataError(self.path, error.problem, column=error.column, **place)
 
 
 def open_rows(
@@ -315,26 +259,25 @@ def open_rows(
     Raises:
         DataError: If the file has another format, or lacks a column.
     """
-    with closing(_Stream(path, span, text=False)) as stream:
+    with closing(_Stream(path, span)) as stream:
         try:
             head = stream.read(BLOCK_BYTES) or b""
         except DataError:
             if not layouts:
                 raise
             head = b"?"  # the error comes again, with its line
-        zipped = isinstance(stream._file, gzip.GzipFile)
-    rows: RowFile
+        zipped = isinstance(stream.file, gzip.GzipFile)
     if head.startswith(b"PAR1"):
         if zipped:
             raise DataError(path, "is a Parquet file within gzip; unpack it")
         with _parquet(path) as parquet:
-            rows, separated = ParquetFile(path, tuple(parquet.schema_arrow.names)), ""
+            rows = RowFile(path, tuple(parquet.schema_arrow.names))
     elif layouts:
         return _headerless(path, head, layouts, span)
     else:
         rows = _with_header(path, head, wanted)
-        separated = f", separated by {DELIMITERS[rows.delimiter]}"
     if absent := [name for name in wanted if name not in rows.names]:
+        separated = f", separated by {DELIMITERS[rows.delimiter]}" if rows.delimiter else ""
         problem = f"has no column {', '.join(absent)}; it has {listed(rows.names)}{separated}"
         raise DataError(path, problem)
     for name in wanted:
@@ -345,15 +288,15 @@ def open_rows(
 
 def _headerless(
     path: Path, head: bytes, layouts: Sequence[tuple[str, ...]], span: Span | None
-) -> TextFile:
+) -> RowFile:
     if (span is None or span.end is None) and not head.strip(b"\r\n"):
         raise DataError(path, f"is empty; expected lines of {len(layouts[0])} columns")
     columns = 1 + head.partition(b"\n")[0].count(b"\t")
     names = next((names for names in layouts if len(names) == columns), layouts[0])
-    return TextFile(path, names, "\t", header=False, span=span)
+    return RowFile(path, names, "\t", header=False, span=span)
 
 
-def _with_header(path: Path, head: bytes, wanted: Sequence[str]) -> TextFile:
+def _with_header(path: Path, head: bytes, wanted: Sequence[str]) -> RowFile:
     """Returns the text file whose first line, which is public, tells its delimiter."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(path, "is UTF-16 text; save it as UTF-8")
@@ -370,20 +313,57 @@ def _with_header(path: Path, head: bytes, wanted: Sequence[str]) -> TextFile:
     delimiter = max(headers, key=lambda d: (len({*wanted} & {*headers[d]}), len(headers[d])))
     if not headers[delimiter]:
         raise DataError(path, "begins with a blank line; expected a header of column names")
-    return TextFile(path, tuple(headers[delimiter]), delimiter)
+    return RowFile(path, tuple(headers[delimiter]), delimiter)
 
 
-@dataclass
-class TextFile(RowFile):
-    """File of lines of fields; see the module."""
+@dataclass(frozen=True)
+class RowFile:
+    """File of rows with named columns; see the module."""
 
-    delimiter: str
+    path: Path
+    names: tuple[str, ...]
+    """Names of the columns, in order."""
+    delimiter: str = ""
+    """Character between fields of text; empty for Parquet."""
     header: bool = True
     """True if the first line names the columns, and fields may be quoted."""
     span: Span | None = None
+    """Span of headerless text to read; None for the whole file."""
 
     def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
-        """Yields the wanted columns of all rows, as texts.
+        """Yields the wanted columns of all rows in order, some rows at a time.
+
+        Args:
+            wanted: Names of columns, with the Arrow types of those of text.
+
+        Raises:
+            DataError: If the file cannot be read; it names the line if there is one.
+        """
+        if self.delimiter:
+            yield from self._text(wanted)
+            return
+        with _parquet(self.path) as file:
+            for batch in file.iter_batches(BLOCK_ROWS, columns=[*wanted], use_threads=False):
+                yield {name: batch.column(name) for name in wanted}
+
+    def located(self, error: ColumnError, first_row: int) -> DataError:
+        """Returns an error about a batch with its place.
+
+        Args:
+            error: Error about the batch.
+            first_row: Index of the batch's first row.
+        """
+        place = {} if error.row is None else self._place(first_row + error.row)
+        return DataError(self.path, error.problem, column=error.column, **place)
+
+    def _place(self, row: int) -> dict[str, Any]:
+        """Returns the line of a row as an argument of `DataError`, or its number in Parquet."""
+        if not self.delimiter:
+            return {"row": row + 1}
+        return {"line": next((line for n, (line, _) in enumerate(self._rows()) if n == row), None)}
+
+    def _text(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
+        """Yields the wanted columns of text.
 
         A row of marks is added after the last one of a file with quotes. If it does not come back
         as the last row, a quote was open there, which made one text of all that follows it.
@@ -391,7 +371,8 @@ class TextFile(RowFile):
         names = [str(number) for number in range(len(self.names))]  # distinct
         places = {name: names[self.names.index(name)] for name in wanted}
         tail = f"\n{self.delimiter.join([_MARK] * len(names))}\n".encode() if self.header else b""
-        stream = _Stream(self.path, self.span, tail=tail, lines=not self.header)
+        refused = "NUL" if self.header else "lines"
+        stream = _Stream(self.path, self.span, tail=tail, refused=refused)
         rows, last = 0, None
         try:
             for batch in self._arrow_batches(stream, names, {places[x]: wanted[x] for x in wanted}):
@@ -400,24 +381,19 @@ class TextFile(RowFile):
                     rows += len(last)
                 last = batch
         except (pa.ArrowInvalid, _MisreadText) as error:
-            if isinstance(error, pa.ArrowInvalid) and not (self.header or stream.rows):
-                self.blank = stream.blank
-                return  # a span without rows
+            if stream.empty:
+                return  # a span in which no line begins
             yield from self._rows_before_fault(rows, [*wanted], error)
         except DataError as error:
             line = "" if self.header else f" (not before line {rows + 1})"
             raise DataError(self.path, f"{error.problem}{line}") from None
         if self.header:
             if last is None or any(column[-1].as_py() != _MARK for column in last.columns):
-                place = self.place(rows + len(last or []) - 1)
+                place = self._place(rows + len(last or []) - 1)
                 raise DataError(self.path, "a quote is not closed", **place)
             last = last[:-1]
         if last:
             yield {name: last.column(place) for name, place in places.items()}
-        if not self.header:
-            self.blank = stream.blank
-            if rows + len(last or []) != stream.rows:  # Arrow leaves out blank lines
-                yield from self._rows_before_fault(stream.rows, [*wanted], AssertionError("rows"))
 
     def _arrow_batches(
         self, stream: _Stream, names: list[str], types: Mapping[str, pa.DataType]
@@ -443,19 +419,13 @@ class TextFile(RowFile):
         with pyarrow.csv.open_csv(pa.PythonFile(stream, mode="r"), read, parse, convert) as reader:
             yield from filter(len, reader)
 
-    def place(self, row: int) -> dict[str, Any]:
-        """Returns the line on which a row begins; a DataError for a fault before it."""
-        lines = (line for number, (line, _) in enumerate(self._rows()) if number == row)
-        line = next(lines, None)
-        return {} if line is None else {"line": line}
-
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yields (first line, fields) of all rows, slowly.
 
         Raises:
-            DataError: For a row without an end, and for a blank line between headerless rows.
+            DataError: For a row without an end, and for a blank line of headerless text.
         """
-        with closing(_Stream(self.path, self.span, text=False)) as stream, _long_fields():
+        with closing(_Stream(self.path, self.span)) as stream, _long_fields():
             lines = io.TextIOWrapper(
                 io.BufferedReader(stream),
                 "utf-8-sig",
@@ -479,16 +449,12 @@ class TextFile(RowFile):
                         yield line, fields
                     line, taken = rows.line_num + 1, 0
                 return
-            blank = None
             for text in bounded():
                 content = text.removesuffix("\n").removesuffix("\r" * text.endswith("\r\n"))
-                if content and blank is not None:
-                    problem = f"a blank line between rows, expected {len(self.names)} columns"
-                    raise DataError(self.path, problem, line=blank)
-                if content:
-                    yield line, content.split(self.delimiter)
-                elif blank is None:
-                    blank = line
+                if not content:
+                    problem = f"a blank line, expected {len(self.names)} columns"
+                    raise DataError(self.path, problem, line=line)
+                yield line, content.split(self.delimiter)
                 line, taken = line + 1, 0
 
     def _rows_before_fault(
@@ -548,20 +514,6 @@ def _long_fields() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(before)
-
-
-class ParquetFile(RowFile):
-    """Parquet file."""
-
-    def batches(self, wanted: Mapping[str, pa.DataType]) -> Iterator[Batch]:
-        """Yields the wanted columns of all rows, in the file's types."""
-        with _parquet(self.path) as file:
-            for batch in file.iter_batches(BLOCK_ROWS, columns=[*wanted], use_threads=False):
-                yield {name: batch.column(name) for name in wanted}
-
-    def place(self, row: int) -> dict[str, Any]:
-        """Returns the number of a row, from 1."""
-        return {"row": row + 1}
 
 
 @contextmanager

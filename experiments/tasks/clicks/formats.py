@@ -37,7 +37,7 @@ from experiments.tasks.clicks.kinds import (
     Number,
 )
 from experiments.tasks.clicks.schema import DISPLAY_ADS, MISSING, SPONSORED_SEARCH, Schema
-from experiments.tasks.clicks.store import Store, StoreWriter, empty_columns, write_blocks
+from experiments.tasks.clicks.store import Store, StoreWriter, empty_columns
 from experiments.tasks.splits import RANDOM, Columns, Split
 
 EMPTY = "has a header and no rows"
@@ -102,7 +102,7 @@ class Format:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> Store:
-        """Writes the rows of files, one file after the other, as a new store; see `write_blocks`.
+        """Writes the rows of files, one file after the other, as a new store.
 
         Raises:
             DataError: If a file cannot be read, or does not have the format.
@@ -121,9 +121,9 @@ class Format:
     def write(
         self, out: str | os.PathLike[str], blocks: Iterable[Columns], source: Any, **how: Any
     ) -> Store:
-        """Writes blocks of rows as a new store, see `write_blocks`."""
+        """Writes blocks of rows as a new store, see `StoreWriter.write`."""
         writer = StoreWriter(out, self.schema, hash_seed=self.hash_seed)
-        return write_blocks(writer, blocks, self.split, source, **how)
+        return writer.write(blocks, self.split, source, **how)
 
     def encoded(self, file: RowFile, labelled: bool = True) -> Iterator[Columns]:
         """Yields the rows of an opened file as blocks of columns of a store.

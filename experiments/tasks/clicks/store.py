@@ -13,7 +13,6 @@ that writes the same store replaces it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -22,14 +21,14 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from dpsgd.files import fsync_folder, parse_json
-from dpsgd.runs.records import build, checked
+from dpsgd.runs.records import build, checked, to_json
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.splits import SPLITS, Columns, Split, chronological_split, taken
 
@@ -38,12 +37,6 @@ VERSION = 3
 MANIFEST = "manifest.json"
 WORK = "work-"
 """Prefix of folders in an unfinished store."""
-INTEGER_TRANSFORMS = {
-    "log1p": "sign(x) * log1p(abs(x)); missing = 0",
-    "none": "x; missing = 0",
-    "both": "sign(x) * log1p(abs(x)); missing = 0",
-}
-"""Descriptions of `Schema.transform` for people."""
 
 
 class StoreError(ValueError):
@@ -114,23 +107,41 @@ def _shape(rows: int, width: int | None) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Store:
-    """Store opened for reading by `Store.open(path)`.
+class Manifest:
+    """Record of a store, its ``manifest.json``.
 
-    `digest` (SHA-256 of the manifest, which holds the checksums of all files) identifies the data:
-    two stores with the same digest and intact files hold the same rows.
+    Raises:
+        ValueError: If a split or a checksum is missing.
     """
 
-    path: Path
     schema: Schema
+    """Columns of the rows."""
+    hash_seed: int
+    """Public seed of the hash of categories."""
     splits: Mapping[str, int]
     """Number of rows of "train", "validation" and "test"."""
-    hash_seed: int
     source: Mapping[str, Any]
     """Origin of the rows, as its writer describes it."""
     sha256: Mapping[str, str]
     """Checksum of each file."""
+
+    def __post_init__(self) -> None:
+        if set(self.splits) != set(SPLITS) or min(self.splits.values()) < 0:
+            raise ValueError(f"splits: {', '.join(SPLITS)} must have 0 rows or more each")
+        if missing := {*file_names(self.schema)} - {*self.sha256}:
+            raise ValueError(f"sha256: {min(missing)} is missing")
+
+
+@dataclass(frozen=True)
+class Store(Manifest):
+    """Store opened for reading by `Store.open(path)`.
+
+    Two stores with the same digest and intact files hold the same rows.
+    """
+
+    path: Path
     digest: str
+    """SHA-256 of the manifest, which holds the checksums of all files."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Store:
@@ -143,6 +154,15 @@ class Store:
         path = Path(path)
         try:
             text = (path / MANIFEST).read_bytes()
+            record = checked(parse_json(text), dict[str, Any], "it")
+            if (format := record.pop("format", None)) != FORMAT:
+                raise ValueError(f"its format is {format!a:.20}, not {FORMAT}")
+            if (version := record.pop("version", None)) != VERSION:
+                raise StoreError(
+                    f"{path} is a store of version {version!a:.20}, and this program reads version "
+                    f"{VERSION}; prepare the data again"
+                )
+            manifest = build(Manifest, record, MANIFEST)
         except FileNotFoundError:
             flaw = "has no manifest.json" if path.is_dir() else "does not exist"
             raise StoreError(f"{path} is not a store: it {flaw}; make one by prepare") from None
@@ -152,32 +172,11 @@ class Store:
             ) from None
         except OSError as error:
             raise StoreError(f"{path} is not a readable store: {error.strerror}") from None
-        try:
-            manifest = checked(parse_json(text), dict[str, Any], "it")
-            if manifest.get("format") != FORMAT:
-                raise StoreError(f"{path} is not a store: its manifest has another format")
-            if manifest.get("version") != VERSION:
-                raise StoreError(
-                    f"{path} is a store of version {manifest.get('version')!a:.20}, and this "
-                    f"program reads version {VERSION}; prepare the data again"
-                )
-            store = cls(
-                path=path,
-                schema=build(Schema, manifest.get("schema"), "schema"),
-                splits=checked(manifest.get("rows"), Mapping[str, int], "rows"),
-                hash_seed=checked(manifest.get("hash_seed"), int, "hash_seed"),
-                source=checked(manifest.get("source"), Mapping[str, Any], "source"),
-                sha256=checked(manifest.get("sha256"), Mapping[str, str], "sha256"),
-                digest=hashlib.sha256(text).hexdigest(),
-            )
-            if set(store.splits) != set(SPLITS) or min(store.splits.values()) < 0:
-                raise ValueError(f"rows: {', '.join(SPLITS)} must have 0 rows or more each")
-            if missing := {*file_names(store.schema)} - {*store.sha256}:
-                raise ValueError(f"sha256: {min(missing)} is missing")
         except StoreError:
             raise
         except ValueError as error:
             raise StoreError(f"{path} has a damaged {MANIFEST}: {error}") from None
+        store = cls(**vars(manifest), path=path, digest=hashlib.sha256(text).hexdigest())
         for split in SPLITS:
             store.load(split)
         return store
@@ -237,9 +236,9 @@ class Store:
             changed = sorted(stored ^ expected)
             text = f"{', '.join(changed[:5])}{', ...' * (len(changed) > 5)}"
             return f"was prepared with other columns ({text})"
-        names = [field.name for field in dataclasses.fields(Schema)]
-        changed = [name for name in names if getattr(self.schema, name) != getattr(schema, name)]
-        if changed := [name for name in changed if name != "bounds"]:  # on which no row depends
+        mine, others = vars(self.schema), vars(schema)
+        # No row depends on bounds.
+        if changed := [name for name in mine if mine[name] != others[name] and name != "bounds"]:
             return f"was prepared with other {', '.join(changed)}"
         if self.hash_seed != hash_seed:
             return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
@@ -249,13 +248,17 @@ class Store:
 # --- Writing -------------------------------------------------------------------------------------
 
 
-class PartialStore:
-    """Folder of an unfinished store: a context that leaves a whole store or nothing.
+class StoreWriter:
+    """Writer of a store in constant memory: a context that leaves a whole store or nothing.
 
     Args:
         out: Path of the store to create.
         schema: Columns of the rows.
         hash_seed: Public seed of the hash of categories.
+
+    Attributes:
+        path: Folder of the unfinished store.
+        rows: Number of rows of each split.
 
     Raises:
         StoreError: If `out` exists, another process is writing it, or the disk is full.
@@ -264,9 +267,11 @@ class PartialStore:
     def __init__(self, out: str | os.PathLike[str], schema: Schema, *, hash_seed: int) -> None:
         self.out, self.schema, self.hash_seed = Path(out), schema, hash_seed
         self.path = self.out.parent / f".{self.out.name}.partial"
+        self.rows = dict.fromkeys(SPLITS, 0)
+        self._files: dict[str, IO[bytes]] = {}
         self._lock: int | None = None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> StoreWriter:
         refuse_existing(self.out)
         with one_line_errors(self.out), contextlib.ExitStack() as stack:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -283,6 +288,8 @@ class PartialStore:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        for file in self._files.values():
+            file.close()
         if self._lock is not None:  # not finished
             shutil.rmtree(self.path, ignore_errors=True)
             self._unlock()
@@ -292,67 +299,38 @@ class PartialStore:
         os.close(self._lock)
         self._lock = None
 
-    def complete(self, rows: Mapping[str, int], source: Mapping[str, Any]) -> Store:
-        """Writes the manifest, gives the store its name and returns it.
-
-        Args:
-            rows: Number of rows of each split, whose files lie in `path`.
-            source: Origin of the rows, as JSON.
-
-        Raises:
-            StoreError: If a split has no rows, or the disk is full.
-        """
-        total = sum(rows.values())
-        if empty := [name for name, count in rows.items() if not count]:
-            raise StoreError(
-                f"{self.out} would have no {' and no '.join(empty)} rows, of {total:,} in all: "
-                "give more rows, or other fractions (--split); nothing was left behind"
-            )
-        digests = {}
-        with one_line_errors(self.out, lambda: total):
-            for name in file_names(self.schema):
-                with open(self.path / name, "rb") as file:
-                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-                    os.fsync(file.fileno())
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION,
-                "schema": asdict(self.schema),
-                "hash_seed": self.hash_seed,
-                "integer_transform": INTEGER_TRANSFORMS[self.schema.transform],
-                "rows": dict(rows),
-                "source": dict(source),
-                "sha256": digests,
-            }
-            with open(self.path / MANIFEST, "wb") as file:
-                file.write(json.dumps(manifest, indent=1).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fsync_folder(self.path)
-            os.rename(self.path, self.out)
-            self._unlock()
-            fsync_folder(self.out.parent)
-        return Store.open(self.out)
-
-
-class StoreWriter(PartialStore):
-    """Writer of one store, block by block, in constant memory; see `PartialStore`."""
-
-    def __enter__(self) -> StoreWriter:
-        super().__enter__()
-        self.rows = dict.fromkeys(SPLITS, 0)
-        self._files: dict[str, IO[bytes]] = {}
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for file in self._files.values():
-            file.close()
-        super().__exit__(*exc_info)
-
     @property
     def num_rows(self) -> int:
-        """Number of rows appended so far."""
+        """Number of rows of all splits."""
         return sum(self.rows.values())
+
+    def write(
+        self,
+        blocks: Iterable[Columns],
+        split: Split,
+        source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        progress: Callable[[int], None] | None = None,
+    ) -> Store:
+        """Writes blocks of consecutive rows, in the memory of one block, and returns the store.
+
+        Args:
+            blocks: Columns of consecutive rows.
+            split: Split of the rows.
+            source: Origin of the rows, or a function that returns it when all rows are written.
+            progress: Function of the number of rows done, called after every block.
+
+        Raises:
+            StoreError: If the store exists, or cannot be written.
+        """
+        with self:
+            for block in blocks:
+                for name, rows in split.places(self.num_rows, len(block["label"])).items():
+                    self.append(taken(block, rows), name)
+                if progress is not None:
+                    progress(self.num_rows)
+            if split.order == "chronological":
+                self.divide(chronological_split(self.num_rows, split.fractions))
+            return self.complete(source() if callable(source) else source)
 
     def append(self, columns: Columns, split: str) -> None:
         """Adds rows to a split, in order.
@@ -402,35 +380,37 @@ class StoreWriter(PartialStore):
             size = self.rows["train"] * row_bytes(dtype, width)
             os.truncate(self.path / f"train.{name}", size)
 
+    def complete(self, source: Mapping[str, Any]) -> Store:
+        """Writes the manifest, gives the store its name and returns it.
 
-def write_blocks(
-    writer: StoreWriter,
-    blocks: Iterable[Columns],
-    split: Split,
-    source: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
-    progress: Callable[[int], None] | None = None,
-) -> Store:
-    """Writes blocks of consecutive rows as a new store, in the memory of one block.
+        Args:
+            source: Origin of the rows, as JSON.
 
-    Args:
-        writer: Writer of the store.
-        blocks: Columns of consecutive rows.
-        split: Split of the rows.
-        source: Origin of the rows, or a function that returns it when all rows are written.
-        progress: Function of the number of rows done, called after every block.
-
-    Raises:
-        StoreError: If the store exists, or cannot be written.
-    """
-    with writer:
-        for block in blocks:
-            for part, rows in split.places(writer.num_rows, len(block["label"])).items():
-                writer.append(taken(block, rows), part)
-            if progress is not None:
-                progress(writer.num_rows)
-        if split.order == "chronological":
-            writer.divide(chronological_split(writer.num_rows, split.fractions))
-        return writer.complete(writer.rows, source() if callable(source) else source)
+        Raises:
+            StoreError: If a split has no rows, or the disk is full.
+        """
+        if empty := [name for name, count in self.rows.items() if not count]:
+            raise StoreError(
+                f"{self.out} would have no {' and no '.join(empty)} rows, of {self.num_rows:,} in "
+                "all: give more rows, or other fractions (--split); nothing was left behind"
+            )
+        digests = {}
+        with one_line_errors(self.out, lambda: self.num_rows):
+            for name in file_names(self.schema):
+                with open(self.path / name, "rb") as file:
+                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                    os.fsync(file.fileno())
+            manifest = Manifest(self.schema, self.hash_seed, self.rows, source, digests)
+            record = {"format": FORMAT, "version": VERSION, **to_json(manifest)}
+            with open(self.path / MANIFEST, "wb") as file:
+                file.write(json.dumps(record, indent=1).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fsync_folder(self.path)
+            os.rename(self.path, self.out)
+            self._unlock()
+            fsync_folder(self.out.parent)
+        return Store.open(self.out)
 
 
 @contextlib.contextmanager

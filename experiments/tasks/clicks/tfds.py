@@ -73,7 +73,7 @@ def prepare(
             writer.append(rows, part)
             if progress is not None:
                 progress(writer.num_rows)
-        return writer.complete(writer.rows, {"format": "tfds", "name": builder.info.full_name})
+        return writer.complete({"format": "tfds", "name": builder.info.full_name})
 
 
 def _schema(

@@ -86,10 +86,8 @@ def slow_lines(data: bytes, name: str):
     except (OSError, EOFError, zlib.error):
         raise Refused("gzip") from None
     *lines, last = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    lines = [line.removesuffix(b"\r") for line in lines] + [last]
-    while lines and not lines[-1]:
-        lines.pop()
-    if not lines:
+    lines = [line.removesuffix(b"\r") for line in lines] + [last] * bool(last)
+    if not any(lines):
         raise Refused(None)
     names = FORMATS[name].layouts[0]
     for number, line in enumerate(lines, start=1):

@@ -20,7 +20,6 @@ from experiments.tasks.clicks.store import (
     StoreWriter,
     columns_of,
     file_names,
-    write_blocks,
 )
 from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import Split, chronological_split, random_split
@@ -45,8 +44,7 @@ def write(out, columns, *, block=50, order="chronological"):
         {name: column[begin : begin + block] for name, column in columns.items()}
         for begin in range(0, len(columns["label"]), block)
     )
-    writer = StoreWriter(out, DISPLAY_ADS, hash_seed=3)
-    return write_blocks(writer, blocks, Split(order), {"by": "test"})
+    return StoreWriter(out, DISPLAY_ADS, hash_seed=3).write(blocks, Split(order), {"by": "test"})
 
 
 def contents(directory):
@@ -193,7 +191,7 @@ def test_columns_that_do_not_fit_the_schema_are_refused(tmp_path, wrong):
 def finished(writer, rows):
     writer.append(random_columns(rows), "train")
     writer.divide(chronological_split(rows))
-    return writer.complete(writer.rows, {})
+    return writer.complete({})
 
 
 def test_two_writers_of_one_name_exclude_each_other(tmp_path):
@@ -238,7 +236,7 @@ with module.StoreWriter({out!r}, schema.DISPLAY_ADS, hash_seed=0) as writer:
     if {moment!r} == "before the manifest": module.json.dumps = die
     if {moment!r} == "before the rename": module.os.rename = die
     writer.divide(splits.chronological_split(3000))
-    writer.complete(writer.rows, {{}})
+    writer.complete({{}})
 """
 
 
@@ -297,10 +295,10 @@ DAMAGES = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "has no manifest.json"),
     "a file": (replaced_by_a_file, "is a file and no store: make one of it with `dpsgd prepare`"),
     "version": (manifest(version=2), "version 2, and this program reads version 3"),
-    "format": (manifest(format="parquet"), "another format"),
-    "fewer rows": (manifest(rows=ROWS | {"test": 9}), "test.label has the wrong size: 10 bytes"),
-    "another split": (manifest(rows=ROWS | {"../x": 1}), "rows: train, validation, test must"),
-    "negative rows": (manifest(rows=ROWS | {"test": -1}), "must have 0 rows or more"),
+    "format": (manifest(format="parquet"), "its format is 'parquet', not dpsgd-columns"),
+    "fewer rows": (manifest(splits=ROWS | {"test": 9}), "test.label has the wrong size: 10 bytes"),
+    "another split": (manifest(splits=ROWS | {"../x": 1}), "splits: train, validation, test must"),
+    "negative rows": (manifest(splits=ROWS | {"test": -1}), "must have 0 rows or more"),
     "no checksum": (manifest(sha256={}), "sha256: test.categories is missing"),
     "nothing": (text(""), "damaged manifest.json"),
     "half": (text("{"), "damaged manifest.json"),
