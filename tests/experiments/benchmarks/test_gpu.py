@@ -1,22 +1,8 @@
-"""Kernels and bytes of compiled GPU programs, and the rows that a GPU trains on."""
+"""Kernels and bytes of compiled GPU programs."""
 
-import numpy as np
 import pytest
 
 from experiments.benchmarks import gpu_program
-from experiments.tasks.clicks.synthetic import rows as synthetic
-
-
-@pytest.mark.long
-def test_rows_in_memory_are_those_of_a_store(tmp_path):
-    made = synthetic.write_store(tmp_path / "store", 70_000, seed=3)
-    found = synthetic.in_memory(70_000, seed=3)
-    for name, column in made.store.load("train").items():
-        np.testing.assert_array_equal(found.columns[name][: len(column)], column)
-    assert found.bayes_auc == pytest.approx(made.summary.bayes_auc, abs=1e-12)
-    later = synthetic.in_memory(4_000, seed=3, first_chunk=1).columns["categories"]
-    np.testing.assert_array_equal(later, found.columns["categories"][65_536:69_536])
-
 
 GPU_PROGRAM = """
 %fused_scatter (p: f32[9,2], q: s32[3]) -> f32[9,2] {

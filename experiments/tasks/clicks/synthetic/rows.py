@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -19,10 +18,10 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dpsgd.files import write_atomically
-from experiments.tasks.clicks.store import Store, empty_columns, one_line_errors, refuse_existing
+from experiments.tasks.clicks.store import Store, one_line_errors, refuse_existing
 from experiments.tasks.clicks.synthetic.logs import DISPLAY, SEARCH, Log
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
-from experiments.tasks.splits import Columns, chronological_split, random_split, taken
+from experiments.tasks.splits import chronological_split, random_split, taken
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,6 @@ class SyntheticStore(NamedTuple):
 
     store: Store
     summary: SyntheticSummary
-
-
-class InMemory(NamedTuple):
-    """Generated rows in memory, and the AUC of the best predictions of their labels."""
-
-    columns: Columns
-    bayes_auc: float
-    """AUC of the planted probabilities against the labels; NaN with one class."""
 
 
 LOGS: dict[str, Log] = {log.format.schema.name: log for log in (DISPLAY, SEARCH)}
@@ -131,40 +122,12 @@ def write_store(
     return SyntheticStore(format.write(out, blocks, source, progress=progress), count.summary())
 
 
-def in_memory(num_rows: int, seed: int, *, log: Log = DISPLAY, first_chunk: int = 0) -> InMemory:
-    """Returns generated rows as the columns of a store, drawn by a thread per processor.
-
-    Args:
-        num_rows: Number of rows, at least 1.
-        seed: Seed of the generator.
-        log: Log to imitate.
-        first_chunk: Index of the first chunk of rows.
-    """
-    _check_rows(num_rows)
-    format, columns = log.format, empty_columns(log.format.schema, num_rows)
-
-    def draw(begin: int) -> np.ndarray:
-        rows = min(CHUNK, num_rows - begin)
-        chunk = generate(log.population, seed, first_chunk + begin // CHUNK, rows)
-        for name, column in format.columns_of(log.columns(chunk), format.label).items():
-            columns[name][begin : begin + rows] = column
-        return _histogram(chunk.label, chunk.probability)
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        counts = sum(threads.map(draw, range(0, num_rows, CHUNK)))
-    return InMemory(columns, auc_of_counts(np.asarray(counts)))
-
-
-def _check_rows(num_rows: int) -> None:
-    if num_rows < 1:
-        raise ValueError(f"the number of rows must be at least 1, not {num_rows}")
-
-
 class _Count:
     """Generated chunks, and counts of their labels and probabilities, also of the test rows."""
 
     def __init__(self, log: Log, num_rows: int, seed: int) -> None:
-        _check_rows(num_rows)
+        if num_rows < 1:
+            raise ValueError(f"the number of rows must be at least 1, not {num_rows}")
         self._log, self._num_rows, self._seed, self.rows = log, num_rows, seed, 0
         self._all, self._test = np.zeros((2, 2, PROBABILITIES), dtype=np.int64)
 
