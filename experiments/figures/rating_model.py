@@ -87,7 +87,8 @@ LAYOUT = Layout(
 
 def jobs(options: Namespace) -> Iterator[Job]:
     """Yields the curves of the exponential mechanism, or one of DP-SGD, at a time."""
-    shared = {"ratings": options.ratings, "seeds": options.seeds, "caps": CAPS}
+    shared = {"ratings": options.ratings, "seeds": options.seeds}
+    shared["caps"] = (5, 50, 200) if options.small else CAPS
     for panel, (_, epsilons) in MODELS.items():
         if epsilons is LINEAR:
             yield {**shared, "panel": panel, "kind": "law", "epsilons": epsilons}

@@ -11,9 +11,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 from urllib.parse import quote
 
+from accounting.records import Ge, Le, Lt
 from dpsgd.runs.recommendation import Settings
 from dpsgd.runs.records import build, near
 from dpsgd.runs.spec import RunSpec, known_options
@@ -231,9 +232,9 @@ class Sweep(OfTask):
     grid: tuple[Grid, ...]
     task: str | Mapping[str, Any] = "clicks"
     """Task by name, or a table of its name and settings."""
-    repetitions: int | None = None
+    repetitions: Annotated[int | None, Ge(1), Le(10_000)] = None
     """Independent runs of each combination."""
-    insecure_seeds: tuple[int, ...] = ()
+    insecure_seeds: tuple[Annotated[int, Ge(0), Lt(2**32)], ...] = ()
     """Seeds of reproducible runs, in place of repetitions. They void every guarantee."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Options shared by all runs, see `dpsgd.RunSpec.of`."""
@@ -250,11 +251,6 @@ class Sweep(OfTask):
     def __post_init__(self) -> None:
         if (self.repetitions is None) == (not self.insecure_seeds):
             raise ValueError("give repetitions or insecure_seeds")
-        if self.repetitions is not None and not 1 <= self.repetitions <= 10_000:
-            raise ValueError(f"repetitions must lie in [1, 10000], got {self.repetitions}")
-        for i, seed in enumerate(self.insecure_seeds):
-            if not 0 <= seed < 2**32:
-                raise ValueError(f"insecure_seeds[{i}] must lie in [0, 2^32), got {seed}")
         if len(set(self.insecure_seeds)) < len(self.insecure_seeds):
             raise ValueError(f"insecure_seeds holds a seed twice: {list(self.insecure_seeds)}")
         if not self.grid:

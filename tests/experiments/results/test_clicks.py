@@ -161,7 +161,10 @@ ASKED = ["report", "private", "--out", "page.html"]
         ([*ASKED, "--against", "plain"], "--against is about labelled rows"),
         ([*ASKED, "--data", "store", "--by", "C99"], "no categorical column 'C99'; there are C1, "),
         ([*ASKED, "--data", "store", "--against", "private"], "private was trained with noise"),
-        (["report", "line", "--data", "store"], "none of the runs is of a model of clicks"),
+        (
+            ["report", "line", "--data", "store"],
+            "--data is for models of clicks, and no run has one",
+        ),
         (["evaluate", "private", "store", "--by", "C99"], "no categorical column 'C99'"),
         (["evaluate", "private", "store", "--against", "private"], "was trained with noise"),
         (["evaluate", "line", "store", "--deciles"], "line is not a model of clicks"),

@@ -219,13 +219,13 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     assert engine._remarks([one, one]) == []
     assert engine._remarks([one, other]) == ["the runs are not alike in: code"]
     (run / DATA).rename(run / "elsewhere")
-    with pytest.raises(ValueError, match="runs that do not say on which"):
+    with pytest.raises(ValueError, match="runs on different or unknown data"):
         page_of([out])
     run.rename(out / "elsewhere")
     with pytest.raises(FileNotFoundError, match=f"{run.name} is not the directory of a run"):
         page_of([out])
     (out / "sweep.toml").unlink()
-    with pytest.raises(FileNotFoundError, match="a sweep that is not finished: the command that"):
+    with pytest.raises(FileNotFoundError, match="is an unfinished sweep; repeat its command"):
         page_of([out])
 
 
@@ -244,6 +244,9 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
         engine.run_sweep(sweep, None, tmp_path / "out")
     compiled = sum("Compiling jit(_run_block)" in message for message in caplog.messages)
     assert compiled == len(shapes)
+    device, seconds = workers.time_runs(LINE, [runs[0].spec], 1)
+    assert "core" in device
+    assert 0 < seconds < 60
 
 
 def test_a_free_worker_takes_the_program_that_it_has_and_else_one_that_nobody_is_at():
@@ -275,15 +278,6 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, comma
     assert ["all", "panels", "together", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
     assert "like the one that was timed, a device" in said
     assert "--out is missing" in command.refuses("sweep", tmp_path / "sweep.toml")
-
-
-@pytest.mark.long
-def test_steps_are_timed_by_the_device_that_a_worker_has(in_this_process):
-    sampler = SETTINGS["poisson"](batch_size=16, epochs=1)
-    how = {"noise_multiplier": 1.0, "learning_rate": 0.1, "l2_clip_norm": 1.0}
-    device, seconds = workers.time_runs(LINE, [RunSpec.of(sampler, **how)], 1)
-    assert "core" in device
-    assert 0 < seconds < 60
 
 
 def test_a_folder_that_holds_another_run_is_left_alone(tmp_path, in_this_process):
