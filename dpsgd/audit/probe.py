@@ -20,7 +20,7 @@ from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.engine.step import Watch, flush_noise
+from dpsgd.engine.step import BlockInputs, Watch, flush_noise
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.rows import index_ranges
 from dpsgd.noise.keys import RootKey
@@ -370,8 +370,9 @@ class Probe:
         steps = range(int(state.step), int(state.step) + 1)
         if steps not in self._known:
             self._known[steps] = self._schedules.block_arrays(steps, self.layout.block_steps)
-        arguments = self._noise_key(attempt), mechanism.scales(), watch, loss_key
-        after, log, _ = self.program(state, data, plan, *arguments, self._known[steps])
+        key, scales = self._noise_key(attempt), mechanism.scales()
+        inputs = BlockInputs(data, plan, key, scales, watch, loss_key, self._known[steps])
+        after, log, _ = self.program(state, inputs)
         return after, log
 
     def _noise_key(self, attempt: int) -> jax.Array:

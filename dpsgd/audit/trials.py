@@ -19,7 +19,7 @@ from scipy import special
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.engine.programs import compiler_options
-from dpsgd.engine.step import Watch, block_function
+from dpsgd.engine.step import BlockInputs, Watch, block_function
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource
 from samplers.batches import IndexBlock
@@ -46,7 +46,7 @@ class Runs:
         self._drawn = self._noised = 0  # trials so far: each has randomness of its own
         algorithm = build(lambda w, x: w * x, optax.sgd(0.0))
         # One compiled step over many independent runs; the worlds differ in the data alone.
-        over_runs = (None, None, IndexBlock(0, 0, 0, None), 0, None, None)
+        over_runs = None, BlockInputs(None, IndexBlock(0, 0, 0, None), 0, None, None)
         run_block = jax.vmap(block_function(algorithm, sampler), in_axes=over_runs)
         self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32), mechanism)
@@ -83,7 +83,7 @@ class Runs:
         keys = jnp.asarray([self._root.noise_key(self._noised + k) for k in range(chunk)])
         self._noised += chunk
         watch = Watch(np.bool_(True), (np.zeros(1, np.int32),))
-        *_, watched = self._run(self._state, data, plan, keys, self._scales, watch)
+        *_, watched = self._run(self._state, BlockInputs(data, plan, keys, self._scales, watch))
         released = np.asarray(watched, np.float64)  # [chunk, steps, 1]
         b = float(self._scales.expected_batch_size)
         x = released * b / float(self._scales.l2_clip_norm) - others * b

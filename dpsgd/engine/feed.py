@@ -18,7 +18,7 @@ from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_columns, with_rows
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
-from dpsgd.engine.step import Watch, compiled_block
+from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource
 from samplers.base import MAX_EXAMPLES
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
 
     def arguments(
         self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree
-    ) -> tuple[Any, ...]:
+    ) -> tuple[TrainState, BlockInputs]:
         """Returns the shapes of the arguments of `block_program`.
 
         Args:
@@ -119,7 +119,8 @@ class Layout(NamedTuple):
         schedules = Schedules(algorithm.groups, sampler.num_steps)
         first = schedules.block_arrays(range(1), self.block_steps)
         watch = Watch.nothing(state.raw_params)
-        return state, columns, plan, keys[0], mechanism.scales(), watch, keys[1], first
+        scales = mechanism.scales()
+        return state, BlockInputs(columns, plan, keys[0], scales, watch, keys[1], first)
 
     def put_state(self, state: Any) -> Any:
         """Puts a state on the devices."""

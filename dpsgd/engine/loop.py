@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from dpsgd.engine.blocks import in_background
 from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import arrays_digest, digest, text_digest
-from dpsgd.engine.step import Watch, compiled_block, flush_noise
+from dpsgd.engine.step import BlockInputs, Watch, compiled_block, flush_noise
 from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, UnitData
@@ -140,16 +140,22 @@ def train_blocks(
         layout = Layout.choose(mechanism.sampler, data, **how)
     now: Any = layout.put_state(state if donate else copy_buffers(state))
     feed = layout.feed(mechanism.sampler, data, root.sampling_seed(attempt), batches)
-    inputs = feed.blocks(int(now.step), flush_every)
+    blocks = feed.blocks(int(now.step), flush_every)
+
+    def prepare() -> Iterator[tuple[range, BlockInputs, tuple[Any, ...] | None]]:
+        for steps, rows, plan in blocks:
+            arrays = schedules.block_arrays(steps, layout.block_steps)
+            flushes = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
+            due = schedules.flush_arrays(steps.stop) if flushes else None
+            yield steps, BlockInputs(rows, plan, noise_key, scales, watch, loss_key, arrays), due
+
     under_way: deque[Diagnostics] = deque()
     program, claimed = None, False  # one for all blocks, whatever is set in JAX meanwhile
-    with closing(in_background(inputs)) as blocks:
-        for steps, rows, plan in blocks:
+    with closing(in_background(prepare())) as prepared:
+        for steps, inputs, due in prepared:
             now = layout.defer_noise(now)
-            schedule_arrays = schedules.block_arrays(steps, layout.block_steps)
-            arguments = now, rows, plan, noise_key, scales, watch, loss_key, schedule_arrays
             # The first time, this may refuse the loss.
-            program = program or compiled_block(algorithm, mechanism.sampler, arguments, layout)
+            program = program or compiled_block(algorithm, mechanism.sampler, (now, inputs), layout)
             if not claimed:  # what is refused before has not begun
                 if uses:
                     uses[f"{attempt}:program"] = digest(program)
@@ -158,11 +164,9 @@ def train_blocks(
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
-            now, log, watched = program(*arguments)
+            now, log, watched = program(now, inputs)
             under_way.append(log)
-            flushes = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
-            if now.pending and flushes:
-                due = schedules.flush_arrays(steps.stop)
+            if now.pending and due is not None:
                 now = flush_noise(algorithm, now, due, noise_key, scales, layout.placement)
             yield Block(now, steps, log, watched)
 

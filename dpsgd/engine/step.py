@@ -57,14 +57,31 @@ WATCHED = 128
 """Most coordinates of a leaf that are recorded after each step."""
 
 
+class BlockInputs(NamedTuple):
+    """Inputs of a block of steps beside the training state."""
+
+    data: PyTree
+    """Columns of the data, or of the rows that the plan's places index."""
+    plan: IndexBlock
+    """Batches of the steps."""
+    noise_key: Any
+    """uint32[4], key of the noise stream."""
+    scales: Scales
+    """Scales C, sigma C and b of the mechanism."""
+    watch: Watch
+    """Values that the block returns to an audit."""
+    loss_key: Any = None
+    """uint32[2], for a loss with a key."""
+    schedules: tuple[Any, ...] | None = None
+    """Arrays of each parameter group's `Schedule`; None if no group has one."""
+
+
 def block_function(
     algorithm: Algorithm, sampler: BatchSampler
 ) -> Callable[..., tuple[Any, Diagnostics, Any]]:
     """Returns a block of steps as a pure function.
 
-    It maps (state, data, plan, noise_key, scales, watch) to (state, diagnostics, watched). Further
-    arguments are `loss_key`, for a loss with a key, and `schedules`, the arrays of each parameter
-    group's `Schedule`.
+    It maps (state, `BlockInputs`) to (state, diagnostics, watched).
     """
     return functools.partial(_run_block, _Step.create(algorithm, sampler))
 
@@ -72,7 +89,7 @@ def block_function(
 def block_program(
     algorithm: Algorithm,
     sampler: BatchSampler,
-    arguments: tuple[Any, ...],
+    arguments: tuple[TrainState, BlockInputs],
     layout: Any = None,
 ) -> Program:
     """Returns the program of `block_function`.
@@ -90,17 +107,8 @@ def block_program(
     if layout is not None and (placement := layout.placement) is not None:
         state, replicated = placement.state(arguments[0]), placement.replicated
         rows = placement.by_rows if layout.streamed else replicated
-        argument_shardings = (
-            state,
-            rows,
-            placement.plan(arguments[2]),
-            replicated,
-            replicated,
-            replicated,
-            replicated,
-            replicated,
-        )
-        shardings = argument_shardings, (state, replicated, replicated)
+        inputs = BlockInputs(rows, placement.plan(arguments[1].plan), *(replicated,) * 5)
+        shardings = (state, inputs), (state, replicated, replicated)
     built = program(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
     require_closed(algorithm, sampler, built.traced.jaxpr, arguments[0])
     return built
@@ -127,73 +135,78 @@ class _Step:
         placed = (layout.placement, layout.streamed) if layout else (None, False)
         return cls(algorithm, sampler.accumulates, sampler.clipped_shape, *placed)
 
-    def __call__(self, state, j, data, plan, noise_key, scales, watch, loss_key, schedules):
-        """Returns the state after the step, and its diagnostics."""
+    def __call__(
+        self, state: TrainState, j: Any, inputs: BlockInputs
+    ) -> tuple[TrainState, Diagnostics]:
+        """Returns the state after step `j` of the block, and its diagnostics."""
         placement, shapes = self.placement, jax.eval_shape(lambda: state.raw_params)
-        example = shapes_of_rows(data, *self.clipped_shape)
+        example = shapes_of_rows(inputs.data, *self.clipped_shape)
         frozen = functools.partial(self.algorithm.frozen, shapes, example)
+        groups = len(self.algorithm.groups)
 
-        def run(exchange, state, j, data, plan, noise_key, scales, revealed, loss_key, schedules):
-            common = j, shapes, exchange, revealed
-            contexts = [Context(noise_key, scales, schedule, *common) for schedule in schedules]
-            summed, viewed = self._sum(state, j, data, plan, scales, loss_key, contexts)
+        def run(exchange, state, j, inputs):
+            common = j, shapes, exchange, inputs.watch.return_gradient
+            contexts = [
+                Context(inputs.noise_key, inputs.scales, schedule, *common)
+                for schedule in inputs.schedules or (None,) * groups
+            ]
+            summed, viewed = self._sum(state, j, inputs, contexts)
             total, diagnostics = exchange.total(summed)
             return self._updated(state, total, viewed, frozen, contexts), diagnostics
 
-        inputs = noise_key, scales, watch.return_gradient, loss_key, schedules
         if placement is None:
-            return run(Exchange(), state, j, data, plan, *inputs)
+            return run(Exchange(), state, j, inputs)
         if state.tables:  # their rows lie with the devices, and so does the whole step
             specs = placement.specs(state)
-            in_specs = specs, WHOLE, *self._specs(plan), *(WHOLE,) * len(inputs)
+            in_specs = specs, WHOLE, self._specs(inputs.plan)
             step = functools.partial(run, Exchange(placement))
-            return placement.on_each(step, in_specs, (specs, WHOLE))(state, j, data, plan, *inputs)
-        total, diagnostics = self._placed_sum(state, j, data, plan, scales, loss_key)
-        context = Context(noise_key, scales, return_gradient=watch.return_gradient)
-        groups = len(self.algorithm.groups)
+            return placement.on_each(step, in_specs, (specs, WHOLE))(state, j, inputs)
+        total, diagnostics = self._placed_sum(state, j, inputs)
+        returned = inputs.watch.return_gradient
+        context = Context(inputs.noise_key, inputs.scales, return_gradient=returned)
         viewed, contexts = (None,) * groups, [context] * groups
         return self._updated(state, total, viewed, frozen, contexts), diagnostics
 
-    def _placed_sum(self, state, j, data, plan, scales, loss_key):
+    def _placed_sum(
+        self, state: TrainState, j: Any, inputs: BlockInputs
+    ) -> tuple[PyTree, Diagnostics]:
         """Returns the clipped sum over the devices and diagnostics, for dense parameters."""
-        placement, rows = self.placement, self._specs(plan)
+        placement, specs = self.placement, self._specs(inputs.plan)
         assert placement is not None
-        frozen, groups = state.frozen, len(self.algorithm.groups)
+        frozen = state.frozen
+        contexts = [Context(None, inputs.scales)] * len(self.algorithm.groups)
         if placement.shards_rows(state):
-            contexts = [Context(None, scales)] * groups
             # Each device looks up its own rows; what follows is sharded by the compiler.
-            batch = placement.on_each(self._batch, (WHOLE, WHOLE, *rows, WHOLE), SHARDED)
+            batch = placement.on_each(self._batch, (WHOLE, WHOLE, specs), SHARDED)
             how = {"batch_at": batch, "devices": len(placement.devices)}
-            (total, diagnostics), _ = self._sum(
-                state, j, data, plan, scales, loss_key, contexts, **how
-            )
-            shardings, _ = split_leaves(placement.params(state.raw_params), state.frozen)
+            (total, diagnostics), _ = self._sum(state, j, inputs, contexts, **how)
+            shardings, _ = split_leaves(placement.params(state.raw_params), frozen)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
-        def device_sum(step, params, j, data, plan, scales, loss_key):
+        def device_sum(step, params, j, inputs):
             local_state = TrainState(step, params, (), frozen=frozen)
-            contexts = [Context(None, scales)] * groups
-            summed, _ = self._sum(local_state, j, data, plan, scales, loss_key, contexts)
+            contexts = [Context(None, inputs.scales)] * len(self.algorithm.groups)
+            summed, _ = self._sum(local_state, j, inputs, contexts)
             return placement.total(summed)
 
-        summed = placement.on_each(device_sum, (*(WHOLE,) * 3, *rows, WHOLE, WHOLE), WHOLE)
-        return summed(state.step, state.raw_params, j, data, plan, scales, loss_key)
+        summed = placement.on_each(device_sum, (WHOLE, WHOLE, WHOLE, specs), WHOLE)
+        return summed(state.step, state.raw_params, j, inputs)
 
-    def _sum(self, state, j, data, plan, scales, loss_key, contexts, *, batch_at=None, **how):
+    def _sum(self, state, j, inputs, contexts, *, batch_at=None, **how):
         """Returns the clipped sum over the passes of step `j`, diagnostics, and views."""
-        batch_at = batch_at or self._batch
+        batch_at, starts = batch_at or self._batch, inputs.plan.starts
         if state.frozen:
             how["frozen"] = frozenset(state.frozen)
 
         def pass_sum(row):
-            batch, weights, keys = batch_at(state.step, row, data, plan, loss_key)
+            batch, weights, keys = batch_at(state.step, row, inputs)
             view = View(state.raw_params, batch, weights, keys)
             viewed = []
             for group, context in zip(self.algorithm.groups, contexts, strict=True):
                 view, group_view = group.view(state, view, context)
                 viewed.append(group_view)
-            inputs = view.params, view.batch, view.weights, scales, *view.keys
-            return self.algorithm.clipped_sum(*inputs, **how), tuple(viewed)
+            batch = view.params, view.batch, view.weights, inputs.scales, *view.keys
+            return self.algorithm.clipped_sum(*batch, **how), tuple(viewed)
 
         if not self.accumulates:
             return pass_sum(j)
@@ -204,7 +217,7 @@ class _Step:
         def add(row, total):
             return jax.tree.map(jnp.add, total, pass_sum(row))
 
-        return jax.lax.fori_loop(plan.starts[j], plan.starts[j + 1], add, zeros)
+        return jax.lax.fori_loop(starts[j], starts[j + 1], add, zeros)
 
     def _updated(self, state, total, viewed, frozen, contexts):
         """Returns the updated state, or its private mean gradient if the watch asks for it."""
@@ -232,49 +245,41 @@ class _Step:
             state.lazy_tables, jax.tree.map(chosen, gradient, state.dense_params)
         )
 
-    def _batch(self, step, row, data, plan, loss_key):
+    def _batch(self, step, row, inputs):
         """Returns one pass: clipped examples, their weights, and their keys if any."""
+        plan = inputs.plan
         places = plan.indices if plan.places is None else plan.places
         indices = places[row].reshape(-1, *self.clipped_shape)
         weights = plan.weights[row].reshape(indices.shape[0], -1).max(axis=1)
-        batch = jax.tree.map(lambda column: column[indices], data)
+        batch = jax.tree.map(lambda column: column[indices], inputs.data)
         if not self.algorithm.takes_key:
             return batch, weights, ()
         first = plan.indices[row].reshape(indices.shape[0], -1)[:, 0]  # of what is clipped as one
-        return batch, weights, (example_keys(loss_key, step, first, plan.shards),)
+        return batch, weights, (example_keys(inputs.loss_key, step, first, plan.shards),)
 
     def _specs(self, plan):
-        """Returns the partition of the rows and of a plan, for `Placement.on_each`."""
+        """Returns the partition of the inputs, for `Placement.on_each`."""
         assert self.placement is not None
         columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
-        return SHARDED if self.streamed else WHOLE, columns
+        return BlockInputs(SHARDED if self.streamed else WHOLE, columns, *(WHOLE,) * 5)
 
 
 def _run_block(
-    step: _Step,
-    state: TrainState,
-    data: PyTree,
-    plan: IndexBlock,
-    noise_key: Any,
-    scales: Scales,
-    watch: Watch,
-    loss_key: Any = None,
-    schedules: tuple[Any, ...] | None = None,
+    step: _Step, state: TrainState, inputs: BlockInputs
 ) -> tuple[TrainState, Diagnostics, Any]:
-    schedules = schedules or (None,) * len(step.algorithm.groups)
+    plan, places = inputs.plan, inputs.watch.places
 
     def one_step(j, carry):
         state, log, watched = carry
-        arguments = data, plan, noise_key, scales, watch, loss_key, schedules
-        state, diagnostics = step(state, j, *arguments)
+        state, diagnostics = step(state, j, inputs)
         log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
-        leaves = zip(jax.tree.leaves(state.raw_params), watch.places, strict=True)
-        watched_values = [leaf.ravel()[places].astype(jnp.float32) for leaf, places in leaves]
+        leaves = zip(jax.tree.leaves(state.raw_params), places, strict=True)
+        watched_values = [leaf.ravel()[at].astype(jnp.float32) for leaf, at in leaves]
         return state, log, watched.at[j].set(jnp.concatenate(watched_values))
 
     block_steps = plan.starts.shape[0] - 1
     log = Diagnostics(*(jnp.zeros(block_steps, jnp.float32) for _ in Diagnostics._fields))
-    watched = jnp.zeros((block_steps, sum(map(len, watch.places))), jnp.float32)
+    watched = jnp.zeros((block_steps, sum(map(len, places))), jnp.float32)
     # A dynamic trip count: a last, shorter block runs in the same program, without idle steps.
     return jax.lax.fori_loop(0, plan.num_steps, one_step, (state, log, watched))
 

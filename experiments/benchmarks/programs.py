@@ -17,7 +17,7 @@ from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
 from dpsgd.engine.lazy.group import find_tables
 from dpsgd.engine.programs import compiler_options
-from dpsgd.engine.step import Watch, block_function, flush_noise
+from dpsgd.engine.step import BlockInputs, Watch, block_function, flush_noise
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.gradients.rows import LocatedExample, declared_rows
 from experiments.benchmarks.models import Model
@@ -53,7 +53,7 @@ class Program:
       start: Function that makes the first state.
       *inputs: Further arguments of every call.
       block_steps: Steps of a call.
-      algorithm: Algorithm of the steps; the schedules of a block are then the last argument.
+      algorithm: Algorithm of the steps, whose only input is `BlockInputs`.
 
     Attributes:
       compiling: Time of tracing and compiling.
@@ -71,7 +71,7 @@ class Program:
         self._done, self._block_steps = 0, block_steps
         self._schedules = Schedules(algorithm.groups, NUM_STEPS) if algorithm else None
         program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
-        arguments = jax.eval_shape(start), *inputs, *self._known()
+        arguments = jax.eval_shape(start), *self._scheduled()
         made: list[Any] = []
         self.compiling = Spent.on(lambda: made.append(program.lower(*arguments).compile()))
         self._compiled, self._state = made[0], start()
@@ -81,15 +81,16 @@ class Program:
         """Memory of a call beside state and inputs, bytes."""
         return self._compiled.memory_analysis().temp_size_in_bytes
 
-    def _known(self) -> tuple[Any, ...]:
-        """Returns the schedules of the next block, if there is an algorithm."""
+    def _scheduled(self) -> tuple[Any, ...]:
+        """Returns the inputs of the next block, with its schedules if there is an algorithm."""
         if self._schedules is None:
-            return ()
+            return self._inputs
         steps = range(self._done, self._done + self._block_steps)
-        return (self._schedules.block_arrays(steps, self._block_steps),)
+        known = self._schedules.block_arrays(steps, self._block_steps)
+        return (self._inputs[0]._replace(schedules=known),)
 
     def __call__(self) -> None:
-        arguments = self._state, *self._inputs, *self._known()
+        arguments = self._state, *self._scheduled()
         self._state, *_ = jax.block_until_ready(self._compiled(*arguments))
         self._done += self._block_steps
 
@@ -97,9 +98,9 @@ class Program:
         """Draws all pending noise; the steps go on from there."""
         assert self._algorithm is not None
         assert self._schedules is not None
-        _, _, noise_key, scales, *_ = self._inputs
-        known = self._schedules.flush_arrays(self._done)
-        state = flush_noise(self._algorithm, self._state, known, noise_key, scales)
+        inputs, known = self._inputs[0], self._schedules.flush_arrays(self._done)
+        how = known, inputs.noise_key, inputs.scales
+        state = flush_noise(self._algorithm, self._state, *how)
         self._state = jax.block_until_ready(defer_noise(state))
 
 
@@ -147,19 +148,14 @@ class Steps:
         def start() -> Any:
             return defer_noise(algorithm.init(self.model.params(), mechanism, self.model.columns))
 
-        return self._block(
-            block_function(algorithm, sampler),
-            start,
-            jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0)),
-            mechanism.scales(),
-            Watch.nothing(jax.eval_shape(start).raw_params),
-            None,
-            algorithm=algorithm,
-        )
+        key = jnp.asarray(RootKey.from_insecure_seed(0).noise_key(0))
+        watch = Watch.nothing(jax.eval_shape(start).raw_params)
+        inputs = BlockInputs(self.model.columns, self._plan, key, mechanism.scales(), watch)
+        return self._block(block_function(algorithm, sampler), start, inputs, algorithm=algorithm)
 
-    def _block(self, block: Callable, start: Callable, *rest: Any, **others: Any) -> Program:
-        inputs = jax.device_put((self.model.columns, self._plan, *rest))
+    def _block(self, block: Callable, start: Callable, *inputs: Any, **others: Any) -> Program:
         made = jax.jit(start, compiler_options=compiler_options())
+        inputs = jax.device_put(inputs)
         return Program(block, made, *inputs, block_steps=self.block_steps, **others)
 
     def gradient(self, clipped: bool) -> Program:
@@ -227,7 +223,7 @@ class Steps:
 
             return lax.fori_loop(0, plan.num_steps, body, (state, jnp.zeros(self.block_steps)))
 
-        return self._block(block, start)
+        return self._block(block, start, self.model.columns, self._plan)
 
 
 KINDS: dict[str, Callable[[Steps], Program]] = {

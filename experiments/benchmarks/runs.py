@@ -27,7 +27,7 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.core.state import TrainState
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
-from dpsgd.engine.step import Watch, compiled_block
+from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import resolve, resolved
 from dpsgd.runs.task import rows_of
@@ -124,12 +124,13 @@ def _bare_loop(job: Job) -> Callable[[], Spent]:
     drawn = plan_blocks(source, first_step=0, block_steps=BLOCK_STEPS)
     plans, data = [jax.device_put(plan) for _, plan in drawn], jax.device_put(dict(job.data))
     watch = Watch.nothing(job.params)
-    rest = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch, None
-    program = compiled_block(job.algorithm, sampler, (job.start(), data, plans[0], *rest))
+    how = jnp.asarray(root.noise_key(0)), job.mechanism.scales(), watch
+    inputs = [BlockInputs(data, plan, *how) for plan in plans]
+    program = compiled_block(job.algorithm, sampler, (job.start(), inputs[0]))
 
     def all_steps(state: TrainState) -> None:
-        for plan in plans:
-            state, *_ = program(state, data, plan, *rest)
+        for one in inputs:
+            state, *_ = program(state, one)
         jax.block_until_ready(state)
 
     def loop() -> Spent:

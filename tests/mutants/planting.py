@@ -87,10 +87,17 @@ class Fault:
 
 
 def before(change):
-    """A fault of arguments: `change` takes some by name, and returns others for some of them."""
+    """A fault of arguments: `change` takes some by name, and returns others for some of them.
+
+    Fields of `inputs`, a record, are arguments like others.
+    """
 
     def around(sound, arguments, wanted):
-        arguments.arguments.update(change(*wanted))
+        changes = change(*wanted)
+        if (inputs := arguments.arguments.get("inputs")) is not None:
+            fields = {name: changes.pop(name) for name in [*changes] if name in inputs._fields}
+            changes["inputs"] = inputs._replace(**fields)
+        arguments.arguments.update(changes)
         return sound(*arguments.args, **arguments.kwargs)
 
     return _around(around, [*inspect.signature(change).parameters])
@@ -113,7 +120,9 @@ def _around(planted, wanted):
         def faulty(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return planted(sound, bound, [bound.arguments[name] for name in wanted])
+            inputs = bound.arguments.get("inputs")
+            known = {**(inputs._asdict() if inputs else {}), **bound.arguments}
+            return planted(sound, bound, [known[name] for name in wanted])
 
         return faulty
 

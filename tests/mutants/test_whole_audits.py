@@ -211,14 +211,15 @@ def filling_counts(sound):
 
 
 def later_passes_loosely(sound):
-    def faulty(self, state, j, data, plan, scales, *rest, **how):
-        first = jnp.minimum(plan.starts[j] + 1, plan.starts[j + 1])
+    def faulty(self, state, j, inputs, *rest, **how):
+        starts, scales = inputs.plan.starts, inputs.scales
+        first = jnp.minimum(starts[j] + 1, starts[j + 1])
         loose = dataclasses.replace(scales, l2_clip_norm=jnp.inf * scales.l2_clip_norm)
-        parts = [
-            sound(self, state, j, data, plan._replace(starts=plan.starts.at[place].set(first)), of,
-                  *rest, **how)
-            for place, of in ((j + 1, scales), (j, loose))
-        ]  # fmt: skip
+        parts = []
+        for place, of in ((j + 1, scales), (j, loose)):
+            plan = inputs.plan._replace(starts=starts.at[place].set(first))
+            some = inputs._replace(plan=plan, scales=of)
+            parts.append(sound(self, state, j, some, *rest, **how))
         return jax.tree.map(jnp.add, *parts)
 
     return faulty
@@ -263,11 +264,11 @@ def public_key(run):
         return run
     stop = []
 
-    def faulty(state, data, plan, key, *rest):
+    def faulty(state, inputs):
         step = int(state.step)
-        key = key * np.uint32(step not in stop)
-        stop[:] = [step + int(plan.num_steps)]
-        return run(state, data, plan, key, *rest)
+        key = inputs.noise_key * np.uint32(step not in stop)
+        stop[:] = [step + int(inputs.plan.num_steps)]
+        return run(state, inputs._replace(noise_key=key))
 
     return faulty
 

@@ -23,7 +23,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, split_leaves
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
-from dpsgd.engine.step import block_program, flush_program
+from dpsgd.engine.step import BlockInputs, block_program, flush_program
 from dpsgd.noise.base import Scales
 from dpsgd.noise.correlated import BandedToeplitz
 
@@ -311,14 +311,16 @@ def flow_checks(
     kept = jax.eval_shape(mechanism.noise.init, state.dense_params)
     arguments = layout.arguments(algorithm, mechanism, state._replace(noise=kept), data)
     trace = block_program(algorithm, mechanism.sampler, arguments, layout).traced
-    begun, columns, plan, _, scales, watch, *others = arguments
+    begun, inputs = arguments
+    rows = _all((inputs.data, inputs.plan), Flow(frozenset({ROWS})))
     given = (
         _state(begun),
-        _all(columns, Flow(frozenset({ROWS}))),
-        _all(plan, Flow(frozenset({ROWS})))._replace(num_steps=_PUBLIC),
-        _argument(KEY),
-        _scales(scales),
-        _all((watch, *others), _PUBLIC),
+        _all(inputs, _PUBLIC)._replace(
+            data=rows[0],
+            plan=rows[1]._replace(num_steps=_PUBLIC),
+            noise_key=_argument(KEY),
+            scales=_scales(inputs.scales),
+        ),
     )
     reader = _reader(mechanism)
     (after, _, shown), wrong = _through(reader, trace, given)
@@ -358,11 +360,11 @@ def _flush(
     reader: _Reader,
     algorithm: Algorithm,
     num_steps: int,
-    arguments: tuple[Any, ...],
+    arguments: tuple[TrainState, BlockInputs],
     layout: Layout,
 ) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
-    state, key, scales = arguments[0], *arguments[3:5]
+    state, (_, _, key, scales, *_) = arguments
     known = Schedules(algorithm.groups, num_steps).flush_arrays(0)
     trace = flush_program(algorithm, (state, known, key, scales), layout.placement).traced
     given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)

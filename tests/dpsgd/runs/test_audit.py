@@ -87,10 +87,11 @@ def quiet_beginnings(monkeypatch):
     def planted(*of):
         block = run_block(*of)
 
-        def called(state, data, plan, key, scales, *rest):
+        def called(state, inputs):
             if started and started.pop() > 0:
-                scales = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-90))
-            return block(state, data, plan, key, scales, *rest)
+                faint = dataclasses.replace(inputs.scales, noise_stddev=np.float32(2.0**-90))
+                inputs = inputs._replace(scales=faint)
+            return block(state, inputs)
 
         return called
 

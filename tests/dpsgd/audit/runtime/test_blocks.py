@@ -92,9 +92,10 @@ def dispatched(patch, change):
 def a_public_key_from_the_second_block_on(patch):
     seen = []
 
-    def change(state, rows, plan, key, *rest):
-        seen.append(key)
-        return state, rows, plan, key if len(seen) == 1 else jnp.zeros_like(key), *rest
+    def change(state, inputs):
+        seen.append(key := inputs.noise_key)
+        key = key if len(seen) == 1 else jnp.zeros_like(key)
+        return state, inputs._replace(noise_key=key)
 
     dispatched(patch, change)
 
@@ -102,10 +103,10 @@ def a_public_key_from_the_second_block_on(patch):
 def no_noise_in_the_first_block_after_a_resume(patch):
     seen = []
 
-    def change(state, rows, plan, key, scales, *rest):
-        seen.append(key)
+    def change(state, inputs):
+        seen.append(scales := inputs.scales)
         faint = dataclasses.replace(scales, noise_stddev=np.float32(2.0**-100))
-        return state, rows, plan, key, faint if len(seen) == 1 else scales, *rest
+        return state, inputs._replace(scales=faint if len(seen) == 1 else scales)
 
     dispatched(patch, change)
 
@@ -148,9 +149,10 @@ def test_a_sum_of_more_rows_than_float32_can_count_is_sound_and_one_without_its_
     def all_but_the_last_pass(*arguments, sound=loop.compiled_block):
         compiled = sound(*arguments)
 
-        def run(state, data, plan, *rest):
-            starts = np.maximum(np.asarray(plan.starts) - 1, 0)
-            return compiled(state, data, plan._replace(starts=jnp.asarray(starts)), *rest)
+        def run(state, inputs):
+            starts = np.maximum(np.asarray(inputs.plan.starts) - 1, 0)
+            plan = inputs.plan._replace(starts=jnp.asarray(starts))
+            return compiled(state, inputs._replace(plan=plan))
 
         return run
 
