@@ -8,11 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.tasks.models import Models
+import numpy as np
 
-if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
-    from experiments.tasks.images import sources
-    from experiments.tasks.images.model import Functions, Sizes
+from dpsgd.runs.records import build, to_json
+from experiments.tasks.images import sources
+from experiments.tasks.images.sizes import Sizes
+from experiments.tasks.models import Models
+from experiments.tasks.splits import blocks_of
+from samplers import UnitData, UnitTree
+
+if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no JAX
+    from experiments.tasks.images.model import Functions
 
 PyTree = Any
 
@@ -42,8 +48,6 @@ class ImageModels(Models):
         Raises:
           ValueError: If there are no rows, or too few.
         """
-        import numpy as np
-
         _, _, _, logits, metrics = self.functions
         return metrics((np.asarray(logits(params, rows)), rows["label"]) for rows in blocks)
 
@@ -55,11 +59,8 @@ class ImageModels(Models):
         Raises:
           ValueError: If the images cannot be read, or do not fit the network.
         """
-        from experiments.tasks.images.sources import load
-        from experiments.tasks.splits import blocks_of
-
         sizes = self.sizes
-        images = load(path, num_classes=sizes.classes)
+        images = sources.load(path, num_classes=sizes.classes)
         if (images.shape, images.classes) != (sizes.shape, sizes.classes):
             raise ValueError(
                 f"{images.name} has images {images.shape} of {images.classes} classes, but the "
@@ -72,8 +73,6 @@ class ImageModels(Models):
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` synthetic probe rows: uniform noise and labels."""
-        import numpy as np
-
         rng = np.random.default_rng(0)
         rows = {"image": rng.integers(0, 256, (count, *self.sizes.shape), np.uint8)}
         if self.sizes.new_classes:
@@ -82,8 +81,6 @@ class ImageModels(Models):
 
     def describe(self) -> dict[str, Any]:
         """Returns the sizes, the input of `described`."""
-        from dpsgd.runs.records import to_json
-
         return {"sizes": to_json(self.sizes), "headline": "test_accuracy", "better": "higher"}
 
     @staticmethod
@@ -93,9 +90,6 @@ class ImageModels(Models):
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
         """
-        from dpsgd.runs.records import build
-        from experiments.tasks.images.model import Sizes
-
         return ImageModels(build(Sizes, description.get("sizes"), f"{where}: sizes"))
 
 
@@ -134,9 +128,7 @@ class Images(ImageModels):
     @cached_property
     def source(self) -> sources.Images:
         """Images, read on first use."""
-        from experiments.tasks.images.sources import load
-
-        images = load(self.data, self.test, self.num_classes)
+        images = sources.load(self.data, self.test, self.num_classes)
         if self.num_classes not in (None, images.classes):
             raise ValueError(
                 f"--num-classes {self.num_classes}: {images.name} has {images.classes} classes; "
@@ -147,8 +139,6 @@ class Images(ImageModels):
     @property
     def sizes(self) -> Sizes:  # type: ignore[override]
         """Sizes of the network, from public properties of the images."""
-        from experiments.tasks.images.model import Sizes
-
         source = self.source
         return Sizes(source.shape, source.classes, self.channels, self.new_classes)
 
@@ -167,10 +157,6 @@ class Images(ImageModels):
         rows = self.source.splits["train"]
         if not self.new_classes:
             return rows
-        import numpy as np
-
-        from samplers import UnitData, UnitTree
-
         task = np.zeros(len(rows["label"]), np.int64)
         for label in np.unique(rows["label"]):  # equal shares of each class
             of_class = rows["label"] == label
@@ -181,8 +167,6 @@ class Images(ImageModels):
 
     def held_out(self, split: str) -> Iterator[PyTree]:
         """Returns the images of a split, block by block."""
-        from experiments.tasks.splits import blocks_of
-
         return blocks_of(self.source.rows(split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:

@@ -14,7 +14,13 @@ from experiments.tasks.splits import random_masks
 CATALOGUE = 1682
 """Number of films of MovieLens 100K, a public list."""
 
-_FIELDS = ("user id", "item id", "rating", "timestamp")
+_FIELDS = {
+    "user id": (0, 2**63 - 1),
+    "item id": (1, CATALOGUE),
+    "rating": (1, 5),
+    "timestamp": (0, 2**63 - 1),
+}
+"""Columns of a file, with their ranges."""
 _NONE = -1
 """Code of a missing rating."""
 
@@ -74,23 +80,17 @@ def _parse(line: str, where: str, labelled: bool) -> list[int]:
         raise ValueError(
             f"{where}: {len(fields)} fields, expected {', '.join(_FIELDS)} with tabs between"
         )
-    missing = not labelled and not fields[2].strip()
-    if missing:
-        fields[2] = str(_NONE)
     values = []
-    for name, field in zip(_FIELDS, fields, strict=True):
+    for (name, (low, high)), field in zip(_FIELDS.items(), fields, strict=True):
+        if name == "rating" and not labelled and not field.strip():
+            values.append(_NONE)
+            continue
         try:
-            values.append(int(field))
+            values.append(value := int(field))
         except ValueError:
             raise ValueError(f"{where}, {name}: {field.strip()!r} is no integer") from None
-    user, item, rating, time = values
-    for name, number in (("user id", user), ("timestamp", time)):
-        if not 0 <= number < 2**63:
-            raise ValueError(f"{where}, {name}: {number} is not in [0, 2^63)")
-    if not 1 <= item <= CATALOGUE:
-        raise ValueError(f"{where}, item id: {item} is not in [1, {CATALOGUE}]")
-    if not missing and not 1 <= rating <= 5:
-        raise ValueError(f"{where}, rating: {rating} is not in [1, 5]")
+        if not low <= value <= high:
+            raise ValueError(f"{where}, {name}: {value} is not in [{low}, {high}]")
     return values
 
 

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy as np
+
+from dpsgd.runs.recommendation import RecommendationRequest, Settings, default_rate, generic
+from dpsgd.runs.records import checked
 from experiments.tasks.models import Models
-
-if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
-    from dpsgd.runs.recommendation import RecommendationRequest, Settings
-    from experiments.tasks.ratings.ratings import Ratings as Table
-    from samplers import UnitData
-    from samplers.contribution import Contributions
+from experiments.tasks.ratings import ratings
+from samplers import UnitData, UnitTree, cap_contributions
+from samplers.contribution import Contributions
 
 PyTree = Any
 
@@ -57,8 +58,6 @@ class RatingModels(Models):
         Raises:
           ValueError: If the file cannot be read, or its items are not in the model's catalogue.
         """
-        from experiments.tasks.ratings import ratings
-
         table = ratings.read(path, labelled=labelled)
         if table.num_items != self.num_items:
             raise ValueError(
@@ -73,8 +72,6 @@ class RatingModels(Models):
         Raises:
           ValueError: If there are no rows.
         """
-        import numpy as np
-
         errors = [np.asarray(self.predict(params, rows)) - rows["rating"] for rows in blocks]
         if not errors:
             raise ValueError("there are no rows to evaluate the model on")
@@ -92,8 +89,6 @@ class RatingModels(Models):
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
         """
-        from dpsgd.runs.records import checked
-
         names = "num_items", "rank"
         found = [checked(description.get(name), int, f"{where}, {name}") for name in names]
         return RatingModels(*found)
@@ -123,10 +118,8 @@ class Ratings(RatingModels):
                 raise ValueError(f"--{option} must be at least 1, got {getattr(self, name)}")
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> ratings.Ratings:
         """All ratings, read on first use."""
-        from experiments.tasks.ratings import ratings
-
         return ratings.load(self.data, SEED)
 
     @property
@@ -140,8 +133,6 @@ class Ratings(RatingModels):
         24 settings were measured there at epsilon 3 and at 1, by the error on validation users: see
         results/evidence.md in docs/explanation.
         """
-        from dpsgd.runs.recommendation import Settings, default_rate, generic
-
         if self.rows == "ratings":
             return generic(request)
         norm = 0.4 * math.sqrt(self.max_ratings)  # orthogonal gradients, one per rating
@@ -160,9 +151,6 @@ class Ratings(RatingModels):
         The split and the kept ratings of a user depend on that user's ratings alone, so that data
         that differ in one user's ratings differ nowhere else.
         """
-        from experiments.tasks.ratings import ratings
-        from samplers import UnitData, UnitTree
-
         table = ratings.of_split(self.table, "train")
         contributions = self._cap_ratings(table)
         columns = {"item": table.item, "rating": table.rating}
@@ -172,11 +160,7 @@ class Ratings(RatingModels):
         rows, of_users = contributions.of_examples(columns)
         return UnitData(rows, dataclasses.replace(of_users, tree=tree))
 
-    def _cap_ratings(self, table: Table) -> Contributions:
-        import numpy as np
-
-        from samplers import cap_contributions
-
+    def _cap_ratings(self, table: ratings.Ratings) -> Contributions:
         order = np.stack([table.time, table.item], axis=1)
         return cap_contributions(
             table.user, self.max_ratings, keep="random", order=order, seed=SEED
@@ -184,8 +168,6 @@ class Ratings(RatingModels):
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` synthetic probe rows: uniform ratings of random items."""
-        import numpy as np
-
         rng = np.random.default_rng(0)
         tau = self.max_ratings
         shape = (count, tau) if self.rows == "users" else (count,)
@@ -202,16 +184,10 @@ class Ratings(RatingModels):
 
         Errors on other ratings of training users would reveal something about protected users.
         """
-        from experiments.tasks.ratings import ratings
-
         return ratings.with_others(ratings.of_split(self.table, split))
 
     def check(self, begun: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError if a split has no user, or the catalogue differs from the run's."""
-        import numpy as np
-
-        from experiments.tasks.ratings import ratings
-
         name = self.data or "the generated population"
         for split in ("train", "validation", "test"):
             if not np.unique(ratings.of_split(self.table, split).user).size:

@@ -13,7 +13,8 @@ from dpsgd import Mechanism, RootKey, dpsgd, train
 from experiments.tasks.classes import class_metrics
 from experiments.tasks.images import sources
 from experiments.tasks.images.metrics import few_shot_metrics
-from experiments.tasks.images.model import ConvNet, Sizes, prototypical_loss
+from experiments.tasks.images.model import ConvNet, prototypical_loss
+from experiments.tasks.images.sizes import Sizes
 from experiments.tasks.images.task import ImageModels, Images
 from experiments.tasks.splits import random_masks
 from experiments.tasks.tfds import SourceError
