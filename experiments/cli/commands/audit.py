@@ -34,7 +34,7 @@ def run(asked: Audit) -> int:
     population = asked.population(drawn=True)
     with Console() as console:
         console.progress("starting")
-        task = _without_data(asked)
+        task = _probed_task(asked)
         found = resolved(with_noise(asked.spec(), task, population)[0], population)
         claimed = _claimed(asked, found)
         if not asked.black_box:
@@ -52,7 +52,7 @@ def run(asked: Audit) -> int:
         return 1 if bound.violation else 0
 
 
-def _without_data(asked: Audit) -> Trainable:
+def _probed_task(asked: Audit) -> Trainable:
     """Returns the task that is asked for, whose rows are not looked at.
 
     Clicks without a store are those of Criteo Display Ads.

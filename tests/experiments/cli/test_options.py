@@ -3,6 +3,7 @@
 `python tests/experiments/cli/test_options.py` writes the helps anew.
 """
 
+import contextlib
 import itertools
 import os
 import random
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments import cli
 from experiments.tasks import TASKS
@@ -145,6 +148,21 @@ def test_options_stand_in_any_order():
         _, asked, _ = cli.parse(["train", *words])
         assert (asked.sampler.batch_size, asked.sampler.epochs) == (512, 1)
         assert (asked.settings["data"], asked.settings["hidden"]) == (Path("store"), (4, 8))
+
+
+FLAGS = sorted({one.flag for name in CALLS for one in options_of(name)[1] if not one.place})
+ODD = st.sampled_from(
+    ["", "-", "--", "---", "--=", "=", "-1", "1e999", "\ud800", "a\nb", "\x00", "%s"]
+)
+NAMED = st.sampled_from(["sampler:poisson", "sampler:", "--task=images", "1", "poisson", "{0}"])
+WORD = st.sampled_from(FLAGS) | ODD | NAMED | st.text(max_size=9)
+WORDS = st.lists(WORD | st.tuples(WORD, WORD).map("=".join), max_size=9)
+
+
+@given(st.sampled_from([*CALLS]), WORDS)
+def test_any_words_are_a_question_or_refused(name, words):
+    with contextlib.suppress(ValueError):  # whose line `in_one_line` escapes
+        cli.parse([*CALLS[name].split(), *words])
 
 
 ALIKE = {
