@@ -148,7 +148,6 @@ for module, *words in {questions!r}:
 @pytest.mark.long
 def test_a_command_names_the_extra_that_it_lacks_in_one_line_before_it_does_anything(tmp_path):
     questions = [
-        "rich compare --num-examples 1000 --batch-size 10",
         "markdown_it report run --out page.html",
         "matplotlib compare --num-examples 9999 --plot compare.png",
         "pyarrow contributions rows.csv --user u",

@@ -1,26 +1,26 @@
-"""What a run says in a terminal: lines that pass, a progress line, and tables.
-
-Rich is imported where something is shown: most questions are answered before it would be.
-"""
+"""Output of a run in a terminal: lines that stay, a progress line, and tables."""
 
 from __future__ import annotations
 
-import math
 import os
+import shutil
 import sys
 import textwrap
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 PATIENCE = 2.0
-"""Seconds after which whoever waits in front of a terminal is told for how long already."""
+"""Seconds after which a progress line in a terminal shows the time."""
 
 EVERY = 5.0
-"""Seconds after which a plain line says what is going on where there is no terminal; the next ones
-come after twice as many each, and a minute at most."""
+"""Seconds to the first plain line where there is no terminal; each interval is twice the one
+before, and at most a minute."""
+
+REFRESH = 0.1
+"""Seconds between two versions of the progress line."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -46,41 +46,47 @@ def sized(size: float) -> str:
 
 
 class Console:
-    """A terminal with one live progress line; where output is a file, plain lines.
+    """A terminal with one live progress line; where output is a file, plain lines on stderr.
 
     Args:
       stderr: Whether all goes to stderr.
       quiet: Whether nothing is shown.
       timed: Whether elapsed seconds are shown. Where the time is a secret, as that of a private
         selection, it is False: there are then no plain lines either, whose number tells the time.
+      patience: Seconds until the progress line is shown.
     """
 
-    def __init__(self, *, stderr: bool = False, quiet: bool = False, timed: bool = True) -> None:
-        import rich.console
-
-        self._console = rich.console.Console(
-            highlight=False,
-            markup=False,
-            stderr=stderr,
-            quiet=quiet,
-            # Jupyter asks for colours by FORCE_COLOR, which rich takes for a terminal.
-            force_terminal=(sys.stderr if stderr else sys.stdout).isatty(),
-        )
-        self._now = _Now(timed=timed)
-        self._status: Any = self._console.status(self._now)
-        if not self._console.is_terminal:
-            self._status = _PlainLines(self._now, quiet or not timed)
+    def __init__(
+        self,
+        *,
+        stderr: bool = False,
+        quiet: bool = False,
+        timed: bool = True,
+        patience: float = 0.0,
+    ) -> None:
+        self._file = sys.stderr if stderr else sys.stdout
+        self._terminal = self._file.isatty()
+        self._quiet, self._timed, self._patience = quiet, timed, patience
+        self._shown, self._since = "", time.monotonic()
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Console:
-        self._status.__enter__()
+        if not self._quiet and (self._terminal or self._timed):
+            say = self._refresh if self._terminal else self._say
+            self._thread = threading.Thread(target=say, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._status.__exit__(None, None, None)
+        self._over.set()
+        if self._terminal and self._thread is not None:
+            self._thread.join()
 
     def progress(self, line: str) -> None:
         """Shows `line` as what is going on now."""
-        self._now.begin(line)
+        if line != self._shown:
+            self._shown, self._since = line, time.monotonic()
 
     def tell(self, line: str) -> None:
         """Shows `line` as what is going on now; what was chosen, or is to be noted, stays."""
@@ -89,9 +95,34 @@ class Console:
         else:
             self.progress(line)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, *, bold: bool = False) -> None:
         """Prints `text` to stay."""
-        self._console.print(text, soft_wrap=True)
+        if self._quiet:
+            return
+        with self._lock:
+            clear = "\r\x1b[2K" if self._terminal and self._thread else ""
+            text = f"\x1b[1m{text}\x1b[0m" if bold and self._terminal else text
+            print(f"{clear}{text}", file=self._file, flush=self._terminal)
+
+    def _refresh(self) -> None:
+        if self._over.wait(self._patience):
+            return
+        while not self._over.wait(REFRESH):
+            seconds = time.monotonic() - self._since
+            late = f" ({seconds:.0f} s)" if self._timed and seconds >= PATIENCE else ""
+            room = shutil.get_terminal_size().columns - 1
+            with self._lock:
+                self._file.write(f"\r\x1b[2K{f'{self._shown}{late}'.lstrip()[:room]}")
+                self._file.flush()
+        self._file.write("\r\x1b[2K")
+        self._file.flush()
+
+    def _say(self) -> None:
+        began, wait = time.monotonic(), EVERY
+        while not self._over.wait(wait):
+            spent = time.monotonic() - began
+            print(f"{self._shown} ({spent:.0f} s in all)", file=sys.stderr, flush=True)
+            wait = min(2 * wait, 60.0)
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
         """Prints a table without cutting a cell; in a pipe each row is one line.
@@ -99,103 +130,48 @@ class Console:
         A narrow terminal breaks the first column at its blanks, or shows each row as a block with
         one line a cell.
         """
-        from rich.cells import cell_len
-
         table = [header, *rows]
-        widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-        limited = self._console.is_terminal or "COLUMNS" in os.environ
-        surplus = sum(widths) + len(widths) - 1 - self._console.width if limited else 0
+        widths = [max(map(_width, column)) for column in zip(*table, strict=True)]
+        limited = self._terminal or "COLUMNS" in os.environ
+        room = shutil.get_terminal_size().columns
+        surplus = sum(widths) + len(widths) - 1 - room if limited else 0
         if surplus > 0:
             widths[0] -= surplus
-            if widths[0] < max(cell_len(word) for row in table for word in row[0].split()):
-                self._blocks(header, rows)
+            if widths[0] < max(_width(word) for row in table for word in row[0].split()):
+                self._blocks(header, rows, room)
                 return
         for number, (first, *rest) in enumerate(table):
             broken = _wrapped(first, widths[0])
             for cells in ([broken[0], *rest], *([part] for part in broken[1:])):
                 padded = (
-                    cell + " " * (width - cell_len(cell))
-                    for cell, width in zip(cells, widths, strict=False)
+                    f"{c}{' ' * (w - _width(c))}" for c, w in zip(cells, widths, strict=False)
                 )
-                self._console.print(
-                    " ".join(padded).rstrip(), style="" if number else "bold", soft_wrap=True
-                )
+                self.line(" ".join(padded).rstrip(), bold=not number)
 
-    def _blocks(self, header: list[str], rows: list[list[str]]) -> None:
-        from rich.cells import cell_len
-
-        names = max(map(cell_len, header)) + 1
+    def _blocks(self, header: list[str], rows: list[list[str]], room: int) -> None:
+        names = max(map(_width, header)) + 1
         for row in rows:
             for name, cell in zip(header, row, strict=True):
-                for number, part in enumerate(_wrapped(cell, max(1, self._console.width - names))):
+                for number, part in enumerate(_wrapped(cell, room - names)):
                     label = "" if number else name
-                    self.line(f"{label}{' ' * (names - cell_len(label))}{part}")
+                    self.line(f"{label}{' ' * (names - _width(label))}{part}")
             self.line("")
+
+
+def _width(text: str) -> int:
+    """Returns the number of columns that a text takes in a terminal."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""]
 
 
-class _Now:
-    """What is going on; if timed, with the seconds so far once they are more than `PATIENCE`."""
-
-    def __init__(self, line: str = "", *, timed: bool = True) -> None:
-        self._patience = PATIENCE if timed else math.inf
-        self.begin(line)
-
-    def begin(self, line: str) -> None:
-        if line != getattr(self, "line", None):
-            self.line, self.since = line, time.monotonic()
-
-    def __rich__(self) -> str:
-        seconds = time.monotonic() - self.since
-        return self.line if seconds < self._patience else f"{self.line} ({seconds:.0f} s)".lstrip()
-
-
-class _PlainLines:
-    """Says what is going on in lines on stderr: an answer in a pipe stays the answer alone."""
-
-    def __init__(self, now: _Now, quiet: bool = False) -> None:
-        self._now, self._quiet, self._over = now, quiet, threading.Event()
-
-    def __enter__(self) -> None:
-        if not self._quiet:
-            threading.Thread(target=self._say, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-
-    def _say(self) -> None:
-        began, wait = time.monotonic(), EVERY
-        while not self._over.wait(wait):
-            spent = time.monotonic() - began
-            print(f"{self._now.line} ({spent:.0f} s in all)", file=sys.stderr, flush=True)
-            wait = min(2 * wait, 60.0)
-
-
 @contextmanager
 def going_on(what: str) -> Iterator[None]:
-    """Shows `what`, with its seconds, on a terminal if what is done inside takes long.
-
-    It goes to stderr, in plain lines if that is a file: what is printed stays the answer alone.
-    """
-    if not sys.stderr.isatty():
-        with _PlainLines(_Now(what)):
-            yield
-        return
-    over = threading.Event()
-
-    def show() -> None:
-        if not over.wait(PATIENCE):
-            with Console(stderr=True) as console:
-                console.progress(what)
-                over.wait()
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
+    """Shows `what`, with its seconds, on stderr if the work inside takes long."""
+    console = Console(stderr=True, patience=PATIENCE)
+    console.progress(what)
+    with console:
         yield
-    finally:
-        over.set()
-        thread.join()

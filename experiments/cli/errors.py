@@ -20,7 +20,6 @@ EXTRAS = {
     "matplotlib": "figures",
     "polars": "figures",
     "pyarrow": "data",
-    "rich": "cli",
     "sklearn": "sklearn",
     "tensorflow_datasets": "tfds",
 }

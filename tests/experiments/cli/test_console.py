@@ -100,4 +100,3 @@ def test_the_terminal_is_as_it_was_after_an_error(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         interrupted_work()
     assert sys.stderr.getvalue().endswith("\x1b[2K")  # the line is gone
-    assert "\x1b[?25h" in sys.stderr.getvalue()  # and the cursor is back
