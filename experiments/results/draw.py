@@ -163,13 +163,11 @@ def _draw_without_privacy(axes: Axes, view: View) -> None:
 
 
 def _style(view: View, curve: str) -> dict[str, Any]:
-    """Returns the style of a curve, by its sampler if that alone names it, or by its index."""
+    """Returns the style of a curve, by its sampler or its index."""
     i, point = list(view.curves).index(curve), view.curves[curve][0]
-    sampler = point["settings"]["sampler"]
-    color = COLORS.get(sampler) if point["family"].split(" (unit")[0] == sampler else None
     return {
         "ls": "--" if point["optimistic"] else "-",
-        "color": color or PALETTE[i % len(PALETTE)],
+        "color": COLORS.get(point["sampler"]) or PALETTE[i % len(PALETTE)],
         "marker": MARKERS[i % len(MARKERS)],
         "ms": 4.5,
         "lw": 1.4,

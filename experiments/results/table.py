@@ -69,7 +69,7 @@ DIGESTS = ("params_sha256", "config_sha256", "code_sha256", "data")
 """Columns that identify model, settings, code and rows."""
 COLUMNS = (
     *("run", "task", "headline", "better", "sampler", "sampler_settings", *AXES),
-    *("init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
+    *("optimistic", "init_seed", "insecure_seed", *GUARANTEE, *TIMES, *DIGESTS),
 )
 """Columns of every table; a table adds its runs' further settings and metrics."""
 _NUMBERS = (

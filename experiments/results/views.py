@@ -118,37 +118,36 @@ class View:
         Beside the columns of `repeats`, a point has its "curve", "x", "tuned" settings, names of
         "members", largest "noise_multiplier", the interval of each single run's epsilon (None if
         one has no guarantee), "exceeds" (a run costs more than the target that chose its noise),
-        "optimistic" (noise by epsilon's lower end), and its curve's "family" without that.
+        "optimistic" (noise by epsilon's lower end), its curve's "family" without that, and its
+        "sampler", None if its curve has further words.
         """
         sigma, upper = pl.col("noise_multiplier"), pl.col(CERTIFIED)
         certified = upper.is_not_null().all()
+        plain = pl.Series(self._labels("optimistic", "unit"))
         frame = self.table.frame.with_columns(
             pl.Series("curve", self._labels()),
             pl.Series("family", self._labels("optimistic")),
             x=pl.when(sigma > 0).then(self.x) if self.x in OF_PRIVACY else self.x,
-            tuned=pl.concat_list(
-                pl.format("{}", pl.col(name).cast(pl.String).fill_null("")) for name in self.tune
-            )
-            if self.tune
-            else None,
+            tuned=pl.struct(self.tune) if self.tune else None,
+            sampler=pl.when(plain == pl.col("sampler")).then("sampler"),
         )
-        optimistic = "optimistic" in frame.columns
-        groups = frame.group_by("curve", "x", "tuned", maintain_order=True)
         judged = {f"judged_{name}": x for name, x in repeats(self.judge.name).items()}
-        points = groups.agg(
-            **repeats(self.headline.name),
-            **judged,
-            settings=pl.struct(pl.col(name).first() for name in ("sampler", *self.tune)),
-            members="run",
-            family=pl.col("family").first(),
-            noise_multiplier=sigma.max(),
-            epsilon_lower=pl.when(certified).then(pl.col("epsilon_lower").min()),
-            epsilon_upper=pl.when(certified).then(upper.max()),
-            exceeds=(upper > pl.col("target_epsilon")).any(),
-            optimistic=pl.col("optimistic").first().fill_null(False)
-            if optimistic
-            else pl.lit(False),
-        ).to_dicts()
+        first = {name: pl.col(name).first() for name in ("family", "sampler")}
+        points = (
+            frame.group_by("curve", "x", "tuned", maintain_order=True)
+            .agg(
+                **repeats(self.headline.name),
+                **judged,
+                **first,
+                members="run",
+                noise_multiplier=sigma.max(),
+                epsilon_lower=pl.when(certified).then(pl.col("epsilon_lower").min()),
+                epsilon_upper=pl.when(certified).then(upper.max()),
+                exceeds=(upper > pl.col("target_epsilon")).any(),
+                optimistic=pl.col("optimistic").fill_null(False).any(),
+            )
+            .to_dicts()
+        )
         merit = self.judge.merit
         best: dict[Any, dict[str, Any]] = {}
         for point in points:
@@ -202,7 +201,7 @@ class View:
             names += [name for name in varied if name not in skipped]
         names = [name for name in names if name not in without]
         own_settings = self.by is None and "sampler_settings" in varied
-        units = self.by is None and len(self.table.values("unit")) > 1
+        units = self.by is None and "unit" not in without and len(self.table.values("unit")) > 1
         labels = []
         for row in rows:
             words = [_word(name, row, own_settings) for name in names]
@@ -233,7 +232,7 @@ class View:
         if self.tune:
             names = ", ".join(axis(name).symbol for name in self.tune)
             tables[f"{names}, best on {self.judge.rows}"] = table(
-                lambda p: ", ".join(written(p["settings"][name]) or "none" for name in self.tune)
+                lambda p: ", ".join(written(p["tuned"][name]) or "none" for name in self.tune)
             )
         if self.table.values("target_epsilon"):
             tables["noise multiplier σ"] = table(

@@ -258,7 +258,7 @@ LINE = {"headline": "test_error", "better": "lower"}
 def test_lower_values_of_a_metric_can_be_better(summary_of):
     metrics = ("validation_error", "test_error")
     (panel,) = summary_of(error, TUNED, metrics=metrics, task=LINE).views
-    assert {point["settings"]["learning_rate"] for point in panel.points} == {0.01}
+    assert {point["tuned"]["learning_rate"] for point in panel.points} == {0.01}
     assert all(": poisson (401.1 ± 0.1)" in line for line in panel.verdicts())
     axes = draw(summary_of(error, PRIVACY, task=LINE, metrics=metrics).views).axes[0]
     assert axes.get_ylabel() == "test error (mean ± s.e. of 2 runs)"
