@@ -16,9 +16,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dpsgd.engine.batch_files import Draw, file_name, load_seed, save_seed, write_file
+from dpsgd.engine.batch_files import (
+    Draw,
+    file_name,
+    load_seed,
+    save_seed,
+    write_file,
+    write_secret,
+)
 from dpsgd.files import destroy
-from experiments.beam.assembly import write_text
 from samplers import UnitData
 from samplers.base import BatchSampler
 
@@ -106,7 +112,7 @@ class BatchWork:
             for leaf in range(len(nothing))
         ]
         digest = write_file(self.path, file, passes, columns)
-        write_text(self.path / f"{file_name(file)}.sha256", digest)
+        write_secret(self.path / f"{file_name(file)}.sha256", digest.encode())
 
 
 def drawn_by(

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.beam import assembly
-from experiments.beam.prepare import FaultyFiles, prepare
+from experiments.beam import prepare as work
+from experiments.beam.prepare import FaultyFiles, StoreWork, prepare
 from experiments.tasks.clicks.files import DataError
 from experiments.tasks.clicks.formats import Format
 from experiments.tasks.clicks.store import Store, StoreError
@@ -79,7 +79,7 @@ class Dying(Workers):
         self.deaths = 0
         for owner, name in [
             (Format, "columns_of"),
-            (assembly, "map_column"),
+            (work, "map_column"),
             (os, "rename"),
             (os, "replace"),
         ]:
@@ -213,8 +213,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(one_process, tmp_path, monke
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(assembly, "write_rows", full)
-    monkeypatch.setattr("experiments.beam.prepare.write_rows", full)
+    monkeypatch.setattr(StoreWork, "write", full)
     with pytest.raises(StoreError, match="the disk is full"):
         prepare(files, tmp_path / "store", FORMATS[name], Workers())
     assert not list(tmp_path.iterdir())

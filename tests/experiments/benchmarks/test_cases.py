@@ -186,14 +186,14 @@ def test_the_recorded_command_measures_a_case_again(tmp_path):
     assert command.main(["gpu_program"]) == 2
 
 
-NOT_NEEDED = ("matplotlib", "pyarrow", "dp_accounting", "tensorflow_datasets")
+NOT_NEEDED = ("matplotlib", "dp_accounting", "tensorflow_datasets")
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("area", sorted({each.area for each in CASES} - {"gpu_program", "size"}))
 def test_every_area_is_measured_in_small(area, tmp_path):
-    """In a process of its own; the GPU's with JAX, flax, optax, NumPy and SciPy alone."""
+    """In a process of its own; the GPU's without what it need not have."""
     file = tmp_path / "record.json"
     words = [area, "--quick", "--json", str(file)]
     hidden = NOT_NEEDED if area == "gpu" else ()
