@@ -328,7 +328,11 @@ def field_types(kind: Any) -> Mapping[str, Any]:
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
         one = types.SimpleNamespace(__annotations__={field.name: field.type})
         scope = vars(sys.modules[owner.__module__]), dict(vars(owner))
-        found |= get_type_hints(one, *scope, include_extras=True)
+        try:
+            found |= get_type_hints(one, *scope, include_extras=True)
+        except (NameError, AttributeError, SyntaxError, TypeError) as error:
+            place = f"{kind.__module__}:{kind.__qualname__}.{field.name}"
+            raise ValueError(f"{place} has an annotation that is not defined: {error}") from None
     return types.MappingProxyType(found)
 
 

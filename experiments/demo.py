@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import dpsgd
+from dpsgd.runs import report
 from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line
 from experiments.cli.options import PLACE, asked_of
+from experiments.tasks.clicks.formats import DISPLAY
+from experiments.tasks.clicks.synthetic import rows as synthetic
+from experiments.tasks.clicks.task import Clicks
 from samplers.settings import SETTINGS
 
 COMPARED = ("deterministic", "shuffle", "poisson", "balls-and-bins")
@@ -47,12 +52,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(demo: Demo) -> int:
     """Prepares the data, trains with every sampler, and prints the table."""
-    import dpsgd
-    from dpsgd.runs import report
-    from experiments.tasks.clicks.formats import DISPLAY
-    from experiments.tasks.clicks.synthetic import rows as synthetic
-    from experiments.tasks.clicks.task import Clicks
-
     out = demo.out or Path(tempfile.mkdtemp(prefix="dpsgd-demo-"))
     with Console() as console:
         which = "the rows of your file" if demo.source else f"{demo.rows:,} synthetic rows"

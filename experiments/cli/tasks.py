@@ -24,8 +24,7 @@ def find_task(name: str) -> Any:
     if notice := removal_notice("task", name):
         raise ValueError(f"--task {name} was {notice}")
     if name not in TASKS and ":" not in name:
-        own = "a task of your own is named module:object"
-        raise ValueError(f"--task {name}{near(name, TASKS)} {own}")
+        raise ValueError(f"--task {name}{near(name, TASKS)} (your own: module:object)")
     look_in_the_current_folder()
     found = find(TASKS.get(name, name))
     if not isinstance(found, type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -67,15 +67,9 @@ def sampler_kind(name: str) -> type[SamplerSettings]:
     if ":" in name:
         look_in_the_current_folder()
         return settings_of(kind_of(name, execute=True))
-    return read_choice("--sampler", name, SETTINGS, "one of your own is named module:Class")
-
-
-def read_choice(option: str, name: str, known: Mapping[str, Any], more: str) -> Any:
-    """Returns the value of a name, or raises ValueError with the name that is meant."""
-    if name not in known:
-        hint = near(name, known).removeprefix(": ").removeprefix("; ")
-        raise ValueError(f"{option} {name}: {hint}{'' if hint.endswith('?') else f'; {more}'}")
-    return known[name]
+    if name not in SETTINGS:
+        raise ValueError(f"--sampler {name}{near(name, SETTINGS)} (your own: module:Class)")
+    return SETTINGS[name]
 
 
 def sampler_options(name: str | None) -> list[Option]:
@@ -159,8 +153,7 @@ class AboutRun(Question):
         drawn = sampler_options(word_of(words, "sampler"))
         # The length of a cycle follows from the bands.
         drawn = [one for one in drawn if one.name != "cycle_length" or "bands" not in offered]
-        found = [*options_of(cls), *drawn, *options_of_run(offered)]
-        return in_order(found)
+        return joined_options([*options_of(cls), *drawn, *options_of_run(offered)], "sampler")
 
     @classmethod
     def elsewhere(cls, name: str) -> str:
@@ -199,8 +192,17 @@ class AboutRun(Question):
         return 1.0
 
 
-def in_order(options: Iterable[Option]) -> list[Option]:
-    """Returns options by their groups, see `ORDER`."""
+def joined_options(options: Sequence[Option], part: str) -> list[Option]:
+    """Returns options by their groups, see `ORDER`.
+
+    Raises:
+      ValueError: If a setting of a sampler or a task is called as another option.
+    """
+    names = [option.name for option in options]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"--{part}: its setting {twice[0]} is called as one of the command's own: rename it"
+        )
     last = len(ORDER)
     return sorted(options, key=lambda o: ORDER.index(o.group) if o.group in ORDER else last)
 
@@ -223,19 +225,13 @@ class OfTask(AboutRun):
     def options(cls, words: Sequence[str]) -> list[Option]:
         """Returns the options of the command, with the settings of the task that words name."""
         found = super().options(words)
-        kind = find_task(name := word_of(words, "task") or DEFAULT)
-        settings = options_of(kind, "task options") if isinstance(kind, type) else []
-        if both := {one.name for one in found} & {one.name for one in settings}:
-            raise ValueError(
-                f"--task {name}: its setting {min(both)} is called as one of the command's own: "
-                "rename it"
-            )
-        for one in settings:
+        kind = find_task(word_of(words, "task") or DEFAULT)
+        for one in options_of(kind, "task options") if isinstance(kind, type) else ():
             if one.name == "data":
                 default = None if one.default is MISSING and not cls.PLACED else one.default
                 one = dataclasses.replace(one, place=cls.PLACED, default=default)
             found.append(one)
-        return in_order(found)
+        return joined_options(found, "task")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **others: Any) -> Any:

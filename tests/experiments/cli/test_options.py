@@ -205,7 +205,7 @@ REFUSED = {
         "resume a --process 3/3@h:1": "--process must be INDEX/COUNT@HOST:PORT, INDEX below COUNT",
         "resume a --process 0/2@h:99999": "--process must be INDEX/COUNT@HOST:PORT",
         "resume a --coordinator h:1": "--coordinator was removed in 0.3.0; see CHANGELOG",
-        "train sampler:dice": "--sampler dice: there are deterministic, shuffle",
+        "train sampler:dice": "--sampler dice; there are deterministic, shuffle",
         "epsilon --num-examples 1000 --sampler poison": "--sampler poison: did you mean poisson?",
         "epsilon --num-examples 1000 --noise-multiplier 1": "epsilon needs --sampler TEXT",
         "choose --max-ratings 0": "--max-ratings must be an integer >= 1, got 0",
@@ -283,12 +283,17 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
     (tmp_path / "mine_asked.py").write_text(
         "from dataclasses import dataclass\nfrom samplers import Deterministic\n\n\n"
         "@dataclass(frozen=True)\nclass Mine(Deterministic):\n    'Mine.'\n\n    often: int = 1\n"
+        "\n\n@dataclass(frozen=True)\nclass Clash(Mine):\n    bands: int = 2\n"
+        "\n\n@dataclass(frozen=True)\nclass Unread(Mine):\n    lost: 'Nowhere' = None\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     mine, (first, _, *others) = "sampler:mine_asked:Mine", CALLS[name].split()
     _, asked, _ = cli.parse([first, mine, *others, "--often", "2"])
     assert (asked.sampler.name, asked.sampler.often) == ("mine_asked:Mine", 2)
+    for kind, why in (("Clash", "its setting bands is called as"), ("Unread", "lost has an annot")):
+        with pytest.raises(ValueError, match=why):
+            cli.parse(["audit", f"sampler:mine_asked:{kind}"])
     answers = []
     for sampler in (mine, "sampler:deterministic"):
         answer = command(first, sampler, *others)
