@@ -26,7 +26,6 @@ SHORT = [
     "dpsgd/models",
     "dpsgd/files.py",
     "dpsgd/packing.py",
-    "dpsgd/sizes.py",
 ]
 """Folders and files whose module docstrings have at most ten lines; proofs are on the pages."""
 LINES = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import numbers
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -67,8 +66,8 @@ def near(name: str, known: Iterable[str]) -> str:
     """Returns a question after the known name that is meant, or the notice about a removed one."""
     if notice := removal_notice(name):
         return f": {notice}"
-    found = difflib.get_close_matches(name, known, 1)
-    return f": did you mean {found[0]}?" if found else ""
+    hint = records.near(name, known)
+    return hint if hint.startswith(":") else ""
 
 
 def _tuples(value: Any) -> Any:

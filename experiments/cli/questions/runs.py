@@ -74,8 +74,10 @@ def sampler_kind(name: str) -> type[SamplerSettings]:
 
 def sampler_options(name: str | None) -> list[Option]:
     """Returns the option of a sampler's name and its settings; those of all if none is named."""
-    text = "Sampler, also as sampler:NAME. balls-and-bins and poisson need the least noise."
-    found = {"sampler": Option("sampler", str, MISSING, f"{text} {', '.join(SETTINGS)}")}
+    names = ", ".join(SETTINGS)
+    text = f"Sampler, also as sampler:NAME: {names}, or your own as module:Class. "
+    text += "balls-and-bins and poisson need the least noise."
+    found = {"sampler": Option("sampler", str, MISSING, text)}
     kinds = [sampler_kind(name)] if name else list(SETTINGS.values())
     owners: dict[str, list[str]] = {}
     for kind in kinds:
@@ -333,8 +335,7 @@ class OfSizes(AboutRun):
 class Train(OfTask):
     """Train a task with differential privacy and write a run directory.
 
-    `--help` with a sampler or a task lists their options alone. Name a sampler of your own
-    --sampler module:Class, or sampler:module:Class.
+    With a sampler or a task, --help lists their options alone.
 
     Batch size, epochs, clipping norm and learning rate that you omit are chosen before the run from
     the number of rows and the guarantee, and recorded; the rule was found on public data. Choosing

@@ -57,7 +57,7 @@ CALLS = {
 }
 """Words that each command can be given, before any is looked at."""
 
-HELPS = ["", "prepare", "train sampler:poisson", *CALLS]
+HELPS = ["", "prepare", *cli.COMMANDS, "train sampler:poisson", "train --task images"]
 
 
 def file_of(words):

@@ -19,32 +19,56 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "dpsgd"
 
 
-def test_programs_are_kept_in_a_folder_of_the_users_alone(home):
-    keep_programs()
-    folder = Path(os.environ[NAMED])
+def test_programs_are_kept_in_a_folder_of_the_users_alone(home, capsys):
+    before = os.umask(0o002)
+    try:
+        keep_programs()
+        folder = Path(os.environ.pop(NAMED))
+        keep_programs()
+    finally:
+        os.umask(before)
+    assert os.environ[NAMED] == str(folder)
     assert folder.is_relative_to(home)
     assert folder.stat().st_mode & 0o777 == 0o700
+    assert capsys.readouterr().err == ""
+
+
+def linked(part, elsewhere):
+    part.rename(elsewhere)
+    part.symlink_to(elsewhere)
+
+
+DANGERS = {
+    "written by the group": lambda part, _: part.chmod(0o770),
+    "written by all": lambda part, _: part.chmod(0o707),
+    "a link": linked,
+}
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize(
-    "danger", ["written by the group", "written by all", "another's", "a link"]
-)
-def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsys, monkeypatch):
+@pytest.mark.parametrize("danger", DANGERS)
+def test_a_folder_that_others_could_write_is_not_used(home, danger, depth, capsys):
     keep_programs()
     folder = Path(os.environ.pop(NAMED))
     part = [folder, *folder.parents][depth]
-    if danger == "another's":
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        part = folder
-    elif danger == "a link":
-        part.rename(home.parent / "elsewhere")
-        part.symlink_to(home.parent / "elsewhere")
-    else:
-        part.chmod({"written by the group": 0o770, "written by all": 0o707}[danger])
+    DANGERS[danger](part, home.parent / "elsewhere")
     keep_programs()
     assert NAMED not in os.environ
     assert str(part) in capsys.readouterr().err
+
+
+def test_a_folder_or_a_program_of_another_user_is_not_used(home, capsys, monkeypatch):
+    keep_programs()
+    folder = Path(os.environ.pop(NAMED))
+    planted = folder / "jit_step-cache"
+    planted.write_bytes(b"")
+    planted.chmod(0o666)
+    keep_programs()
+    assert str(planted) in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    keep_programs()
+    assert str(folder) in capsys.readouterr().err
+    assert NAMED not in os.environ
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(0o777, False), (0o770, False), (0o1777, True)])
@@ -55,44 +79,18 @@ def test_a_folder_that_others_could_replace_is_not_used(home, mode, kept, capsys
     assert (str(home.parent) in capsys.readouterr().err) != kept
 
 
-def test_a_program_that_others_could_write_is_not_used(home, capsys):
-    keep_programs()
-    planted = Path(os.environ.pop(NAMED)) / "jit_step-cache"
-    planted.write_bytes(b"")
-    planted.chmod(0o666)
+def test_programs_are_not_kept_against_the_users_will_or_without_a_folder(home, capsys):
+    os.environ[NOT_KEPT] = "false"
     keep_programs()
     assert NAMED not in os.environ
-    assert str(planted) in capsys.readouterr().err
-
-
-def test_programs_are_kept_whatever_the_umask_is(home, capsys):
-    before = os.umask(0o002)
-    try:
-        keep_programs()
-        del os.environ[NAMED]
-        keep_programs()
-    finally:
-        os.umask(before)
-    assert NAMED in os.environ
-    assert capsys.readouterr().err == ""
-
-
-def test_without_a_folder_no_program_is_kept(home, capsys):
-    home.parent.mkdir(exist_ok=True)
+    os.environ[NAMED] = "mine"
+    keep_programs()
+    assert os.environ.pop(NAMED) == "mine"
+    del os.environ[NOT_KEPT]
     home.write_text("in the way")
     keep_programs()
     assert NAMED not in os.environ
     assert capsys.readouterr().err == ""
-
-
-def test_what_a_user_says_of_kept_programs_holds(home):
-    os.environ[NOT_KEPT] = "false"
-    keep_programs()
-    assert NAMED not in os.environ
-    del os.environ[NOT_KEPT]
-    os.environ[NAMED] = "mine"
-    keep_programs()
-    assert os.environ[NAMED] == "mine"
 
 
 @pytest.mark.long
