@@ -113,13 +113,11 @@ class Taps:
         example.
       uses: Tapped uses of each parameter; empty for an unused parameter.
       obstacle: Operation that prevents tapping, for each parameter without taps.
-      stopped: Indices of parameters that are also, or only, read under `stop_gradient`.
     """
 
     closed: core.ClosedJaxpr
     uses: list[list[Use]]
     obstacle: dict[int, str] = field(default_factory=dict)
-    stopped: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         tapped = [u for uses in self.uses for u in uses]
@@ -145,7 +143,6 @@ class Taps:
         leaves: Sequence[Array],
         example: PyTree,
         taps: Mapping[Path, Array],
-        others: Mapping[Path, Sequence[Array]] | None = None,
     ) -> tuple[Array, dict[Path, list[ArrayLike]]]:
         """Returns an example's loss and each tap's other operands.
 
@@ -155,11 +152,9 @@ class Taps:
           leaves: Leaves of the parameters.
           example: Tree of one example.
           taps: Arrays added to tapped outputs, by path.
-          others: Replacements for the operands beside the parameter, by the path of a use.
         """
         args = [*leaves, *jax.tree.leaves(example)]
-        extra = taps, others or {}
-        outs, beside = self._evaluate(self.closed.jaxpr, self.closed.consts, args, extra, ())
+        outs, beside = self._evaluate(self.closed.jaxpr, self.closed.consts, args, taps, ())
         return outs[0], beside
 
     def _evaluate(
@@ -167,7 +162,7 @@ class Taps:
         jaxpr: core.Jaxpr,
         consts: Sequence[Any],
         args: Sequence[Any],
-        extra: tuple[Mapping[Path, Array], Mapping[Path, Sequence[Array]]],
+        taps: Mapping[Path, Array],
         path: Path,
     ) -> tuple[list[Any], dict[Path, list[ArrayLike]]]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -182,24 +177,16 @@ class Taps:
             if place in self._calls:
                 inner, inner_consts = body_of(eqn)
 
-                def call(operands, extra, inner=inner, inner_consts=inner_consts, place=place):
-                    return self._evaluate(inner, inner_consts, operands, extra, place)
+                def call(operands, taps, inner=inner, inner_consts=inner_consts, place=place):
+                    return self._evaluate(inner, inner_consts, operands, taps, place)
 
                 if eqn.primitive.name in _REMAT:
                     call = jax.checkpoint(
                         call, policy=eqn.params["policy"], prevent_cse=eqn.params["prevent_cse"]
                     )
-                taps, replaced = (
-                    {p: x for p, x in by_path.items() if p[: len(place)] == place}
-                    for by_path in extra
-                )
-                outs, inner_operands = call(operands, (taps, replaced))
+                inside = {p: x for p, x in taps.items() if p[: len(place)] == place}
+                outs, inner_operands = call(operands, inside)
                 beside_parameter |= inner_operands
-            elif place in extra[1]:
-                use = self._tapped[place]
-                operands_of_use = list(extra[1][place])
-                operands_of_use.insert(use.position, operands[use.position])
-                outs = [use.primitive.bind(*operands_of_use, **use.params)]
             else:
                 single = jaxpr.replace(
                     constvars=[], invars=_variables(eqn), outvars=eqn.outvars, eqns=[eqn]
@@ -214,8 +201,7 @@ class Taps:
                     for k, (x, atom) in enumerate(zip(operands, eqn.invars, strict=True))
                     if k != position
                 ]
-                if place in extra[0]:
-                    outs = [outs[0] + extra[0][place]]
+                outs = [outs[0] + taps[place]]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(atom) for atom in jaxpr.outvars], beside_parameter
 
@@ -287,7 +273,6 @@ def find_taps(
     if not tapped:
         return Taps(closed, uses, dict.fromkeys(range(len(leaves)), "another method"))
     obstacle: dict[int, str] = {}
-    stopped: set[int] = set()
 
     def visit(jaxpr: core.Jaxpr, views: Sequence[View | None], path: Path) -> list[View | None]:
         env = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
@@ -302,7 +287,6 @@ def find_taps(
                 continue
             place, name = (*path, index), eqn.primitive.name
             if name == "stop_gradient":
-                stopped.update(view.leaf for _, view in present)
                 continue  # a value like others: no gradient flows back
             if name in CALLS:
                 results = visit(body_of(eqn)[0], operands, place)
@@ -343,7 +327,7 @@ def find_taps(
         if result is not None:
             obstacle.setdefault(result.leaf, "the loss itself")
     used = [[] if k in obstacle else u for k, u in enumerate(uses)]
-    return Taps(closed, used, obstacle, frozenset(stopped))
+    return Taps(closed, used, obstacle)
 
 
 def _apply_view(view: View, eqn: Any) -> View | None:
