@@ -1,4 +1,4 @@
-"""Batches drawn by many workers, each from a scan of its rows: those of `BatchSource`, bit for bit.
+"""Batches drawn by many workers, each from a scan of its rows: bit for bit as by `BatchSource`.
 
 L. Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling (NeurIPS 2024), draw so. A worker
 draws the participations of some chunks of examples in one epoch, which depend on nothing else, and
@@ -35,26 +35,26 @@ CHUNKS = 4
 
 
 class Part(NamedTuple):
-    """What one task found for one file: pairs of a step and an example, and the examples' rows."""
+    """Pairs of a step and an example that one task drew for one file, with the examples' rows."""
 
     steps: np.ndarray
     """int64[pairs]."""
     examples: np.ndarray
     """int64[pairs]."""
     columns: tuple[np.ndarray, ...]
-    """Of each leaf of the data, [pairs, ...]."""
+    """Rows of each leaf of the data, [pairs, ...]."""
 
 
 @dataclass(frozen=True)
 class BatchWork:
-    """What workers do: draw every task; when all are drawn, write every file of what is its own.
+    """Work of batches: draw every task; when all are drawn, write every file of its parts.
 
-    Each may be begun any number of times, as long as one end of each is told on.
+    Each task may be begun any number of times, as long as one end of each is reported.
 
     Attributes:
-      path: Folder of the batches, with the seed: no worker is sent it.
-      draw: What is drawn.
-      columns: Returns the rows, as a task does; called in every process that draws.
+      path: Folder of the batches, with the seed: no worker is sent the seed.
+      draw: Batches to draw.
+      columns: Function that returns the rows, called in every process that draws.
     """
 
     path: Path
@@ -62,67 +62,66 @@ class BatchWork:
     columns: Callable[[], PyTree | UnitData]
 
     def tasks(self) -> list[tuple[int, int]]:
-        """Returns what there is to draw: an epoch and the first of `CHUNKS` chunks, of each."""
+        """Returns the tasks: an epoch and the first of `CHUNKS` chunks each."""
         sampler = self.draw.sampler
         first = self.draw.first_step // sampler.steps_per_epoch
         chunks = range(0, sampler.num_chunks, CHUNKS)
         return [(epoch, chunk) for epoch in range(first, sampler.epochs) for chunk in chunks]
 
     def part(self, epoch: int, chunk: int) -> Iterator[tuple[int, Part]]:
-        """Draws one task, and yields what it found for each file."""
+        """Draws one task, and yields its part of each file."""
         draw, sampler = self.draw, self.draw.sampler
         chunks = range(chunk, min(chunk + CHUNKS, sampler.num_chunks))
-        seed, drawn = load_seed(self.path), sampler.drawn_epoch(epoch)
-        entries = [sampler.participations(seed, drawn, one) for one in chunks]
+        seed, stream = load_seed(self.path), sampler.drawn_epoch(epoch)
+        entries = [sampler.participations(seed, stream, number) for number in chunks]
         examples = np.concatenate([entry.examples for entry in entries]).astype(np.int64)
         steps = np.concatenate([entry.steps for entry in entries]).astype(np.int64)
         steps += epoch * sampler.steps_per_epoch
-        left = steps >= draw.first_step
-        examples, steps = examples[left], steps[left]
+        remaining = steps >= draw.first_step
+        examples, steps = examples[remaining], steps[remaining]
         files = (steps - draw.first_step) // draw.steps_per_file
+        first, last = sampler.chunk_range(chunks[0]).start, sampler.chunk_range(chunks[-1]).stop
+        rows = [np.array(leaf[first:last]) for leaf in self._leaves()]  # one scan
         order = np.argsort(files, kind="stable")
-        begin, end = sampler.chunk_range(chunks[0]).start, sampler.chunk_range(chunks[-1]).stop
-        rows = [np.array(leaf[begin:end]) for leaf in _leaves(self.columns)]  # one scan
-        found, starts = np.unique(files[order], return_index=True)
-        stops = [*starts[1:], order.size]
-        for file, start, stop in zip(found.tolist(), starts, stops, strict=bool(found.size)):
-            places = order[start:stop]
-            own = examples[places]
-            yield file, Part(steps[places], own, tuple(row[own - begin] for row in rows))
+        numbers, starts = np.unique(files[order], return_index=True)
+        # Without pairs there is one empty piece of no file.
+        for file, places in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
+            members = examples[places]
+            columns = tuple(leaf[members - first] for leaf in rows)
+            yield file, Part(steps[places], members, columns)
 
     def write(self, file: int, parts: Iterable[Part]) -> None:
-        """Writes one file: sorts, cuts and writes the steps that are its own."""
+        """Writes one file: sorts, cuts and writes its steps."""
         draw, sampler = self.draw, self.draw.sampler
-        nothing = [leaf[:0] for leaf in _leaves(self.columns)]
         none = np.empty(0, np.int64)
-        found = [Part(none, none, tuple(nothing)), *parts]
-        steps, examples = (np.concatenate([part[i] for part in found]) for i in (0, 1))
-        order = np.lexsort((examples, steps))
-        steps, examples = steps[order], examples[order]
-        seed, passes, rows = load_seed(self.path), [], [none]
+        nothing = Part(none, none, tuple(leaf[:0] for leaf in self._leaves()))
+        steps, examples, leaves = zip(nothing, *parts, strict=True)
+        order = np.lexsort((np.concatenate(examples), np.concatenate(steps)))
+        sorted_steps, sorted_examples = (np.concatenate(x)[order] for x in (steps, examples))
+        seed, passes, places = load_seed(self.path), [], [none]
         for step in draw.steps(file):
-            begin, end = np.searchsorted(steps, [step, step + 1])
-            members = examples[begin:end].astype(np.int32)
-            cut = sampler.passes(members, seed, step)
-            passes.append(cut)
-            rows += [order[begin + np.searchsorted(members, one)] for one in cut]
-        places = np.concatenate(rows)
-        columns = [
-            np.concatenate([part.columns[leaf] for part in found])[places]
-            for leaf in range(len(nothing))
-        ]
+            begin, end = np.searchsorted(sorted_steps, [step, step + 1])
+            members = sorted_examples[begin:end].astype(np.int32)
+            passes.append(sampler.passes(members, seed, step))
+            places += [order[begin + np.searchsorted(members, ids)] for ids in passes[-1]]
+        kept = np.concatenate(places)
+        columns = [np.concatenate(parts)[kept] for parts in zip(*leaves, strict=True)]
         digest = write_file(self.path, file, passes, columns)
         write_secret(self.path / f"{file_name(file)}.sha256", digest.encode())
+
+    def _leaves(self) -> list[Any]:
+        data = self.columns()
+        return jax.tree.leaves(data.columns if isinstance(data, UnitData) else data)
 
 
 def drawn_by(
     carry_out: Callable[[BatchWork], None], columns: Callable[[], PyTree | UnitData]
 ) -> Callable[[Path, Draw, int, PyTree], list[str]]:
-    """Returns what writes the files of a draw by many workers, for `dpsgd.runs.run.Run.draw`.
+    """Returns a function that has many workers write a draw, for `dpsgd.runs.run.Run.draw`.
 
     Args:
-      carry_out: Has the work done, in any order and by anybody: a pipeline.
-      columns: Returns the rows that are drawn from; pickled, and sent to every worker.
+      carry_out: Function that has the work done, in any order and by any worker: a pipeline.
+      columns: Function that returns the rows; pickled, and sent to every worker.
     """
 
     def write(path: Path, draw: Draw, seed: int, data: PyTree) -> list[str]:
@@ -149,9 +148,3 @@ def check_sampler(sampler: BatchSampler) -> None:
             f"{type(sampler).__name__} draws whole units, whose rows hang together: draw its "
             "batches without --beam"
         )
-
-
-def _leaves(columns: Callable[[], PyTree | UnitData]) -> list[Any]:
-    """Returns the columns of the rows."""
-    data = columns()
-    return jax.tree.leaves(data.columns if isinstance(data, UnitData) else data)

@@ -1,4 +1,4 @@
-"""How pipelines are run: on the runner that is named, with an error of one line."""
+"""Pipelines of Apache Beam on a named runner, with errors of one line."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from experiments.beam.draws import BatchWork  # noqa: E402
 from experiments.beam.prepare import StoreWork  # noqa: E402
 
 LOCAL = "DirectRunner"
-"""The runner of this machine."""
+"""Name of this machine's runner."""
 
 
 class PipelineError(ValueError):
-    """A pipeline that came to no end: one line that says why."""
+    """Failure of a pipeline, in one line."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """Where pipelines run.
+    """Runner of pipelines.
 
     Attributes:
-        name: Of the runner, as Beam knows it.
-        options: Of the pipeline, each as "name=value", or "name" alone for a flag.
+        name: Beam's name of the runner.
+        options: Options of the pipeline, "name=value" each, or "name" alone for a flag.
     """
 
     name: str = LOCAL
     options: tuple[str, ...] = ()
 
     def write_store(self, work: StoreWork) -> None:
-        """Have the work of a store done."""
+        """Has the work of a store done."""
 
         def build(pipeline: beam.Pipeline) -> None:
             pieces = _reshuffled(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
@@ -56,7 +56,7 @@ class Runner:
         self._run(build)
 
     def write_batches(self, work: BatchWork) -> None:
-        """Have the work of batches done."""
+        """Has the work of batches done."""
 
         def build(pipeline: beam.Pipeline) -> None:
             files = range(work.draw.num_files)  # one without rows is a file as well
@@ -73,7 +73,7 @@ class Runner:
         self._run(build)
 
     def _run(self, build: Callable[[beam.Pipeline], None]) -> None:
-        """Run the pipeline that `build` makes to its end.
+        """Runs the pipeline that `build` makes to its end.
 
         Raises:
             ValueError: there is no such runner, or it does not know an option.
@@ -107,7 +107,7 @@ class Runner:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of what a worker raised, which runners bury in tracebacks."""
+    """Returns the first line of a worker's error, which runners bury in tracebacks."""
     lines = [line.strip() for line in str(error).splitlines()]
     raised = [line for line in lines if re.match(r"([\w.]+\.)?\w*(Error|Exception)\b.*:", line)]
     return (raised[-1:] or [line for line in lines if line] or [type(error).__name__])[0][:400]
@@ -115,7 +115,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet(local: bool) -> Iterator[None]:
-    """Have Beam log no less than errors while a pipeline runs on this machine."""
+    """Silences Beam's warnings while a pipeline runs on this machine."""
     logger = logging.getLogger()
     before = logger.level
     if local:
@@ -127,5 +127,5 @@ def _quiet(local: bool) -> Iterator[None]:
 
 
 def _reshuffled(pipeline: beam.Pipeline, name: str, items: Sequence) -> beam.PCollection:
-    """Return `items` as a collection whose elements any workers may take."""
+    """Returns `items` as a collection whose elements any workers may take."""
     return pipeline | name >> beam.Create(items) | f"reshuffle {name}" >> beam.Reshuffle()

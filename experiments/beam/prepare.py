@@ -1,7 +1,7 @@
-"""Stores of many files by a pipeline: bit for bit that of a single process.
+"""Stores of many files by a pipeline: bit for bit as a single process writes them.
 
 A task may be begun by several workers, and may die at any moment. Each attempt at a piece writes
-into a folder of its own, and names it when all is written; its content depends on the span alone.
+into another folder, and names it when all is written; its content depends on the span alone.
 So a piece is whole or absent, however often, and by whomever, it was written.
 """
 

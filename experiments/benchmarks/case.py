@@ -1,4 +1,4 @@
-"""A case of a benchmark: what is measured in which setting, and figures beside their bars."""
+"""Cases of benchmarks, and figures beside their bars."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def at(place: str) -> Callable[..., Figure]:
 
 
 class Case(NamedTuple):
-    """One thing to measure by itself.
+    """Measurement with its setting.
 
     Attributes:
       area: Area of the command, `scripts/bench AREA`.

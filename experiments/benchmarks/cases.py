@@ -1,4 +1,4 @@
-"""The table of cases: model, batch, what is timed, and bars."""
+"""Table of cases: model, batch, timed programs, and bars."""
 
 from __future__ import annotations
 

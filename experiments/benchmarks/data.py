@@ -1,6 +1,6 @@
 """Rows a second of CPU time: raw files to stores, rows to batch files, by one process or by Beam.
 
-A rate is that of the rows beyond the first tenth: to start costs the same for few rows as for many.
+A rate counts the rows beyond the first tenth: to start costs the same for few rows as for many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FULL = 46_000_000
 BAR = ">= 0.25"
 """Million rows a second of a core's time."""
 ENOUGH = 200_000
-"""Rows from which a rate tells more than the time to begin."""
+"""Least number of rows at which a rate is held to its bar."""
 SEED = 2**127 + 1
 """Seed of batches that no run trains on."""
 
@@ -68,7 +68,7 @@ def _store(files: list[Path], out: Path, format: Any, way: str) -> None:
 
 
 def _raw(folder: Path, format: str, rows: int) -> tuple[list[Path], Any]:
-    """Writes raw files of so many rows together; returns them and their format."""
+    """Writes raw files with `rows` rows together; returns them and their format."""
     folder.mkdir()
     log = synthetic.LOGS.get(format, synthetic.DISPLAY)
     if format in synthetic.LOGS:

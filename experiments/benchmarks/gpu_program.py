@@ -1,11 +1,11 @@
-"""The compiled DP step for an H200, without one: how many kernels, and how many bytes they move.
+"""Kernels and bytes of a DP step that is compiled for an H200, without one.
 
     python -m venv gpu && gpu/bin/pip install ".[cuda]"
     PYTHON=gpu/bin/python scripts/bench gpu_program
 
 JAX's CUDA plugin compiles ahead of time for a device that is described to it. Nothing is run and
 nothing is timed; the matrix products are not tuned, so their kernels may be others than on a GPU.
-The bytes are those of arrays as large as the largest parameter, once for each kernel that reads or
+Bytes count arrays as large as the largest parameter, once for each kernel that reads or
 writes one; kernels that look up or scatter rows move but a few.
 """
 
@@ -60,7 +60,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(program: str) -> list[Kernel]:
-    """Returns the kernels of a compiled `program`, those of its loops in the loops' place."""
+    """Returns the kernels of a compiled `program`, its loops' kernels in their place."""
     bodies = {match[1]: match[0] for match in re.finditer(r"^%(\S+) \(.*?^}", program, re.M | re.S)}
     entry = re.search(r"^ENTRY .*?^}", program, re.M | re.S)
     assert entry is not None
@@ -94,9 +94,9 @@ def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list
 
 
 class Traffic(NamedTuple):
-    """How many kernels run, how many of them read all of the largest table, and bytes per entry.
+    """Number of kernels, of kernels that read the whole largest table, and bytes per entry.
 
-    Bytes are those of arrays about as large as that table, read or written, over its entries.
+    Bytes count arrays about as large as that table, read or written, over its entries.
     """
 
     kernels: int

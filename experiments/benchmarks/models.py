@@ -19,7 +19,7 @@ PyTree = Any
 LossFn = Callable[[PyTree, PyTree], jax.Array]
 
 RESIDENT_ROWS = 2**16
-"""Rows of the data, from which batches are drawn."""
+"""Number of rows of the data."""
 
 
 def num_params(params: PyTree) -> int:

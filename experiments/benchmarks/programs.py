@@ -175,7 +175,7 @@ class Steps:
     def sparse(self, optimizer: optax.GradientTransformation, tables: LazyTables) -> Program:
         """Returns steps without privacy: tables by SGD in the rows that are read.
 
-        Each look-up gets a row of its own, one batched gradient is of these alone, and is added to
+        Each look-up gets a separate row, one batched gradient is of these alone, and is added to
         the table where they came from.
         """
         model, batch_size = self.model, self.batch_size

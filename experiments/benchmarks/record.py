@@ -46,7 +46,7 @@ class Record:
         Args:
           case: Case to measure.
           command: Command that measures it again.
-          given: Arguments that replace those of the case.
+          given: Arguments that replace the case's.
           quick: Whether bars of speed are left out.
         """
         setting = {**case.setting, **((case.quick or {}) if quick else {}), **given}

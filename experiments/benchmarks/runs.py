@@ -1,4 +1,4 @@
-"""Whole runs on generated clicks: examples a second, epochs, what they reach, and audits.
+"""Whole runs on generated clicks: examples a second, AUC, and audits.
 
 A run is compared with the bare loop over its own compiled steps, on batches that were drawn and
 sent before: what differs is time in which nothing computes, so both are timed by the clock. On a

@@ -1,4 +1,4 @@
-"""How large the code is and how it hangs together: lines, statements, import circles, long files.
+"""Size of the code, and circles of imports.
 
 Lines are those of a formatter's width; statements do not depend on it. A circle of imports counts
 wherever the imports stand: in a function, for annotations alone, or by a package's names.
@@ -41,7 +41,7 @@ def imports(tree: ast.Module, modules: set[str]) -> set[str]:
 
 
 def circles() -> dict[str, list[str]]:
-    """Returns the modules that import one another, directly or not, each with what it imports."""
+    """Returns the modules in circles of imports, each with its imports."""
     files = {name: file for package in PACKAGES for name, file in files_of(package).items()}
     graph = {
         name: imports(ast.parse(file.read_text()), set(files)) - {name}

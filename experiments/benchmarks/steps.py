@@ -157,7 +157,7 @@ def sizes(
 ) -> Iterator[Figure]:
     """Measures lazy steps of several sizes, and dense steps on a line through smaller ones.
 
-    Each kind has a process of its own, which measures its memory.
+    Each kind is measured in a separate process, with its memory.
 
     Args:
       lazy: Kinds of steps with lazy tables.

@@ -1,4 +1,4 @@
-"""Seconds of work that takes turns, and of functions in processes of their own."""
+"""Seconds of work that takes turns, and of functions in separate processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_turns(
 
 
 class Alone(NamedTuple):
-    """Result of a function in a process of its own, and the process's CPU time and memory."""
+    """Result of a function in a separate process, with the process's CPU time and memory."""
 
     value: Any
     cpu_seconds: float
