@@ -8,20 +8,18 @@ from dataclasses import dataclass
 
 import scipy
 
-from accounting.attack import attack_advantage
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
-from accounting.profile import EPSILON_TOLERANCE, Bound, PrivacyProfile, UpperEnd
+from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
 from accounting.profiles.truncation import TruncatedProfile
 
 _COARSE = 0.02
-"""Relative width, in noise, at which `calibrate` begins to look closely; of an epsilon that is far
-from its target."""
-
+"""Relative width, in noise, at which proved bounds take over; of an epsilon far from its target."""
 _ROUGH = 0.05
-"""Relative width of an epsilon, or an advantage, before that: its middle is nearer to the truth."""
-
+"""Relative width of rough answers, of an epsilon or an advantage."""
+_SMALLEST_NOISE = 1e-3
+"""Noise multiplier that is returned if less noise would do."""
 _LARGEST_LOG_NOISE = math.log(1e9)
-"""Largest logarithm of a noise multiplier that `calibrate` tries."""
+"""Largest logarithm of a noise multiplier that is tried."""
 
 
 def calibrate(
@@ -42,7 +40,7 @@ def calibrate(
       epsilon: The epsilon that may be spent, > 0.
       delta: The delta that may be spent, in (0, 0.1).
       relative_tolerance: How much above the smallest noise multiplier whose upper bound meets the
-        guarantee the result may be. That bound is within EPSILON_TOLERANCE of the truth.
+        guarantee the result may be. That bound is within 1e-3 (below 1, of epsilon) of the truth.
 
     Raises:
       TypeError: If `privacy` is no function, such as a sampler or a profile.
@@ -65,17 +63,17 @@ def least_noise(
     check_delta(delta)
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+    rough = Question("epsilon", delta, _ROUGH * max(1.0, epsilon))
 
-    def excess(log_sigma: float, coarse: bool) -> float:
-        """log(upper / epsilon) at this noise: <= 0 only where the guarantee is met, or roughly."""
-        tolerance = _ROUGH * max(1.0, epsilon) if coarse else EPSILON_TOLERANCE
-        profile = _from_above(privacy(math.exp(log_sigma)), delta if coarse else 0.0)
-        bound = profile.epsilon(delta, tolerance)
-        found = _middle(bound) if coarse else bound.upper
+    def excess(found: float) -> float:
         return math.log(max(found, 1e-9 * epsilon) / epsilon) if found < math.inf else math.inf
 
-    goal = f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta"
-    return _smallest_noise(excess, relative_tolerance, goal)
+    return _smallest_noise(
+        lambda sigma: excess(_middle(rough.of(_simplified(privacy(sigma), delta)))),
+        lambda sigma: excess(Question("epsilon", delta, upper_only=True).of(privacy(sigma)).upper),
+        relative_tolerance,
+        f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta",
+    )
 
 
 def calibrate_advantage(
@@ -106,25 +104,23 @@ def calibrate_advantage(
         raise ValueError(f"advantage must be in (0, 1), got {advantage}")
     target = float(scipy.special.erfinv(advantage))
 
-    def excess(log_sigma: float, coarse: bool) -> float:
-        """log(mu / its target) at this noise; <= 0 only where the upper bound is at most that."""
-        profile = _from_above(privacy(math.exp(log_sigma)), advantage if coarse else 0.0)
-        upper = _middle(profile.delta(0.0, _ROUGH)) if coarse else attack_advantage(profile).upper
-        mu = float(scipy.special.erfinv(upper))
+    def excess(found: float) -> float:
+        mu = float(scipy.special.erfinv(found))
         value = math.log(max(mu, 1e-9 * target) / target) if mu < math.inf else math.inf
         # No rounding of the inverse may tell the side.
-        return min(value, 0.0) if upper <= advantage else max(value, 5e-324)
+        return min(value, 0.0) if found <= advantage else max(value, 5e-324)
 
-    goal = f"an attack advantage <= {advantage}: ask for a larger one"
-    return _smallest_noise(excess, relative_tolerance, goal)
+    rough = Question("delta", 0.0, _ROUGH)
+    return _smallest_noise(
+        lambda sigma: excess(_middle(rough.of(_simplified(privacy(sigma), advantage)))),
+        lambda sigma: excess(Question("delta", 0.0, upper_only=True).of(privacy(sigma)).upper),
+        relative_tolerance,
+        f"an attack advantage <= {advantage}: ask for a larger one",
+    )
 
 
-def _from_above(profile: PrivacyProfile, delta: float = 0.0) -> PrivacyProfile:
-    """Returns a cheaper profile of the same upper end, or roughly the same at `delta`.
-
-    What a lower end of its own costs is saved; for a rough answer, batches that are hardly ever
-    cut are not cut.
-    """
+def _simplified(profile: PrivacyProfile, delta: float) -> PrivacyProfile:
+    """Returns about the same upper end for less: no lower end, and hardly any cut batch counts."""
     if isinstance(profile, UpperEnd):
         return profile.profile
     if isinstance(profile, TruncatedProfile) and math.exp(profile.log_spent) <= _COARSE * delta:
@@ -133,54 +129,52 @@ def _from_above(profile: PrivacyProfile, delta: float = 0.0) -> PrivacyProfile:
 
 
 def _middle(bound: Bound) -> float:
-    """Returns about where the truth is: the middle, or the upper end where that is all there is."""
+    """Returns a rough estimate: the middle, or the upper end of an interval that says little."""
     return 0.5 * (bound.lower + bound.upper) if 2.0 * bound.lower > bound.upper else bound.upper
 
 
-def _smallest_noise(excess: Callable[[float, bool], float], width: float, goal: str) -> float:
-    """Returns the smallest noise multiplier of excess <= 0, to `width` of it.
-
-    Bisection on its logarithm, sped up by secants, by coarse answers until these cannot tell the
-    side.
+def _smallest_noise(
+    rough: Callable[[float], float], proved: Callable[[float], float], width: float, goal: str
+) -> float:
+    """Returns a noise multiplier that is proved to meet a target, hardly above the smallest one.
 
     Args:
-      excess: (logarithm of a noise multiplier, whether a coarse answer will do) -> a number that
-        falls in the noise, about as its logarithm, and is <= 0 where the target is met: a coarse
-        one roughly, others only there.
-      width: How much too large the result may be, relative to itself.
-      goal: The target in words, and what to ask for if no noise meets it.
+      rough: Maps a noise multiplier to a number that falls in it, about as its logarithm; a rough
+        one, <= 0 where the target is met.
+      proved: The same, <= 0 only where the target is proved to be met.
+      width: Excess of the result, relative to the smallest noise multiplier.
+      goal: The target in words, and a larger one to ask for.
     """
+    bracket = _rough_bracket(lambda x: rough(math.exp(x)), goal)
+    if bracket is None:
+        return _SMALLEST_NOISE
+    while bracket.width > 2.0 * _COARSE:
+        guess = bracket.guess(_COARSE)
+        bracket.narrow(guess, rough(math.exp(guess)))
+    return math.exp(_proved_edge(lambda x: proved(math.exp(x)), bracket, width))
 
-    def coarse(log_sigma: float) -> float:
-        return excess(log_sigma, True)
 
-    high = 0.0
-    high_excess = coarse(high)
-    low, low_excess = high, high_excess
-    while high_excess > 0.0:
+def _rough_bracket(excess: Callable[[float], float], goal: str) -> _Bracket | None:
+    """Returns logarithms of noise on both sides of a target; None if hardly any noise meets it."""
+    high, low = 0.0, 0.0
+    high_value = low_value = excess(0.0)
+    while high_value > 0.0:
         if high >= _LARGEST_LOG_NOISE:
             raise ValueError(
                 f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
                 "larger maximum batch size"
             )
-        low, low_excess = high, high_excess
-        stride = high_excess if high_excess < math.inf else 0.0
+        low, low_value = high, high_value
+        stride = high_value if high_value < math.inf else 0.0
         high = min(high + max(math.log(2.0), stride), _LARGEST_LOG_NOISE)
-        high_excess = coarse(high)
-    while low_excess <= 0.0:
-        high, high_excess = low, low_excess
+        high_value = excess(high)
+    while low_value <= 0.0:
+        high, high_value = low, low_value
         low -= math.log(2.0)
-        if low < math.log(1e-3):
-            return math.exp(high)
-        low_excess = coarse(low)
-
-    bracket = _Bracket(low, low_excess, high, high_excess)
-    while bracket.width > 2.0 * _COARSE:
-        guess = bracket.guess(_COARSE)
-        bracket.narrow(guess, coarse(guess))
-    start, slope = bracket.guess(0.0), bracket.slope
-    ends = bracket.low, bracket.high
-    return math.exp(_edge(lambda at: excess(at, False), start, slope, width, ends))
+        if low < math.log(_SMALLEST_NOISE):
+            return None
+        low_value = excess(low)
+    return _Bracket(low, low_value, high, high_value)
 
 
 @dataclass
@@ -221,44 +215,39 @@ class _Bracket:
         self.halved = self.width <= 0.5 * before
 
 
-def _edge(
-    excess: Callable[[float], float],
-    guess: float,
-    slope: float,
-    width: float,
-    ends: tuple[float, float],
-) -> float:
+def _proved_edge(excess: Callable[[float], float], rough: _Bracket, width: float) -> float:
     """Returns a point with excess <= 0, about at most `width` above one with excess > 0.
 
-    The function falls, up to errors that may be larger than `width` allows for. `slope` is about
-    its slope at its root, near `guess` and probably between `ends`; it may also fall from infinity
-    at once.
+    By Newton's steps, each aimed a little beyond the root, within the points that are known.
+
+    Args:
+      excess: Function that falls, up to errors that `width` may not allow for, or from infinity.
+      rough: Points that are probably on both sides of its root.
+      width: Distance at which the search ends.
     """
-    low, high = ends
+    guess, slope = rough.guess(0.0), rough.slope
     fails, meets, stride = -math.inf, math.inf, 0.3 * width
-    at, before = guess, math.inf
+    last, last_value = guess, math.inf
     while meets - fails > width:
         value = excess(guess)
-        if abs(before) < math.inf and abs(value) < math.inf and abs(guess - at) > 3.0 * width:
-            slope = min((value - before) / (guess - at), 0.25 * slope)
-        at, before = guess, value
+        both = value < math.inf and last_value < math.inf
+        if both and abs(guess - last) > 3.0 * width:
+            slope = min((value - last_value) / (guess - last), 0.25 * slope)
+        last, last_value = guess, value
         if value <= 0.0:
             meets = guess
             if value >= 0.7 * width * slope:
                 break
         else:
             fails = guess
-        root = guess - (value / slope if value < math.inf else 0.0)
-        if meets == math.inf and value == math.inf and fails + width < high:
-            guess = max(fails + stride, 0.5 * (fails + high))
-        elif meets == math.inf:
-            guess = max(root + stride, fails + stride)
-        elif fails == -math.inf:
-            guess = min(root + stride, meets - stride)
-            guess = max(guess, low) if low + width < meets else guess
-        elif fails + stride < root + stride < meets - stride:
-            guess = root + stride
-        else:
+        lowest = fails + stride
+        if fails == -math.inf and rough.low + width < meets:
+            lowest = rough.low
+        target = guess + stride - (value / slope if value < math.inf else 0.0)
+        if value == math.inf and meets == math.inf:
+            target = 0.5 * (fails + rough.high)
+        guess = min(max(target, lowest), meets - stride)
+        if not fails < guess or (value == math.inf and meets < math.inf):
             guess = 0.5 * (fails + meets)
         stride *= 1.3
     return meets

@@ -197,25 +197,38 @@ class Question(NamedTuple):
     wanted: Literal["delta", "epsilon"]
     at: float
     tolerance: float = EPSILON_TOLERANCE
+    upper_only: bool = False
+    """Whether the lower end of the answer may be 0, as it is not looked at."""
 
     def of(self, profile: PrivacyProfile) -> Bound:
         """Returns the profile's answer."""
         ask = profile.delta if self.wanted == "delta" else profile.epsilon
+        inherited = getattr(ask, "__func__", None) in (Profile.delta, Profile.epsilon)
+        if isinstance(profile, Profile) and inherited:
+            return profile.answer(self)
         return ask(self.at, self.tolerance)
 
-    def between(
-        self, lower: Curve, upper: Curve = lambda epsilon: 1.0, resolution: float = 1e-12
-    ) -> Bound:
-        """Returns the answer of a profile that lies between two curves; by default below 1."""
-        if self.wanted == "epsilon":
-            return epsilon_from_delta(upper, lower, self.at, resolution=resolution)
-        return Bound(max(0.0, lower(self.at)), min(1.0, upper(self.at)))
+    def upper_end(self, curve: Curve, resolution: float = 1e-12) -> float:
+        """Returns the upper end of the answer of a profile that lies below a curve."""
+        if self.wanted == "delta":
+            return min(1.0, curve(self.at))
+        return _bracket(lambda epsilon: curve(epsilon) <= self.at, resolution)[1]
+
+    def lower_end(self, curve: Curve, resolution: float = 1e-12) -> float:
+        """Returns the lower end of the answer of a profile that lies above a curve."""
+        if self.wanted == "delta":
+            return max(0.0, curve(self.at))
+        return _bracket(lambda epsilon: curve(epsilon) <= self.at, resolution)[0]
+
+    def between(self, lower: Curve, upper: Curve, resolution: float = 1e-12) -> Bound:
+        """Returns the answer of a profile that lies between two curves."""
+        return Bound(self.lower_end(lower, resolution), self.upper_end(upper, resolution))
 
     def width(self, bound: Bound) -> float:
         """Returns the width at which `bound` is sharp enough."""
         if self.wanted == "epsilon":
             return wanted_width(self.tolerance, bound.upper)
-        return self.tolerance * bound.lower
+        return self.tolerance * (bound.upper if self.upper_only else bound.lower)
 
 
 class Profile(abc.ABC):
@@ -253,6 +266,8 @@ class UpperEnd(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by both profiles."""
         found = question.of(self.profile)
+        if question.upper_only:
+            return replace(found, lower=0.0)
         least = Bound(0.0, 0.0, note="no lower end is proved")
         if self.below is not None:
             least = question.of(self.below)

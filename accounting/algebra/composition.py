@@ -6,6 +6,7 @@ bounded and moved outward. Proof: docs/explanation/composition-by-tilted-fft.md.
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from accounting.algebra.likelihood_ratio import ROUNDING, UNDERFLOW, LikelihoodRatio
-from accounting.algebra.refinement import GridError
+from accounting.algebra.likelihood_ratio import ROUNDING, UNDERFLOW
+from accounting.algebra.lower import LowerRatio
+from accounting.algebra.refinement import GridError, Point
+from accounting.algebra.upper import UpperRatio
 from accounting.profile import Direction
 
 Array = NDArray[np.floating]
@@ -33,44 +36,72 @@ LARGEST = 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class LossDistribution:
-    """The law of the privacy loss of one release, in one direction.
+class UpperLoss:
+    """The law of one release's privacy loss in one direction, bounded from above.
 
     Attributes:
-      upper: Whether it bounds the true one from above (partners = masses) or from below.
       step: Distance of losses.
       base: Loss of index 0.
-      masses: Mass under the first law, float64 [atoms].
-      partners: Mass under the second law times e^(base + k step), float64 [atoms].
+      masses: Mass under the first law, float64[atoms].
+      drift: Bound on the relative error of each mass.
+      shift: Bound on the error of each loss, besides the rounding of its formula.
       infinity: Mass of the first law on which the second has none.
+    """
+
+    step: float
+    base: float
+    masses: Array
+    drift: float
+    shift: float = 0.0
+    infinity: float = 0.0
+
+    @classmethod
+    def of(cls, ratio: UpperRatio, direction: Direction) -> UpperLoss:
+        """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
+        if direction == "remove":
+            masses, base, infinity = ratio.p, ratio.log_values[0], ratio.infinity
+        else:
+            masses, base, infinity = ratio.q[::-1], -ratio.log_values[-1], ratio.zero
+        return cls(ratio.step, float(base), masses, ratio.drift, ratio.shift, infinity)
+
+    def log_moment(self) -> LogMoment:
+        """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by."""
+        starts = _blocks(self.masses)
+        loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
+        return lambda tilt: _log_mean(loss, mass, tilt)
+
+
+@dataclass(frozen=True, eq=False)
+class LowerLoss:
+    """The law of one release's privacy loss in one direction, bounded from below.
+
+    Attributes:
+      step: Distance of grid points of the loss.
+      base: Grid point of index 0.
+      masses: Mass under the first law, float64[atoms].
+      partners: Mass under the second law times e^(base + k step), float64[atoms].
       drift: Bound on the relative error of each mass.
       shift: Bound on the error of each loss, besides the rounding of its formula.
     """
 
-    upper: bool
     step: float
     base: float
     masses: Array
     partners: Array
-    infinity: float
     drift: float
     shift: float = 0.0
 
     @classmethod
-    def of(cls, ratio: LikelihoodRatio, direction: Direction) -> LossDistribution:
+    def of(cls, ratio: LowerRatio, direction: Direction) -> LowerLoss:
         """Reads H(P || Q) ('remove') or H(Q || P) ('add') off a likelihood ratio."""
-        upper = ratio.side == "upper"
         if direction == "remove":
-            masses, partners = ratio.p, ratio.p * np.exp(-ratio.offset)
-            base, infinity = ratio.log_scale + ratio.start * ratio.step, ratio.infinity
+            masses, partners, base = ratio.p, ratio.p * np.exp(-ratio.offset), ratio.grid[0]
         else:
             masses, partners = ratio.q[::-1], (ratio.q * np.exp(ratio.offset))[::-1]
-            last = ratio.start + ratio.q.size - 1
-            base, infinity = -(ratio.log_scale + last * ratio.step), ratio.zero
-        drift, shift = ratio.drift, ratio.shift
-        return cls(upper, ratio.step, base, masses, partners, infinity, drift, shift)
+            base = -ratio.grid[-1]
+        return cls(ratio.step, float(base), masses, partners, ratio.drift, ratio.shift)
 
-    def centred(self, tilt: float) -> LossDistribution:
+    def centred(self, tilt: float) -> LowerLoss:
         """Returns the same law with offsets that have mean 0 under the tilted masses.
 
         So the sum of many indices is where the sum of the losses is.
@@ -83,18 +114,10 @@ class LossDistribution:
         both = (self.masses > 0.0) & (self.partners > 0.0)
         return np.log(np.where(both, self.masses, 1.0)) - np.log(np.where(both, self.partners, 1.0))
 
-    def log_moment(self) -> Callable[[float], float]:
-        """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by.
-
-        Where there is most mass, which may be in a few atoms, they are taken one by one.
-        """
-        block = max(1, self.masses.size // 4096)
-        most = int(np.argmax(self.masses))
-        near = np.arange(max(0, most - 512), min(self.masses.size, most + 512))
-        starts = np.union1d(np.arange(0, self.masses.size, block), near)
+    def log_moment(self) -> LogMoment:
+        """Returns about log E[e^{tilt loss}], from some thousands of atoms: to choose a tilt by."""
+        starts = _blocks(self.masses)
         loss, mass = self.base + starts * self.step, np.add.reduceat(self.masses, starts)
-        if self.upper:
-            return lambda tilt: _log_mean(loss, mass, tilt)
         offset = np.add.reduceat(self.masses * self._offsets(), starts) / np.maximum(mass, 1e-300)
 
         def centred(tilt: float) -> float:
@@ -104,78 +127,96 @@ class LossDistribution:
         return centred
 
 
-Parts = Sequence[tuple[LossDistribution, int]]
-"""Laws of releases on grids of one step and of one side, each with how many there are."""
+LogMoment = Callable[[float], float]
+UpperParts = Sequence[tuple[UpperLoss, int]]
+LowerParts = Sequence[tuple[LowerLoss, int]]
+"""Laws of releases on grids of one step, each with how many there are."""
 
 
-def compose(parts: Parts, tilt: float) -> ComposedLoss:
-    """Returns the loss of independent releases, computed at one `tilt`.
+def compose_upper(parts: UpperParts, tilt: float) -> ComposedUpper:
+    """Returns an upper bound on the loss of independent releases, computed at one `tilt`.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
     """
-    upper, step = parts[0][0].upper, parts[0][0].step
-    if not upper:
-        parts = [(law.centred(tilt), count) for law, count in parts]
+    step, masses = parts[0][0].step, [(law.masses, count) for law, count in parts]
+    low, size = _window([masses], step, tilt)
+    undone = (np.arange(size) + float(low)) * step * tilt
+    power = _power(masses, step * tilt, low, size)
+    unit = np.exp(np.minimum(power.log_unit - undone, 700.0))
+    finite = sum(count * math.log1p(-min(law.infinity, 1.0 - 1e-16)) for law, count in parts)
+    # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
+    beyond = WRAP * math.exp(min(power.log_unit - float(undone[-1]), 700.0))
+    base, drift, shift = _errors(parts, undone, power.log_unit, power.rounding)
+    loss = base + (np.arange(size) + float(low)) * step
+    errors = power.error * unit
+    masses_above = power.entries * unit + errors
+    return ComposedUpper(loss, masses_above, errors, drift, shift, beyond - math.expm1(finite))
+
+
+def compose_lower(parts: LowerParts, tilt: float) -> ComposedLower:
+    """Returns a lower bound on the loss of independent releases, computed at one `tilt`.
+
+    Raises:
+      GridError: If the composition's grid would have more than LARGEST points.
+    """
+    parts, step = [(law.centred(tilt), count) for law, count in parts], parts[0][0].step
     masses = [(law.masses, count) for law, count in parts]
     partners = [(law.partners, count) for law, count in parts]
-    low, size = _window([masses] if upper else [masses, partners], step, tilt)
-    offsets = np.arange(size) + float(low)
-    undone = offsets * step * tilt
-    first = _power(masses, step * tilt, low, size)
+    low, size = _window([masses, partners], step, tilt)
+    undone = (np.arange(size) + float(low)) * step * tilt
+    first, second = (_power(x, step * tilt, low, size) for x in (masses, partners))
     # In logarithms: at high tilts the units of the two powers are many e-folds different.
     unit = np.exp(np.minimum(first.log_unit - undone, 700.0))
-    errors, tilting = first.error * unit, first.rounding
-    if upper:
-        composed_partners = first.entries * unit
-        composed = composed_partners + errors
-    else:
-        second = _power(partners, step * tilt, low, size)
-        log_partner_unit = second.log_unit - undone
-        # Where a partner is beyond the range of floats its mass is left out.
-        within = log_partner_unit < 700.0
-        composed = np.where(within, np.maximum(first.entries * unit - errors, 0.0), 0.0)
-        entries = np.maximum(second.entries, 0.0) + second.error
-        partner_unit = np.exp(np.minimum(log_partner_unit, 700.0))
-        composed_partners = np.where(within, entries * partner_unit, 0.0)
-        tilting = max(tilting, second.rounding)
-    finite = sum(count * math.log1p(-min(law.infinity, 1.0 - 1e-16)) for law, count in parts)
-    infinity = -math.expm1(finite)
-    if upper:
-        # Above the window the tilted mass is <= WRAP, and e^{-t K h} below its last value.
-        infinity += WRAP * math.exp(min(first.log_unit - float(undone[-1]), 700.0))
-    largest = abs(first.log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
-    tilting += ROUNDING * (4.0 * largest + 8.0)
+    log_partner_unit = second.log_unit - undone
+    partner_unit = np.exp(np.minimum(log_partner_unit, 700.0))
+    # Where a partner is beyond the range of floats its mass is left out.
+    within, errors = log_partner_unit < 700.0, first.error * unit
+    masses_below = np.where(within, np.maximum(first.entries * unit - errors, 0.0), 0.0)
+    partners_above = (np.maximum(second.entries, 0.0) + second.error) * partner_unit
+    rounding = max(first.rounding, second.rounding)
+    base, drift, shift = _errors(parts, undone, first.log_unit, rounding)
+    loss = base + (np.arange(size) + float(low)) * step
+    return ComposedLower(
+        loss, masses_below, errors, drift, shift, np.where(within, partners_above, 0.0)
+    )
+
+
+def _errors(
+    parts: UpperParts | LowerParts, undone: Array, log_unit: float, rounding: float
+) -> tuple[float, float, float]:
+    """Returns the composition's base, and bounds on the errors of its masses and its losses."""
+    largest = abs(log_unit) + max(abs(float(undone[0])), abs(float(undone[-1])))
     # What the values are off by adds up, and is an error of the masses times values as well;
     # beside it, the step, the base and what they are multiplied by are rounded.
     base = shift = drift = 0.0
     for law, count in parts:
-        farthest = abs(law.base) + law.masses.size * step
+        farthest = abs(law.base) + law.masses.size * law.step
         base += count * law.base
         shift += count * (law.shift + 8.0 * ROUNDING * (1.0 + farthest))
         drift += count * (law.drift + 64.0 * ROUNDING)
-    drift += shift + tilting
-    loss = base + offsets * step
-    return ComposedLoss(upper, loss, composed, composed_partners, errors, infinity, drift, shift)
+    return base, drift + shift + rounding + ROUNDING * (4.0 * largest + 8.0), shift
 
 
-def best_tilt(parts: Parts, *, delta: float | None = None, epsilon: float | None = None) -> float:
-    """Returns the tilt t > 0 at which Chernoff's bound is least: on delta at `epsilon`.
+def _blocks(masses: Array) -> NDArray[np.int64]:
+    """Returns where blocks of atoms begin; the atoms around the largest mass are blocks."""
+    block, most = max(1, masses.size // 4096), int(np.argmax(masses))
+    near = np.arange(max(0, most - 512), min(masses.size, most + 512))
+    return np.union1d(np.arange(0, masses.size, block), near)
 
-    Or on epsilon at `delta`, where no epsilon is given.
-    """
-    if epsilon is None and delta is None:
-        raise ValueError("give delta or epsilon: the point at which the result is to be sharp")
+
+def best_tilt(parts: UpperParts | LowerParts, point: Point) -> float:
+    """Returns the tilt t > 0 at which Chernoff's bound is least: on delta, or on epsilon."""
     log_moments = [(law.log_moment(), count) for law, count in parts]
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
         power = sum(count * log_moment(tilt) for log_moment, count in log_moments)
         power += _log_peak(tilt)
-        if epsilon is not None:
+        if point.epsilon is not None:
             # Of tilts at which delta is beyond floats the least one: others' units are, too.
-            return max(power - tilt * epsilon, _LEAST_LOG)
-        return (power - math.log(delta or 1.0)) / tilt
+            return max(power - tilt * point.epsilon, _LEAST_LOG)
+        return (power - math.log(point.delta)) / tilt
 
     return _minimise(bound)
 
@@ -230,78 +271,57 @@ def _reach(masses: Masses, step: float, tilt: float) -> tuple[int, int]:
     return max(low, 0), min(high, sum(count * (mass.size - 1) for mass, count in masses))
 
 
-def compose_both(
-    ratio: LikelihoodRatio,
-    count: int,
-    release: LikelihoodRatio | None = None,
-    *,
-    delta: float | None = None,
-    epsilon: float | None = None,
-) -> tuple[ComposedLoss, ComposedLoss]:
-    """Returns the losses, in both directions, of `count` releases, sharp near `delta` or `epsilon`.
+DIRECTIONS: tuple[Direction, ...] = "remove", "add"
+
+
+def composed_upper(
+    ratios: Sequence[tuple[UpperRatio, int]], point: Point
+) -> tuple[ComposedUpper, ComposedUpper]:
+    """Returns upper bounds on the losses of releases, in both directions, sharp near `point`.
 
     Args:
-      ratio: The law of each.
-      count: How many.
-      release: That of one further release, on the same grid; None for none.
-      delta: Where the result is to be sharp, or
-      epsilon: there.
+      ratios: Each law, on grids of one step, and the number of releases that have it.
+      point: Where the result is to be sharp.
 
     Raises:
       GridError: If the composition's grid would have more than LARGEST points.
     """
-    ratios = [(ratio, count)] if release is None else [(ratio, count), (release, 1)]
-    return compose_several(ratios, delta=delta, epsilon=epsilon)
+    _check_one_step(ratios)
+    both = ([(UpperLoss.of(law, way), count) for law, count in ratios] for way in DIRECTIONS)
+    remove, add = (compose_upper(parts, best_tilt(parts, point)) for parts in both)
+    return remove, add
 
 
-def compose_several(
-    ratios: Sequence[tuple[LikelihoodRatio, int]],
-    *,
-    delta: float | None = None,
-    epsilon: float | None = None,
-) -> tuple[ComposedLoss, ComposedLoss]:
-    """Returns the losses, in both directions, of releases of several laws on one grid.
+def composed_lower(
+    ratios: Sequence[tuple[LowerRatio, int]], point: Point
+) -> tuple[ComposedLower, ComposedLower]:
+    """Returns lower bounds on the losses of releases; see `composed_upper`."""
+    _check_one_step(ratios)
+    both = ([(LowerLoss.of(law, way), count) for law, count in ratios] for way in DIRECTIONS)
+    remove, add = (compose_lower(parts, best_tilt(parts, point)) for parts in both)
+    return remove, add
 
-    Args:
-      ratios: Each law, and the number of releases that have it.
-      delta: Where the result is to be sharp, or
-      epsilon: there.
 
-    Raises:
-      GridError: If the composition's grid would have more than LARGEST points.
-    """
-    ratio = ratios[0][0]
-    if any(other.side != ratio.side or other.step != ratio.step for other, _ in ratios):
-        raise ValueError("releases are composed on grids of one side and one step")
-
-    def composed(direction: Direction) -> ComposedLoss:
-        parts = [(LossDistribution.of(law, direction), number) for law, number in ratios]
-        return compose(parts, best_tilt(parts, delta=delta, epsilon=epsilon))
-
-    return composed("remove"), composed("add")
+def _check_one_step(ratios: Sequence[tuple[UpperRatio | LowerRatio, int]]) -> None:
+    if len({ratio.step for ratio, _ in ratios}) > 1:
+        raise ValueError("releases are composed on grids of one step")
 
 
 @dataclass(frozen=True, eq=False)
-class ComposedLoss:
+class Composed(abc.ABC):
     """The loss of a whole composition, in one direction, with its errors already outward.
 
     Attributes:
-      upper: Whether it bounds the true one from above or from below.
-      loss: Losses, ascending, float64 [atoms].
-      masses: Mass under the first law (a bound, on this side), float64 [atoms].
-      partners: Mass under the second law times e^loss (a bound, on the other side).
-      errors: What the FFT may have put wrong in each mass, float64 [atoms].
-      infinity: Mass at infinity.
+      loss: Losses, ascending, float64[atoms].
+      masses: Mass under the first law (a bound, on this side), float64[atoms].
+      errors: Error that the FFT may have put into each mass, float64[atoms].
       drift: Bound on the relative error of each mass.
       shift: Bound on the floating-point error of each loss (besides its own rounding).
     """
 
-    upper: bool
     loss: Array
     masses: Array
-    partners: Array
     errors: Array
-    infinity: float
     drift: float
     shift: float
 
@@ -310,32 +330,55 @@ class ComposedLoss:
         above = self.loss > epsilon
         return float(np.dot(self.errors[above], -np.expm1(epsilon - self.loss[above])))
 
+    @abc.abstractmethod
     def delta(self, epsilon: float) -> float:
         """Bounds the hockey-stick divergence at `epsilon`."""
-        drift = self.drift + (self.loss.size + 8.0) * ROUNDING  # of sums of positive terms
-        if self.upper:
-            moved = epsilon - self.shift * max(1.0, epsilon)
-            if moved < self.loss[0]:
-                return 1.0  # the window was laid for a larger epsilon
-            first = int(np.searchsorted(self.loss, moved, side="right"))
-            last = int(np.searchsorted(self.loss, moved + _FAR))
-            parts = -np.expm1(moved - self.loss[first:last])
-            value = self.infinity + float(np.dot(self.masses[first:last], parts))
-            value += float(self._masses_from[last])
-            return min(1.0, value * math.exp(2.0 * drift) + UNDERFLOW)
-        moved = epsilon + self.shift * max(1.0, epsilon)
-        first = int(np.searchsorted(self.loss, moved - 1.0))
-        last = int(np.searchsorted(self.loss, moved + _FAR))
-        factor = np.exp(np.minimum(moved - self.loss[first:last], 2.0)) * (1.0 + 2.0 * drift)
-        value = np.maximum(self.masses[first:last] - factor * self.partners[first:last], 0.0).sum()
-        value += max(
-            0.0, self._masses_from[last] - math.exp(1.0 - _FAR) * self._partners_from[last]
-        )
-        return max(0.0, float(value) * (1.0 - 2.0 * drift) - UNDERFLOW)
+
+    def _rounding(self) -> float:
+        return 2.0 * (self.drift + (self.loss.size + 8.0) * ROUNDING)  # of sums of positive terms
 
     @functools.cached_property
     def _masses_from(self) -> Array:
         return _sums_from(self.masses)
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedUpper(Composed):
+    """An upper bound on the loss of a composition; `infinity` is its mass at infinity."""
+
+    infinity: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns an upper bound on the hockey-stick divergence at `epsilon`."""
+        moved = epsilon - self.shift * max(1.0, epsilon)
+        if moved < self.loss[0]:
+            return 1.0  # the window was laid for a larger epsilon
+        first = int(np.searchsorted(self.loss, moved, side="right"))
+        last = int(np.searchsorted(self.loss, moved + _FAR))
+        parts = -np.expm1(moved - self.loss[first:last])
+        value = self.infinity + float(np.dot(self.masses[first:last], parts))
+        value += float(self._masses_from[last])
+        return min(1.0, value * math.exp(self._rounding()) + UNDERFLOW)
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedLower(Composed):
+    """A lower bound on the loss of a composition.
+
+    `partners` is the mass under the second law times e^loss, bounded from above: float64[atoms].
+    """
+
+    partners: Array
+
+    def delta(self, epsilon: float) -> float:
+        """Returns a lower bound on the hockey-stick divergence at `epsilon`."""
+        moved, drift = epsilon + self.shift * max(1.0, epsilon), self._rounding()
+        first = int(np.searchsorted(self.loss, moved - 1.0))
+        last = int(np.searchsorted(self.loss, moved + _FAR))
+        factor = np.exp(np.minimum(moved - self.loss[first:last], 2.0)) * (1.0 + drift)
+        value = np.maximum(self.masses[first:last] - factor * self.partners[first:last], 0.0).sum()
+        far = self._masses_from[last] - math.exp(1.0 - _FAR) * self._partners_from[last]
+        return max(0.0, float(value + max(0.0, far)) * (1.0 - drift) - UNDERFLOW)
 
     @functools.cached_property
     def _partners_from(self) -> Array:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.algebra.gaussian import gaussian_delta
+from accounting.algebra.cells import gaussian_delta
 from accounting.algebra.moments import (
     MOST_TERMS,
     ROUNDING,

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio
+from accounting.algebra.likelihood_ratio import ROUNDING, Ratio
 from accounting.algebra.refinement import GridError
 
 EDGE_DRIFT = 1e-12
@@ -111,25 +111,31 @@ def check_grid(largest_loss: float, step: float, cells: float) -> None:
 
 
 def release_ratio(
-    noise_multiplier: float, beside: LikelihoodRatio, tail: float | None = None
-) -> LikelihoodRatio | None:
-    """Returns the law of X of one Gaussian release on the grid of `beside`; None at infinite noise.
+    noise_multiplier: float, beside: Ratio, tail: float | None = None
+) -> list[tuple[Ratio, int]]:
+    """Returns the law of X of one Gaussian release, and its number 1; nothing at infinite noise.
+
+    Args:
+      noise_multiplier: Noise of the release.
+      beside: Law whose kind and grid the release gets.
+      tail: Mass that may be cut; by default the other law's.
 
     Raises:
-      GridError: If its grid would be too large.
+      GridError: If the release's grid would be too large.
     """
     if noise_multiplier == math.inf:
-        return None
-    step, side, tail = beside.step, beside.side, beside.tail if tail is None else tail
+        return []
+    tail = beside.tail if tail is None else tail
     reach = (0.5 / noise_multiplier - float(scipy.special.ndtri(tail))) / noise_multiplier
-    check_grid(reach, step, 2.0 * reach / step)
-    return LikelihoodRatio.gaussian(noise_multiplier, step, side, tail)
+    check_grid(reach, beside.step, 2.0 * reach / beside.step)
+    return [(type(beside).gaussian(noise_multiplier, beside.step, tail), 1)]
 
 
-def with_release(ratio: LikelihoodRatio, noise_multiplier: float) -> LikelihoodRatio:
+def with_release(ratio: Ratio, noise_multiplier: float) -> Ratio:
     """Returns the law of X of releases, and of a Gaussian one of finite noise."""
-    release = release_ratio(noise_multiplier, ratio)
-    return ratio if release is None else ratio.product(release)
+    for release, _ in release_ratio(noise_multiplier, ratio):
+        ratio = ratio.product(release)
+    return ratio
 
 
 def solve_increasing(

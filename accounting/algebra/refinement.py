@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from accounting.profile import Bound, Curve, Question
 
 _STALLS = 3
-"""How many finer grids in a row may be of no use."""
+"""Number of finer grids in a row that may be of no use."""
 _FINE = 0.5
-"""Grids that are coarser than this may be of no use at first."""
+"""Resolution below which a grid is expected to be of use."""
 _SMALLEST_WIDTH = 1e-300
+_FEW_DIGITS = 1e-4
+"""Share of delta that is no part of its digits."""
 _FLOOR = "delta is so small that the composition's certified error is a part of it"
 _ROUNDED = "a finer grid is of no use: roundings, or the composition's error, outweigh it"
 
@@ -26,32 +28,50 @@ class GridError(Exception):
     """A grid that is not computed: too large, too fine, or out of range, as its message says."""
 
 
-@dataclass(frozen=True)
-class GridBounds:
-    """What one grid proves.
+class Point(NamedTuple):
+    """The point at which a curve is to be sharp."""
 
-    Attributes:
-      directions: A lower and an upper bound on each direction's delta, or on the larger one; the
-        profile is the largest of all.
-      floor: How much of delta may be the computation's own certified error: of lower ends at the
-        first epsilon, of upper ones at the second.
-      finest: About the finest resolution that would be computed.
-    """
+    delta: float
+    """The delta, or an upper bound on it."""
+    epsilon: float | None = None
+    """The epsilon, where its delta is asked for."""
 
-    directions: Sequence[tuple[Curve, Curve]]
-    floor: Callable[[float, float], float] = lambda lower, upper: 0.0
-    finest: float = 0.0
 
-    def answer(self, question: Question) -> Bound:
-        """Bounds what is asked for: epsilon by bisection."""
-        resolution = 1e-3 * question.tolerance
-        return Bound.largest(
-            question.between(low, high, resolution) for low, high in self.directions
-        )
+class Side(NamedTuple):
+    """One side's bound on delta, as one grid proves it."""
 
-    def upper(self, epsilon: float) -> float:
-        """Returns the upper bound on delta at `epsilon`."""
-        return max(high(epsilon) for _, high in self.directions)
+    curve: Curve
+    floor: Curve = lambda epsilon: 0.0
+    """Part of delta that may be the computation's own certified error."""
+
+
+@runtime_checkable
+class Part(Protocol):
+    """One direction, or one of several laws, of a side."""
+
+    def delta(self, epsilon: float) -> float:
+        """Bounds delta at `epsilon`."""
+        ...
+
+    def floor(self, epsilon: float) -> float:
+        """Returns the certified error that is a part of it."""
+        ...
+
+
+def largest_side(parts: Sequence[Part]) -> Side:
+    """Returns the bound of all parts together: the largest of theirs."""
+    return Side(
+        lambda epsilon: max(part.delta(epsilon) for part in parts),
+        lambda epsilon: max(part.floor(epsilon) for part in parts),
+    )
+
+
+def negligible(side: Side, point: Point) -> bool:
+    """Returns whether a computation's certified error is a small part of delta near `point`."""
+    at = point.epsilon
+    if at is None:
+        at = Question("epsilon", point.delta).lower_end(side.curve, 1e-3)
+    return bool(side.floor(at) <= _FEW_DIGITS * side.curve(at))
 
 
 @runtime_checkable
@@ -68,95 +88,133 @@ class Grids(Protocol):
 
     @property
     def coarsest(self) -> float:
-        """No coarser one is tried where the first is too large to be computed."""
+        """The coarsest resolution to try where the first is too large to be computed."""
         ...
 
     @property
     def gap_note(self) -> str:
-        """Why the ends of the finest grids may still differ; empty where they meet."""
+        """Reason why the ends of the finest grids may still differ; empty where they meet."""
         ...
 
-    def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
-        """Computes one grid, sharp near one point of the curve.
-
-        Args:
-          resolution: How fine.
-          delta: The delta that is asked about, or an upper bound on it.
-          epsilon: The epsilon whose delta is asked about, if it is that.
-
-        Raises:
-          GridError: If it is not computed.
-        """
+    def finest(self, point: Point) -> float:
+        """Returns about the finest resolution that would be computed."""
         ...
+
+    def upper(self, resolution: float, point: Point) -> Side:
+        """Returns an upper bound, sharp near `point`; raises GridError if it is not computed."""
+        ...
+
+    def lower(self, resolution: float, point: Point) -> Side:
+        """Returns a lower bound, sharp near `point`; raises GridError if it is not computed."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One grid of a refinement.
+
+    Attributes:
+      resolution: Resolution of the grid.
+      found: Bound that the grid proves.
+      gap: Width of `found`; or, of an upper end alone, twice its estimated excess.
+      floor: Certified errors of both sides at the ends of a bound.
+    """
+
+    resolution: float
+    found: Bound
+    gap: float
+    floor: Callable[[Bound], float]
 
 
 def refine(grids: Grids, question: Question, bound: Bound, relative: float = 0.0) -> Bound:
     """Intersects `bound` with the bounds of finer and finer grids, until it is sharp.
 
-    Where the two ends are to meet, the next resolution is chosen by the gap that is left, once that
-    is not all of delta; else it is halved until the ends settle.
-
     Args:
-      grids: What is refined.
-      question: What is asked, and how sharply.
-      bound: What is known of the answer without a grid.
-      relative: A width, relative to epsilon, that is sharp enough as well.
+      grids: Grids of increasing resolution.
+      question: Question to answer, with its tolerance.
+      bound: Bound on the answer that is known without a grid.
+      relative: Width, relative to epsilon, that is sharp enough as well.
     """
-    at_epsilon = question.at if question.wanted == "delta" else None
-
-    def sharp(found: Bound) -> float:
-        return max(question.width(found), relative * found.lower, _SMALLEST_WIDTH)
-
-    resolution, gap, stalled = grids.first, math.inf, 0
-    grid: GridBounds | None = None
-    while bound.width > sharp(bound):
-        known = question.at if at_epsilon is None else bound.upper
+    resolution, steps = grids.first, list[_Step]()
+    while True:
+        wanted = max(question.width(bound), relative * bound.lower, _SMALLEST_WIDTH)
+        if bound.width <= wanted or (question.upper_only and steps and steps[-1].gap <= wanted):
+            return bound
+        if steps and (reason := _reason_to_stop(grids, question, steps, bound, wanted)):
+            return replace(bound, note=reason)
+        if steps:
+            resolution = _next_resolution(grids, question, steps, bound, wanted)
         try:
-            grid = grids.bounds(resolution, known, at_epsilon)
+            steps.append(_compute(grids, question, resolution, bound, steps[-1:]))
         except GridError as error:
-            if grid is not None or 4.0 * resolution > grids.coarsest:
+            if steps or 4.0 * resolution > grids.coarsest:
                 return replace(bound, note=str(error))
             resolution *= 4.0
             continue
-        found, before = grid.answer(question), bound
-        bound = bound.intersection(found)
-        wanted = sharp(bound)
-        if bound.width <= wanted:
+        bound = bound.intersection(steps[-1].found)
+
+
+def _point(question: Question, bound: Bound) -> Point:
+    if question.wanted == "epsilon":
+        return Point(question.at)
+    return Point(bound.upper, question.at)
+
+
+def _compute(
+    grids: Grids, question: Question, resolution: float, bound: Bound, before: list[_Step]
+) -> _Step:
+    """Computes one grid: its upper side first, whose delta tells how sharp the lower must be."""
+    point, precision = _point(question, bound), 1e-3 * question.tolerance
+    upper = grids.upper(resolution, point)
+    end = question.upper_end(upper.curve, precision)
+    if question.upper_only:
+        gap = math.inf
+        if before:  # the excess falls as the square of the resolution
+            shrunk = (resolution / before[0].resolution) ** 2
+            gap = 2.0 * abs(before[0].found.upper - end) * shrunk / (1.0 - shrunk)
+        found = Bound(0.0, end)
+        return _Step(resolution, found, gap, lambda ends: upper.floor(ends.upper))
+    if question.wanted == "delta":
+        point = Point(min(end, bound.upper), question.at)
+    lower = grids.lower(resolution, point)
+    found = Bound(question.lower_end(lower.curve, precision), end)
+
+    def floor(ends: Bound) -> float:
+        return max(lower.floor(ends.lower), upper.floor(ends.upper))
+
+    return _Step(resolution, found, found.width, floor)
+
+
+def _reason_to_stop(
+    grids: Grids, question: Question, steps: list[_Step], bound: Bound, wanted: float
+) -> str:
+    """Returns why no finer grid would help, or an empty text."""
+    last = steps[-1]
+    if question.wanted == "delta":
+        floored = last.floor(Bound(question.at, question.at)) > 0.1 * bound.upper
+    else:
+        floored = last.floor(bound) > 0.1 * question.at
+    floored = floored and last.resolution < _FINE
+    if grids.gap_note:
+        settled = len(steps) > 1 and _settled(question, steps[-2].found, last.found, wanted)
+        return (_FLOOR if floored else grids.gap_note) if settled else ""
+    if floored:
+        return _FLOOR
+    return _ROUNDED if _stalls(steps) == _STALLS else ""
+
+
+def _stalls(steps: list[_Step]) -> int:
+    """Returns how many of the last fine grids in a row left the gap as it was."""
+    count = 0
+    for before, step in zip(steps[-2::-1], steps[:0:-1], strict=False):
+        if step.gap <= 0.9 * before.gap or step.resolution >= _FINE:
             break
-        floored = resolution < _FINE and _floored(question, grid, bound)
-        if grids.gap_note:
-            if _settled(question, before, found, wanted):
-                return replace(bound, note=_FLOOR if floored else grids.gap_note)
-        elif floored:
-            return replace(bound, note=_FLOOR)
-        else:
-            stalled = stalled + 1 if found.width > 0.9 * gap and resolution < _FINE else 0
-            if stalled == _STALLS:
-                return replace(bound, note=_ROUNDED)
-        gap = found.width
-        far = at_epsilon is not None and (resolution > _FINE or gap > 0.5 * bound.upper)
-        if grids.gap_note or far:
-            resolution *= 0.5
-            continue
-        if at_epsilon is not None:
-            # There are two resolutions to a factor of 2, so that questions at many points share
-            # grids; one that is a little too coarse would cost as much again.
-            wished = -math.log2(max(0.04, math.sqrt(0.3 * wanted / max(gap, wanted))))
-            allowed = math.log2(resolution / max(grid.finest, 1e-300))
-            halves = max(1, min(math.ceil(2.0 * wished), math.floor(2.0 * allowed)))
-            resolution *= 2.0 ** (-0.5 * halves)
-            continue
-        # Gaps of which the last ones did not fall are told apart by factors of 2.
-        most = 0.5 if stalled else 0.7
-        shrink = min(most, max(0.15, math.sqrt(0.7 * wanted / max(gap, wanted))))
-        # In quarters of a factor of 2, so that questions about near deltas share grids.
-        shrink = 2.0 ** (0.25 * math.floor(4.0 * math.log2(shrink)))
-        resolution = max(shrink * resolution, min(most * resolution, grid.finest))
-    return bound
+        count += 1
+    return count
 
 
 def _settled(question: Question, before: Bound, found: Bound, wanted: float) -> bool:
-    """Whether the rest of the gap is not the grid's: halving it again changes nothing."""
+    """Returns whether the rest of the gap is not the grid's: halving it again changes nothing."""
     if question.wanted == "epsilon":
         # A gap of second order moves by a third as much, in all, from here on.
         return max(before.upper - found.upper, found.lower - before.lower) <= 3.0 * wanted
@@ -164,8 +222,25 @@ def _settled(question: Question, before: Bound, found: Bound, wanted: float) -> 
     return not fallen and found.lower <= before.lower * (1.0 + question.tolerance)
 
 
-def _floored(question: Question, grid: GridBounds, bound: Bound) -> bool:
-    """Whether the computation's certified error is a part of what is left of the gap."""
-    if question.wanted == "delta":
-        return grid.floor(question.at, question.at) > 0.1 * bound.upper
-    return grid.floor(bound.lower, bound.upper) > 0.1 * question.at
+def _next_resolution(
+    grids: Grids, question: Question, steps: list[_Step], bound: Bound, wanted: float
+) -> float:
+    """Returns the next resolution, by the gap that is left once that is not all of delta."""
+    resolution, gap = steps[-1].resolution, steps[-1].gap
+    by_delta = question.wanted == "delta"
+    if grids.gap_note or (by_delta and (resolution > _FINE or gap > 0.5 * bound.upper)):
+        return 0.5 * resolution
+    finest, excess = grids.finest(_point(question, bound)), max(gap, wanted) / wanted
+    if by_delta:
+        # There are two resolutions to a factor of 2, so that questions at many points share
+        # grids; one that is a little too coarse would cost as much again.
+        wished = -math.log2(max(0.04, math.sqrt(0.3 / excess)))
+        allowed = math.log2(resolution / max(finest, 1e-300))
+        halves = max(1, min(math.ceil(2.0 * wished), math.floor(2.0 * allowed)))
+        return resolution * 2.0 ** (-0.5 * halves)
+    # Gaps that did not fall are told apart by factors of 2.
+    most = 0.5 if _stalls(steps) else 0.7
+    shrink = min(most, max(0.15, math.sqrt(0.7 / excess)))
+    # In quarters of a factor of 2, so that questions about near deltas share grids.
+    shrink = 2.0 ** (0.25 * math.floor(4.0 * math.log2(shrink)))
+    return max(shrink * resolution, min(most * resolution, finest))

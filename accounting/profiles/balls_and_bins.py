@@ -10,19 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
 
-from accounting.algebra.composition import compose_several
+from accounting.algebra.composition import composed_lower, composed_upper
 from accounting.algebra.laplace import average_delta
-from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side, mean_of_two
+from accounting.algebra.likelihood_ratio import LikelihoodRatio, Ratio
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.moments import NotInvertibleError
-from accounting.algebra.refinement import GridBounds, GridError, refine
+from accounting.algebra.refinement import GridError, Point, Side, largest_side, negligible, refine
+from accounting.algebra.upper import UpperRatio
 from accounting.checks import check_settings
-from accounting.profile import Bound, Curve, Question
+from accounting.profile import Bound, Question
 from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
 from accounting.profiles.largest_release import LargestRelease
 
@@ -33,6 +35,7 @@ _MOST_WORK = 1.8e9
 """Most pairs of atoms that are visited for one grid: a few seconds."""
 _INVERTED = 1e-10
 """Inverting a transform leaves no digits of a smaller delta."""
+_TOO_LONG = "no finer grid is computed: it would take too long"
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
 _MOST_ATOMS = 2**17
@@ -133,21 +136,57 @@ class BinsGrids:
     coarsest: float = 0.2
     gap_note: str = ""
 
-    def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
-        """Computes one grid (see `Grids`)."""
-        if delta <= _SMALLEST_DELTA:
-            raise GridError("delta is so small that masses leave the range of doubles")
+    def finest(self, point: Point) -> float:
+        """Returns about the finest resolution that takes no more than the most work."""
+        return self._grid(self.coarsest, point).finest(_most_work(point))
+
+    def upper(self, resolution: float, point: Point) -> Side:
+        """Returns an upper bound (see `Grids`)."""
+        return self._side(UpperRatio, composed_upper, resolution, point)
+
+    def lower(self, resolution: float, point: Point) -> Side:
+        """Returns a lower bound (see `Grids`)."""
+        return self._side(LowerRatio, composed_lower, resolution, point)
+
+    def _grid(self, resolution: float, point: Point) -> _Grid:
         kinds, counts = zip(*self.assignments, strict=True)
-        grid = _Grid(self.noise_multiplier, kinds, resolution, _tail(delta, sum(counts)))
-        most = _MOST_WORK
-        if epsilon is not None:
-            most *= 0.1 if delta <= _RARE else 0.75
+        return _Grid(self.noise_multiplier, kinds, resolution, _tail(point.delta, sum(counts)))
+
+    def _side(
+        self, kind: type[LikelihoodRatio], composed: Any, resolution: float, point: Point
+    ) -> Side:
+        """Returns one side's bound: draws are composed by tilted FFT where its error is negligible.
+
+        Or where direct convolutions, which keep relative accuracy at any delta, would take too
+        long.
+        """
+        if point.delta <= _SMALLEST_DELTA:
+            raise GridError("delta is so small that masses leave the range of doubles")
+        grid, counts = self._grid(resolution, point), [count for _, count in self.assignments]
         if resolution < _FINEST_WIDE and grid.last_step() > grid.wanted_step():
             raise GridError("no finer grid is computed: few released bins have too many atoms")
-        if grid.work() > most:
-            raise GridError("no finer grid is computed: it would take too long")
-        curves = _curves(grid, counts, self.release, delta, epsilon)
-        return GridBounds(curves, finest=grid.finest(most))
+        if grid.work() > _most_work(point):
+            raise GridError(_TOO_LONG)
+        laws = [*zip(_draws(kind, grid), counts, strict=True)]
+        release = release_ratio(self.release, laws[0][0])
+        # Each doubling is four convolutions of a lower ratio, and two of an upper one.
+        atoms, draws = max(law.q.size for law, _ in laws), sum(counts)
+        direct = 6.0 * sum(count.bit_length() for count in counts) * atoms**2
+        direct += sum(6.0 * atoms * math.sqrt(draws) * law.q.size for law, _ in release)
+        if draws >= _MANY_EPOCHS or direct > 6e7:
+            with contextlib.suppress(GridError):
+                side = largest_side(composed([*laws, *release], point))
+                if negligible(side, point) or direct > _MOST_WORK:
+                    return Side(side.curve)
+            if direct > _MOST_WORK:
+                raise GridError(_TOO_LONG)
+        return Side(with_release(_products(kind, grid, tuple(counts)), self.release).delta)
+
+
+def _most_work(point: Point) -> float:
+    if point.epsilon is None:
+        return _MOST_WORK
+    return _MOST_WORK * (0.1 if point.delta <= _RARE else 0.75)
 
 
 class _Grid(NamedTuple):
@@ -249,32 +288,25 @@ def _steps(sigma: float, kinds: tuple[Assignment, ...]) -> tuple[float, dict[int
     return first, halvings, halved(deviation, last)
 
 
-@lru_cache(maxsize=16)
-def _draws(grid: _Grid) -> tuple[list[LikelihoodRatio], list[LikelihoodRatio]]:
-    """Returns the lower and the upper likelihood ratios of the assignments."""
-
-    def all_kinds(side: Side) -> list[LikelihoodRatio]:
-        means: dict[tuple[int, int], LikelihoodRatio] = {}
-        for times, bins in _released(grid.kinds):
-            steps = grid.steps(times, max(bins))
-            sigma = grid.sigma / math.sqrt(times)
-            first = LikelihoodRatio.gaussian(sigma, steps[0], side, grid.tail)
-            for count, mean in zip(bins, first.averages(bins, steps), strict=True):
-                means[times, count] = mean
-        return [_mean(kind, means, grid.last_step()) for kind in grid.kinds]
-
-    return all_kinds("lower"), all_kinds("upper")
+@lru_cache(maxsize=32)
+def _draws(kind: type[Ratio], grid: _Grid) -> list[Ratio]:
+    """Returns the likelihood ratios of the assignments, of one kind."""
+    means: dict[tuple[int, int], Ratio] = {}
+    for times, bins in _released(grid.kinds):
+        steps = grid.steps(times, max(bins))
+        first = kind.gaussian(grid.sigma / math.sqrt(times), steps[0], grid.tail)
+        for count, mean in zip(bins, first.averages(bins, steps), strict=True):
+            means[times, count] = mean
+    return [_mean(one, means, grid.last_step()) for one in grid.kinds]
 
 
-def _mean(
-    kind: Assignment, means: Mapping[tuple[int, int], LikelihoodRatio], step: float
-) -> LikelihoodRatio:
+def _mean(kind: Assignment, means: Mapping[tuple[int, int], Ratio], step: float) -> Ratio:
     """Returns the mean over the bins of one assignment, on a grid of `step` in log X."""
     parts = [(means[times, bins], bins) for times, bins in kind if times]
     finest = min(ratio.step for ratio, _ in parts)
     (total, bins), *others = [(law.refined(round(law.step / finest)), n) for law, n in parts]
     for law, count in others:
-        total, bins = mean_of_two(total, bins, law, count), bins + count
+        total, bins = total.mean_with(bins, law, count), bins + count
     if unreleased := sum(count for _, count in kind) - bins:
         return total.diluted(bins, unreleased, step)
     while total.step < 0.75 * step:
@@ -282,57 +314,15 @@ def _mean(
     return total.refined(round(total.step / step))
 
 
-@lru_cache(maxsize=16)
-def _products(grid: _Grid, counts: tuple[int, ...]) -> tuple[LikelihoodRatio, LikelihoodRatio]:
-    low, high = (
-        [law.power(count) for law, count in zip(laws, counts, strict=True)] for laws in _draws(grid)
-    )
-    return functools.reduce(_product, low), functools.reduce(_product, high)
+@lru_cache(maxsize=32)
+def _products(kind: type[Ratio], grid: _Grid, counts: tuple[int, ...]) -> Ratio:
+    laws = zip(_draws(kind, grid), counts, strict=True)
+    return functools.reduce(_product, (law.power(count) for law, count in laws))
 
 
-def _product(one: LikelihoodRatio, other: LikelihoodRatio) -> LikelihoodRatio:
+def _product(one: Ratio, other: Ratio) -> Ratio:
     while one.step < 0.75 * other.step:
         one = one.coarsened()
     while other.step < 0.75 * one.step:
         other = other.coarsened()
     return one.product(other)
-
-
-def _curves(
-    grid: _Grid, counts: tuple[int, ...], release: float, delta: float, epsilon: float | None
-) -> list[tuple[Curve, Curve]]:
-    """Returns pairs of lower and upper bounds on delta(epsilon): the profile is the pairs' maximum.
-
-    Draws are composed by tilted FFT where its error is negligible, or where direct convolutions,
-    which keep relative accuracy at any delta, would take too long.
-    """
-    low, high = _draws(grid)
-    beside = {side[0].side: release_ratio(release, side[0]) for side in (low, high)}
-    # Each doubling is four convolutions of a lower ratio, and two of an upper one.
-    atoms = max(law.q.size for law in (*low, *high))
-    direct = 6.0 * (sum(count.bit_length() for count in counts)) * atoms**2
-    draws = sum(counts)
-    if beside["upper"]:
-        direct += 6.0 * atoms * math.sqrt(draws) * beside["upper"].q.size
-    if draws >= _MANY_EPOCHS or direct > 6e7:
-        with contextlib.suppress(GridError):
-            lows, highs = (
-                compose_several(
-                    [*zip(laws, counts, strict=True), *([(one, 1)] if one else [])],
-                    delta=delta,
-                    epsilon=epsilon,
-                )
-                for laws, one in ((low, beside["lower"]), (high, beside["upper"]))
-            )
-            at = epsilon
-            if at is None:
-                asked = Question("epsilon", delta)
-                at = max(asked.between(part.delta, resolution=1e-3).lower for part in highs)
-            error = max(part.floor(at) for part in (*lows, *highs))
-            negligible = error <= 1e-4 * max(part.delta(at) for part in lows)
-            if negligible or direct > _MOST_WORK:
-                return [(lows[0].delta, highs[0].delta), (lows[1].delta, highs[1].delta)]
-        if direct > _MOST_WORK:
-            raise GridError("no finer grid is computed: it would take too long")
-    below, above = (with_release(ratio, release) for ratio in _products(grid, counts))
-    return [(below.delta, above.delta)]

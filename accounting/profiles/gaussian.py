@@ -7,7 +7,7 @@ import operator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from accounting.algebra.gaussian import gaussian_delta
+from accounting.algebra.cells import gaussian_delta
 from accounting.checks import check_noise_multiplier
 from accounting.profile import Bound, Profile, Question
 

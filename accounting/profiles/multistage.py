@@ -16,7 +16,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from accounting.algebra.cells import Array, Spread, log_mean_above, spread
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
+from accounting.algebra.likelihood_ratio import ROUNDING
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import (
     EDGE_DRIFT,
     Mixture,
@@ -25,6 +26,7 @@ from accounting.algebra.mixtures import (
     ratio_edges,
     solve_increasing,
 )
+from accounting.algebra.upper import UpperRatio
 from accounting.checks import check_count
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
@@ -135,16 +137,14 @@ class MultistageProfile(RepeatedProfile):
         """Returns about the deviation of one release's X under Q, cut off at 1."""
         return ratio_deviation(*self._pair("with").laws())
 
-    def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        """Returns the glued pair ('upper') or the concrete pairs ('lower') of one release."""
-        if side == "upper":
-            return [self.glued(step, tail)]
+    def lower_ratios(self, step: float, tail: float) -> list[LowerRatio]:
+        """Returns the laws of the concrete pairs of one release."""
         ratios = []
         for with_x, without_x in self.concrete_pairs():
             edges = ratio_edges(with_x, without_x, 0.25 * step, tail)
             p, q = with_x.masses(edges), without_x.masses(edges)
             drift = max(with_x.drift(edges), without_x.drift(edges))
-            ratios.append(LikelihoodRatio.from_masses(p, q, step, "lower", drift))
+            ratios.append(LowerRatio.from_masses(p, q, step, drift))
         return ratios
 
     def divergence(self, a: float) -> float:
@@ -156,13 +156,8 @@ class MultistageProfile(RepeatedProfile):
             return 1.0 - a + a * self._pair("without").divergence(1.0 / a)
         return self._pair("with").divergence(a)
 
-    def glued(self, step: float, tail: float) -> LikelihoodRatio:
-        """Returns the pair that dominates one release in both orders: glued, and bridged at 1.
-
-        Args:
-          step: Grid step in log X.
-          tail: Mass beyond which the grid may end.
-        """
+    def upper_ratio(self, step: float, tail: float) -> UpperRatio:
+        """Returns the pair that dominates one release in both orders: glued, and bridged at 1."""
         right, right_drift = self._pair("with").spread(step, tail)
         # Of 1/X: P and Q are exchanged.
         left, left_drift = self._pair("without").spread(step, tail)
@@ -190,7 +185,7 @@ class MultistageProfile(RepeatedProfile):
         p[size - i] += down * left_a[i]
         drift = max(left_drift, right_drift) + 8.0 * ROUNDING
         cells = Spread(q, p, left.infinity, right.infinity)
-        return LikelihoodRatio.of_cells(step, -size, cells, drift, EDGE_DRIFT + 2.0 * drift)
+        return UpperRatio.of_spread(step, -size, cells, drift, EDGE_DRIFT + 2.0 * drift)
 
     def concrete_pairs(self) -> Iterator[tuple[Mixture, Mixture]]:
         """Yields laws of one release (with x, without x) of data sets in one dimension.

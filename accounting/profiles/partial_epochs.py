@@ -67,7 +67,7 @@ class AssignmentsProfile(WithRelease):
         """Answers by closed forms, and by grids where these are wide."""
         if (steps := self._steps()) is not None:
             return question.of(steps)
-        bound = Bound(question.between(self._little_noise).lower, self._ceiling(question))
+        bound = Bound(question.lower_end(self._little_noise), self._ceiling(question))
         grids = BinsGrids(self.noise_multiplier, self.assignments, self.release)
         return refine(grids, question, bound)
 

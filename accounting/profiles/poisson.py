@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from accounting.algebra.gaussian import gaussian_delta
+from accounting.algebra.cells import gaussian_delta
 from accounting.algebra.inversion import ACCURACIES, Inverted
-from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.likelihood_ratio import Ratio
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import MOST_CELLS
 from accounting.algebra.moments import NotInvertibleError, Releases
 from accounting.algebra.refinement import GridError, refine
+from accounting.algebra.upper import UpperRatio
 from accounting.checks import check_settings
 from accounting.profile import Bound, Question
 from accounting.profiles.gaussian import WithRelease, known_order
@@ -101,16 +103,23 @@ class PoissonProfile(WithRelease):
 
     def _grids(self) -> RepeatedGrids:
         rate, variance = self.sampling_prob, math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
-        return RepeatedGrids(self._ratios, rate * math.sqrt(variance), self.steps, self.release)
 
-    def _ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        sigma, rate = self.noise_multiplier, self.sampling_prob
-        bottom, reach = math.log1p(-rate), 0.5 / sigma**2 - scipy.special.ndtri(tail) / sigma
-        if reach > _LARGEST_LOSS:
-            raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
-        if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
-            raise GridError("no finer grid is computed: one release has too many atoms")
-        return [LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)]
+        def ratio(kind: type[Ratio], step: float, tail: float) -> Ratio:
+            sigma, bottom = self.noise_multiplier, math.log1p(-rate)
+            reach = 0.5 / sigma**2 - scipy.special.ndtri(tail) / sigma
+            if reach > _LARGEST_LOSS:
+                raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
+            if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
+                raise GridError("no finer grid is computed: one release has too many atoms")
+            return kind.subsampled_gaussian(sigma, rate, step, tail)
+
+        return RepeatedGrids(
+            lambda step, tail: ratio(UpperRatio, step, tail),
+            lambda step, tail: [ratio(LowerRatio, step, tail)],
+            rate * math.sqrt(variance),
+            self.steps,
+            self.release,
+        )
 
 
 def _around(sigma: float, epsilon: float) -> tuple[float, float]:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from accounting.algebra.composition import ComposedLoss, compose_both
-from accounting.algebra.likelihood_ratio import LikelihoodRatio, Side
+from accounting.algebra.composition import composed_lower, composed_upper
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import release_ratio, with_release
-from accounting.algebra.refinement import GridBounds, GridError, refine
+from accounting.algebra.refinement import GridError, Point, Side, largest_side, negligible, refine
+from accounting.algebra.upper import UpperRatio
 from accounting.checks import check_settings
-from accounting.profile import Bound, ComposesWithGaussian, Curve, PrivacyProfile, Question
+from accounting.profile import Bound, ComposesWithGaussian, PrivacyProfile, Question
 from accounting.profiles.gaussian import WithRelease
 
 _FINEST = 2e-4
@@ -38,15 +39,17 @@ class RepeatedGrids:
     The resolution is the grid step, in log X, relative to the deviation of one release's X.
 
     Attributes:
-      ratios: See `RepeatedProfile.ratios`.
-      deviation: About that of one release's X under Q.
-      steps: How many releases.
+      upper_ratio: See `RepeatedProfile.upper_ratio`.
+      lower_ratios: See `RepeatedProfile.lower_ratios`.
+      deviation: Rough deviation of one release's X under Q.
+      steps: Number of releases.
       release: Noise multiplier of a further Gaussian release of every example; infinite for none.
-      coarsest: See `Grids`.
       gap_note: See `Grids`.
+      coarsest: See `Grids`.
     """
 
-    ratios: Callable[[Side, float, float], Sequence[LikelihoodRatio]]
+    upper_ratio: Callable[[float, float], UpperRatio]
+    lower_ratios: Callable[[float, float], Sequence[LowerRatio]]
     deviation: float
     steps: int
     release: float = math.inf
@@ -61,75 +64,62 @@ class RepeatedGrids:
         """
         return 0.4 if self.gap_note else max(0.4, _COARSE / self.deviation)
 
-    def bounds(self, resolution: float, delta: float, epsilon: float | None) -> GridBounds:
-        """Computes one grid (see `Grids`), with tails that are of no consequence to `delta`."""
-        if resolution < _FINEST:
-            raise GridError("the finest grid was reached")
-        tail = _TAIL * delta
-        if epsilon is not None:
-            # What delta turns out to be may be far less.
-            tail = min(tail, 1e-12)
+    def finest(self, point: Point) -> float:
+        """Returns the finest resolution that is computed."""
+        return _FINEST
+
+    def upper(self, resolution: float, point: Point) -> Side:
+        """Returns an upper bound, with tails that are of no consequence to its delta."""
+        tail = _tail(point)
         while True:
-            bounds = self._composed(resolution, tail, delta, epsilon)
-            found = min(delta, bounds.upper(epsilon)) if epsilon is not None else delta
+            side = self._upper(self._step(resolution), tail, point)
+            if point.epsilon is None:
+                return side
+            found = min(point.delta, side.curve(point.epsilon))
             if tail <= max(_FEW_DIGITS * found, 1e-100):
-                return bounds
+                return side
             tail = _TAIL * found * min(1.0, found / tail)
 
-    def _composed(
-        self, resolution: float, tail: float, delta: float, epsilon: float | None
-    ) -> GridBounds:
-        step = resolution * min(1.0, self.deviation)
-        if step > _COARSEST_STEP:
-            raise GridError("no finer grid is computed: losses are beyond floats")
+    def _upper(self, step: float, tail: float, point: Point) -> Side:
         tail = max(tail / self.steps, 1e-300)
-        # The upper ratio first: where no grid serves it says so at once.
-        (ratio,) = self.ratios("upper", step, tail)
-        if epsilon is not None and delta <= _RARE and ratio.q.size > 4 * _FEW_ATOMS:
+        ratio = self.upper_ratio(step, tail)
+        if point.epsilon is not None and point.delta <= _RARE and ratio.q.size > 4 * _FEW_ATOMS:
             raise GridError(
                 "no finer grid is computed: for so small a delta it would take too long"
             )
-        below = self.ratios("lower", step, tail)
-
-        def compose(law: LikelihoodRatio) -> tuple[ComposedLoss, ComposedLoss]:
-            beside = release_ratio(self.release, law, tail)
-            return compose_both(law, self.steps, beside, delta=delta, epsilon=epsilon)
-
-        high, low = compose(ratio), [part for law in below for part in compose(law)]
-
-        def floor(lower: float, upper: float) -> float:
-            return max(*(part.floor(lower) for part in low), *(part.floor(upper) for part in high))
-
-        # Both directions at once: where a lower curve's window has no mass, another's may.
-        bounds = GridBounds([(_largest(low), _largest(high))], floor, _FINEST)
-        if ratio.q.size > _FEW_ATOMS:
-            return bounds
-        at = epsilon
-        if at is None:
-            at = bounds.answer(Question("epsilon", delta, 1.0)).lower
-        if floor(at, at) <= _FEW_DIGITS * max(part.delta(at) for part in low):
-            return bounds
+        laws = [(ratio, self.steps), *release_ratio(self.release, ratio, tail)]
+        side = largest_side(composed_upper(laws, point))
+        if ratio.q.size > _FEW_ATOMS or negligible(side, point):
+            return side
         # Where the FFT's error is a part of delta, convolutions have none, but coarser grids.
-        powers = [self._power(law) for law in below]
-        both = max(powers, key=lambda law: law.delta(at)), self._power(ratio)
-        return GridBounds([_sharpest(bounds.directions[0], both)], finest=_FINEST)
+        power = with_release(ratio.power(self.steps), self.release)
+        return Side(lambda epsilon: min(side.curve(epsilon), power.delta(epsilon)))
 
-    def _power(self, law: LikelihoodRatio) -> LikelihoodRatio:
-        """Returns the law of X of all releases by direct convolutions."""
-        return with_release(law.power(self.steps), self.release)
+    def lower(self, resolution: float, point: Point) -> Side:
+        """Returns a lower bound: the largest of several laws'."""
+        tail = max(_tail(point) / self.steps, 1e-300)
+        ratios = self.lower_ratios(self._step(resolution), tail)
+        laws = [[(law, self.steps), *release_ratio(self.release, law, tail)] for law in ratios]
+        # Both directions at once: where a lower curve's window has no mass, another's may.
+        side = largest_side([part for each in laws for part in composed_lower(each, point)])
+        few = max(law.q.size for law in ratios) <= _FEW_ATOMS
+        if not few or negligible(side, point):
+            return side
+        powers = [with_release(law.power(self.steps), self.release) for law in ratios]
+        return Side(lambda epsilon: max(side.curve(epsilon), *(x.delta(epsilon) for x in powers)))
+
+    def _step(self, resolution: float) -> float:
+        step = resolution * min(1.0, self.deviation)
+        if resolution < _FINEST:
+            raise GridError("the finest grid was reached")
+        if step > _COARSEST_STEP:
+            raise GridError("no finer grid is computed: losses are beyond floats")
+        return step
 
 
-def _largest(parts: Sequence[ComposedLoss]) -> Curve:
-    return lambda epsilon: max(part.delta(epsilon) for part in parts)
-
-
-def _sharpest(
-    curves: tuple[Curve, Curve], laws: tuple[LikelihoodRatio, LikelihoodRatio]
-) -> tuple[Curve, Curve]:
-    return (
-        lambda epsilon: max(curves[0](epsilon), laws[0].delta(epsilon)),
-        lambda epsilon: min(curves[1](epsilon), laws[1].delta(epsilon)),
-    )
+def _tail(point: Point) -> float:
+    # The delta that is asked for at an epsilon may turn out to be far less.
+    return _TAIL * point.delta if point.epsilon is None else min(_TAIL * point.delta, 1e-12)
 
 
 @dataclass(frozen=True)
@@ -152,17 +142,20 @@ class RepeatedProfile(WithRelease, abc.ABC):
         check_settings(self, counts=("steps",))
 
     @abc.abstractmethod
-    def ratios(self, side: Side, step: float, tail: float) -> Sequence[LikelihoodRatio]:
-        """Returns laws of one release's X: 'upper', one that dominates; 'lower', ones dominated.
+    def upper_ratio(self, step: float, tail: float) -> UpperRatio:
+        """Returns a law of one release's X that dominates it.
 
         Args:
-          side: Which bounds.
           step: Grid step in log X.
           tail: Mass, of each of a release's laws, that may be cut off.
 
         Raises:
           GridError: If the grid would be too large.
         """
+
+    @abc.abstractmethod
+    def lower_ratios(self, step: float, tail: float) -> Sequence[LowerRatio]:
+        """Returns laws that one release's X dominates; see `upper_ratio`."""
 
     @abc.abstractmethod
     def deviation(self) -> float:
@@ -193,4 +186,5 @@ class RepeatedProfile(WithRelease, abc.ABC):
         return refine(self._grids(), question, within, 0.1 * question.tolerance)
 
     def _grids(self) -> RepeatedGrids:
-        return RepeatedGrids(self.ratios, self.deviation(), self.steps, self.release, self.gap_note)
+        ratios, deviation = (self.upper_ratio, self.lower_ratios), self.deviation()
+        return RepeatedGrids(*ratios, deviation, self.steps, self.release, self.gap_note)

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import scipy
 
-from accounting.algebra.composition import compose_both
-from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.composition import composed_lower
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import release_ratio, with_release
-from accounting.algebra.refinement import GridError
+from accounting.algebra.refinement import GridError, Point
 from accounting.checks import check_settings
 from accounting.max_events import (
     Epoch,
@@ -73,11 +73,11 @@ class ShuffleProfile(WithRelease):
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by lower bounds on grids where these are wide."""
         known = question.of(known_order(self.noise_multiplier, self.epochs, self.release))
-        if self.steps_per_epoch == 1:
-            return known
+        if self.steps_per_epoch == 1 or question.upper_only:
+            return known if self.steps_per_epoch == 1 else replace(known, lower=0.0)
 
         def proved(curve: Curve) -> float:
-            return question.between(curve, resolution=1e-6).lower
+            return question.lower_end(curve, 1e-6)
 
         def wide(bound: Bound) -> bool:
             by_delta = question.wanted == "delta"
@@ -110,15 +110,15 @@ class ShuffleProfile(WithRelease):
         try:
             if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
                 return with_release(_several_epochs(epoch, epochs), self.release).delta
-            at = {"epsilon" if question.wanted == "delta" else "delta": question.at}
-            parts = compose_both(ratio, epochs, release_ratio(self.release, ratio), **at)
+            point = Point(question.at) if question.wanted == "epsilon" else Point(1.0, question.at)
+            parts = composed_lower([(ratio, epochs), *release_ratio(self.release, ratio)], point)
         except GridError:
             return lambda epsilon: 0.0
         return lambda epsilon: max(part.delta(epsilon) for part in parts)
 
 
 @lru_cache(maxsize=16)
-def _one_epoch(epoch: Epoch) -> LikelihoodRatio:
+def _one_epoch(epoch: Epoch) -> LowerRatio:
     """Returns a lower likelihood ratio of max_t x_t of one epoch, in buckets."""
     # Values of c around those that max_t x_t takes under P and under Q.
     sigma = epoch.noise_multiplier
@@ -127,9 +127,9 @@ def _one_epoch(epoch: Epoch) -> LikelihoodRatio:
     (p, p_drift), (q, q_drift) = (maximum_buckets(epoch, thresholds, x) for x in _SHIFTS)
     # Log X of a bucket is contracted within this part of its deviation, 1/sigma.
     step = _BUCKET_STEP / sigma
-    return LikelihoodRatio.from_masses(p, q, step, "lower", drift=max(p_drift, q_drift))
+    return LowerRatio.from_masses(p, q, step, drift=max(p_drift, q_drift))
 
 
 @lru_cache(maxsize=16)
-def _several_epochs(epoch: Epoch, epochs: int) -> LikelihoodRatio:
+def _several_epochs(epoch: Epoch, epochs: int) -> LowerRatio:
     return _one_epoch(epoch).power(epochs)

@@ -109,14 +109,14 @@ class Case(NamedTuple):
             return math.inf
 
         def excess(at: float) -> float:
-            total = self.profile.delta(at, tolerance).upper + self.charge(at, delta)
-            return math.log(max(total, 1e-320) / delta)
+            total = question._replace(wanted="delta", at=at).of(self.profile).upper
+            return math.log(max(total + self.charge(at, delta), 1e-320) / delta)
 
         charged = self.charge(low, delta)
         at_low, high = math.log1p(charged / delta), low
         if charged < (1.0 - _UP) * delta:
             left = (delta - charged) * (1.0 - _UP)
-            high = max(low, self.profile.epsilon(left, tolerance).upper)
+            high = max(low, question._replace(at=left).of(self.profile).upper)
             spared = charged - self.charge(high, delta) if high < math.inf else 0.0
             if spared <= _FEW * left:
                 return high
@@ -181,18 +181,23 @@ class TruncatedProfile(Profile):
         """Answers by the case whose rest matters no more, or is least."""
         if question.wanted == "epsilon":
             bound = self._epsilon(question)
+            if question.upper_only:
+                return bound
             if question.width(bound) < bound.width < 4.0 * question.width(bound):
                 bound = bound.intersection(self._epsilon(question, 0.3))
         else:
             bound = self._delta(question)
-        wide = bound.width > question.width(bound) and not bound.note
+        wide = not question.upper_only and bound.width > question.width(bound) and not bound.note
         return dataclasses.replace(bound, note=_NOTE) if wide else bound
 
     def _delta(self, question: Question) -> Bound:
         inner = question.of(self.profile)
-        case = self._case(inner.lower)
+        least = inner.upper if question.upper_only else inner.lower
+        case = self._case(least)
         upper = inner.upper if case.profile == self.profile else question.of(case.profile).upper
-        upper = min(1.0, _above(upper + case.charge(question.at, inner.lower)))
+        upper = min(1.0, _above(upper + case.charge(question.at, least)))
+        if question.upper_only:
+            return Bound.resting_on(inner, 0.0, upper)
         moved, shift = self._lost(question.at)
         lower = _below((inner.lower - math.expm1(min(shift, 1.0))) * (1.0 - 1e-15) - moved)
         if _MARGIN * inner.lower < shift < math.inf:
@@ -210,8 +215,12 @@ class TruncatedProfile(Profile):
     def _epsilon(self, question: Question, share: float = 1.0) -> Bound:
         """Bounds epsilon by answers that are as sharp as a share of the tolerance."""
         delta, tolerance = question.at, share * question.tolerance
+        question, case = question._replace(tolerance=tolerance), self._case(delta)
+        if question.upper_only:
+            inner = question.of(self.profile)
+            return Bound.resting_on(inner, 0.0, case.upper_epsilon(question, 0.98 * inner.upper))
         below = self.profile.epsilon(min((1.0 + _MARGIN) * delta, _BELOW_ONE), tolerance)
-        upper = self._case(delta).upper_epsilon(question._replace(tolerance=tolerance), below.lower)
+        upper = case.upper_epsilon(question, below.lower)
         lower = self._lower_epsilon(delta, below, tolerance)
         return Bound.resting_on(below, lower, max(lower, upper))
 

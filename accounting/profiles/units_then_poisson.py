@@ -9,8 +9,10 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
+from accounting.algebra.likelihood_ratio import ROUNDING, Ratio
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import check_grid
+from accounting.algebra.upper import UpperRatio
 from accounting.checks import check_count, check_settings
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile, known_order
@@ -68,21 +70,23 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         variance = math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
         return self.sampling_prob * math.sqrt(self.unit_prob * variance)
 
-    def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        """Returns the pair with known units ('upper'), or the concrete ones ('lower')."""
-        drawn, rate = self.unit_prob, self.sampling_prob
-        if side == "lower":
-            alone = self._sampled(drawn * rate, step, tail, side)
-            return [alone, self._with_siblings(step, tail)] if self.siblings else [alone]
-        ratio = self._sampled(rate, step, tail / drawn, side)
+    def upper_ratio(self, step: float, tail: float) -> UpperRatio:
+        """Returns the pair with known units."""
+        drawn = self.unit_prob
+        ratio = self._sampled(UpperRatio, self.sampling_prob, step, tail / drawn)
         q, p = drawn * ratio.q, drawn * ratio.p
         q[-ratio.start] += 1.0 - drawn
         p[-ratio.start] += 1.0 - drawn
         zero, infinity = drawn * ratio.zero, drawn * ratio.infinity
         drift = ratio.drift + 4.0 * ROUNDING
-        return [replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)]
+        return replace(ratio, q=q, p=p, zero=zero, infinity=infinity, drift=drift)
 
-    def _sampled(self, rate: float, step: float, tail: float, side: Side) -> LikelihoodRatio:
+    def lower_ratios(self, step: float, tail: float) -> list[LowerRatio]:
+        """Returns the concrete pairs: siblings whose gradients are 0, or show the unit."""
+        alone = self._sampled(LowerRatio, self.unit_prob * self.sampling_prob, step, tail)
+        return [alone, self._with_siblings(step, tail)] if self.siblings else [alone]
+
+    def _sampled(self, kind: type[Ratio], rate: float, step: float, tail: float) -> Ratio:
         """Returns the law of X where the leaf takes part with probability `rate`."""
         # Losses are large only where it takes part: what is cut off has the mass rate * tail.
         tail = min(tail / rate, 0.1)
@@ -93,22 +97,20 @@ class UnitsThenPoissonProfile(RepeatedProfile):
             bottom = math.log1p(-rate)
             top = float(np.logaddexp(bottom, math.log(rate) + reach))
         check_grid(max(top, -bottom), step, (top - bottom) / step)
-        return LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, tail)
+        return kind.subsampled_gaussian(sigma, rate, step, tail)
 
-    def _with_siblings(self, step: float, tail: float) -> LikelihoodRatio:
+    def _with_siblings(self, step: float, tail: float) -> LowerRatio:
         """Returns a lower law: the siblings' sum shows, by an event, whether the unit was drawn."""
         seen, unseen = self._event()
         p, q = [], []
         for if_drawn, if_not in ((seen, unseen), (1.0 - seen, 1.0 - unseen)):
             probability = self.unit_prob * if_drawn + (1.0 - self.unit_prob) * if_not
             rate = self.sampling_prob * self.unit_prob * if_drawn / probability
-            ratio = self._sampled(rate, step, tail, "lower")
+            ratio = self._sampled(LowerRatio, rate, step, tail)
             p.append(probability * ratio.p)
             q.append(probability * ratio.q)
         drift = ratio.drift + 16.0 * ROUNDING
-        return LikelihoodRatio.from_masses(
-            np.concatenate(p), np.concatenate(q), step, "lower", drift
-        )
+        return LowerRatio.from_masses(np.concatenate(p), np.concatenate(q), step, drift)
 
     def _event(self) -> tuple[float, float]:
         """Returns probabilities, unit drawn and not, of a siblings' sum above a threshold.

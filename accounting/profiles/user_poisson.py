@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from accounting.algebra.cells import Array, log_mean_above, spread
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio, Side
+from accounting.algebra.likelihood_ratio import ROUNDING
+from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import (
     EDGE_DRIFT,
     Mixture,
@@ -17,6 +19,7 @@ from accounting.algebra.mixtures import (
     solve_increasing,
 )
 from accounting.algebra.refinement import GridError
+from accounting.algebra.upper import UpperRatio
 from accounting.checks import check_settings
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
@@ -27,6 +30,23 @@ _MOST_WORK = 400_000
 """Components times cells of a grid: about half a second."""
 _MOST_COUNTS = 40_000.0
 """Largest deviation of a user's number of examples, at a probability of e^-750."""
+
+
+class _Cells(NamedTuple):
+    """Masses of one release's laws in cells of a grid."""
+
+    first: int
+    """Index of the first cell."""
+    bounded: bool
+    """Whether the first cell begins at its grid point."""
+    p: Array
+    """P-mass: float64[cells]."""
+    q: Array
+    """Q-mass: float64[cells]."""
+    rest: float
+    """Probability of the larger counts that are left out of P."""
+    drift: float
+    """Bound on the relative error of each mass."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +101,30 @@ class UserPoissonProfile(RepeatedProfile):
     def deviation(self) -> float:
         """Returns about the deviation of one release's X, cut off at 1."""
         try:
-            mixture, _ = self._mixture(1e-12, "upper")
+            mixture, _ = self._mixture(1e-12, zeroed=False)
         except GridError:  # which `ratios` raises again, and says why
             return 1.0
         nothing = Mixture(np.zeros(1), np.ones(1), self.noise_multiplier)
         return ratio_deviation(mixture, nothing)
 
-    def ratios(self, side: Side, step: float, tail: float) -> list[LikelihoodRatio]:
-        """Returns the pair's likelihood ratio on a grid, from the given side.
+    def upper_ratio(self, step: float, tail: float) -> UpperRatio:
+        """Returns the pair's law, spread.
 
-        More examples than all but `tail` of the draws have are taken to show the user for certain
-        (upper), or to be 0 (lower). Fewer than all but `tail` have count as the fewest that are
-        kept (upper: log-normals of one normal grow in convex order), or as 0 (lower).
+        More examples than all but `tail` of the draws have show the user for certain; fewer count
+        as the fewest that are kept (log-normals of one normal grow in convex order).
         """
-        mixture, rest = self._mixture(tail, side)
+        first, bounded, p, q, rest, drift = self._cells(False, step, tail)
+        cells = spread(step, p, q, log_mean_above(first, step, p, q), bounded=bounded)
+        cells = cells._replace(infinity=cells.infinity + rest)
+        return UpperRatio.of_spread(step, first, cells, drift, EDGE_DRIFT + 2.0 * drift)
+
+    def lower_ratios(self, step: float, tail: float) -> list[LowerRatio]:
+        """Returns the pair's law, contracted; rare numbers of examples count as 0."""
+        _, _, p, q, rest, drift = self._cells(True, step, tail)
+        return [LowerRatio.from_masses(p + rest * q, q, step, drift)]
+
+    def _cells(self, zeroed: bool, step: float, tail: float) -> _Cells:
+        mixture, rest = self._mixture(tail, zeroed)
         sigma = self.noise_multiplier
         nothing = Mixture(np.zeros(1), np.ones(1), sigma)
         log_weights, means = np.log(mixture.weights), mixture.means[:, None]
@@ -119,28 +149,25 @@ class UserPoissonProfile(RepeatedProfile):
         inner = np.arange(first + 1, math.ceil(top / step) + 1)
         edges = solve_increasing(log_ratio, step * inner.astype(float), low, high)
         edges = np.concatenate([[-math.inf], edges, [math.inf]])
-        p, q = mixture.masses(edges), nothing.masses(edges)
         # Logarithms of ratios are summed from the mode on, each with a few roundings of its parts.
         logs = 2.0 * math.log(self.max_contributions) - math.log(self.sampling_prob)
         logs += abs(math.log1p(-self.sampling_prob)) + float(np.abs(log_weights).max()) + 1.0
         roundings = 4.0 * (mixture.means[-1] - mixture.means[0] + 16.0) * logs
         drift = max(mixture.drift(edges), nothing.drift(edges)) + ROUNDING * roundings
-        if side == "lower":
-            p += rest * q
-            return [LikelihoodRatio.from_masses(p, q, step, "lower", drift)]
-        cells = spread(step, p, q, log_mean_above(first, step, p, q), bounded=bounded)
-        cells = cells._replace(infinity=cells.infinity + rest)
-        return [LikelihoodRatio.of_cells(step, first, cells, drift, EDGE_DRIFT + 2.0 * drift)]
+        return _Cells(first, bounded, mixture.masses(edges), nothing.masses(edges), rest, drift)
 
-    def _mixture(self, tail: float, side: Side) -> tuple[Mixture, float]:
-        """Returns P without rare counts, and the probability of the larger ones, <= `tail`."""
+    def _mixture(self, tail: float, zeroed: bool) -> tuple[Mixture, float]:
+        """Returns P without rare counts, and the probability of the larger ones, <= `tail`.
+
+        Rare small counts are `zeroed`, or count as the smallest of the others.
+        """
         k, weights = self._counts()
         above = np.append(np.cumsum(weights[::-1])[::-1][1:], 0.0)
         last = int(np.argmax(above <= tail))
         below = np.cumsum(weights)
         first = min(int(np.searchsorted(below, tail, "right")), last)
         means, kept = k[first : last + 1], weights[first : last + 1].copy()
-        if first and side == "upper":
+        if first and not zeroed:
             kept[0] += below[first - 1]
         elif first:
             means, kept = np.append(0.0, means), np.append(below[first - 1], kept)

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import log_ndtr
 
 from accounting import GaussianProfile
-from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.upper import UpperRatio
 from accounting.max_events import (
     Epoch,
     max_event_lower_bound,
@@ -49,7 +49,7 @@ def test_sums_of_maxima_lie_below_what_their_law_in_buckets_proves(sigma, bins, 
     thresholds = np.linspace(-8 * sigma, 2 + 12 * sigma, 6001)
     p, q = (maximum_buckets(Epoch(sigma, bins), thresholds, shift)[0] for shift in (2.0, 1.0))
     assert p.sum() == pytest.approx(1.0, abs=1e-12)
-    upper = LikelihoodRatio.from_masses(p, q, 0.05, "upper").power(epochs)
+    upper = UpperRatio.from_masses(p, q, 0.05).power(epochs)
     for epsilon in (1.0, 10.0):
         bound = sum_of_maxima_lower_bound(epsilon, Epoch(sigma, bins), epochs)
         assert bound <= upper.delta(epsilon) * (1 + 0.02)

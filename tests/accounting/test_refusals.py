@@ -20,15 +20,16 @@ from accounting import (
     calibrate,
     calibrate_advantage,
 )
-from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.lower import LowerRatio
+from accounting.algebra.upper import UpperRatio
 from accounting.conversions import to_privacy_loss_distribution
 from accounting.max_events import Epoch, max_event_lower_bound
 from accounting.profiles.truncation import Cap, log_overflow_probability, truncated_bins
 
 GAUSSIAN = GaussianProfile(1.0)
-FINE = LikelihoodRatio.gaussian(1.0, 0.1, "upper")
-COARSE = LikelihoodRatio.gaussian(1.0, 0.2, "upper")
-LOWER = LikelihoodRatio.gaussian(1.0, 0.1, "lower")
+FINE = UpperRatio.gaussian(1.0, 0.1)
+COARSE = UpperRatio.gaussian(1.0, 0.2)
+LOWER = LowerRatio.gaussian(1.0, 0.1)
 NO_NOISE = r"no noise multiplier up to 1e\+09"
 
 

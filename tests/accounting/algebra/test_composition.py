@@ -8,16 +8,28 @@ import pytest
 from scipy import fft
 
 from accounting import GaussianProfile, PoissonProfile
-from accounting.algebra.composition import LossDistribution, compose, compose_both
-from accounting.algebra.likelihood_ratio import ROUNDING, LikelihoodRatio
+from accounting.algebra.composition import (
+    LowerLoss,
+    UpperLoss,
+    compose_lower,
+    compose_upper,
+    composed_lower,
+    composed_upper,
+)
+from accounting.algebra.likelihood_ratio import ROUNDING
+from accounting.algebra.lower import LowerRatio
+from accounting.algebra.refinement import Point
+from accounting.algebra.upper import UpperRatio
+
+SIDES = [(LowerRatio, composed_lower), (UpperRatio, composed_upper)]
+EITHER = pytest.mark.parametrize(("kind", "composed"), SIDES, ids=["lower", "upper"])
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 5.0, 15.0, 25.0])
 def test_gaussians_compose_to_the_gaussian_far_below_the_fft_s_own_error(epsilon):
     exact = GaussianProfile(3.0 / math.sqrt(30)).delta(epsilon)
     low, high = (
-        compose_both(LikelihoodRatio.gaussian(3.0, 0.005, side), 30, epsilon=epsilon)
-        for side in ("lower", "upper")
+        composed([(kind.gaussian(3.0, 0.005), 30)], Point(1.0, epsilon)) for kind, composed in SIDES
     )
     for below, above in zip(low, high, strict=True):
         assert below.delta(epsilon) <= exact.upper
@@ -26,39 +38,38 @@ def test_gaussians_compose_to_the_gaussian_far_below_the_fft_s_own_error(epsilon
         assert above.floor(epsilon) <= 1e-6 * exact.upper
 
 
-@pytest.mark.parametrize("side", ["lower", "upper"])
+@EITHER
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_it_agrees_with_direct_convolutions(side, count):
-    one = LikelihoodRatio.subsampled_gaussian(0.8, 0.2, 0.01, side)
+def test_it_agrees_with_direct_convolutions(kind, composed, count):
+    one = kind.subsampled_gaussian(0.8, 0.2, 0.01)
     direct = one
     for _ in range(count - 1):
         direct = direct.product(one)
-    remove, _ = compose_both(one, count, epsilon=1.0)
-    _, add = compose_both(one, count, epsilon=0.2)  # its largest loss is count log(1 / 0.8)
+    remove, _ = composed([(one, count)], Point(1.0, 1.0))
+    _, add = composed([(one, count)], Point(1.0, 0.2))  # its largest loss is count log(1 / 0.8)
     assert remove.delta(1.0) == pytest.approx(direct.remove(1.0), rel=1e-6)
     assert add.delta(0.2) == pytest.approx(direct.add(0.2), rel=1e-5)
 
 
-@pytest.mark.parametrize("side", ["lower", "upper"])
+@EITHER
 @pytest.mark.parametrize("epsilon", [0.2, 1.0])
-def test_another_release_is_convolved_as_well(side, epsilon):
-    one = LikelihoodRatio.subsampled_gaussian(0.8, 0.2, 0.01, side)
-    other = LikelihoodRatio.gaussian(2.0, 0.01, side)
+def test_another_release_is_convolved_as_well(kind, composed, epsilon):
+    one = kind.subsampled_gaussian(0.8, 0.2, 0.01)
+    other = kind.gaussian(2.0, 0.01)
     direct = one.product(one).product(other)
-    remove, add = compose_both(one, 2, other, epsilon=epsilon)
+    remove, add = composed([(one, 2), (other, 1)], Point(1.0, epsilon))
     assert remove.delta(epsilon) == pytest.approx(direct.remove(epsilon), rel=1e-5)
     assert add.delta(epsilon) == pytest.approx(direct.add(epsilon), rel=1e-5)
-    with pytest.raises(ValueError, match="one side and one step"):
-        compose_both(one, 2, LikelihoodRatio.gaussian(2.0, 0.02, side), epsilon=epsilon)
+    with pytest.raises(ValueError, match="of one step"):
+        composed([(one, 2), (kind.gaussian(2.0, 0.02), 1)], Point(1.0, epsilon))
 
 
-def test_a_point_must_be_named():
-    with pytest.raises(ValueError, match="delta or epsilon"):
-        compose_both(LikelihoodRatio.gaussian(1.0, 0.1, "upper"), 2)
+def upper_law(masses, drift=0.0, base=-1.0):
+    return UpperLoss(0.25, base, masses, drift)
 
 
-def distribution(masses, *, upper, drift=0.0, step=0.25, base=-1.0):
-    return LossDistribution(upper, step, base, masses, masses.copy(), 0.0, drift)
+def lower_law(masses, drift=0.0):
+    return LowerLoss(0.25, -1.0, masses, masses.copy(), drift)
 
 
 def exact_power(masses, count):
@@ -104,8 +115,8 @@ def test_masses_far_below_the_transform_s_own_error_are_bounded(count, seed):
     masses /= masses.sum()
     exact = exact_power(masses, count)
     for tilt in (1e-3, 5.0):
-        above = compose([(distribution(masses, upper=True), count)], tilt)
-        below = compose([(distribution(masses, upper=False), count)], tilt)
+        above = compose_upper([(upper_law(masses), count)], tilt)
+        below = compose_lower([(lower_law(masses), count)], tilt)
         for high, value in zip(above.masses, window(above, count, exact), strict=True):
             assert value <= Fraction(float(high)) * (1 + Fraction(2 * above.drift))
         pairs = zip(below.masses, below.partners, window(below, count, exact), strict=True)
@@ -121,8 +132,8 @@ def test_roundings_of_the_tilt_s_exponents_are_part_of_the_drift():
     few = np.random.default_rng(5).uniform(0.5, 1.0, 12)
     masses = np.concatenate([np.zeros(start), few])
     exact = exact_power(few, count)
-    above = compose([(distribution(masses, upper=True), count)], tilt)
-    below = compose([(distribution(masses, upper=False), count)], tilt)
+    above = compose_upper([(upper_law(masses), count)], tilt)
+    below = compose_lower([(lower_law(masses), count)], tilt)
     # Where the tilted masses are: there the transform's error is the smallest.
     for k in range(len(exact) - 5, len(exact)):
         at = np.flatnonzero(np.abs(above.loss - (0.25 * (count * start + k) - count)) < 0.1)
@@ -141,16 +152,16 @@ def test_errors_of_one_release_s_masses_are_carried_through():
         for k, value in enumerate(exact)
         if -count + 0.25 * k > epsilon
     )
-    less = distribution(true * (1.0 - error), upper=True, drift=1.1 * error)
-    more = distribution(true * (1.0 + error), upper=False, drift=1.1 * error)
-    assert compose([(more, count)], 2.0).delta(epsilon) <= delta
-    assert delta <= compose([(less, count)], 2.0).delta(epsilon)
+    less = upper_law(true * (1.0 - error), 1.1 * error)
+    more = lower_law(true * (1.0 + error), 1.1 * error)
+    assert compose_lower([(more, count)], 2.0).delta(epsilon) <= delta
+    assert delta <= compose_upper([(less, count)], 2.0).delta(epsilon)
 
 
 def test_mass_above_the_window_is_counted():
     masses, count = np.zeros(256), 2000
     masses[[0, 255]] = 0.5
-    composed = compose([(distribution(masses, upper=True, base=-32.0), count)], 1e-9)
+    composed = compose_upper([(upper_law(masses, base=-32.0), count)], 1e-9)
     last = composed.loss[-1] + 1.0
     steps = [-32.0 * count + 0.25 * 255 * k for k in range(count + 1)]
     truth = sum(
@@ -172,12 +183,10 @@ def test_many_releases_at_little_noise_are_bounded_from_both_sides(sigma, rate, 
     assert truth.width <= 1e-5 * truth.upper
     step = 0.2 * min(1.0, rate * math.sqrt(math.expm1(1.0 / sigma**2)))
     low, high = (
-        compose_both(
-            LikelihoodRatio.subsampled_gaussian(sigma, rate, step, side, 1e-20),
-            count,
-            epsilon=epsilon,
+        composed(
+            [(kind.subsampled_gaussian(sigma, rate, step, 1e-20), count)], Point(1.0, epsilon)
         )[0]
-        for side in ("lower", "upper")
+        for kind, composed in SIDES
     )
     assert low.delta(epsilon) <= truth.upper
     assert truth.lower <= high.delta(epsilon)

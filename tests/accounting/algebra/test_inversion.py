@@ -10,8 +10,8 @@ from scipy import special
 from accounting import GaussianProfile, PoissonProfile
 from accounting.algebra.inversion import Inversion, Inverted, _Add
 from accounting.algebra.moments import Line, NotInvertibleError, Releases
+from accounting.algebra.refinement import Point
 from accounting.algebra.tilts import Tilts
-from accounting.profile import Question
 
 
 def exact_moment(sigma, rate, z):
@@ -141,10 +141,9 @@ def test_delta_is_sharp_down_to_an_epsilon_of_0_and_is_what_grids_say(sigma, rat
     assert bound.width <= 1e-3 * bound.lower
     grids = profile._grids()
     step = 0.05 if sigma < 0.7 else 0.2 * grids.deviation
-    grid = grids.bounds(step / min(1.0, grids.deviation), 1.0, epsilon)
-    coarse = grid.answer(Question("delta", epsilon))
-    assert coarse.lower <= bound.upper
-    assert bound.lower <= coarse.upper
+    resolution, point = step / min(1.0, grids.deviation), Point(1.0, epsilon)
+    assert grids.lower(resolution, point).curve(epsilon) <= bound.upper
+    assert bound.lower <= grids.upper(resolution, point).curve(epsilon)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(0.5, 0.3, 300), (0.3, 0.2, 50)])

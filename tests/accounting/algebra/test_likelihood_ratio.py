@@ -7,37 +7,37 @@ import numpy as np
 import pytest
 
 from accounting import GaussianProfile
-from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.lower import LowerRatio
+from accounting.algebra.upper import UpperRatio
 
-SIDES = ["lower", "upper"]
+KINDS = [LowerRatio, UpperRatio]
 
 
-def total_masses(ratio: LikelihoodRatio) -> tuple[float, float]:
-    return ratio.q.sum() + ratio.zero, ratio.p.sum() + ratio.infinity
+def total_masses(ratio):
+    zero, infinity = (getattr(ratio, name, 0.0) for name in ("zero", "infinity"))
+    return ratio.q.sum() + zero, ratio.p.sum() + infinity
 
 
 def bracket(make, epsilon):
-    low, high = make("lower"), make("upper")
+    low, high = make(LowerRatio), make(UpperRatio)
     return [(getattr(low, d)(epsilon), getattr(high, d)(epsilon)) for d in ("remove", "add")]
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda side: LikelihoodRatio.gaussian(0.5, 0.05, side),
-        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).average(37),
-        lambda side: LikelihoodRatio.gaussian(2.0, 0.05, side).average(
-            24, (0.05, 0.05, 0.025, 0.025, 0.0125)
-        ),
-        lambda side: LikelihoodRatio.gaussian(1.0, 0.05, side).power(13),
-        lambda side: LikelihoodRatio.subsampled_gaussian(0.7, 1e-3, 1e-3, side),
-        lambda side: replace(LikelihoodRatio.gaussian(1.0, 0.05, side), tail=1e-6).trim(),
+        lambda kind: kind.gaussian(0.5, 0.05),
+        lambda kind: kind.gaussian(1.0, 0.05).average(37),
+        lambda kind: kind.gaussian(2.0, 0.05).average(24, (0.05, 0.05, 0.025, 0.025, 0.0125)),
+        lambda kind: kind.gaussian(1.0, 0.05).power(13),
+        lambda kind: kind.subsampled_gaussian(0.7, 1e-3, 1e-3),
+        lambda kind: replace(kind.gaussian(1.0, 0.05), tail=1e-6).trim(),
     ],
     ids=["gaussian", "average", "refined", "power", "subsampled", "trim"],
 )
-def test_no_operation_loses_mass_under_either_law(make, side):
-    q, p = total_masses(make(side))
+def test_no_operation_loses_mass_under_either_law(make, kind):
+    q, p = total_masses(make(kind))
     assert q == pytest.approx(1.0, abs=1e-11)
     assert p == pytest.approx(1.0, abs=1e-11)
 
@@ -48,9 +48,7 @@ def test_one_release_brackets_the_closed_form_in_both_directions(sigma, epsilon)
     exact = GaussianProfile(sigma).delta(epsilon)
     if exact.upper < 1e-38:
         pytest.skip("under the mass at which tails are cut")
-    for low, high in bracket(
-        lambda side: LikelihoodRatio.gaussian(sigma, 0.02 / sigma, side), epsilon
-    ):
+    for low, high in bracket(lambda kind: kind.gaussian(sigma, 0.02 / sigma), epsilon):
         assert low <= exact.upper
         assert exact.lower <= high
         assert high - low <= 0.05 * high
@@ -76,7 +74,7 @@ POINTS = [(0.5, 1.0), (0.5, 12.0), (1.0, 0.5), (1.0, 4.0), (2.0, 1.0), (2.0, 3.5
 def test_averages_bracket_quadrature_and_converge_to_it(quadrature, count, sigma, epsilon):
     exact = [quadrature(epsilon, sigma, count, way) for way in ("remove", "add")]
     step = 4e-3 / max(1.0, sigma)
-    brackets = bracket(lambda s: LikelihoodRatio.gaussian(sigma, step, s).average(count), epsilon)
+    brackets = bracket(lambda kind: kind.gaussian(sigma, step).average(count), epsilon)
     for truth, (low, high) in zip(exact, brackets, strict=True):
         if truth < 1e-35:
             continue
@@ -88,17 +86,15 @@ def test_averages_bracket_quadrature_and_converge_to_it(quadrature, count, sigma
 def test_a_power_of_gaussians_is_the_gaussian_with_less_noise_in_every_tail():
     for epsilon in (0.5, 5.0, 15.0, 25.0):
         exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon)
-        for low, high in bracket(
-            lambda s: LikelihoodRatio.gaussian(1.0, 0.01, s).power(4), epsilon
-        ):
+        for low, high in bracket(lambda kind: kind.gaussian(1.0, 0.01).power(4), epsilon):
             assert low <= exact.upper
             assert exact.lower <= high
             assert high - low <= 0.02 * high
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_directions_differ_where_the_true_ones_do(side):
-    ratio = LikelihoodRatio.subsampled_gaussian(0.5, 0.01, 0.002, side)
+@pytest.mark.parametrize("kind", KINDS)
+def test_directions_differ_where_the_true_ones_do(kind):
+    ratio = kind.subsampled_gaussian(0.5, 0.01, 0.002)
     assert ratio.remove(1.0) > 1e-4
     # Without the example P's density is at least (1 - q) Q's: log(1/(1-q)) is the largest loss.
     assert ratio.add(0.02) <= 1e-12
@@ -109,7 +105,7 @@ def test_laws_of_discrete_outcomes_are_bracketed():
     p, q = rng.dirichlet(np.ones(50)), rng.dirichlet(np.ones(50))
     for epsilon in (0.0, 0.5, 2.0):
         exact = np.maximum(p - math.exp(epsilon) * q, 0).sum()
-        low, high = bracket(lambda s: LikelihoodRatio.from_masses(p, q, 0.01, s), epsilon)[0]
+        low, high = bracket(lambda kind: kind.from_masses(p, q, 0.01), epsilon)[0]
         assert low <= exact <= high <= low + 0.01
 
 
@@ -121,9 +117,7 @@ def test_bounds_hold_where_ratios_are_larger_than_1e130_and_q_underflows(
     quadrature, sigma, epsilon
 ):
     truth = quadrature(epsilon, sigma, 2, "remove")
-    (low, high), _ = bracket(
-        lambda side: LikelihoodRatio.gaussian(sigma, 0.01, side).average(2), epsilon
-    )
+    (low, high), _ = bracket(lambda kind: kind.gaussian(sigma, 0.01).average(2), epsilon)
     assert 0.99 * truth <= low <= truth * (1 + 1e-9)
     assert truth * (1 - 1e-9) <= high <= 1.01 * truth
 
@@ -137,18 +131,18 @@ def test_laws_with_masses_down_to_the_smallest_are_bracketed_after_composition(s
     for epsilon in (0.0, 5.0, 350.0, 500.0, 900.0):
         parts = np.outer(p, p) * -np.expm1(np.minimum(epsilon - pairs, 0.0))
 
-        def squared(side):
-            return replace(LikelihoodRatio.from_masses(p, q, 0.5, side), tail=1e-290).power(2)
+        def squared(kind):
+            return replace(kind.from_masses(p, q, 0.5), tail=1e-290).power(2)
 
         (low, high), _ = bracket(squared, epsilon)
         assert low <= parts.sum() * (1 + 1e-9)
         assert parts.sum() * (1 - 1e-9) <= high <= parts.sum() * 2.0 + 1e-280
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_one_law_of_masses_under_1e140_is_not_void(side):
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_law_of_masses_under_1e140_is_not_void(kind):
     p, q = np.array([1.0, 1e-200]), np.array([1e-200, 1.0])
-    ratio = LikelihoodRatio.from_masses(p, q, 0.01, side)
+    ratio = kind.from_masses(p, q, 0.01)
     assert ratio.remove(440.0) == pytest.approx(1.0, abs=1e-6)
     assert ratio.add(440.0) == pytest.approx(1.0, abs=1e-6)
     assert ratio.remove(470.0) <= 1e-280
@@ -158,8 +152,8 @@ def test_averages_of_nearly_no_ratio_take_little_memory():
     import tracemalloc
 
     tracemalloc.start()
-    for side in SIDES:
-        LikelihoodRatio.gaussian(1e8, 1e-8, side).average(30)
+    for kind in KINDS:
+        kind.gaussian(1e8, 1e-8).average(30)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20e6

@@ -11,8 +11,9 @@ from accounting import (
     UnitsThenPoissonProfile,
     UserPoissonProfile,
 )
-from accounting.algebra.composition import compose_both
+from accounting.algebra.composition import composed_upper
 from accounting.algebra.mixtures import EDGE_DRIFT
+from accounting.algebra.refinement import Point
 
 LONG = pytest.mark.long
 
@@ -47,12 +48,12 @@ def test_a_tiny_rate_is_amplified_however_many_steps(profile, most):
     ids=["users", "one stage", "units"],
 )
 def test_errors_of_all_releases_edges_move_epsilon_outward(profile):
-    (ratio,) = profile.ratios("upper", 0.5 * profile.deviation(), 1e-16)
+    ratio = profile.upper_ratio(0.5 * profile.deviation(), 1e-16)
     # Edges that are solved for are off the grid, and so are the means of cells by their masses.
     solved = not isinstance(profile, UnitsThenPoissonProfile)
     assert ratio.shift >= solved * (EDGE_DRIFT + 1.9 * ratio.drift) + 1e-14
-    parts = compose_both(ratio, 10**5, epsilon=0.1)
-    exact = compose_both(replace(ratio, shift=0.0), 10**5, epsilon=0.1)
+    parts = composed_upper([(ratio, 10**5)], Point(1.0, 0.1))
+    exact = composed_upper([(replace(ratio, shift=0.0), 10**5)], Point(1.0, 0.1))
     for part, other in zip(parts, exact, strict=True):
         moved = other.delta(0.1 - 0.999 * 10**5 * ratio.shift)
         assert part.delta(0.1) >= moved > other.delta(0.1)

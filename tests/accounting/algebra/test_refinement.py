@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from accounting import Bound
-from accounting.algebra.refinement import GridBounds, GridError, refine
+from accounting.algebra.refinement import GridError, Side, refine
 from accounting.profile import ContradictoryBounds, Question
 
 NOTHING = Bound(0.0, math.inf)
@@ -19,7 +19,7 @@ class Exponential:
 
     gap: float = 0.0
     error: float = 0.0
-    finest: float = 0.0
+    smallest: float = 0.0
     too_large: float = math.inf
     first: float = 0.4
     coarsest: float = 100.0
@@ -27,22 +27,24 @@ class Exponential:
     wrong: float = 1.0
     tried: list[float] = field(default_factory=list)
 
-    def bounds(self, resolution, delta, epsilon):
+    def finest(self, point):
+        return self.smallest
+
+    def lower(self, resolution, point):
+        off = max(self.gap, 0.1 * resolution**2, self.error)
+        return Side(lambda e: self.wrong * math.exp(-e) / (1.0 + off), self.floor)
+
+    def upper(self, resolution, point):
         self.tried.append(resolution)
-        if resolution < max(self.finest, 1e-6):
+        if resolution < max(self.smallest, 1e-6):
             raise GridError("no finer grid is computed")
         if self.too_large <= 1.0 / resolution:
             raise GridError("no finer grid is computed: it would be too large")
         off = max(self.gap, 0.1 * resolution**2, self.error)
-        low, high = (
-            (lambda e: self.wrong * math.exp(-e) / (1.0 + off)),
-            (lambda e: math.exp(-e) * (1.0 + off)),
-        )
-        return GridBounds(
-            [(low, high), (lambda e: 0.5 * low(e), lambda e: 0.5 * high(e))],
-            lambda lower, upper: self.error * math.exp(-upper),
-            self.finest,
-        )
+        return Side(lambda e: math.exp(-e) * (1.0 + off), self.floor)
+
+    def floor(self, epsilon):
+        return self.error * math.exp(-epsilon)
 
 
 @pytest.mark.parametrize("tolerance", [1e-1, 1e-3, 1e-6])
@@ -55,6 +57,17 @@ def test_two_ends_that_meet_are_refined_to_the_tolerance_and_hardly_further(tole
     # Each resolution is finer than the one before, and the last one was needed.
     assert grids.tried == sorted(grids.tried, reverse=True)
     assert all(0.2 * resolution**2 > tolerance for resolution in grids.tried[:-1])
+
+
+def test_an_upper_end_alone_is_refined_as_far():
+    for question in (Question("epsilon", 1e-3, 1e-4, True), Question("delta", 2.0, 1e-4, True)):
+        grids = Exponential()
+        bound = refine(
+            grids, question, NOTHING if question.wanted == "epsilon" else Bound(0.0, 1.0)
+        )
+        truth = TRUE_EPSILON if question.wanted == "epsilon" else math.exp(-2.0)
+        assert truth <= bound.upper <= truth + 1e-4 * min(1.0, truth)
+        assert len(grids.tried) <= 8
 
 
 @pytest.mark.parametrize("relative", [1e-3, 0.1])
@@ -80,7 +93,7 @@ def test_where_no_grid_serves_what_is_known_is_returned_with_the_reason():
 
 
 def test_no_finer_grid_than_the_finest_is_tried_and_the_note_says_so():
-    grids = Exponential(finest=0.1)
+    grids = Exponential(smallest=0.1)
     bound = refine(grids, Question("epsilon", 1e-3, 1e-6), NOTHING)
     assert min(grids.tried[:-1]) >= 0.1 > grids.tried[-1]
     assert bound.note == "no finer grid is computed"

@@ -251,11 +251,11 @@ REPEATED = [
 @pytest.mark.parametrize("tail", [1e-14, 1e-3])
 @pytest.mark.parametrize("profile", REPEATED, ids=str)
 def test_a_release_keeps_all_mass_of_both_laws_however_coarse_its_tail(profile, tail):
-    (upper,) = profile.ratios("upper", 0.01, tail)
+    upper = profile.upper_ratio(0.01, tail)
     assert upper.q.sum() + upper.zero == pytest.approx(1.0, abs=1e-12)
     assert upper.p.sum() + upper.infinity == pytest.approx(1.0, abs=1e-12)
     assert min(upper.q.min(), upper.p.min()) >= 0
-    for lower in profile.ratios("lower", 0.01, tail):
+    for lower in profile.lower_ratios(0.01, tail):
         for at in (0.01, 0.5, 2.0):
             assert lower.remove(at) <= upper.remove(at)
             assert lower.add(at) <= upper.add(at)

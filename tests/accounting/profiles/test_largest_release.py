@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from accounting import BallsAndBinsProfile, GaussianProfile
-from accounting.algebra.likelihood_ratio import LikelihoodRatio
+from accounting.algebra.lower import LowerRatio
+from accounting.algebra.upper import UpperRatio
 from accounting.profiles.largest_release import LargestRelease, _log_moments
 
 # sigma, bins, epochs, delta
@@ -40,13 +41,11 @@ def test_where_they_are_not_sharp_the_algebra_lies_between_them(
 ):
     closed = LargestRelease(sigma, bins, epochs, release)
     low, high = (
-        LikelihoodRatio.gaussian(sigma, 0.1, side).average(bins).power(epochs)
-        for side in ("lower", "upper")
+        kind.gaussian(sigma, 0.1).average(bins).power(epochs) for kind in (LowerRatio, UpperRatio)
     )
     if release < math.inf:
         low, high = (
-            ratio.product(LikelihoodRatio.gaussian(release, ratio.step, ratio.side))
-            for ratio in (low, high)
+            ratio.product(type(ratio).gaussian(release, ratio.step)) for ratio in (low, high)
         )
     bound = closed.epsilon(delta)
     lower = bound.lower

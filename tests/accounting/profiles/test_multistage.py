@@ -101,7 +101,7 @@ def lower_bounds(means, zeroed, probabilities, sigma, cells):
 def proved(draws, sizes, sigma):
     """The bound at RATIOS before and after it becomes a likelihood ratio."""
     profile = MultistageProfile(sigma, 1, draws, sizes)
-    ratio = profile.glued(0.02, 1e-12)
+    ratio = profile.upper_ratio(0.02, 1e-12)
     glued = np.array([profile.divergence(a) for a in RATIOS])
     minorant = []
     for a in RATIOS:

@@ -51,9 +51,9 @@ def test_the_lower_end_is_that_of_a_pair_or_of_balls_and_bins_redrawn_alike():
         for assignment in ("redrawn", "fixed")
     )
     question = Question("epsilon", 1e-3)
-    event = question.between(lambda e: 0.0, shuffle._event_delta(question), 1e-6)
+    event = question.upper_end(shuffle._event_delta(question), 1e-6)
     bound = shuffle.epsilon(1e-3)
-    assert bound.lower <= max(redrawn, event.upper) + 1e-3 < fixed
+    assert bound.lower <= max(redrawn, event) + 1e-3 < fixed
 
 
 @pytest.mark.parametrize(

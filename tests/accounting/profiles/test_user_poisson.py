@@ -87,7 +87,7 @@ def test_no_vectors_of_bounded_norm_exceed_the_bound():
                 *(np.diff(stats.norm.cdf(edges, center, sigma)) for center in mean)
             )
         q = np.outer(*[np.diff(stats.norm.cdf(edges, 0, sigma))] * 2)
-        (ratio,) = profile.ratios("upper", 0.02, 1e-12)
+        ratio = profile.upper_ratio(0.02, 1e-12)
         for eps in (0.0, 0.1, 0.5):
             a = math.exp(eps)
             attained = np.maximum(p - a * q, 0).sum(), np.maximum(q - a * p, 0).sum()
