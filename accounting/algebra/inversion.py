@@ -8,7 +8,7 @@ Proof and errors: docs/explanation/composition-by-inverting-moments.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,81 +52,82 @@ class Inversion:
     def __init__(
         self, releases: Releases, loss: float, tilt: float, tilts: Tilts, accuracy: float
     ) -> None:
-        tilt, target = tilts.narrower(tilt, loss, accuracy)
-        self.releases, self.tilt = releases, tilt
-        count = releases.count
-        # All is divided by e^unit e^{-(c - 1)(v - loss)}.
-        self.loss = loss
-        self.unit = float(tilts.log_ceiling(np.array([tilt]))[0]) - (tilt - 1.0) * loss
-        if not math.isfinite(self.unit):
-            raise NotInvertibleError("no tilt has a moment within range")
-        if self.unit - min(loss, 0.0) < _LEAST_LOG:
-            raise NotInvertibleError("the result is beyond the range of floats")
-        log_power = float(tilts.log_powers(np.array([tilt]))[0])
-        # An error e of M is one of count e (M^T / M) / (z (z - 1)).
-        node_accuracy = (
-            accuracy
-            + 10.0
-            + max(
-                0.0,
-                math.log(count)
-                + log_power
-                - self.unit
-                - (tilt - 1.0) * loss
-                - math.log(min(abs(tilt), abs(tilt - 1.0))),
-            )
-        )
-        height = releases.height(tilt)
-        self._line = line = Line(releases, tilt, height, node_accuracy)
+        self.releases, self.loss = releases, loss
+        self.tilt, target = tilts.narrower(tilt, loss, accuracy)
+        log_power = float(tilts.log_powers(np.array([self.tilt]))[0])
+        self.unit = self._log_unit(tilts)
+        """Log of the size of o(`loss`): all is divided by e^unit e^{-(c - 1)(v - loss)}."""
+        nodes = accuracy + 10.0 + max(0.0, self._log_amplification(log_power))
+        height = releases.height(self.tilt)
+        self._line = Line(releases, self.tilt, height, nodes)
+
         # Where M(z)^T is not near 1, nothing is subtracted, and the sum is that of h.
         subtracted = log_power < 1.0
-        below, above = tilts.windows(tilt, loss, target, subtracted)
-        window = max(below[0], above[0])
-        if not 0.0 < window < math.inf:
+        sides = tilts.windows(self.tilt, loss, target, subtracted)
+        self._step = _spacing(max(width for width, _ in sides))
+        self._window = 2.0 * math.pi / self._step
+        self._aliases = [(b, 0.0 if b in (0.0, 1.0) else _log_size(releases, b)) for _, b in sides]
+
+        # The sum ends where its rest is as small as the target, by the line that shows it first.
+        last = target + (self.tilt - 1.0) * loss
+        lines = [self._line]
+        lower = math.sqrt(2.0 * max(log_power - last, accuracy) / releases.count)
+        if lower < 0.7 * height:
+            lines.append(Line(releases, self.tilt, lower, nodes))
+        terms = self._count_terms(lines, last)
+        end = terms * self._step
+        self._deviation = 9.0 / end if subtracted else 0.0
+        """Deviation w of the normal law whose transform is subtracted; 0 for none."""
+        self._log_end = self._log_rest(lines, end)
+        if subtracted:
+            normal = 0.5 * self._deviation**2 * (self.tilt * (self.tilt - 1.0) - end**2)
+            self._log_end = float(np.logaddexp(self._log_end, normal - math.log(math.pi * end)))
+        self._z = self.tilt + 1j * self._step * np.arange(terms + 1)
+        self._terms, self._errors = self._sum_terms()
+
+    def _log_unit(self, tilts: Tilts) -> float:
+        unit = float(tilts.log_ceiling(np.array([self.tilt]))[0]) - (self.tilt - 1.0) * self.loss
+        if not math.isfinite(unit):
             raise NotInvertibleError("no tilt has a moment within range")
-        self._aliases = [self._alias(b) for _, b in (below, above)]
-        # A step of few digits: n step has no rounding.
-        mantissa, exponent = math.frexp(2.0 * math.pi / window)
-        self._step = step = math.ldexp(math.floor(mantissa * 2**24) / 2**24, exponent)
-        self._window = 2.0 * math.pi / step
+        if unit - min(self.loss, 0.0) < _LEAST_LOG:
+            raise NotInvertibleError("the result is beyond the range of floats")
+        return unit
 
-        lines = [line]
-        last = target + (tilt - 1.0) * loss
-        best_height = math.sqrt(2.0 * max(log_power - last, accuracy) / count)
-        if best_height < 0.7 * height:
-            lines.append(Line(releases, tilt, best_height, node_accuracy))
+    def _log_amplification(self, log_power: float) -> float:
+        """Returns the log of count M(c)^T / (c (c - 1)): the result's error for one of M, in units.
 
-        def log_end(y: float) -> float:
-            decay = count * min(one.log_decay(y) for one in lines) + self._log_beside(y)
-            return decay - math.log(math.pi * y)
+        Args:
+          log_power: Log of M(c)^T.
+        """
+        size = math.log(self.releases.count) + log_power - self.unit
+        distance = min(abs(self.tilt), abs(self.tilt - 1.0))
+        return size - (self.tilt - 1.0) * self.loss - math.log(distance)
 
-        low = high = math.log(step)
-        while log_end(math.exp(high)) > last:
+    def _log_rest(self, lines: Sequence[Line], y: float) -> float:
+        """Returns a bound on the log of the sum's terms beyond Im z = `y`, of h."""
+        decay = self.releases.count * min(line.log_decay(y) for line in lines)
+        return decay + self._log_beside(y) - math.log(math.pi * y)
+
+    def _count_terms(self, lines: Sequence[Line], log_rest: float) -> int:
+        """Returns the least number of terms, to 5 %, beyond which the rest is e^`log_rest`."""
+        most = MOST_TERMS / self._line.size
+        low = high = 0.0  # logarithms of the number
+        while self._log_rest(lines, self._step * math.exp(high)) > log_rest:
             low, high = high, high + 1.0
-            if high - math.log(step) > math.log(MOST_TERMS / line.size):
+            if high > math.log(most):
                 raise NotInvertibleError("one release's moments decay too slowly")
         while high - low > 0.05:
             middle = 0.5 * (low + high)
-            low, high = (middle, high) if log_end(math.exp(middle)) > last else (low, middle)
-        terms = math.ceil(math.exp(high) / step)
-        if terms * line.size > MOST_TERMS:
+            enough = self._log_rest(lines, self._step * math.exp(middle)) <= log_rest
+            low, high = (low, middle) if enough else (middle, high)
+        if (terms := math.ceil(math.exp(high))) > most:
             raise NotInvertibleError("one release's moments decay too slowly")
-        end = terms * step
-        self._deviation = 9.0 / end if subtracted else 0.0
-        self._log_end = log_end(end)
-        if subtracted:
-            normal = 0.5 * self._deviation**2 * (tilt * (tilt - 1.0) - end**2)
-            self._log_end = float(np.logaddexp(self._log_end, normal - math.log(math.pi * end)))
-        self._z = tilt + 1j * step * np.arange(terms + 1)
-        self._terms, self._errors = self._sum_terms()
+        return terms
 
     def _log_beside(self, y: float) -> float:
         """Returns a bound on the log of the other release's |moment| at all y' >= `y`."""
         found = complex(self.releases.log_beside(complex(self.tilt, y)))
         return found.real + 8.0 * ROUNDING * abs(found)
-
-    def _alias(self, b: float) -> tuple[float, float]:
-        return b, 0.0 if b in (0.0, 1.0) else _log_size(self.releases, b)
 
     def _sum_terms(self) -> tuple[Complex, Real]:
         """Returns the sum's terms at `loss`, divided by e^unit, and a bound on each one's error."""
@@ -219,6 +220,14 @@ class Inversion:
         if logs[1] >= logs[0] or logs[0] > 700.0:
             return math.inf
         return math.exp(logs[0]) / -math.expm1(logs[1] - logs[0])
+
+
+def _spacing(window: float) -> float:
+    """Returns about 2 pi / `window`, of few digits: its multiples have no rounding."""
+    if not 0.0 < window < math.inf:
+        raise NotInvertibleError("no tilt has a moment within range")
+    mantissa, exponent = math.frexp(2.0 * math.pi / window)
+    return math.ldexp(math.floor(mantissa * 2**24) / 2**24, exponent)
 
 
 def _log_size(releases: Releases, b: float) -> float:

@@ -383,7 +383,7 @@ def truncated_assignments(profile: AssignmentsProfile, cap: Cap) -> TruncatedPro
     alone: ComposesWithGaussian = GaussianProfile(composed_noise(sigma, profile.release))
     cases: list[Case] = []
     for full in range(_MOST_FULL_BINS + 1):
-        thinned = tuple((_thinned(one, full), count) for one, count in profile.assignments)
+        thinned = tuple((without_full_bins(one, full), count) for one, count in profile.assignments)
         fewer = dataclasses.replace(profile, assignments=thinned) if full else profile
         tails = [
             math.log(count) + _log(math.comb(released, full + 1)) + (full + 1) * log_full
@@ -402,10 +402,13 @@ def truncated_assignments(profile: AssignmentsProfile, cap: Cap) -> TruncatedPro
     return TruncatedProfile(profile, tuple(cases), math.log(times) + cap.log_dropped_if_drawn())
 
 
-def _thinned(assignment: Assignment, full: int) -> Assignment:
+def without_full_bins(assignment: Assignment, full: int) -> Assignment:
     """Returns an assignment that dominates this one without any `full` of its released bins.
 
     It has as much mass, or more, in released bins, all of them released most often.
+
+    >>> without_full_bins(((0, 6), (1, 2)), 1)  # one of four, not one of seven
+    ((0, 3), (1, 1))
     """
     bins = sum(count for _, count in assignment)
     released = sum(count for times, count in assignment if times)

@@ -1,7 +1,9 @@
 """Claims about the cost of a maximum batch size."""
 
+import dataclasses
 import itertools
 import math
+from collections import Counter
 
 import mpmath
 import numpy as np
@@ -25,6 +27,7 @@ from accounting.profiles.truncation import (
     truncated_bins,
     truncated_steps,
     truncated_users,
+    without_full_bins,
 )
 
 mpmath.mp.dps = 60
@@ -325,6 +328,49 @@ def test_upper_ends_hold_for_every_enumerated_law_in_both_directions(name, epsil
         assert worst <= bound.upper * (1.0 + 1e-3) + 1e-6
         if other == (0.0,) and "units" not in name:  # what the lower end is proved by
             assert bound.lower <= worst * (1.0 + 1e-3) + 1e-6
+
+
+# Where an example is often kept in a full batch, and a known release costs far more.
+FLAGGED = {
+    "poisson": poisson(0.3, 40, 0.05, 3, 1),
+    "one bin of 20": attempts(0.3, 40, 3, ((0, 19), (1, 1))),
+    "users": users(0.3, 40, 0.05, 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+def test_flags_are_as_likely_as_revealed_draws_need(name):
+    """The price holds if the draws of others are shown, and who is kept in a full batch."""
+    profile, epsilon, others = FLAGGED[name], 8.0, np.arange(40)
+    law, full = stats.binom.pmf(others, 39, 0.05), others >= 3
+    sampled, known = (
+        p.delta(epsilon).lower for p in (PoissonProfile(0.3, 0.05, 1), GaussianProfile(0.3))
+    )
+    exact = law[~full].sum() * sampled + 0.05 * law[full] @ (3 / (others[full] + 1)) * known
+    assert exact <= profile.delta(epsilon).upper
+
+    def rarer(part):
+        return part._replace(log_probability=part.log_probability - 3.0)
+
+    cases = tuple(case._replace(flagged=tuple(map(rarer, case.flagged))) for case in profile.cases)
+    assert dataclasses.replace(profile, cases=cases).delta(epsilon).upper < exact
+
+
+@pytest.mark.parametrize(
+    "assignment", [((0, 6), (1, 2)), ((0, 2), (1, 5)), ((0, 3), (1, 3), (2, 1))]
+)
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_bins_left_beside_full_ones_are_dominated(assignment, epsilon):
+    bins, unreleased = sum(count for _, count in assignment), dict(assignment)[0]
+    released = [times for times, count in assignment for _ in range(count) if times]
+    for full in range(1, len(released)):
+        left = AssignmentsProfile(1.0, ((without_full_bins(assignment, full), 1),))
+        upper = left.delta(epsilon).upper
+        for gone in range(full + 1):  # each left bin is then at most as likely as one of the others
+            law = Counter({0: unreleased}) + Counter(released[gone:])
+            assert sum(law.values()) == bins - gone
+            rest = AssignmentsProfile(1.0, ((tuple(law.items()), 1),))
+            assert rest.delta(epsilon).lower <= upper
 
 
 def test_a_users_rows_that_are_kept_together_cost_more_than_one_release():
