@@ -34,8 +34,8 @@ class LowerRatio(LikelihoodRatio):
     Masses may be left out: less of P is less delta.
 
     >>> one = LowerRatio.gaussian(1.0, 0.01)
-    >>> f"{one.delta(1.0):.4f}"  # 0.1269 is exact
-    '0.1269'
+    >>> f"{one.delta(1.0):.6f}"  # 0.126936 is exact
+    '0.126932'
 
     Attributes:
       offset: Distance of each atom from its grid point in log X, float64[atoms].

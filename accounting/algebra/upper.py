@@ -29,8 +29,8 @@ class UpperRatio(LikelihoodRatio):
     """A spread of the law of X to grid points, 0 and infinity: its profile is an upper bound.
 
     >>> one = UpperRatio.gaussian(1.0, 0.01)
-    >>> f"{one.delta(1.0):.4f}"  # 0.1269 is exact
-    '0.1270'
+    >>> f"{one.delta(1.0):.6f}"  # 0.126936 is exact
+    '0.126937'
 
     Attributes:
       zero: Q-mass at X = 0.
