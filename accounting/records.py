@@ -320,9 +320,13 @@ def _line(text: str) -> str:
 # --- Dataclasses ----------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
 def field_types(kind: Any) -> Mapping[str, Any]:
     """Returns the annotations of a dataclass's fields, with their bounds."""
+    return _field_types(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _field_types(kind: Any) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))

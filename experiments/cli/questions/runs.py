@@ -93,9 +93,9 @@ def sampler_options(name: str | None) -> list[Option]:
             option = Option(one.name, hint, default, with_names(text), "sampler options")
             found.setdefault(one.name, option)
             owners.setdefault(one.name, []).append(kind.name)
-    for option_name, names in owners.items():
-        if len(names) < len(kinds):
-            text = f"{found[option_name].text} (Of {', '.join(names)}.)"
+    for option_name, having in owners.items():
+        if len(having) < len(kinds):
+            text = f"{found[option_name].text} (Of {', '.join(having)}.)"
             found[option_name] = dataclasses.replace(found[option_name], text=text)
     return list(found.values())
 
