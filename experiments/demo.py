@@ -94,8 +94,6 @@ def run(demo: Demo) -> int:
 
 def choice(records: Sequence[dict[str, Any]]) -> str:
     """Returns which sampler to choose, by the epsilon that is proved of each at equal noise."""
-    from dpsgd.runs import report
-
     proved = [record for record in records if record["epsilon_upper"] is not None]
     if not proved:
         return "No sampler has a guarantee at this noise: choose more of it."
