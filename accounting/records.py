@@ -248,6 +248,8 @@ def _read_plain(hint: Any, value: Any, place: Place, words: bool) -> Any:
         if not (_INTEGER if kind is int else _NUMBER).fullmatch(value):
             raise _wrong(hint, value, place, words)
         value = kind(value)
+    if words and kind is bool and value in ("true", "false"):
+        return value == "true"
     if kind in (int, float):
         number = numbers.Integral if kind is int else numbers.Real
         if isinstance(value, bool) or not isinstance(value, number):

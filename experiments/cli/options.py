@@ -129,7 +129,11 @@ def _metavar(hint: Any) -> str:
         elif typing.get_origin(kind) is tuple:
             kinds.append(_metavar(items[0]))
         else:
-            kinds.append({str: "TEXT"}.get(kind, getattr(kind, "__name__", "VALUE").upper()))
+            kinds.append(
+                {str: "TEXT", bool: "{true,false}"}.get(
+                    kind, getattr(kind, "__name__", "VALUE").upper()
+                )
+            )
     return "|".join(dict.fromkeys(kinds))
 
 

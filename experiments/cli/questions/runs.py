@@ -26,7 +26,13 @@ from dpsgd.gradients.rules import FLAT
 from dpsgd.runs.spec import PARTS, Auto, Dense, RunSpec, known_options
 from dpsgd.runs.support import check
 from experiments.cli import outputs
-from experiments.cli.options import Option, look_in_the_current_folder, options_of, word_of
+from experiments.cli.options import (
+    Option,
+    look_in_the_current_folder,
+    made,
+    options_of,
+    word_of,
+)
 from experiments.cli.questions import Question
 from experiments.cli.questions.directories import Devices, LogTo
 from experiments.cli.tasks import DEFAULT, find_task, needs_data
@@ -247,7 +253,7 @@ class OfTask(AboutRun):
     def subject(self) -> Any:
         """Task that is asked for."""
         found = find_task(self.task)
-        return found(**self.settings) if isinstance(found, type) else found
+        return made(found, self.settings) if isinstance(found, type) else found
 
     @property
     def lacks_data(self) -> bool:

@@ -29,7 +29,7 @@ def test_the_program_that_is_audited_clips_and_computes_as_is_asked(command, mon
     asked += ["--train", "logit"]
     assert command(*asked).strip().endswith("audit: consistent")
     monkeypatch.setattr(AutomaticClipping, "factors", to_twice_c)
-    assert "FAIL" in command(*asked, "--l2-clip-norm", "3", status=1)  # a program of its own
+    assert "FAIL" in command(*asked, "--microbatch-size", "9", status=1)  # a program of its own
 
 
 @pytest.mark.long

@@ -128,7 +128,8 @@ def test_every_option_refuses_a_wrong_value_in_one_line(name, examples, command)
     for option in drawn.sample(valued, k=min(examples or len(valued), len(valued))):
         wrong = WRONG.get(option.metavar, ["none of these"] if "{" in option.metavar else [])
         for value in drawn.sample(wrong, k=min(examples or len(wrong), len(wrong))):
-            line = command.refuses(*words, option.flag, value)
+            count = option.length if isinstance(option.length, int) else 1
+            line = command.refuses(*words, option.flag, *[value] * count)
             assert line.startswith(f"dpsgd: {option.flag}")
             assert " must be " in line
         if option.length is None:

@@ -23,6 +23,7 @@ class Mean:
     """
 
     rows: int = 40
+    shuffled: bool | None = None
 
     def columns(self):
         return {"x": np.linspace(0, 1, self.rows, dtype=np.float32)}
@@ -79,12 +80,23 @@ def home(tmp_path, monkeypatch):
 
 
 def test_settings_of_ones_own_task_are_options_and_its_run_goes_by_its_name(home, command):
-    words = ["train", "--task", "own_mean:Mean", "--rows", "50", *SAMPLER, "--out", "run"]
+    words = [
+        "train",
+        "--task",
+        "own_mean:Mean",
+        "--rows",
+        "50",
+        *SAMPLER,
+        "--out",
+        "run",
+        "--shuffled",
+        "true",
+    ]
     printed = command(*words, "--no-audit")
     assert "error: of the test rows" in printed
     assert "epsilon in [" in printed
     record = json.loads((home / "run" / "config.json").read_text())["task"]
-    assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50})
+    assert (record["name"], record["settings"]) == ("own_mean:Mean", {"rows": 50, "shuffled": True})
     command("resume", "run")
     assert "attempt 0: 5 steps from 0 declared of 5" in command("ledger", "run")
 
