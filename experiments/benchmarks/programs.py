@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpsgd import Diagnostics, LazyTables, Mechanism, RootKey, clipped_grad, dpsgd
+from dpsgd import LazyTables, Mechanism, RootKey, clipped_grad, dpsgd
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
 from dpsgd.engine.lazy.group import find_tables
@@ -125,25 +125,9 @@ class Steps:
         self, optimizer: optax.GradientTransformation, tables: LazyTables | None = None
     ) -> Program:
         """Returns DP steps as they are trained: with lazy tables, or noise in all parameters."""
-        return self._of(dpsgd(self.model.loss_fn, optimizer, tables=tables), 1.0)
-
-    def plain(self, optimizer: optax.GradientTransformation) -> Program:
-        """Returns steps without privacy in the same loop: the mean gradient, and no noise."""
-        loss_fn = self.model.loss_fn
-
-        def summed(params, batch, weights, scales):
-            def total(params):
-                losses = jax.vmap(loss_fn, (None, 0))(params, batch)
-                return jnp.sum(jnp.where(weights > 0, losses, 0.0))
-
-            loss, gradient = jax.value_and_grad(total)(params)
-            return gradient, Diagnostics(loss, *(jnp.float32(0) for _ in Diagnostics._fields[1:]))
-
-        return self._of(dpsgd(loss_fn, optimizer)._replace(clipped_sum=summed), 0.0)
-
-    def _of(self, algorithm: Algorithm, noise_multiplier: float) -> Program:
+        algorithm = dpsgd(self.model.loss_fn, optimizer, tables=tables)
         sampler = Deterministic(self.batch_size, self.batch_size, epochs=NUM_STEPS)
-        mechanism = Mechanism(sampler, noise_multiplier, 1.0)
+        mechanism = Mechanism(sampler, 1.0, 1.0)
 
         def start() -> Any:
             return defer_noise(algorithm.init(self.model.params(), mechanism, self.model.columns))
@@ -152,6 +136,35 @@ class Steps:
         watch = Watch.nothing(jax.eval_shape(start).raw_params)
         inputs = BlockInputs(self.model.columns, self._plan, key, mechanism.scales(), watch)
         return self._block(block_function(algorithm, sampler), start, inputs, algorithm=algorithm)
+
+    def plain(self, optimizer: optax.GradientTransformation) -> Program:
+        """Returns steps without privacy, by the mean gradient of all parameters."""
+
+        def start() -> TrainState:
+            params = self.model.params()
+            return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+        def one_step(state: TrainState, batch: PyTree) -> TrainState:
+            def mean(params: PyTree) -> jax.Array:
+                return jnp.mean(jax.vmap(self.model.loss_fn, (None, 0))(params, batch))
+
+            gradient = jax.grad(mean)(state.raw_params)
+            updates, moments = optimizer.update(gradient, state.opt_state, state.raw_params)
+            params = optax.apply_updates(state.raw_params, updates)
+            return TrainState(state.step + 1, params, moments)
+
+        return self._looped(one_step, start)
+
+    def _looped(self, one_step: Callable[..., TrainState], start: Callable) -> Program:
+        """Returns a block of steps on the planned batches."""
+
+        def block(state: TrainState, data: PyTree, plan: IndexBlock) -> tuple[TrainState]:
+            def body(j: jax.Array, state: TrainState) -> TrainState:
+                return one_step(state, jax.tree.map(lambda x: x[plan.indices[j]], data))
+
+            return (lax.fori_loop(0, plan.num_steps, body, state),)
+
+        return self._block(block, start, self.model.columns, self._plan)
 
     def _block(self, block: Callable, start: Callable, *inputs: Any, **others: Any) -> Program:
         made = jax.jit(start, compiler_options=compiler_options())
@@ -189,7 +202,7 @@ class Steps:
             params = model.params()
             return TrainState(jnp.int32(0), params, optimizer.init(split_leaves(params, found)[0]))
 
-        def one_step(state: TrainState, batch: PyTree) -> tuple[TrainState, jax.Array]:
+        def one_step(state: TrainState, batch: PyTree) -> TrainState:
             dense, tables_now = split_leaves(state.raw_params, found)
             read = jax.vmap(lambda example: declared.places(shapes, example))(batch)
             numbers = {k: read[names[k]].reshape(batch_size, -1) for k in found}
@@ -205,7 +218,7 @@ class Steps:
 
                 return jnp.sum(jax.vmap(of_one)(rows, batch)) / batch_size
 
-            value, (gradient, of_rows) = jax.value_and_grad(mean, (0, 1))(dense, rows)
+            gradient, of_rows = jax.grad(mean, (0, 1))(dense, rows)
             updates, opt_state = optimizer.update(gradient, state.opt_state, dense)
             assert callable(tables.learning_rate)
             rate = tables.learning_rate(state.step)
@@ -213,17 +226,9 @@ class Steps:
                 k: table.at[numbers[k]].add(-rate * of_rows[k]) for k, table in tables_now.items()
             }
             params = join_leaves(optax.apply_updates(dense, updates), moved)
-            return TrainState(state.step + 1, params, opt_state), value
+            return TrainState(state.step + 1, params, opt_state)
 
-        def block(state: TrainState, data: PyTree, plan: IndexBlock) -> tuple[TrainState, Any]:
-            def body(j: jax.Array, carry: Any) -> Any:
-                state, losses = carry
-                state, value = one_step(state, jax.tree.map(lambda x: x[plan.indices[j]], data))
-                return state, losses.at[j].set(value)
-
-            return lax.fori_loop(0, plan.num_steps, body, (state, jnp.zeros(self.block_steps)))
-
-        return self._block(block, start, self.model.columns, self._plan)
+        return self._looped(one_step, start)
 
 
 KINDS: dict[str, Callable[[Steps], Program]] = {
