@@ -96,7 +96,7 @@ def draw(name: str, out: Path, options: argparse.Namespace, console: Console) ->
     Args:
       name: Name in `FIGURES`.
       out: Picture to write.
-      options: Namespace of the command.
+      options: Options of the command.
       console: Console for progress and text.
     """
     from experiments.figures.drawing import draw_layout, save
@@ -126,7 +126,7 @@ def draw_all(options: argparse.Namespace, console: Console, words: str = "") -> 
     """Draws every figure into a folder, and updates its page after each.
 
     Args:
-      options: Namespace of the command.
+      options: Options of the command.
       console: Console for progress and text.
       words: Words of the command after the name, for the page.
     """

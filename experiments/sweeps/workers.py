@@ -12,6 +12,8 @@ interrupted run resumes from its checkpoint when the sweep is started again.
 
 from __future__ import annotations
 
+import functools
+import json
 import multiprocessing
 import os
 import signal
@@ -24,6 +26,7 @@ from typing import Any, Literal
 
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.stop import Stopped, stop_requests
+from dpsgd.runs.task import Task, load, rows_of
 from experiments.cli.console import counted
 from experiments.cli.errors import mendable
 from experiments.processes import SPAWN, deaf_to_interrupts, each
@@ -62,9 +65,7 @@ def metric_names(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _metric_names(record: Mapping[str, Any]) -> tuple[str, ...]:
-    from dpsgd.runs.task import load
-
-    task = load(record, "the sweep", kinds=TASKS)
+    task = _loaded(json.dumps(record, sort_keys=True))
     return tuple(task.metrics(task.init(0)))
 
 
@@ -90,9 +91,8 @@ def _time_run(request: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> st
         kind = jax.devices()[0].device_kind
         return counted(len(cores), "core") + " of a CPU" if kind == "cpu" else kind
     from dpsgd.runs.plan import timed
-    from dpsgd.runs.task import load, rows_of
 
-    task = load(record, "the sweep", kinds=TASKS)
+    task = _loaded(json.dumps(record, sort_keys=True))
     return timed(task, spec, rows_of(task)).step
 
 
@@ -252,13 +252,18 @@ def _serve(connection: Connection, task: Mapping[str, Any], cores: set[int]) -> 
         connection.send(_outcome(task, run, say))
 
 
+@functools.lru_cache(maxsize=1)
+def _loaded(record: str) -> Task:
+    """Returns the one task of a process: programs are shared by runs of the same object."""
+    return load(json.loads(record), "the sweep", kinds=TASKS)
+
+
 def _outcome(record: Mapping[str, Any], planned: PlannedRun, say: Callable[[str], None]) -> Message:
     """Carries out or resumes one run; returns its outcome."""
     from dpsgd.runs.run import resume, run
-    from dpsgd.runs.task import load
 
     try:
-        task = load(record, planned.out.name, kinds=TASKS)
+        task = _loaded(json.dumps(record, sort_keys=True))
         if planned.out.exists():
             resume(planned.out, task, progress=say)
         else:

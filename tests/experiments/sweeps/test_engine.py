@@ -188,6 +188,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     data, out = tmp_path / "points.npz", tmp_path / "a sweep"
     stored_task.Stored.write(data, 0)
     words = ["sweep", tmp_path / "sweep.toml", data, "--out", out, "--workers", "1"]
+    assert re.search("like the one that was timed, . core", command(*words, "--dry-run"))
     assert "\ntest error\n" in command(*words)
     assert (out / "sweep.toml").read_bytes() == (tmp_path / "sweep.toml").read_bytes()
     before = finished(out)
@@ -204,7 +205,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     other = [*again[:-1], out, "--headline", "test_num_examples"]
     assert "\ntest num examples\n" in command(*other)
     assert finished(out) == before
-    with pytest.raises(ValueError, match="no metric 'auc'; there are test_error, "):
+    with pytest.raises(ValueError, match="unknown metric 'auc'; choose of test_error, "):
         page_of([out], headline="auc")
 
     # The page is of the runs as they are, and not of what was once written of them.
@@ -229,13 +230,13 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
         page_of([out])
 
 
-@pytest.mark.long
 def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
     tmp_path, caplog, in_this_process
 ):
-    text = ONE.replace('"shuffle"', '["shuffle", "deterministic", "balls-and-bins"]')
+    text = ONE.replace('"shuffle"', '["shuffle", "balls-and-bins"]')
+    text = text.replace("epochs = 2", "epochs = 1")
     text = text.replace("width = 3", "width = 4")  # a model that no other test compiles
-    text += "learning_rate = [1e-3, 1e-2]\nl2_clip_norm = [1, 4]\n"
+    text += "learning_rate = [1e-3, 1e-2]\n"
     sweep = sweep_of(tmp_path, text)
     runs = plan(sweep, tmp_path / "runs", "sweep")
     shapes = {engine._program(run, Population(160), "sweep") for run in runs}
@@ -244,9 +245,6 @@ def test_runs_in_one_process_compile_one_program_for_all_their_numbers(
         engine.run_sweep(sweep, None, tmp_path / "out")
     compiled = sum("Compiling jit(_run_block)" in message for message in caplog.messages)
     assert compiled == len(shapes)
-    device, seconds = workers.time_runs(LINE, [runs[0].spec], 1)
-    assert "core" in device
-    assert 0 < seconds < 60
 
 
 def test_a_free_worker_takes_the_program_that_it_has_and_else_one_that_nobody_is_at():
