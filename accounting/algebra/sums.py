@@ -44,6 +44,24 @@ class Atoms(NamedTuple):
         return self.start + self.q.size
 
 
+class _Near(NamedTuple):
+    """Distances d = i - j of pairs whose sum lies well above the larger atom, in runs of one level.
+
+    The sum of atoms i and j has the index i + height, height = log1p(e^{-d h}) / h.
+    """
+
+    distances: NDArray[np.int64]
+    """d, ascending: int64[distances]."""
+    above: Array
+    """Log of the sum less that of the grid point i + level: float64[distances]."""
+    weights: Array
+    """Multiplicities of the pairs: float64[distances]."""
+    runs: list[tuple[int, int, int, int, int]]
+    """(first place, last place + 1, level, first i, last i + 1) of each run of one level."""
+    beyond: int
+    """First distance that is not near."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The sums of two atoms on one grid of log X, by their distance d = i - j >= 0.
@@ -88,40 +106,41 @@ class Pairs:
         """Returns how often pairs of each of these distances count: float64[end - begin]."""
         return np.where(self.symmetric & (np.arange(begin, end) > 0), 2.0, 1.0)
 
-    def _runs(
-        self, x: Atoms, y: Atoms, first: int, least: float, shift: float
-    ) -> tuple[Array, list[tuple[int, int, int]], int]:
-        """Returns heights, runs (d0, d1, level) of one level = floor(height + shift), and D + 1.
+    def _near(self, x: Atoms, y: Atoms, first: int, least: float, shift: float) -> _Near:
+        """Returns the distances d >= `first` that occur between the supports of `x` and `y`.
 
-        height = log1p(e^{-d h}) / h. Only distances >= `first` that occur between the supports of
-        `x` and `y` are listed, and none beyond the last, D, at which the height is above `least`.
+        None beyond the last at which the height is above `least` is among them; the level is
+        floor(height + `shift`).
         """
         beyond = math.ceil(-math.log(math.expm1(least * self.step)) / self.step) + 1
         begin = max(first, x.start - y.stop + 1)
-        end = min(x.stop - y.start, beyond)
-        if begin >= end:
-            return np.zeros(0), [], beyond
-        height = np.log1p(np.exp(-np.arange(begin, end) * self.step)) / self.step
+        distances = np.arange(begin, max(begin, min(x.stop - y.start, beyond)))
+        height = np.log1p(np.exp(-distances * self.step)) / self.step
         level = np.floor(height + shift).astype(np.int64)
         cuts = [0, *(np.flatnonzero(np.diff(level)) + 1).tolist(), level.size]
-        runs = [(begin + i, begin + j, int(level[i])) for i, j in itertools.pairwise(cuts)]
-        return height, runs, beyond
+        runs = [
+            (
+                i,
+                j,
+                int(level[i]),
+                max(x.start, y.start + begin + i),
+                min(x.stop, y.stop + begin + j - 1),
+            )
+            for i, j in itertools.pairwise(cuts)
+            if i < j
+        ]
+        weights = self._weights(begin, begin + level.size)
+        return _Near(distances, (height - level) * self.step, weights, runs, max(beyond, first))
 
     def _add_upper(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
-        height, runs, beyond = self._runs(x, y, first, 1.0, 0.0)
-        base = runs[0][0] if runs else 0
-        grown = math.exp(self.step)
-        for begin, end, level in runs:
-            low = max(x.start, y.start + begin)
-            high = min(x.stop, y.stop + end - 1)
-            above = (height[begin - base : end - base] - level) * self.step
-            up_share = up_weight(above, self.step)
-            weight = self._weights(begin, end)
-            of = y.start + begin, low, high
-            down = _shifted_sums(y.q, weight * (1.0 - up_share), *of)
-            up = _shifted_sums(y.q, weight * up_share, *of)
-            left = slice(low - x.start, high - x.start)
-            at = low + level - out.start
+        near, grown = self._near(x, y, first, 1.0, 0.0), math.exp(self.step)
+        share = up_weight(near.above, self.step)
+        weights_down, weights_up = near.weights * (1.0 - share), near.weights * share
+        for i, j, level, low, high in near.runs:
+            begin = y.start + int(near.distances[i])
+            down = _shifted_sums(y.q, weights_down[i:j], begin, low, high)
+            up = _shifted_sums(y.q, weights_up[i:j], begin, low, high)
+            left, at = slice(low - x.start, high - x.start), low + level - out.start
             here, there = slice(at, at + high - low), slice(at + 1, at + high - low + 1)
             out.q[here] += x.q[left] * down
             out.q[there] += x.q[left] * up
@@ -129,10 +148,10 @@ class Pairs:
             p = x.p[left] * math.exp(level * self.step)
             out.p[here] += p * down
             out.p[there] += (grown * p) * up
-        low = max(x.start, y.start + max(beyond, first))
+        low = max(x.start, y.start + near.beyond)
         if low < x.stop:
             # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
-            j, decay = self._far(x, y, low, max(beyond, first))
+            j, decay = self._far(x, y, low, near.beyond)
             total = np.cumsum(y.q)[j]
             up = np.minimum(self._decayed(y.q)[j] * decay / math.expm1(self.step), total)
             here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
@@ -144,21 +163,18 @@ class Pairs:
             out.p[next_up] += (weight * grown) * x.p[there] * up
 
     def _add_lower(self, out: Atoms, x: Atoms, y: Atoms, first: int) -> None:
-        _, runs, beyond = self._runs(x, y, first, 0.5, 0.5)
-        for begin, end, level in runs:
-            low = max(x.start, y.start + begin)
-            high = min(x.stop, y.stop + end - 1)
-            weight = self._weights(begin, end)
-            smaller = weight * np.exp(-np.arange(begin, end) * self.step)
-            of = y.start + begin, low, high
-            sum_q = _shifted_sums(y.q, weight, *of)
-            sum_t = _shifted_sums(y.t, smaller, *of)
+        near = self._near(x, y, first, 0.5, 0.5)
+        smaller = near.weights * np.exp(-near.distances * self.step)
+        for i, j, level, low, high in near.runs:
+            begin = y.start + int(near.distances[i])
+            sum_q = _shifted_sums(y.q, near.weights[i:j], begin, low, high)
+            sum_t = _shifted_sums(y.t, smaller[i:j], begin, low, high)
             at = low + level - out.start
             here, there = slice(at, at + high - low), slice(low - x.start, high - x.start)
             self._gather(out, here, x, there, sum_q, sum_t, math.exp(level * self.step))
-        low = max(x.start, y.start + max(beyond, first))
+        low = max(x.start, y.start + near.beyond)
         if low < x.stop:
-            j, decay = self._far(x, y, low, max(beyond, first))
+            j, decay = self._far(x, y, low, near.beyond)
             weight = self._weights(1, 2)
             sum_q = weight * np.cumsum(y.q)[j]
             sum_t = weight * self._decayed(y.t)[j] * decay

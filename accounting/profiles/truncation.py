@@ -53,7 +53,8 @@ class Flagged(NamedTuple):
         weight = charged = _exp(self.log_probability)
         for tolerance in _SHARPER:
             if charged > negligible:
-                charged = weight * self.profile.delta(epsilon, tolerance).upper
+                question = Question("delta", epsilon, tolerance, upper_only=True)
+                charged = weight * question.of(self.profile).upper
         return charged
 
 
