@@ -1,4 +1,4 @@
-"""Membership attacks: the largest advantage and accuracy, whatever the attacker knows and computes.
+"""Membership attacks: the largest advantage and accuracy of any attacker.
 
 The game, its proof and sources: docs/explanation/membership-attacks.md.
 """

@@ -179,7 +179,7 @@ def _rough_bracket(excess: Callable[[float], float], goal: str) -> _Bracket | No
 
 @dataclass
 class _Bracket:
-    """Where a function is positive, and above it where it is not: bisection, sped up by secants."""
+    """Two points on both sides of the root of a falling function, for bisection and secants."""
 
     low: float
     low_value: float
@@ -254,7 +254,7 @@ def _proved_edge(excess: Callable[[float], float], rough: _Bracket, width: float
 
 
 def _meets(profile: PrivacyProfile, epsilon: float, delta: float) -> bool:
-    """Whether the upper bound meets the guarantee; by a coarse grid where that tells."""
+    """Returns whether the upper bound meets the guarantee, by a coarse grid if that suffices."""
     bound = profile.epsilon(delta, _COARSE * max(1.0, epsilon))
     if bound.lower <= epsilon < bound.upper:
         bound = profile.epsilon(delta)

@@ -117,8 +117,8 @@ def check_settings(settings: Any, **named: Any) -> None:
     """Raises a ValueError unless the noise of a profile and named fields are in range.
 
     Args:
-      settings: Has a `noise_multiplier`, and maybe a `release`: that of a further Gaussian release
-        of every example, infinite for none.
+      settings: Has a `noise_multiplier`, and maybe a `release`, the noise multiplier of a further
+        Gaussian release of every example, infinite for none.
       named: As for `check_fields`.
     """
     check_noise_multiplier(settings.noise_multiplier)

@@ -23,7 +23,7 @@ _SMALLEST = 1e-300
 
 @dataclass(frozen=True)
 class Epoch:
-    """T releases in each of which an example may be, at x ~ N(shift e_t, σ² I) in T dimensions.
+    """T releases of an example in one of them: x ~ N(shift e_t, σ² I) in T dimensions.
 
     Attributes:
       noise_multiplier: σ.

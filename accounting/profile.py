@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
 
 Direction = Literal["remove", "add"]
-"""Which law of a pair is P and which Q: the example's row against zeros, or zeros against it."""
+"""Order of a pair (P, Q): the example's row against zeros ('remove'), or the reverse."""
 
 EPSILON_TOLERANCE = 1e-3
 """Default distance, in epsilon, of the two ends of a certified bound.
@@ -40,7 +40,7 @@ class ContradictoryBounds(RuntimeError):
 
 @dataclass(frozen=True)
 class Bound:
-    """A number that knows how it bounds the truth: truth in [lower, upper].
+    """An interval that contains the truth: truth in [lower, upper].
 
     Formatting rounds outward, so that a printed upper end is never below the true one:
 
@@ -52,7 +52,7 @@ class Bound:
 
     Attributes:
       lower: No truth lies below it.
-      upper: No truth lies above it; this end, with confidence 1, is what a guarantee may print.
+      upper: No truth lies above it; a guarantee may print this end if the confidence is 1.
       confidence: Probability with which the interval holds; 1.0 means proved.
       note: Why the interval is wider than was asked for; empty where it is not.
 
@@ -198,7 +198,7 @@ class Question(NamedTuple):
     at: float
     tolerance: float = EPSILON_TOLERANCE
     upper_only: bool = False
-    """Whether the lower end of the answer may be 0, as it is not looked at."""
+    """True if the lower end of the answer is not needed and may be 0."""
 
     def of(self, profile: PrivacyProfile) -> Bound:
         """Returns the profile's answer."""
@@ -277,7 +277,7 @@ class UpperEnd(Profile):
 
 
 def proved(bound: Bound) -> Bound:
-    """Returns `bound` if it is proved: a confidence is that of one question, and many are asked."""
+    """Returns `bound` if it is proved: a confidence holds for one question, and many are asked."""
     if bound.confidence < 1.0:
         raise ValueError("a mechanism's profile must be proved, not estimated with some confidence")
     return bound
@@ -347,7 +347,7 @@ def epsilon_from_delta(
 
     The true curve falls and lies in [`delta_lower`, `delta_upper`]. The upper end returned is a
     point where `delta_upper` was seen <= `delta`, the lower end 0 or one where `delta_lower` was
-    seen > `delta`: either proves its side, whatever the shape of the two functions.
+    seen > `delta`: either proves its side, for functions of any shape.
 
     Args:
       delta_upper: Upper bound on the curve, as a function of epsilon.

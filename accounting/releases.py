@@ -30,7 +30,7 @@ from accounting.profile import (
 from accounting.profiles.gaussian import GaussianProfile, composed_noise
 
 _LOG_GAMMA = -700.0, -1e-12
-"""Where log gamma is looked for: beyond, exp underflows or 1 - gamma has no digits left."""
+"""Range of log gamma: beyond it, exp underflows or 1 - gamma has no digits left."""
 
 _LONG_TAIL = 1e-3
 """Below this gamma K may be too large to be counted up to."""
@@ -55,7 +55,7 @@ class EnvelopeProfile(Profile):
       profiles: One or more, of the same adjacency.
 
     Raises:
-      ValueError: If there are none.
+      ValueError: If `profiles` is empty.
 
     >>> from accounting import GaussianProfile
     >>> sharp, noisy = GaussianProfile(1.0), GaussianProfile(2.0)
@@ -76,19 +76,19 @@ class EnvelopeProfile(Profile):
 
 @dataclass(frozen=True)
 class ComposedProfile(Profile):
-    r"""The profile of mechanisms one after the other, known by their own profiles alone.
+    r"""The profile of a composition, from the profiles of its mechanisms.
 
     .. math:: \delta\Big(\sum_i \epsilon_i\Big) \le \sum_i \delta_i(\epsilon_i)
 
     which is basic composition, here with equal shares of epsilon, or of delta, for all `profiles`.
-    The lower end is the largest of their own.
+    The lower end is the largest of the profiles'.
 
     >>> from accounting import GaussianProfile
     >>> f"{ComposedProfile((GaussianProfile(1.0),) * 2).epsilon(2e-5).upper:.4f}"  # twice 4.37717
     '8.7544'
 
     Args:
-      profiles: Profiles of one adjacency; each holds whatever the others released.
+      profiles: Profiles of one adjacency, each valid for all outcomes of the others.
 
     Source: C. Dwork, A. Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Theorem
     3.16.
@@ -220,7 +220,7 @@ class TrialCount:
         return odds / spread
 
     def hit_probability(self, share: float) -> float:
-        """Returns 1 - f(1 - t): that of K independent events of probability t one happens.
+        """Returns 1 - f(1 - t), the probability that one of K independent events happens.
 
         With s = 1 - (1 - gamma)(1 - t) it is (1 - (s / gamma)^-eta) / (1 - gamma^eta), without a
         difference of large numbers.
@@ -251,7 +251,7 @@ class TrialCount:
                 return count
 
     def _draw_by_weights(self, u: float, gamma: float) -> int:
-        """Inverts the distribution function, whose weights follow from one another."""
+        """Inverts the distribution function by the recurrence of its weights."""
         count = 1
         weight = (1.0 - gamma) / _power_integral(self.shape, 1.0 / gamma)
         while (u := u - weight) > 0.0 and weight > 0.0:
@@ -313,7 +313,7 @@ def _positive_poisson(rate: float, generator: np.random.Generator) -> int:
 
 @dataclass(frozen=True)
 class SelectionProfile:
-    """The profile of the best of K private trials, of which nothing else is released.
+    """The profile of the best of K private trials; nothing else is released.
 
     Trials may differ in their hyper-parameters, drawn independently of the data, as long as each
     has at most the profile of `trial`. The score by which the best is chosen is an outcome of the
@@ -323,7 +323,7 @@ class SelectionProfile:
       trial: The profile of one trial.
       count: The law of K; K itself stays secret.
 
-    The lower end is that of one trial: a score that is constant releases just one.
+    A constant score releases one trial, which is the lower end.
 
     Raises:
       ValueError: On a question to a `trial` whose bounds are not proved.

@@ -1,4 +1,4 @@
-"""Who takes part, and when: batch samplers, each of which carries its own privacy cost."""
+"""Batch samplers, each with its own privacy cost."""
 
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import BatchSampler, Participations

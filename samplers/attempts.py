@@ -1,4 +1,4 @@
-"""Attempts at a run's steps, each drawn from a seed of its own, and how often they release a step.
+"""Attempts at a run's steps, drawn from different seeds, and their numbers of releases.
 
 Proof of their prices: docs/explanation/partial-epochs.md.
 """
@@ -132,12 +132,12 @@ def entered_epochs(ranges: Sequence[range], steps_per_epoch: int) -> list[range]
 
 
 def most_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:
-    """Returns pairs (times, steps) that no group exceeds: so many steps, as often or more."""
+    """Returns pairs (times, number of steps) that no group exceeds, from most times on."""
     return _pairs(sizes, np.max)
 
 
 def least_released(sizes: Sizes) -> tuple[tuple[int, int], ...]:
-    """Returns pairs (times, steps) that every group attains: so many steps, as often or more."""
+    """Returns pairs (times, number of steps) that every group attains, from most times on."""
     return _pairs(sizes, np.min)
 
 

@@ -64,7 +64,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
     ) -> PrivacyProfile:
         """Returns the profile of all draws, with the bins that attempts release of each.
 
-        Exact but where groups differ: then between those of the most and of the fewest bins.
+        Exact unless groups differ: then between the groups of the most and of the fewest bins.
         """
         whole, draws = self.draws_of(attempts, self.cycle_length)
         if same_rows and draws:

@@ -34,16 +34,16 @@ class Participations(NamedTuple):
     """Nonzero entries of the participation matrix, for one chunk of examples and one epoch."""
 
     examples: np.ndarray
-    """Who takes part: int32[entries]; int64 where there are more than 2^31 - 1 examples."""
+    """Examples that take part: int32[entries]; int64 if there are more than 2^31 - 1 examples."""
     steps: np.ndarray
-    """When, counted from the epoch's first step: int32[entries]."""
+    """Steps, counted from the epoch's first step: int32[entries]."""
 
 
 class EpochPlan(NamedTuple):
     """The participation matrix of one epoch, by columns; or a shard's part of it."""
 
     starts: np.ndarray
-    """Where each step's examples begin: int64[steps_per_epoch + 1]."""
+    """Index of each step's first example: int64[steps_per_epoch + 1]."""
     examples: np.ndarray
     """Examples step after step: int32[entries], counted within the shard if it is of one; int64
     where there are more than 2^31 - 1. Within a step they ascend, or come block after block where
@@ -96,7 +96,7 @@ def example_dtype(num_examples: int) -> type[np.signedinteger]:
 
 
 def chunk_ranges(size: int) -> list[range]:
-    """Returns `size` examples as chunks of `CHUNK`, the last of which may be smaller."""
+    """Returns `size` examples as chunks of `CHUNK`; the last one may be smaller."""
     return [range(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
 
 
@@ -113,16 +113,15 @@ class BatchSampler(abc.ABC):
     """
 
     permutes_sums: ClassVar[bool] = False
-    """Whether the lower end of the cost permutes sums: correlated noise then has no lower end."""
+    """True if the lower end of the cost permutes sums: correlated noise then has no lower end."""
 
     @property
     def separation(self) -> int:
-        """Least distance of two steps that one example may take part in; 1: independent noise.
+        """Least distance of two steps of one example; 1: independent noise.
 
-        The privacy cost holds for noise that is correlated over so many consecutive steps at most
-        (docs/explanation/correlated-noise.md). The steps must be a public set, or such that the
-        cost holds whatever they are: the distance of those in which the example does take part is
-        not enough.
+        The privacy cost holds for noise that is correlated over at most as many consecutive steps
+        (docs/explanation/correlated-noise.md). The steps must be a public set, or the cost must
+        hold for any steps: the distance of the steps that the example is drawn into is not enough.
         """
         return 1
 
@@ -142,7 +141,7 @@ class BatchSampler(abc.ABC):
 
         @property
         def expected_batch_size(self) -> float:
-            """The public constant by which the noisy sum of gradients is divided."""
+            """The public divisor of the noisy sum of gradients."""
 
         @property
         def padded_batch_size(self) -> int:
@@ -150,15 +149,15 @@ class BatchSampler(abc.ABC):
 
     @property
     def num_shards(self) -> int:
-        """Number L of data shards, consecutive ranges of the examples (`Shards`), drawn separately.
+        """Number L of data shards (`Shards`), drawn separately.
 
-        A shard's part of a batch is cut and padded by itself; where shards begin is public.
+        A shard's part of a batch is cut and padded separately; the shards' bounds are public.
         """
         return 1
 
     @property
     def shards(self) -> Shards:
-        """Where the shards of the examples begin."""
+        """Shards of the examples."""
         return Shards(self.num_examples, self.num_shards)
 
     def shard_range(self, shard: int) -> range:
@@ -182,7 +181,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def accumulates(self) -> bool:
-        """Whether a step may need several passes of padded_batch_size rows for its one update."""
+        """True if a step may need several passes of padded_batch_size rows for its update."""
         return False
 
     @property
@@ -192,7 +191,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def unit(self) -> str:
-        """What is protected where each row of the data is an example."""
+        """The protected unit where each row of the data is an example."""
         return "example"
 
     @property
@@ -201,7 +200,7 @@ class BatchSampler(abc.ABC):
         return self.num_examples
 
     def protected_unit(self, population: Population) -> str:
-        """Returns what is protected where this is drawn from: one row, unless a sampler says more.
+        """Returns the protected unit of these data: one row, unless a sampler says more.
 
         Raises:
           ValueError: If these are not the data that this sampler draws from.
@@ -224,7 +223,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks of `CHUNK` examples, the last of which may be smaller."""
+        """Number of chunks of `CHUNK` examples; the last one may be smaller."""
         return -(-self.num_examples // CHUNK)
 
     def chunk_range(self, chunk: int) -> range:
@@ -275,12 +274,12 @@ class BatchSampler(abc.ABC):
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns the cost of attempts together, each drawn from a seed of its own.
+        """Returns the cost of attempts together, drawn from different seeds.
 
         It holds if attempts begin and end for reasons in which no release has a part; else price
         what `as_entered` returns. By default the epochs that attempts enter count whole, which is
-        exact for samplers of one step an epoch. Attempts of which each has one draw for several
-        epochs compose basically. Proof: docs/explanation/partial-epochs.md.
+        exact for samplers of one step an epoch. Attempts with one draw for several epochs each
+        compose basically. Proof: docs/explanation/partial-epochs.md.
 
         >>> from samplers import Deterministic
         >>> sampler = Deterministic(num_examples=100, batch_size=10)
@@ -321,7 +320,7 @@ class BatchSampler(abc.ABC):
 
     @property
     def independent_epochs(self) -> bool:
-        """Whether each epoch has a draw of its own, rather than one draw for several epochs."""
+        """True if each epoch has another draw, rather than one draw for several epochs."""
         return self.drawn_epoch(self.epochs - 1) == self.epochs - 1
 
     def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:

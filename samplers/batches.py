@@ -22,7 +22,7 @@ class IndexBatch(NamedTuple):
 
 
 class IndexBlock(NamedTuple):
-    """The examples of consecutive steps: fixed shapes, whatever the batch sizes.
+    """The examples of consecutive steps, in fixed shapes.
 
     Step j of the block is the passes `starts[j] : starts[j + 1]`. Most samplers need one pass a
     step; a batch larger than one pass is summed over several before its single noisy update. Of a
@@ -35,11 +35,11 @@ class IndexBlock(NamedTuple):
     weights: Any
     """1 for an example, 0 for padding: float32[passes, columns]."""
     starts: Any
-    """Where each step's passes begin: int32[steps + 1]."""
+    """Index of each step's first pass: int32[steps + 1]."""
     num_steps: Any
     """Steps of the block that are real: int32 scalar."""
     places: Any = None
-    """Where the examples lie among the rows that are held, or that travel with the block, if not at
+    """Places of the examples among the rows that are held, or that travel with the block, if not
     `indices`; 0 where padded: int32[passes, columns], or int64 of more than 2^31 - 1 rows."""
     shards: Any = None
     """The shard of each column, where the sampler has several: int32[columns]."""

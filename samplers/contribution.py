@@ -55,14 +55,14 @@ class Contributions:
     def gather(self, column: np.ndarray) -> np.ndarray:
         """Returns a column of the data by user, with zeros where padded: [users, tau, ...].
 
-        So no user's data stand in another's row, whatever a loss makes of the padding.
+        So no user's data stand in another's row, for any loss.
         """
         values = np.asarray(column)[self.rows]
         real = self.weights.reshape(*self.weights.shape, *(1,) * (values.ndim - 2)) > 0
         return np.where(real, values, np.zeros((), values.dtype))
 
     def data(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns training data of which a row is a user: columns by user, and their "weight".
+        """Returns training data with one row a user: columns by user, and "weight".
 
         A loss sees one user: each column's [tau, ...], and weight, float32[tau], which is 0 at the
         padding.
@@ -81,7 +81,7 @@ class Contributions:
         return {**{name: self.gather(c) for name, c in columns.items()}, "weight": self.weights}
 
     def of_users(self, columns: Mapping[str, np.ndarray]) -> UnitData:
-        """Returns training data of which a row is a user, for any sampler: see `data`."""
+        """Returns training data with one row a user, for any sampler: see `data`."""
         return UnitData(self.data(columns), Population(self.num_users, "user"))
 
     def of_examples(self, columns: Mapping[str, np.ndarray]) -> UnitData:
@@ -182,5 +182,5 @@ def cap_contributions(
 
 
 def _name(label: Any) -> int:
-    """Returns 64 bits that name a user, whatever the type of the label."""
+    """Returns 64 bits that name a user, for labels of any type."""
     return int.from_bytes(hashlib.blake2b(str(label).encode(), digest_size=8).digest(), "big")

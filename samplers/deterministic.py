@@ -45,7 +45,7 @@ class InOrder(BatchSampler):
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns the profile of as many releases as one example takes part in.
+        """Returns the profile of the releases that one example takes part in.
 
         In each attempt, where its place in the order may be another: the most of all examples.
         """
@@ -69,7 +69,7 @@ class InOrder(BatchSampler):
         return KnownOrder.of(self.shards, self.batch_size, self.epochs)
 
     def drawn_epoch(self, epoch: int) -> int:
-        """Returns 0: all epochs are alike."""
+        """Returns 0: all epochs are equal."""
         return 0
 
     def participations(self, seed: int, epoch: int, chunk: int) -> Participations:
@@ -87,7 +87,7 @@ class InOrder(BatchSampler):
 class Deterministic(InOrder, EpochSampler):
     """Takes batches of b examples in their own order: i is in step floor(i / b) of every epoch.
 
-    Several `num_shards` are read in turn, each by itself in order: the example that is i-th in turn
+    Several `num_shards` are read in turn, each in order: the example that is i-th in turn
     (`Shards`) takes part in step floor(i / b). The last batch of an epoch is smaller where b does
     not divide n; it is padded, and its noisy sum is divided by b like any other.
 

@@ -26,16 +26,16 @@ from samplers.tree import TreeShape, UnitTree
 
 @dataclass(frozen=True)
 class EpisodeSampler(BatchSampler, abc.ABC):
-    """A sampler of which every step is an episode by itself, drawn from (seed, step) alone.
+    """A sampler whose steps are independent episodes, drawn from (seed, step) alone.
 
-    An epoch is one step: a batch of any step is drawn without the others of a pass over the data.
+    An epoch is one step: a batch is drawn without the other steps' batches.
 
     Attributes:
       tree: Units and, as leaves, the examples; of a sampler that is only accounted for, their
         shape.
       draws: How many are drawn of the children of each drawn unit, n_1, n_2, ..., the outermost
         first.
-      steps: Steps of the run, each with an episode of its own.
+      steps: Steps of the run, each with another episode.
     """
 
     tree: UnitTree | TreeShape
@@ -55,7 +55,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
 
     @property
     def epochs(self) -> int:
-        """The steps, each of which is drawn by itself."""
+        """Number of steps, which are drawn independently."""
         return self.steps
 
     @property
@@ -81,7 +81,7 @@ class EpisodeSampler(BatchSampler, abc.ABC):
         return self.unit
 
     def of(self, population: Population) -> EpisodeSampler:
-        """Returns this sampler with the tree of the data, of which it may know the shape alone."""
+        """Returns this sampler with the tree of the data."""
         self.protected_unit(population)
         return dataclasses.replace(self, tree=population.tree or self.tree)
 
@@ -132,7 +132,7 @@ def check_draws(tree: UnitTree | TreeShape, draws: Sequence[int], levels: int) -
 def descend(
     tree: UnitTree, draws: Sequence[int], seed: int, step: int
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Draws down the tree. Returns the nodes of level len(draws), and those of the levels above.
+    """Draws down the tree. Returns the nodes of level len(draws), and of the levels above.
 
     The former are int64 and the latter int32, of the shape of the draws so far.
     """

@@ -59,7 +59,7 @@ class EpochSampler(BatchSampler):
 
     @property
     def expected_batch_size(self) -> float:
-        """The public constant by which the noisy sum of gradients is divided: b."""
+        """The public divisor of the noisy sum of gradients: b."""
         return float(self.batch_size)
 
     @property
@@ -76,7 +76,7 @@ class RedrawnOrFixed(EpochSampler, abc.ABC):
 
     @property
     def redrawn(self) -> bool:
-        """Whether each epoch is drawn anew."""
+        """True if each epoch is drawn anew."""
         return getattr(self, self.mode) == "redrawn"
 
     def drawn_epoch(self, epoch: int) -> int:

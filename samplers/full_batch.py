@@ -50,7 +50,7 @@ class FullBatch(InOrder):
 
     @property
     def expected_batch_size(self) -> float:
-        """The public constant by which the noisy sum is divided: n."""
+        """The public divisor of the noisy sum: n."""
         return float(self.num_examples)
 
     @property
@@ -60,7 +60,7 @@ class FullBatch(InOrder):
 
     @property
     def accumulates(self) -> bool:
-        """Whether a step needs several passes."""
+        """True if a step needs several passes."""
         return self.num_examples > self.max_batch_size
 
     @property

@@ -85,10 +85,10 @@ class Multistage(EpisodeSampler):
 
     @property
     def unit(self) -> str:
-        """What the units of the protected level are, or "example".
+        """Name of the units of the protected level, or "example".
 
-        A unit is what lies under one path: where a user has rows in two shops, what is protected
-        of trees of shops and users is a user within one shop.
+        A unit lies under one path: where a user has rows in two shops, a tree of shops and users
+        protects a user within one shop.
         """
         level, names = self._protected, self.tree.shape.names
         return "example" if level > len(names) else " within one ".join(names[:level][::-1])
@@ -100,12 +100,12 @@ class Multistage(EpisodeSampler):
 
     @property
     def clipped_shape(self) -> tuple[int, ...]:
-        """(n_{c+1}, ..., n_L): what is drawn of one clipped unit, level by level."""
+        """(n_{c+1}, ..., n_L): the draws below one clipped unit, level by level."""
         return self.draws[self._clipped :]
 
     @property
     def expected_batch_size(self) -> float:
-        """Number of clipped gradients n_1 ... n_c, by which their noisy sum is divided."""
+        """Number of clipped gradients n_1 ... n_c, the divisor of their noisy sum."""
         return float(math.prod(self.draws[: self._clipped]))
 
     @property

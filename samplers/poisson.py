@@ -1,4 +1,4 @@
-"""Poisson subsampling: every example decides about every step by itself."""
+"""Poisson subsampling: every example takes part in every step independently."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Poisson(VariableBatchSampler):
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
-        """Returns the profile of as many steps as an example's group has in all attempts.
+        """Returns the profile of the steps of an example's group in all attempts.
 
-        As many as the largest group has in each attempt, where an example may change its group.
+        The largest group of each attempt counts where an example may change its group.
         """
         ranges = check_attempts(attempts, self.num_steps)
         each = [

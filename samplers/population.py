@@ -14,11 +14,11 @@ from samplers.tree import TreeShape, UnitTree
 
 @dataclass(frozen=True)
 class Population:
-    """What is public of the rows that a sampler draws from.
+    """Public facts of the rows that a sampler draws from.
 
     Attributes:
       num_examples: Number n of rows.
-      row: What one row is: an example, or all data of one user, whose gradient is clipped as one.
+      row: Meaning of one row: an example, or all data of one user, clipped as one.
       max_contributions: Most examples of one user among rows that are examples; None if unknown.
       num_users: Number of users among rows that are examples; None if unknown.
       tree: Units within units, with the rows as leaves, or the shape of such a tree.

@@ -31,7 +31,7 @@ def check_seed(seed: int) -> int:
 
 
 class Stream(enum.IntEnum):
-    """What a key is for: keys of different streams give independent draws."""
+    """Purpose of a key: keys of different streams give independent draws."""
 
     PARTICIPATION = 0
     ORDER = 1
@@ -48,7 +48,7 @@ class Key:
     Args:
       seed: The secret, an integer >= 0 of any size; in real runs 128 bits or more from the
         operating system (``secrets.randbits(256)``).
-      stream: What is drawn.
+      stream: Purpose of the draw.
       epoch: Epoch of the draw, 0 <= epoch < 2^64.
       index: Chunk, bucket or step of the draw, 0 <= index < 2^64.
 
@@ -105,7 +105,7 @@ def uniform_integers(key: Key, high: int, count: int) -> np.ndarray:
 def uniform_permutation(key: Key, count: int) -> np.ndarray:
     """Draws an exactly uniform permutation of {0, ..., count - 1}: the order of 64-bit sort keys.
 
-    Keys of which two are equal (probability below count^2 / 2^65) are drawn again.
+    Equal keys (probability below count^2 / 2^65) are drawn again.
 
     Returns:
       int64[count].

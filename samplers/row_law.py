@@ -1,7 +1,7 @@
-"""The law of the participation matrix by its rows, as a sampler states it beside its draws.
+"""The law of the participation matrix by its rows, stated beside its draws.
 
 An audit compares draws with it, at the run's own size: how often a row takes part, and how rows,
-steps and epochs depend on one another. Proofs: docs/explanation/laws-of-participation.md.
+steps and epochs depend on each other. Proofs: docs/explanation/laws-of-participation.md.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class RowLaw(abc.ABC):
     Attributes:
       steps_per_epoch: T.
       epochs: E.
-      once: Whether each example takes part in exactly one step of an epoch; else an epoch's steps
+      once: True if each example takes part in exactly one step of an epoch; else an epoch's steps
         are independent.
-      redrawn: Whether epochs are independent; else they are all alike.
-      independent: Whether rows are.
-      certain: Whether nothing is random.
-      any_order: Whether the privacy cost holds whatever steps the examples take part in.
+      redrawn: True if epochs are independent; else they are all alike.
+      independent: True if rows are independent.
+      certain: True if nothing is random.
+      any_order: True if the privacy cost holds for any assignment of examples to steps.
       batch_sizes: Rows of each batch of an epoch, int64[T]; None where they are random.
-      leaf_probability: With which each example of a drawn innermost unit takes part by itself; None
-        where they do not.
+      leaf_probability: Probability with which each example of a drawn innermost unit takes part,
+        independently; None where a fixed number does.
       cycle_length: c: example i takes part in steps t = i mod c alone.
     """
 
@@ -61,7 +61,7 @@ class RowLaw(abc.ABC):
 
     @property
     def most_units(self) -> tuple[int, ...]:
-        """Most units of each level of `units` that a batch holds examples of."""
+        """Most units of each level of `units` in a batch."""
         return ()
 
     @property
@@ -83,7 +83,7 @@ class IndependentRows(RowLaw):
     """All rows are independent, and take part in each step of theirs with one probability.
 
     Attributes:
-      probability: Of each entry to be 1 that may be.
+      probability: Probability of each entry that may be 1.
     """
 
     probability: float
@@ -101,7 +101,7 @@ class IndependentRows(RowLaw):
         return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
     def folded(self) -> IndependentRows:
-        """Returns the law of an example's steps among those of its group, without groups."""
+        """Returns the law of an example's steps within its group, without groups."""
         length = self.steps_per_epoch // self.cycle_length
         return dataclasses.replace(self, steps_per_epoch=length, cycle_length=1)
 
@@ -143,7 +143,7 @@ class _Orders(RowLaw):
 
     @classmethod
     def of(cls: type[L], shards: Shards, batch_size: int, epochs: int, **rest: Any) -> L:
-        """Returns the law of batches of this size, the last of which may be smaller."""
+        """Returns the law of batches of this size; the last one may be smaller."""
         starts = np.arange(0, shards.num_examples, batch_size, dtype=np.int64)
         sizes = np.minimum(batch_size, shards.num_examples - starts)
         sized: dict[str, Any] = {"batch_size": batch_size, "batch_sizes": sizes, **rest}
@@ -187,7 +187,7 @@ class RandomOrders(_Orders):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KnownOrder(_Orders):
-    """The examples come in their own order, those of several shards in turn."""
+    """The examples come in their own order, several shards in turn."""
 
     redrawn: bool = False
     certain: bool = True
@@ -205,12 +205,12 @@ class KnownOrder(_Orders):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TreeDraws(RowLaw):
-    """Every step draws down a tree of units by itself, without replacement at each level.
+    """Every step draws down a tree of units independently, without replacement.
 
     Attributes:
       tree: Of the examples.
-      draws: How many are drawn of the children of each drawn unit, the outermost first; of the
-        leaves, too, where there is no `leaf_probability`.
+      draws: Number of children drawn of each drawn unit, the outermost first; of the leaves, too,
+        where there is no `leaf_probability`.
     """
 
     tree: UnitTree | TreeShape
@@ -236,7 +236,7 @@ class TreeDraws(RowLaw):
 
     @property
     def most_units(self) -> tuple[int, ...]:
-        """Most units of each level of `units` that a batch holds examples of."""
+        """Most units of each level of `units` in a batch."""
         return tuple(math.prod(self.draws[: level + 1]) for level in range(self._levels - 1))
 
     @cached_property

@@ -36,7 +36,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
 
     The certified upper bound is the cost of a known order. The last batch of an epoch is smaller if
     b does not divide n; it is padded, and its noisy sum is divided by b like any other. Each of
-    several `num_shards` is shuffled by itself, and they are read in turn (`Shards`).
+    several `num_shards` is shuffled separately, and they are read in turn (`Shards`).
 
     Guarantees:
       * Each example takes part exactly once an epoch.
@@ -57,7 +57,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
 
-        Upper: that of a known order. Lower: pairs of neighbouring data sets. Proof:
+        Upper: a known order. Lower: pairs of neighbouring data sets. Proof:
         docs/explanation/lower-bounds-for-shuffled-batches.md.
 
         Source: L. Chua et al., How Private are DP-SGD Implementations? (ICML 2024), section 4; for
@@ -94,7 +94,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def _bins(self, sizes: Sizes) -> Assignment:
         """Returns bins that cost no more than the batches of a draw.
 
-        Where all batches are released as often, they are alike after a permutation. Else a smaller
+        Batches that are released equally often are exchangeable after a permutation. A smaller
         last batch counts as one of the most released, and is left out.
         """
         bins = {times: int(size[0]) for times, size in sizes.items()}
@@ -162,7 +162,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
         )
 
     def shard_plan(self, seed: int, epoch: int, shard: int) -> EpochPlan:
-        """Draws one epoch: the shard's order, of which each step takes its part."""
+        """Draws one epoch: each step takes its part of the shard's order."""
         order = self.shuffled(seed, epoch, shard)
         starts = self.shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
         for step in range(self.steps_per_epoch):

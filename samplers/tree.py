@@ -50,11 +50,11 @@ class TreeShape:
 
     @property
     def num_levels(self) -> int:
-        """Number of levels L, that of the leaves included."""
+        """Number of levels L, with the leaves."""
         return len(self.names) + 1
 
     def smallest(self, level: int) -> tuple[int, str]:
-        """Returns the number of children of the smallest unit of `level`, and what it is."""
+        """Returns the number of children of the smallest unit of `level`, and its name."""
         what = f"some {self.names[level - 1]}" if level else "the root"
         return min(path[level] for path in self.worst_paths), what
 
@@ -85,7 +85,7 @@ class UnitTree:
     """Examples as the leaves of a tree of units, in compressed index arrays.
 
     The children of unit u of level j - 1 are the units starts[j-1][u] : starts[j-1][u + 1] of level
-    j; those of the last level of units are positions in `leaves`. Level 0 is the root.
+    j; the children of the last level of units are positions in `leaves`. Level 0 is the root.
 
     Args:
       starts: For each level j = 0, ..., L-1 of units, int64[units of level j + 1].
@@ -148,7 +148,7 @@ class UnitTree:
 
     @classmethod
     def even(cls, sizes: Sequence[int], names: Sequence[str]) -> UnitTree:
-        """Builds a tree of which all units of a level have equally many children.
+        """Builds a tree whose units of a level have equally many children.
 
         >>> UnitTree.even((2, 3), ("shop",))
         UnitTree(2 x shop, 6 leaves)
@@ -176,7 +176,7 @@ class UnitTree:
 
     @property
     def num_levels(self) -> int:
-        """Number of levels L, that of the leaves included."""
+        """Number of levels L, with the leaves."""
         return len(self.starts)
 
     @property

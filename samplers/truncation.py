@@ -21,7 +21,7 @@ from samplers.epochs import EpochSampler
 from samplers.randomness import Key, Stream, uniform_permutation
 
 DEFAULT_SHARE = 0.01
-"""Share of delta that truncation costs at most with the default cap, whatever noise and epsilon."""
+"""Largest share of delta that truncation costs with the default cap."""
 _RARE_PASS = 1e-5
 """Probability, relative to delta, that a batch needs more than `max_passes` passes."""
 
@@ -109,13 +109,13 @@ class CappedBatchSampler(BatchSampler):
         return {**super().terms(), "max_batch_size": self.shard_batch_size}
 
     def with_epochs(self, epochs: int) -> Any:
-        """Returns this sampler with another number of epochs; the cap stays as it is."""
+        """Returns this sampler with another number of epochs and the same cap."""
         more: Any = super().with_epochs(epochs)
         return dataclasses.replace(more, max_batch_size=self.shard_batch_size)
 
     @property
     def truncates(self) -> bool:
-        """Whether a batch may be cut."""
+        """True if a batch may be cut."""
         return not self.accumulates and self.shard_batch_size < self.largest_group
 
     def passes(self, members: np.ndarray, seed: int, step: int, shard: int = 0) -> list[np.ndarray]:
@@ -136,8 +136,8 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
     Where `overflow` is "truncate", a batch of more than B = `shard_batch_size` examples is cut to B
     of them, each choice being equally likely; of several shards, each one's part of a batch. The
-    guarantee pays for it. The default B is the smallest that costs at most 1 % of delta, whatever
-    noise and epsilon are.
+    guarantee pays for it. The default B is the smallest that costs at most 1 % of delta at any
+    noise and epsilon.
     Proof: docs/explanation/truncated-batches.md.
 
     Attributes:
@@ -177,7 +177,7 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean n * sampling_prob / c of a batch's size, by which the noisy sum is divided."""
+        """Mean n * sampling_prob / c of a batch's size, the divisor of the noisy sum."""
         return self.num_examples * self.sampling_prob / self.cycle_length
 
     @property
@@ -202,7 +202,7 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
 
     @property
     def accumulates(self) -> bool:
-        """Whether `overflow` is "accumulate"."""
+        """True if `overflow` is "accumulate"."""
         return self.overflow == "accumulate"
 
     @property
@@ -221,7 +221,7 @@ class VariableBatchSampler(CappedBatchSampler, EpochSampler, abc.ABC):
         return max(1, -(-largest // self.shard_batch_size))
 
     def steps_of(self, examples: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Returns the steps of an epoch that have these places among those of the examples' groups.
+        """Returns the steps of an epoch at these places in the examples' groups.
 
         Args:
           examples: int32[entries].

@@ -1,4 +1,4 @@
-"""Batches of examples that decide each by itself, within units drawn without replacement."""
+"""Poisson batches of the examples of units that are drawn without replacement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
     includes the truncation (see `VariableBatchSampler`).
 
     Guarantees (before truncation):
-      * Given the drawn units, examples take part independently, each with `sampling_prob`.
+      * Given the drawn units, examples take part independently, with `sampling_prob`.
       * The tree is public, and no guarantee covers it.
 
     Raises:
@@ -52,7 +52,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
 
     @property
     def expected_batch_size(self) -> float:
-        """Mean size of a batch, by which the noisy sum is divided."""
+        """Mean size of a batch, the divisor of the noisy sum."""
         return self.sampling_prob * math.prod(self.draws) * self.tree.shape.mean_leaves
 
     @property
@@ -85,7 +85,7 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         )
 
     def row_law(self) -> TreeDraws:
-        """Returns the law: units without replacement, their examples each by itself."""
+        """Returns the law: units without replacement, their examples independently."""
         return TreeDraws(
             epochs=self.steps,
             tree=self.tree,

@@ -1,4 +1,4 @@
-"""Poisson sampling of examples of which each user has several: protects users."""
+"""Poisson sampling of users' examples: protects users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UserPoisson(Poisson):
     """Poisson sampling that protects users with at most tau examples each.
 
     `num_examples` counts the rows of the training data, after the cap of tau examples per user
-    (`Contributions.of_examples`). Each example is clipped by itself.
+    (`Contributions.of_examples`). Each example is clipped separately.
 
     Attributes:
       max_contributions: Largest number tau of examples of one user.
@@ -44,7 +44,7 @@ class UserPoisson(Poisson):
 
     @property
     def num_units(self) -> int:
-        """Number of users, or its upper bound: that of the rows."""
+        """Number of users, or its upper bound: the number of rows."""
         return self.num_users or self.num_examples
 
     def protected_unit(self, population: Population) -> str:

@@ -1,1 +1,1 @@
-"""What certified profiles are computed with: likelihood ratios, their sums and compositions."""
+"""Likelihood ratios, their sums and compositions: the algebra of certified profiles."""

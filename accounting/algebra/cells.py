@@ -107,7 +107,7 @@ SMALLEST = 2.3e-308
 
 
 def log_mean_above(first: int, step: float, p: Array, q: Array) -> Array:
-    """Returns log X of each cell's mean X = p/q, less that of its grid point: float64[cells].
+    """Returns the distance of each cell's mean from its grid point, in log X: float64[cells].
 
     Cell k has the grid point e^{(first + k) step}. Without P-mass it is -inf, else without Q-mass
     inf. Subnormal masses, which have few digits, count as none.
@@ -144,7 +144,7 @@ def spread(step: float, p: Array, q: Array, above: Array, *, bounded: bool = Tru
       p: float64[cells].
       q: float64[cells].
       above: As `log_mean_above` gives it: float64[cells].
-      bounded: Whether the first cell begins at its grid point.
+      bounded: True if the first cell begins at its grid point.
     """
     unknown = ~np.isfinite(above)
     lost_q = float(q[unknown].sum()) + 1e-307 * int(np.count_nonzero(unknown & (p > 0.0)))

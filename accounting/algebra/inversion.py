@@ -32,14 +32,14 @@ _LEAST_LOG = -700.0
 """Least log of a result's size, so that neither it nor its errors underflow beyond _SMALLEST."""
 _BLOCK = 2**17
 ACCURACIES = (20.0, 37.0)
-"""Errors are pressed to about e^-this of Chernoff's bound: first some, then what a double holds."""
+"""Exponents a of errors, about e^-a of Chernoff's bound: few digits, then all of a double."""
 
 
 class Inversion:
     """The function o on one side of 0, summed on one line of z, with its errors.
 
     Args:
-      releases: What is composed.
+      releases: Releases to compose.
       loss: Where the result is to be sharp; the side of 0 is its.
       tilt: About the best real part of z, > 1 or < 0.
       tilts: What `tilt` was chosen by.
@@ -125,7 +125,7 @@ class Inversion:
         return terms
 
     def _log_beside(self, y: float) -> float:
-        """Returns a bound on the log of the other release's |moment| at all y' >= `y`."""
+        """Returns a bound on log |moment| of the further release at all y' >= `y`."""
         found = complex(self.releases.log_beside(complex(self.tilt, y)))
         return found.real + 8.0 * ROUNDING * abs(found)
 
@@ -360,7 +360,7 @@ class _Add:
 def _crossing(
     value: Callable[[float], tuple[float, float]], delta: float, start: float, scale: float
 ) -> Bound:
-    """Bounds where a falling curve, of which `value` gives bounds, crosses `delta`, on [0, inf).
+    """Bounds the point in [0, inf) at which a falling curve crosses `delta`.
 
     By secants, then by a pad around that root, widened until the bounds prove its two ends.
 

@@ -35,8 +35,8 @@ class Average:
       bins: T >= 2.
       window: Above every b that is asked for.
       rule: The trapezoid rule's errors are about e^-this.
-      alias: Those of aliases.
-      end: Those of the sum's end.
+      alias: Errors by aliases are about e^-this.
+      end: Errors by the sum's end are about e^-this.
 
     Raises:
       NotInvertibleError: If the sum would have more than _MOST_TERMS terms.

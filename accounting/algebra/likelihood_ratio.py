@@ -47,7 +47,7 @@ class LikelihoodRatio(abc.ABC):
       p: P-mass of each atom, = q X, float64[atoms]; both, as either may underflow.
       log_scale: log X of index 0.
       drift: Bound on the relative floating-point error of each mass.
-      shift: Bound on the floating-point error of each log X, besides that of `log_values`.
+      shift: Bound on the error of each log X, besides the rounding of `log_values`.
       tail: Mass of a tail that may be cut.
     """
 
@@ -203,7 +203,7 @@ class LikelihoodRatio(abc.ABC):
 
         Args:
           count: Number of copies, >= 1.
-          steps: See `averages`; by default the step stays as it is.
+          steps: See `averages`; by default the step stays the same.
         """
         return self.averages([count], steps or [self.step] * count.bit_length())[0]
 
@@ -247,7 +247,7 @@ class LikelihoodRatio(abc.ABC):
         return few & ((self.q > 0.0) | (self.p > 0.0))
 
     def value_error(self) -> float:
-        """Returns a bound on the error of each log X, that of `log_values` included."""
+        """Returns a bound on the error of each log X, rounding of `log_values` included."""
         return self.shift + 8.0 * ROUNDING * (1.0 + float(np.abs(self.log_values).max()))
 
     def sum_grid(self: Ratio, count: int, other: Ratio, others: int) -> SumGrid:
@@ -306,7 +306,7 @@ class ReleaseCells(NamedTuple):
     infinity: float
     """P-mass of the ends that were left out."""
     bounded: bool
-    """Whether all of the first cell lies above its grid point; else it begins at X = 0."""
+    """True if all of the first cell lies above its grid point; else it begins at X = 0."""
 
 
 def _cells_of_release(

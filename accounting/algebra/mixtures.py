@@ -18,7 +18,7 @@ from accounting.algebra.likelihood_ratio import ROUNDING, Ratio
 from accounting.algebra.refinement import GridError
 
 EDGE_DRIFT = 1e-12
-"""How far, in log X, the two laws' common cells may be from the grid, and the mean of a group."""
+"""Largest distance, in log X, of the two laws' common cells, or a cell's mean, from the grid."""
 _LARGEST_LOSS = 500.0
 """Largest log X of a grid: e^500 and its inverse are far within the range of floats."""
 MOST_CELLS = 2**19
@@ -63,7 +63,7 @@ class Mixture(NamedTuple):
         return float(max(each)) + (len(each) + 4.0) * ROUNDING
 
     def reach(self, tail: float) -> tuple[float, float]:
-        """Returns two points beyond each of which the mass is at most `tail`."""
+        """Returns two points with a mass of at most `tail` beyond each."""
         shares = tail / (self.weights * self.weights.size)
         far = -self.scale * scipy.special.ndtri(np.minimum(shares, 0.5))
         return float((self.means - far).min()), float((self.means + far).max())

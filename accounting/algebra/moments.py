@@ -41,7 +41,7 @@ class Releases:
     release: float = math.inf
 
     def log_power(self, z: Any, log_moment: Any) -> Any:
-        """Returns the log of E[X^z] of all releases together, with that of each, `log_moment`."""
+        """Returns the log of E[X^z] of all releases together, from `log_moment` of each."""
         return self.count * log_moment + self.log_beside(z)
 
     def log_beside(self, z: Any) -> Any:

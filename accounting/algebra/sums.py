@@ -53,7 +53,7 @@ class _Near(NamedTuple):
     distances: NDArray[np.int64]
     """d, ascending: int64[distances]."""
     above: Array
-    """Log of the sum less that of the grid point i + level: float64[distances]."""
+    """Distance of the sum from the grid point i + level, in log X: float64[distances]."""
     weights: Array
     """Multiplicities of the pairs: float64[distances]."""
     runs: list[tuple[int, int, int, int, int]]
@@ -195,7 +195,7 @@ class Pairs:
         out.t[here] += (x.t[there] * sum_q + x.q[there] * sum_t) / up
 
     def _far(self, x: Atoms, y: Atoms, low: int, distance: int) -> tuple[NDArray[np.int64], Array]:
-        """For x's atoms i from `low` on: y's last one j <= i - `distance`, and e^{(j - i) step}."""
+        """Returns, for x's atoms i >= `low`, y's last j <= i - `distance`, and e^{(j - i) step}."""
         i = np.arange(low, x.stop)
         j = np.minimum(i - distance, y.stop - 1)
         return j - y.start, np.exp((j - i) * self.step)

@@ -43,7 +43,7 @@ _MOST_ATOMS = 2**17
 _FINEST_WIDE = 0.02
 """Finest resolution where that number of atoms is not enough."""
 _WORK_PER_DISTANCE = 1e4
-"""What a distance of atoms costs besides its pairs, in units of a pair."""
+"""Cost of a distance of atoms besides its pairs, in units of a pair."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _tail(delta: float, epochs: int) -> float:
 
 
 Assignment = tuple[tuple[int, int], ...]
-"""Bins of one draw, as pairs (releases, bins): so many bins are released so often, or 0 times."""
+"""Bins of one draw, as pairs (number of releases of a bin, 0 or more; number of bins)."""
 
 
 @dataclass(frozen=True)

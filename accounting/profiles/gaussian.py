@@ -1,4 +1,4 @@
-"""The Gaussian mechanism's privacy profile, in closed form: that of a deterministic order."""
+"""The Gaussian mechanism's privacy profile, in closed form: a deterministic order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GaussianProfile(Profile):
             raise ValueError(f"relative_error must be in [0, 1), got {self.relative_error}")
 
     def answer(self, question: Question) -> Bound:
-        """Answers in closed form, whatever the tolerance."""
+        """Answers in closed form; the tolerance does not matter."""
         return question.between(self._lower, self._upper)
 
     def _upper(self, epsilon: float) -> float:
@@ -65,7 +65,7 @@ class GaussianProfile(Profile):
 
 
 def composed_noise(noise_multiplier: float, release: float) -> float:
-    """Returns the noise multiplier of the one Gaussian release that costs as much as two do.
+    """Returns the noise multiplier of one Gaussian release that costs as much as two.
 
     Their losses add up, and so do the inverse squares; infinite noise is no release.
 

@@ -78,7 +78,7 @@ class LargestRelease(Profile):
 
     @property
     def _several(self) -> bool:
-        """Whether X has more factors than one epoch's."""
+        """True if X has more factors than one epoch's."""
         return self.epochs > 1 or self.release < math.inf
 
     def _moved(self, log_share: float) -> float:

@@ -36,7 +36,7 @@ _MOST_SIGNS = 4
 
 
 class Outcomes(NamedTuple):
-    """How the draw of one leaf may end."""
+    """Probabilities of the outcomes of one leaf's draw."""
 
     fails: tuple[float, ...]
     """w_j: probability that it first fails at level j = 1, ..., L."""
@@ -117,7 +117,7 @@ class MultistageProfile(RepeatedProfile):
 
     @property
     def clips_leaves(self) -> bool:
-        """Whether each example is clipped by itself."""
+        """True if each example is clipped separately."""
         return self.clipped_level in (None, len(self.draws))
 
     def contributions(self) -> list[int]:
@@ -214,7 +214,7 @@ class MultistageProfile(RepeatedProfile):
             )
 
     def _own(self) -> float:
-        """How far the sum moves when x, drawn, is zeroed out."""
+        """Returns the distance that the sum moves when x, drawn, is zeroed out."""
         return 1.0 if self.clips_leaves else 2.0
 
     def _pair(self, first: str) -> _WorstPair:

@@ -1,4 +1,4 @@
-r"""Balls-and-bins of which some bins are never released: partial epochs, and draws that end early.
+r"""Balls-and-bins with unreleased bins: partial epochs, and draws that end early.
 
 Proof: docs/explanation/partial-epochs.md.
 """
@@ -107,7 +107,7 @@ class AssignmentsProfile(WithRelease):
 def bins_profile(
     noise_multiplier: float, assignments: Mapping[Assignment, int]
 ) -> BallsAndBinsProfile | AssignmentsProfile:
-    """Returns the profile of assignments, as that of whole epochs where it is.
+    """Returns the profile of assignments, or of whole epochs where all bins are alike.
 
     Args:
       noise_multiplier: s.

@@ -23,7 +23,7 @@ from accounting.profiles.repeated import RepeatedGrids
 
 _SHARP = 1e-6
 _LARGEST_LOSS = 1e4
-"""Of one release: beyond it moments overflow, and no grid shows more than is known without one."""
+"""Largest loss of one release: beyond it moments overflow, and no grid is of use."""
 _PRECISION = "double precision gives no more digits"
 
 

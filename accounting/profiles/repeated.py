@@ -23,9 +23,9 @@ _COARSEST_STEP = 500.0
 _TAIL = 1e-6
 """Share of delta that may be cut off the laws' tails."""
 _COARSE = 0.02
-"""Step of the first grid, where that of `RepeatedGrids.deviation` is less."""
+"""Least step of the first grid."""
 _FEW_ATOMS = 6000
-"""So many are convolved directly in less than a second."""
+"""Number of atoms that are convolved directly in less than a second."""
 _RARE = 1e-40
 """A delta that no one asks to be sharp at much cost."""
 _FEW_DIGITS = 1e-4

@@ -26,7 +26,7 @@ from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
 
 _SHIFTS = 2.0, 1.0
-"""Where the example's coordinate stands under P and under Q."""
+"""Mean of the example's coordinate under P and under Q."""
 _GRID = 4001
 _BUCKET_STEP = 0.02
 _MANY_EPOCHS = 8

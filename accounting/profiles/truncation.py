@@ -20,7 +20,7 @@ _UP = 1e-9
 _SHARPER = 10.0, 0.5, 0.03
 """Relative widths at which the delta of a flagged run is asked for: its probability is small."""
 _NEGLIGIBLE = 1e-4
-"""Share of delta below which a probability is charged as it is."""
+"""Share of delta below which a probability is charged whole."""
 _MOST_FULL_BINS = 5
 _FEW_BINS = 3e-4
 """Share of bins whose loss does not matter to epsilon: they are simply taken away."""
@@ -84,7 +84,7 @@ class Case(NamedTuple):
         return beside(self)._replace(flagged=flagged, fuller=self.fuller and beside(self.fuller))
 
     def charge(self, epsilon: float, delta: float) -> float:
-        """Returns an upper bound on what is added to `profile`'s delta at `epsilon`.
+        """Returns an upper bound on the delta at `epsilon` beside `profile`'s.
 
         Args:
           epsilon: >= 0.
@@ -156,7 +156,7 @@ class TruncatedProfile(Profile):
     Proof: docs/explanation/truncated-batches.md.
 
     Attributes:
-      profile: The mechanism without the cut; its lower end is that of a concrete pair.
+      profile: The mechanism without the cut; a concrete pair attains its lower end.
       cases: Proved upper bounds, the least rest last.
       log_thinned: Log of the largest share that the cut takes from a weight of the pair's mixture.
       log_moved: Log of the most by which the cut moves the pair's laws.
@@ -169,7 +169,7 @@ class TruncatedProfile(Profile):
 
     @property
     def log_spent(self) -> float:
-        """Log of the delta that truncation costs at most, whatever noise and epsilon are."""
+        """Log of the most delta that truncation costs, at any noise and epsilon."""
         return min(case.log_spent for case in self.cases)
 
     def with_gaussian_release(self, noise_multiplier: float) -> TruncatedProfile:
@@ -262,7 +262,7 @@ class TruncatedProfile(Profile):
 
 @dataclass(frozen=True)
 class Cap:
-    """A batch of at most B of m examples, each of which is drawn with probability q.
+    """A batch of at most B of m examples, drawn with probability q each.
 
     Attributes:
       num_examples: m, the largest number that may take part in one step of one shard.
@@ -311,14 +311,14 @@ class Cap:
 def truncated_steps(
     profile: ComposesWithGaussian, cap: Cap, steps: int, noise_multiplier: float, *, exact: bool
 ) -> TruncatedProfile:
-    """Returns the profile of `steps` independent cut batches, in each of which x may take part.
+    """Returns the profile of `steps` independent cut batches.
 
     Args:
       profile: The mechanism without the cut.
       cap: The cut.
       steps: Steps of one example's group.
       noise_multiplier: s of one release.
-      exact: Whether the lower end of `profile` is that of a pair whose other rows are zero.
+      exact: Whether a pair whose other rows are zero attains the lower end of `profile`.
     """
     log_pi = math.log(steps) + cap.log_kept()
     flagged = Flagged(log_pi, profile.with_gaussian_release(noise_multiplier))
@@ -364,7 +364,7 @@ def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
 
 
 def truncated_assignments(profile: AssignmentsProfile, cap: Cap) -> TruncatedProfile:
-    """Returns the profile of assignments to bins, not all of which are released, with cut batches.
+    """Returns the profile of assignments to partly released bins, with cut batches.
 
     Args:
       profile: The mechanism without the cut; each of its assignments has 1 / q bins.
@@ -436,7 +436,7 @@ def truncated_users(
       steps: Number of batches.
       noise_multiplier: s of one release.
       max_contributions: kappa, most rows of one user.
-      shards: Number of shards, each of which is cut by itself.
+      shards: Number of shards, cut separately.
     """
     most, log_steps = max_contributions, math.log(steps)
     if shards > 1:

@@ -1,4 +1,4 @@
-"""Units drawn at random, then each of their examples by itself: amplification that is kept."""
+"""Poisson sampling within units that are drawn at random: amplification is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from accounting.profiles.repeated import RepeatedProfile
 
 @dataclass(frozen=True)
 class UnitsThenPoissonProfile(RepeatedProfile):
-    r"""The profile of random units whose leaves then decide, each by itself, whether to take part.
+    r"""The profile of random units whose leaves then take part independently.
 
     In each step the leaf's unit is drawn with probability G = `unit_prob`, from a public tree, and
     each leaf of a drawn unit takes part with probability q = `sampling_prob`. Upper, units known:

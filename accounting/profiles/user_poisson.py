@@ -1,4 +1,4 @@
-"""Poisson sampling of examples of which each user has several: the profile for users."""
+"""Poisson sampling of users' examples: the profile for users."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Cells(NamedTuple):
     first: int
     """Index of the first cell."""
     bounded: bool
-    """Whether the first cell begins at its grid point."""
+    """True if the first cell begins at its grid point."""
     p: Array
     """P-mass: float64[cells]."""
     q: Array
@@ -51,7 +51,7 @@ class _Cells(NamedTuple):
 
 @dataclass(frozen=True)
 class UserPoissonProfile(RepeatedProfile):
-    r"""The profile, for users, of Poisson sampling of examples of which each user has at most tau.
+    r"""The profile, for users, of Poisson sampling of at most tau examples a user.
 
     Every example takes part with probability q = `sampling_prob`, each is clipped to norm 1, and a
     neighbour has all of one user's tau = `max_contributions` examples zeroed out. Then

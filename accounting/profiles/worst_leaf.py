@@ -35,11 +35,11 @@ def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...
 
 @dataclass(frozen=True)
 class WorstLeafProfile(WithRelease):
-    """The profile of multistage sampling from an uneven tree: that of its worst leaf.
+    """The profile of the worst leaf of an uneven tree.
 
     Epsilon grows as the N_j on a leaf's path get smaller (docs/explanation/multistage-sampling.md),
     so that only the paths count that no other path is below in every level. If these are more than
-    a few, the smallest N_j of each level stand for all: an upper bound; the lower end is that of
+    a few, the smallest N_j of each level stand for all: an upper bound; the lower end belongs to
     one path.
 
     Args:
