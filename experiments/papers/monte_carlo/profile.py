@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ class MonteCarloProfile:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
+        ranks = (1,) if self.ranks is None else self.ranks
+        if ranks[:1] != (1,) or any(a >= b for a, b in itertools.pairwise(ranks)):
+            raise ValueError(f"ranks must begin with 1 and increase, got {ranks}")
         if self.sampled == "other bins" and self._epochs[1] > 1:
             raise ValueError(f'sampled: "other bins" is for one epoch, got {self.epochs}')
         # A smaller β would round the confidence to 1, which means proved.

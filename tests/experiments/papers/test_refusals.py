@@ -3,11 +3,9 @@
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 
 from accounting.conversions import to_privacy_loss_distribution
-from accounting.max_events import Epoch
 from experiments.papers.amplification import (
     advise_batch_size,
     amplify,
@@ -29,13 +27,8 @@ from experiments.papers.episodic import add_remove_profile
 from experiments.papers.exponential_mechanism import exponential_mechanism
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
 from experiments.papers.monte_carlo.confidence import kl_upper_bound
-from experiments.papers.monte_carlo.losses import log_order_statistics, sample_losses
 
-NAN, INF, RNG = math.nan, math.inf, np.random.default_rng()
-
-
-def losses(**settings):
-    return sample_losses(RNG, 1, Epoch(1.0, 2), **{"direction": "add"} | settings)
+NAN, INF = math.nan, math.inf
 
 
 BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the name of one
@@ -59,12 +52,9 @@ BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the 
     (kl_upper_bound, {"mean": 0.5, "num_samples": 10, "beta": 0.1},
      {"mean": [1.5], "num_samples": [0], "beta": [0.0]}),
     (geometric_ranks, {"num_draws": 10}, {"growth": [1.0]}),
-    (log_order_statistics, {"rng": RNG, "size": 1, "num_draws": 3},
-     {"ranks": [[1, 4], [2, 2]]}),
-    (losses, {}, {"direction": ["both"], "ranks": [[2]]}),
     (MonteCarloProfile, {"noise_multiplier": 1.0, "bins": 2},
      {"bins": [0], "epochs": [0], "assignment": ["shuffled"], "beta": [1.0, 1e-17],
-      "num_samples": [0]}),
+      "num_samples": [0], "ranks": [(2,), (1, 1)]}),
 ]  # fmt: skip
 REFUSED = [
     *(
@@ -85,7 +75,6 @@ REFUSED = [
         for bad in ([], [-1.0], [math.inf], [[1.0]])
     ),
     (lambda: to_privacy_loss_distribution(MonteCarloProfile(1.0, 3, num_samples=10)), "proved"),
-    (lambda: losses(epochs=2, event_epsilon=1.0), "one epoch"),
     (lambda: MonteCarloProfile(1.0, 2).epsilon(0.0), "delta"),
 ]
 
