@@ -20,7 +20,7 @@ import polars as pl
 
 from dpsgd.files import write_atomically
 from experiments.processes import each
-from experiments.results.points import SCHEMA, collect
+from experiments.results.points import CODE, SCHEMA, SPECIFICATION, collect
 
 Job = Mapping[str, Any]
 """Settings of a computation: JSON values, and paths of input files."""
@@ -32,8 +32,6 @@ PACKAGES = ("accounting", "samplers", "dpsgd", "experiments")
 """Folders under `ROOT` whose sources decide the rows."""
 LIBRARIES = ("numpy", "scipy", "jax")
 """Distributions whose versions decide the rows."""
-SPECIFICATION, CODE = "specification_sha256", "code_sha256"
-"""Columns of the digests."""
 _SEAL = "seal"
 
 

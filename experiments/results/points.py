@@ -27,6 +27,8 @@ SCHEMA = {
     "confidence": pl.Float64,
 }
 """Columns of points: a value with its standard error, or bounds with their confidence."""
+SPECIFICATION, CODE = "specification_sha256", "code_sha256"
+"""Columns of the digests of what a row was computed from, in all tables."""
 
 
 def ends(bound: Bound) -> dict[str, float]:

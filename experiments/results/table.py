@@ -23,6 +23,7 @@ from dpsgd.core.guarantee import noise_label
 from dpsgd.files import write_atomically
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.spec import PARTS, known_options
+from experiments.results.points import CODE, SPECIFICATION
 from samplers.settings import SamplerSettings
 
 
@@ -65,7 +66,7 @@ GUARANTEE = (
 """Columns of the guarantee and its sizes."""
 TIMES = ("seconds", "training_seconds", "examples_per_second")
 """Columns of times: null if secret, as in a private selection."""
-DIGESTS = ("params_sha256", "config_sha256", "code_sha256", "data")
+DIGESTS = ("params_sha256", SPECIFICATION, CODE, "data")
 """Columns that identify model, settings, code and rows."""
 COLUMNS = (
     *("run", "task", "headline", "better", "sampler", "sampler_settings", *AXES),
@@ -264,8 +265,8 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
         "training_seconds": record["training_seconds"],
         "examples_per_second": record["examples_per_second"],
         "params_sha256": record["params_sha256"],
-        "config_sha256": fingerprint.get("config"),
-        "code_sha256": fingerprint.get("code"),
+        SPECIFICATION: fingerprint.get("config"),
+        CODE: fingerprint.get("code"),
     }
 
 

@@ -6,7 +6,8 @@ import polars as pl
 import pytest
 
 from experiments.results import computed as module
-from experiments.results.computed import CODE, ROOT, SPECIFICATION, code_digest, computed
+from experiments.results.computed import ROOT, code_digest, computed
+from experiments.results.points import CODE, SPECIFICATION
 
 JOBS = [{"n": 1.5, "word": "a"}, {"n": 2.0, "word": "b"}, {"n": 3.0, "word": "c"}]
 
