@@ -1,13 +1,14 @@
 """Batch samplers, each with its own privacy cost."""
 
 from samplers.balls_and_bins import BallsAndBins
-from samplers.base import BatchSampler, Participations
+from samplers.base import BatchSampler
 from samplers.batches import BatchSource, batch
 from samplers.contribution import cap_contributions
 from samplers.deterministic import Deterministic
 from samplers.epochs import EpochSampler
 from samplers.full_batch import FullBatch
 from samplers.multistage import Multistage
+from samplers.plans import Participations
 from samplers.poisson import Poisson
 from samplers.population import Population, UnitData
 from samplers.shuffle import Shuffle

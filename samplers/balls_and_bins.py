@@ -15,8 +15,8 @@ from accounting.profiles.balls_and_bins import Assignment
 from accounting.profiles.partial_epochs import bins_profile
 from accounting.profiles.truncation import TruncatedProfile, truncated_assignments, truncated_bins
 from samplers.attempts import Attempt, least_released, most_released, of_group, releases
-from samplers.base import Participations, example_dtype
 from samplers.epochs import RedrawnOrFixed
+from samplers.plans import Participations, example_dtype
 from samplers.randomness import Key, Stream, uniform_integers
 from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samplers.base import BatchSampler, EpochPlan, example_dtype
+from samplers.base import BatchSampler
+from samplers.plans import EpochPlan, example_dtype
 from samplers.randomness import check_seed
 
 

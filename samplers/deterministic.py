@@ -13,8 +13,9 @@ import numpy as np
 from accounting import GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
 from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_of
-from samplers.base import BatchSampler, Participations, example_dtype
+from samplers.base import BatchSampler
 from samplers.epochs import EpochSampler
+from samplers.plans import Participations, example_dtype
 from samplers.row_law import KnownOrder
 
 

@@ -12,13 +12,8 @@ from typing import Any
 import numpy as np
 
 from accounting.records import Count, check
-from samplers.base import (
-    MAX_EXAMPLES,
-    BatchSampler,
-    EpochPlan,
-    Participations,
-    check_steps,
-)
+from samplers.base import BatchSampler
+from samplers.plans import MAX_EXAMPLES, EpochPlan, Participations, check_steps
 from samplers.population import Population
 from samplers.randomness import Key, Stream
 from samplers.tree import TreeShape, UnitTree

@@ -9,12 +9,8 @@ from typing import ClassVar
 
 from accounting.records import Count, check
 from samplers.attempts import Attempt, Sizes, check_attempts, sizes_by_epoch, sizes_of
-from samplers.base import (
-    MAX_EXAMPLES,
-    MAX_SHARDS,
-    BatchSampler,
-    check_steps,
-)
+from samplers.base import BatchSampler
+from samplers.plans import MAX_EXAMPLES, MAX_SHARDS, check_steps
 
 
 @dataclass(frozen=True)

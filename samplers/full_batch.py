@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting.records import Count, check
-from samplers.base import MAX_EXAMPLES, EpochPlan, check_steps
 from samplers.deterministic import InOrder
+from samplers.plans import MAX_EXAMPLES, EpochPlan, check_steps
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from accounting import PoissonProfile, PrivacyProfile
 from accounting.profile import ComposesWithGaussian, UpperEnd
 from accounting.profiles.truncation import TruncatedProfile, truncated_steps
 from samplers.attempts import Attempt, check_attempts, releases, sizes_of
-from samplers.base import Participations, example_dtype
+from samplers.plans import Participations, example_dtype
 from samplers.randomness import Key, Stream, bernoulli_successes, exponential_rate
 from samplers.row_law import IndependentRows
 from samplers.truncation import VariableBatchSampler

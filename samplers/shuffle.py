@@ -18,14 +18,8 @@ from accounting.profile import UpperEnd
 from accounting.profiles.balls_and_bins import Assignment
 from accounting.profiles.partial_epochs import bins_profile
 from samplers.attempts import Attempt, Sizes, check_attempts, entered_epochs
-from samplers.base import (
-    EpochPlan,
-    Participations,
-    chunk_ranges,
-    example_dtype,
-    group,
-)
 from samplers.epochs import EpochSampler, RedrawnOrFixed
+from samplers.plans import EpochPlan, Participations, chunk_ranges, example_dtype, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
 from samplers.row_law import RandomOrder, RandomOrders
 

@@ -16,8 +16,9 @@ from accounting import default_delta
 from accounting.checks import check_guarantee_delta
 from accounting.profiles.truncation import Cap, TruncatedProfile
 from accounting.records import Count
-from samplers.base import MAX_EXAMPLES, BatchSampler
+from samplers.base import BatchSampler
 from samplers.epochs import EpochSampler
+from samplers.plans import MAX_EXAMPLES
 from samplers.randomness import Key, Stream, uniform_permutation
 
 DEFAULT_SHARE = 0.01

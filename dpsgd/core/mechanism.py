@@ -18,7 +18,7 @@ from accounting.releases import WithGaussianReleaseProfile
 from dpsgd.core.queries import FullSums
 from dpsgd.noise.base import Independent, Noise, Scales
 from samplers import BatchSampler, FullBatch
-from samplers.base import MAX_STEPS
+from samplers.plans import MAX_STEPS
 
 SCALES = 2.0**-100, 2.0**96
 """Range of C and sigma C under noise, in which float32 holds every value of a step.

@@ -21,8 +21,8 @@ from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource
-from samplers.base import MAX_EXAMPLES
 from samplers.batches import IndexBlock
+from samplers.plans import MAX_EXAMPLES
 
 PyTree = Any
 Inputs = tuple[range, PyTree, IndexBlock]

@@ -13,7 +13,7 @@ from samplers import (
     Shuffle,
     UnitTree,
 )
-from samplers.base import EpochPlan
+from samplers.plans import EpochPlan
 
 
 def faulty(name, sampler):

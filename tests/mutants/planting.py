@@ -61,7 +61,7 @@ SEAMS = {
     "rate of units": ("samplers.units_then_poisson:exponential_rate", "that of examples of units"),
     "trials": ("samplers.randomness:bernoulli_successes", "which independent trials succeed"),
     "drawn": ("samplers.batches:BatchSource._draw", "an epoch, drawn ahead or now"),
-    "members": ("samplers.base:EpochPlan.members", "who takes part in a step of an epoch"),
+    "members": ("samplers.plans:EpochPlan.members", "who takes part in a step of an epoch"),
     "filled": ("samplers.batches:BatchSource.fill", "the passes of some steps, padded"),
     "shard": ("samplers.base:BatchSampler.shard_plan", "a data shard's part of an epoch"),
     "order": ("samplers.episodes:_ordered_draws", "units, drawn without replacement in order"),

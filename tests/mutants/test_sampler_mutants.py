@@ -39,7 +39,7 @@ def small(request, monkeypatch):
     """Three chunks of a small data set, and a fifth of the draws, unless pairs are to be seen."""
     if any(name in request.node.name for name in ("88_000", "Pairs", "OneShelf")):
         return
-    monkeypatch.setattr("samplers.base.CHUNK", CHUNK)
+    monkeypatch.setattr("samplers.plans.CHUNK", CHUNK)
     monkeypatch.setattr("dpsgd.audit.samplers.draws._FEW", 48)
 
 

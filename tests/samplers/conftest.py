@@ -87,7 +87,7 @@ def make_epochs(request: pytest.FixtureRequest) -> Callable[..., BatchSampler]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets a small data set have many chunks."""
-    return lambda size: monkeypatch.setattr("samplers.base.CHUNK", size)
+    return lambda size: monkeypatch.setattr("samplers.plans.CHUNK", size)
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import pickle
 import numpy as np
 
 from samplers import Multistage, UnitsThenPoisson, UnitTree
-from samplers.base import CHUNK
+from samplers.plans import CHUNK
 
 SHOP = {"shop": np.array(list("baccbacbc"))}
 TREE = UnitTree.from_columns(SHOP)
 
 
 def test_chunks_of_rows_make_up_the_batch(even_tree, monkeypatch):
-    monkeypatch.setattr("samplers.base.CHUNK", 7)
+    monkeypatch.setattr("samplers.plans.CHUNK", 7)
     for sampler in (
         Multistage(even_tree(5, 8), (2, 3)),
         UnitsThenPoisson(even_tree(5, 8), (2,), 0.4),

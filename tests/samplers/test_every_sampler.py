@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from samplers import BatchSource, Poisson, UserPoisson, batch
-from samplers.base import CHUNK
+from samplers.plans import CHUNK
 from tests.samplers.conftest import matrix
 
 small_runs = st.tuples(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from samplers import BatchSource, FullBatch
-from samplers.base import CHUNK
+from samplers.plans import CHUNK
 
 
 @pytest.mark.parametrize(

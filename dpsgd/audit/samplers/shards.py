@@ -16,7 +16,7 @@ from dpsgd.audit.samplers.draws import Draws
 from dpsgd.audit.samplers.independence import coincidence_checks
 from dpsgd.audit.samplers.participation import share_checks
 from samplers import BatchSampler, Participations
-from samplers.base import EpochPlan
+from samplers.plans import EpochPlan
 from samplers.row_law import RandomOrders
 
 APART = "shards are drawn each by itself"

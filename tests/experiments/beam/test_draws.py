@@ -10,7 +10,7 @@ from dpsgd.engine.batch_files import BatchFiles, Draw, draw_here, write_manifest
 from experiments.beam import draws
 from experiments.beam.draws import check_sampler, drawn_by
 from samplers import BallsAndBins, Deterministic, FullBatch, Multistage, Poisson, Shuffle, UnitTree
-from samplers.base import CHUNK
+from samplers.plans import CHUNK
 from tests.experiments.beam.conftest import Workers, contents
 
 ROWS = CHUNK + 5_000
