@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpsgd.core.cost import cost
     from dpsgd.core.mechanism import Mechanism
+    from dpsgd.core.noise import Independent, Noise
     from dpsgd.core.segments import Segment, Trials
+    from dpsgd.core.state import Diagnostics
     from dpsgd.engine.algorithm import dpsgd
     from dpsgd.engine.averages import averaged
     from dpsgd.engine.calibration import Platt, calibration_sums
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
     from dpsgd.engine.modules import module_with_rows, split_module
     from dpsgd.engine.placement import Placement
     from dpsgd.engine.queries import Refinement
-    from dpsgd.gradients.clipping import Diagnostics, clipped_grad
+    from dpsgd.gradients.clipping import clipped_grad
     from dpsgd.gradients.memory import explain
     from dpsgd.gradients.rows import with_rows
     from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
     from dpsgd.models.model import load_exported
-    from dpsgd.noise.base import Independent, Noise
     from dpsgd.noise.correlated import BandedToeplitz
     from dpsgd.noise.keys import RootKey
     from dpsgd.runs.recommendation import Settings
@@ -102,7 +103,8 @@ _MODULES = {
     "engine.closures": ("public",),
     "engine.algorithm": ("dpsgd",),
     "engine.averages": ("averaged",),
-    "gradients.clipping": ("Diagnostics", "clipped_grad"),
+    "gradients.clipping": ("clipped_grad",),
+    "core.state": ("Diagnostics",),
     "gradients.rows": ("with_rows",),
     "gradients.rules": (
         "AutomaticClipping",
@@ -129,7 +131,7 @@ _MODULES = {
     "engine.lazy.group": ("LazyTables",),
     "core.cost": ("cost",),
     "core.segments": ("Segment", "Trials"),
-    "noise.base": ("Independent", "Noise"),
+    "core.noise": ("Independent", "Noise"),
     "noise.correlated": ("BandedToeplitz",),
     "noise.keys": ("RootKey",),
     "trainer": ("train",),

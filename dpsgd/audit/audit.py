@@ -23,11 +23,11 @@ from dpsgd.audit.runtime.sums import sum_checks
 from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, sums_run
-from dpsgd.noise.base import Independent
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, FullBatch
 

@@ -31,13 +31,13 @@ from dpsgd.audit.samplers.draws import THOROUGH
 from dpsgd.audit.synthetic import generated_rows
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Noise
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.closures import held_arrays
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import digest
 from dpsgd.gradients.losses import LossFn
-from dpsgd.noise.base import Noise
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, Deterministic, Poisson, UnitData
 

@@ -15,13 +15,12 @@ from dpsgd.audit.synthetic import probe_columns, varied_rows
 from dpsgd.audit.tables import TableSnapshot, put_rows
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import Table, TrainState, join_leaves
+from dpsgd.core.state import Diagnostics, Table, TrainState, join_leaves
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
-from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.rows import index_ranges
 from dpsgd.noise.keys import RootKey
 from samplers.batches import IndexBlock, zeros

@@ -18,8 +18,8 @@ from scipy.signal import lfilter
 
 from dpsgd.audit import reference
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent
 from dpsgd.gradients.rules import FLAT, AutomaticClipping, ClippingRule, PerLayerClipping
-from dpsgd.noise.base import Independent
 from dpsgd.noise.correlated import BandedToeplitz
 
 PyTree = Any

@@ -46,7 +46,8 @@ class Runs:
         self._drawn = self._noised = 0  # trials so far: each has randomness of its own
         algorithm = build(lambda w, x: w * x, optax.sgd(0.0))
         # One compiled step over many independent runs; the worlds differ in the data alone.
-        over_runs = None, BlockInputs(None, IndexBlock(0, 0, 0, None), 0, None, None)
+        shared: Any = None
+        over_runs = None, BlockInputs(None, IndexBlock(0, 0, 0, None), 0, shared, shared)
         run_block = jax.vmap(block_function(algorithm, sampler), in_axes=over_runs)
         self._run = jax.jit(run_block, compiler_options=compiler_options())
         self._state = algorithm.init(jnp.zeros((), jnp.float32), mechanism)

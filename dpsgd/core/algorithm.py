@@ -7,20 +7,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
+from dpsgd.core.gaussian import add_row_noise
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
-from dpsgd.gradients.clipping import Diagnostics
-from dpsgd.noise.base import Scales
-from dpsgd.noise.gaussian import add_row_noise
+from dpsgd.core.state import Diagnostics, Scales, TrainState
 
 PyTree = Any
-
-
-jax.tree_util.register_dataclass(
-    Scales,
-    data_fields=["l2_clip_norm", "noise_stddev", "expected_batch_size"],
-    meta_fields=["noise"],
-)
 
 
 class Context(NamedTuple):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from accounting.attack import implied_advantage
 from accounting.checks import check_guarantee_delta
 from accounting.profile import format_delta
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.noise.registry import noise_from_record, noise_record
+from dpsgd.core.noise import INDEPENDENT
 
 ADJACENCY = "zero-out"
 """Adjacency: the null example, with gradient 0, replaces one unit; the number of units is public.
@@ -31,7 +30,7 @@ NOT_COVERED = (
     "gradients in 32 bits are rounded, to some 1e-7 of themselves at each addition, and noise from "
     "a fast generator in 32 bits is Gaussian to about 1e-6",
 )
-"""Exclusions of every guarantee; on floating point see `dpsgd.noise.gaussian`."""
+"""Exclusions of every guarantee; on floating point see `dpsgd.core.gaussian`."""
 
 FOREIGN_CALLS = (
     "host calls and foreign functions of the loss, which may carry private rows from one example "
@@ -182,7 +181,7 @@ class Guarantee:
         )
 
     def _of_noise(self) -> str:
-        words = noise_label(noise_record(self.mechanism.noise))
+        words = self.mechanism.noise.label
         late = ", lazy tables" if self.lazy_tables else ""
         return late if words == INDEPENDENT else f", {words}{late}"
 
@@ -223,7 +222,7 @@ class Guarantee:
             "unit": self.unit,
             "noise_multiplier": mechanism.noise_multiplier,
             "l2_clip_norm": clip if math.isfinite(clip) else None,
-            "noise": noise_record(mechanism.noise),
+            "noise": mechanism.noise.record(),
             "full_sums": dataclasses.asdict(sums) if sums else None,
             "lazy_tables": self.lazy_tables,
             "initial_names": list(self.initial_names),
@@ -232,19 +231,3 @@ class Guarantee:
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
         }
-
-
-INDEPENDENT = "independent noise"
-
-
-def noise_label(noise: Mapping[str, Any]) -> str:
-    """Returns the printed name of a noise from its record.
-
-    >>> noise_label({"name": "banded toeplitz", "coefficients": [4, 3]})
-    'BandedToeplitz noise of 2 bands'
-    """
-    try:
-        law = noise_from_record(noise)
-    except ValueError:  # of a module that is not imported here
-        return f"{noise.get('name')} noise"
-    return str(law) if law.bands > 1 else INDEPENDENT

@@ -8,23 +8,26 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accounting import Bound, GaussianProfile, PrivacyProfile, largest_count
 from accounting.profile import format_delta
 from accounting.releases import WithGaussianReleaseProfile
+from dpsgd.core.noise import Independent, Noise
 from dpsgd.core.queries import FullSums
-from dpsgd.noise.base import Independent, Noise, Scales
 from samplers import BatchSampler, FullBatch
 from samplers.plans import MAX_STEPS
+
+if TYPE_CHECKING:
+    from dpsgd.core.state import Scales
 
 SCALES = 2.0**-100, 2.0**96
 """Range of C and sigma C under noise, in which float32 holds every value of a step.
 
 Above 2^-100 no value that decides on clipping or noise is subnormal, which XLA takes for 0
-(`dpsgd.gradients.norms`, `dpsgd.noise.gaussian`). Below 2^96 a sum of 2^31 clipped gradients, the
+(`dpsgd.gradients.norms`, `dpsgd.core.gaussian`). Below 2^96 a sum of 2^31 clipped gradients, the
 largest batch, is at most 2^127 and noise below 2^100, so that no infinity escapes the noise.
 """
 
@@ -221,6 +224,8 @@ class Mechanism:
 
     def scales(self) -> Scales:
         """Returns the compiled step's scales, with noise rounded up."""
+        from dpsgd.core.state import Scales
+
         clip = np.float32(self.l2_clip_norm)
         batch = np.float32(self.sampler.expected_batch_size)
         if self.noise_multiplier == 0:

@@ -1,8 +1,9 @@
-"""Training state between two steps; the noise of lazy tables may be pending."""
+"""Values of a step: its scales, its diagnostics, and the training state before and after it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,44 @@ import jax.numpy as jnp
 import optax
 
 PyTree = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scales:
+    """Noise scales of a mechanism, traced float32 scalars.
+
+    One compiled program serves all values. Only `noise` is static: each law of noise, and its
+    absence, compiles to a separate program.
+    """
+
+    l2_clip_norm: Any
+    """Clip norm C."""
+    noise_stddev: Any
+    """Standard deviation sigma C of the noise; None without noise."""
+    expected_batch_size: Any
+    """Divisor b of the noised sum."""
+    noise: Any = field(default=None, metadata={"static": True})
+    """Law `Noise` of the noise; None without noise."""
+
+
+class Diagnostics(NamedTuple):
+    """Sums over a batch's real (weight > 0) examples. NOT private: never release them.
+
+    Diagnostics of several batches add up: `jax.tree.map(operator.add, a, b)`.
+
+    Attributes:
+      loss_sum: float32, sum of the finite losses.
+      clipped_count: float32, number of examples shortened by clipping, in any group of parameters.
+      nonfinite_count: float32, number of examples that contributed zero for a NaN or infinite
+        gradient.
+      batch_size: float32, number of real examples.
+    """
+
+    loss_sum: jax.Array
+    clipped_count: jax.Array
+    nonfinite_count: jax.Array
+    batch_size: jax.Array
 
 
 class Table(NamedTuple):

@@ -13,6 +13,7 @@ import optax
 
 from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Noise
 from dpsgd.core.state import TrainState, split_leaves
 from dpsgd.engine.programs import compiled, contents, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
@@ -20,7 +21,6 @@ from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossByContents, LossFn, loss_row, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
-from dpsgd.noise.base import Noise
 
 PyTree = Any
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState
+from dpsgd.core.state import Diagnostics, TrainState
 from dpsgd.engine.algorithm import copy_buffers
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
@@ -23,7 +23,6 @@ from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import arrays_digest, digest, text_digest
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block, flush_noise
-from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, UnitData
 

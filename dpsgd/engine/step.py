@@ -15,12 +15,10 @@ from jax.sharding import PartitionSpec
 
 from dpsgd.core.algorithm import Algorithm, Context, View
 from dpsgd.core.marks import mark_value
-from dpsgd.core.mechanism import Scales
-from dpsgd.core.state import TrainState, split_leaves
+from dpsgd.core.state import Diagnostics, Scales, TrainState, split_leaves
 from dpsgd.engine.closures import require_closed
 from dpsgd.engine.placement import AXIS, Exchange, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows
-from dpsgd.gradients.clipping import Diagnostics
 from dpsgd.gradients.losses import example_keys
 from samplers import BatchSampler
 from samplers.batches import IndexBlock
@@ -261,7 +259,8 @@ class _Step:
         """Returns the partition of the inputs, for `Placement.on_each`."""
         assert self.placement is not None
         columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
-        return BlockInputs(SHARDED if self.streamed else WHOLE, columns, *(WHOLE,) * 5)
+        whole: Any = WHOLE
+        return BlockInputs(SHARDED if self.streamed else whole, columns, *(whole,) * 5)
 
 
 def _run_block(

@@ -6,7 +6,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from dpsgd.core.state import join_leaves, split_leaves
+from dpsgd.core.state import Diagnostics, join_leaves, split_leaves
 from dpsgd.gradients import ghost, memory
 from dpsgd.gradients.losses import LossFn, loss_rows, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
@@ -24,25 +24,6 @@ Sums = dict[int, Array]
 """Sum of each trained leaf, by the leaf's index."""
 SumTree = PyTree
 """Tree of the structure and shapes of the parameters, in float32."""
-
-
-class Diagnostics(NamedTuple):
-    """Sums over a batch's real (weight > 0) examples. NOT private: never release them.
-
-    Diagnostics of several batches add up: `jax.tree.map(operator.add, a, b)`.
-
-    Attributes:
-      loss_sum: float32, sum of the finite losses.
-      clipped_count: float32, number of examples shortened by clipping, in any group of parameters.
-      nonfinite_count: float32, number of examples that contributed zero for a NaN or infinite
-        gradient.
-      batch_size: float32, number of real examples.
-    """
-
-    loss_sum: Array
-    clipped_count: Array
-    nonfinite_count: Array
-    batch_size: Array
 
 
 METHODS = "ghost", "vmap"

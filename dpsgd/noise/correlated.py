@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dpsgd.noise.base import Noise
+from dpsgd.core.noise import Noise
 
 MAX_SPREAD = 32.0
 """Largest standard deviation of a step's noise, relative to independent noise."""
@@ -29,7 +29,7 @@ class BandedToeplitz(Noise):
     .. math:: n_t = \left(z_t - c_1 n_{t-1} - \dots - c_{b-1} n_{t-b+1}\right) / c_0
 
     n_t is 0 before the first step. z_t is standard normal, a pure function of key, step, leaf and
-    coordinate (`dpsgd.noise.gaussian`). The state holds the last b - 1 noises n in float32, b - 1
+    coordinate (`dpsgd.core.gaussian`). The state holds the last b - 1 noises n in float32, b - 1
     times the memory of the parameters.
 
     Attributes:
@@ -46,6 +46,8 @@ class BandedToeplitz(Noise):
 
     Source: C. A. Choquette-Choo et al., (Amplified) Banded Matrix Factorization (NeurIPS 2023).
     """
+
+    name = "banded toeplitz"
 
     coefficients: Sequence[float]
 
@@ -100,7 +102,7 @@ class BandedToeplitz(Noise):
 
     def add(self, total, state, key, step, scales):
         """Returns the noised mean and the last b - 1 noises, see `Noise.add`."""
-        from dpsgd.noise.gaussian import add_gaussian_noise
+        from dpsgd.core.gaussian import add_gaussian_noise
         from dpsgd.noise.recursion import next_noise
 
         noise, state = next_noise(total, state, key, step, *rounded(tuple(self.coefficients)))

@@ -270,7 +270,7 @@ class RootKey:
         return int.from_bytes(self._derive("sampling", attempt, size=32), "little")
 
     def noise_key(self, attempt: int) -> np.ndarray:
-        """Returns the key of the noise stream, uint32 `[4]`, for `dpsgd.noise.gaussian`.
+        """Returns the key of the noise stream, uint32 `[4]`, for `dpsgd.core.gaussian`.
 
         Pass it to the compiled step as an argument: a constant is part of the program's text and
         caches.

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpsgd.core.gaussian import normal_line
 from dpsgd.core.marks import mark_value
-from dpsgd.noise.gaussian import normal_line
-from dpsgd.noise.philox import COUNTED
+from dpsgd.core.philox import COUNTED
 from dpsgd.packing import packs, split
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dpsgd.noise.base import Independent, Noise
+from dpsgd.core.noise import Independent, Noise
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.removed import removal_notice
 
@@ -16,20 +16,20 @@ _BUILT_IN: dict[str, type[Noise]] = {
 }
 
 
-def noise_record(noise: Noise) -> dict[str, Any]:
-    """Returns the name and settings of `noise` as JSON values.
+def noise_label(record: Mapping[str, Any]) -> str:
+    """Returns the printed name of a noise from its record.
 
-    >>> noise_record(BandedToeplitz((4.0, 3.0)))["name"]
-    'banded toeplitz'
+    >>> noise_label({"name": "banded toeplitz", "coefficients": [4, 3]})
+    'BandedToeplitz noise of 2 bands'
     """
-    kind = type(noise)
-    names = (name for name, built_in in _BUILT_IN.items() if built_in is kind)
-    name = next(names, f"{kind.__module__}:{kind.__qualname__}")
-    return {"name": name, **noise.describe()}
+    try:
+        return noise_from_record(record).label
+    except ValueError:  # of a module that is not imported here
+        return f"{record.get('name')} noise"
 
 
 def noise_from_record(record: Mapping[str, Any]) -> Noise:
-    """Returns the noise that `noise_record` recorded.
+    """Returns the noise that `Noise.record` recorded.
 
     >>> noise_from_record({"name": "independent"})
     Independent()

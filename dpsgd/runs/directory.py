@@ -33,7 +33,7 @@ from dpsgd.runs.records import checked
 from dpsgd.runs.spec import check_version, config_digest
 
 if TYPE_CHECKING:
-    from dpsgd.gradients.clipping import Diagnostics
+    from dpsgd.core.state import Diagnostics
 
 PyTree = Any
 

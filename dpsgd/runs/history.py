@@ -16,7 +16,6 @@ from dpsgd.core.cost import cost, without_initial
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.segments import Part, check_together
 from dpsgd.files import parse_json
-from dpsgd.noise.registry import noise_record
 from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Selection, Terms
 from samplers.settings import UnknownSampler
@@ -263,7 +262,7 @@ def _law_of_noise(terms: Terms) -> tuple[Any, ...]:
 def check_same_noise(before: Terms, after: Terms) -> None:
     """Raises LedgerError unless the noise has one law in both."""
     if after.mechanism.noise != before.mechanism.noise:
-        name = noise_record(before.mechanism.noise)["name"]
+        name = before.mechanism.noise.name
         raise LedgerError(
             f"this run was begun with {name} noise and resumes only so: what its guarantee covers "
             "holds for all of its steps; start a new run"

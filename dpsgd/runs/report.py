@@ -8,7 +8,8 @@ from typing import Any
 
 from accounting import Bound
 from accounting.profile import format_delta
-from dpsgd.core.guarantee import INDEPENDENT, noise_label
+from dpsgd.core.noise import INDEPENDENT
+from dpsgd.noise.registry import noise_label
 from dpsgd.runs.log import WORDS
 from dpsgd.runs.recommendation import sentence
 

@@ -21,8 +21,8 @@ from accounting import (
 )
 from accounting.profile import EPSILON_TOLERANCE
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent, Noise
 from dpsgd.core.queries import FullSums
-from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.correlated import error_of_sums
 from dpsgd.runs.recommendation import (
     CHOICES,

@@ -34,6 +34,7 @@ from accounting.records import (
     named,
     read,
 )
+from dpsgd.core.noise import Independent, Noise
 from dpsgd.engine.lazy.gaps import LARGEST
 from dpsgd.gradients.rules import (
     FLAT,
@@ -41,7 +42,6 @@ from dpsgd.gradients.rules import (
     FlatClipping,
     PerLayerClipping,
 )
-from dpsgd.noise.base import Independent, Noise
 from dpsgd.noise.correlated import BandedToeplitz, banded_square_root
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, near, to_json

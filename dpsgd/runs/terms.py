@@ -14,7 +14,7 @@ from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.queries import FullSums
 from dpsgd.core.segments import Initial, Part, Segment, Trials
-from dpsgd.noise.registry import noise_from_record, noise_record
+from dpsgd.noise.registry import noise_from_record
 from dpsgd.removed import removal_notice
 from dpsgd.runs.records import build, checked, to_json
 from samplers.settings import kind_of, name_of
@@ -105,7 +105,7 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
         "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
         "noise_multiplier": mechanism.noise_multiplier,
         "l2_clip_norm": clip if math.isfinite(clip) else None,
-        "noise": noise_record(mechanism.noise),
+        "noise": mechanism.noise.record(),
         "full_sums": mechanism.full_sums,
         "adjacency": ADJACENCY,
     }

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
-from dpsgd.noise.base import Noise
+from dpsgd.core.noise import Noise
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import to_json

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd import RootKey
-from dpsgd.noise.gaussian import add_gaussian_noise
+from dpsgd.core.gaussian import add_gaussian_noise
 from experiments.benchmarks.case import Figure, at, figure
 from experiments.benchmarks.models import Model, clicks
 from experiments.benchmarks.programs import (

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from dpsgd.core.guarantee import noise_label
 from dpsgd.files import write_atomically
+from dpsgd.noise.registry import noise_label
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.spec import PARTS, known_options
 from experiments.results.points import CODE, SPECIFICATION

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from dpsgd.core.cost import WARM_START
-from dpsgd.core.guarantee import INDEPENDENT
+from dpsgd.core.noise import INDEPENDENT
 from experiments.results.metrics import Better, Headline
 from experiments.results.render import render
 from experiments.results.table import Table

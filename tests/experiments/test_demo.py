@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpsgd.noise.base import Independent
-from dpsgd.noise.registry import noise_record
+from dpsgd.core.noise import Independent
 from dpsgd.runs import report
 from experiments import demo
 from experiments.cli.console import Console
@@ -15,7 +14,7 @@ def test_the_table_of_the_demo_fits_80_columns(sigma, monkeypatch, capsys):
     records = [
         {
             "sampler": name,
-            "noise": noise_record(Independent()),
+            "noise": Independent().record(),
             "noise_multiplier": float(sigma),
             "epsilon_lower": None if epsilon is None else 0.9871234 * epsilon,
             "epsilon_upper": epsilon,

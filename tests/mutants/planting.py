@@ -31,7 +31,7 @@ SEAMS = {
     "step's sum": ("dpsgd.engine.step:_Step._sum", "the sum of a step over its passes"),
     "clipped sum": ("dpsgd.engine.algorithm:_ClippedSum.__call__", "the clipped sum of a pass"),
     "update": ("dpsgd.engine.algorithm:_Update.__call__", "noise, divisor and optimizer"),
-    "noise": ("dpsgd.noise.gaussian:add_gaussian_noise", "the Gaussian noise of all leaves"),
+    "noise": ("dpsgd.core.gaussian:add_gaussian_noise", "the Gaussian noise of all leaves"),
     "scales": ("dpsgd.core.mechanism:Mechanism.scales", "C, sigma C and b, as a program has them"),
     "factor": ("dpsgd.gradients.norms:clip_factor", "by how much each example is shortened"),
     "combined": ("dpsgd.gradients.norms:norm", "the norm of several leaves' squares"),

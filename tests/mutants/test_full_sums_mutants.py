@@ -26,10 +26,10 @@ from dpsgd import (
 from dpsgd.audit.audit import audit_queries
 from dpsgd.audit.runtime.flow import LEAVES
 from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
 from dpsgd.engine.loop import train_blocks
-from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import Deterministic, Poisson
 from tests.dpsgd.mixing import shared
 

@@ -10,9 +10,9 @@ from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, with_rows
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SILENT, deferred_checks
 from dpsgd.audit.runtime.sums import SINGLE, sum_checks
+from dpsgd.core.gaussian import STEP, VALUE
 from dpsgd.core.state import join_leaves
 from dpsgd.engine.lazy import rows
-from dpsgd.noise.gaussian import STEP, VALUE
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]

@@ -25,8 +25,8 @@ from dpsgd.audit.runtime.blocks import STEPS as IN_BLOCKS
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.noise import KEYS, MATRIX, NOISE, keys_check, noise_checks
 from dpsgd.core.algorithm import nothing_frozen
+from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.engine.feed import Layout
-from dpsgd.noise.gaussian import add_gaussian_noise
 from samplers import BallsAndBins, Deterministic, Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]

@@ -20,11 +20,10 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.state import TrainState, split_leaves
+from dpsgd.core.state import Scales, TrainState, split_leaves
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, block_program, flush_program
-from dpsgd.noise.base import Scales
 from dpsgd.noise.correlated import BandedToeplitz
 
 PyTree = Any

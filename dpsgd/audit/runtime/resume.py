@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpsgd.audit import reference
+from dpsgd.core.noise import Noise
 from dpsgd.core.state import TrainState
-from dpsgd.noise.base import Noise
 from dpsgd.noise.correlated import BandedToeplitz
 from dpsgd.packing import packs
 

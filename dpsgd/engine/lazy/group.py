@@ -17,6 +17,7 @@ import numpy as np
 
 from dpsgd.core.algorithm import Context, View, privatize
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.core.noise import Independent
 from dpsgd.core.state import Table, TrainState, join_leaves, split_leaves
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
@@ -27,7 +28,6 @@ from dpsgd.gradients.frozen import frozen_leaves, leaf_names
 from dpsgd.gradients.isolation import ForeignCalls
 from dpsgd.gradients.losses import LossFn, loss_row, loss_rows, row_loss, takes_key
 from dpsgd.gradients.rows import LocatedExample, declared_rows, traced_places
-from dpsgd.noise.base import Independent
 
 PyTree = Any
 
@@ -89,7 +89,7 @@ _CHUNK = 2**16
 """Number of rows that are flushed together."""
 
 _COUNTED = 2**32
-"""Most coordinates of a table with independent noise (`dpsgd.noise.gaussian.normal_at`)."""
+"""Most coordinates of a table with independent noise (`dpsgd.core.gaussian.normal_at`)."""
 
 
 def worthwhile(num_rows: int, looked_up: int) -> bool:

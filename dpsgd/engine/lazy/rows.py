@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dpsgd.core.state import Table
-from dpsgd.engine.lazy.laws import LawTables, law_of, norm
-from dpsgd.noise.gaussian import (
+from dpsgd.core.gaussian import (
     GRID_BITS,
     MOMENTUM,
     VALUE,
@@ -24,6 +22,8 @@ from dpsgd.noise.gaussian import (
     normal_at,
     uniform_at,
 )
+from dpsgd.core.state import Table
+from dpsgd.engine.lazy.laws import LawTables, law_of, norm
 
 
 class Rows(NamedTuple):

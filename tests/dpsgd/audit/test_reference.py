@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from dpsgd.audit import reference
-from dpsgd.noise import gaussian
-from dpsgd.noise.philox import philox4x32
+from dpsgd.core import gaussian
+from dpsgd.core.philox import philox4x32
 
 KEY = np.array([0xA4093822, 0x299F31D0, 0x082EFA98, 0xEC4E6C89], np.uint32)
 

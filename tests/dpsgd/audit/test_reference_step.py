@@ -8,8 +8,8 @@ import pytest
 
 from dpsgd import Mechanism, dpsgd
 from dpsgd.audit.reference_step import reference_step
+from dpsgd.core.noise import Independent
 from dpsgd.gradients.rules import AutomaticClipping, FlatClipping, PerLayerClipping
-from dpsgd.noise.base import Independent
 from dpsgd.noise.correlated import BandedToeplitz
 from samplers import BallsAndBins
 

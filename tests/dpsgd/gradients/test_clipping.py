@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpsgd import Diagnostics
 from dpsgd.gradients import norms
-from dpsgd.gradients.clipping import METHODS, Diagnostics, clipped_grad
+from dpsgd.gradients.clipping import METHODS, clipped_grad
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim
 

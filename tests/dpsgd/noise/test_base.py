@@ -22,7 +22,6 @@ from dpsgd import (
     dpsgd,
     train_blocks,
 )
-from dpsgd.noise.registry import noise_record
 from dpsgd.runs.history import NO_HEAD, LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
@@ -161,5 +160,5 @@ def test_correlated_noise_costs_what_independent_noise_does_where_participations
 def test_the_guarantee_names_the_noise_and_what_it_leaves_open():
     for noise in NOISES:
         record = cost([Segment(mechanism(noise))], 1e-5).record()
-        assert record["noise"] == noise_record(noise)
+        assert record["noise"] == noise.record()
         assert any("floating point" in line for line in record["not_covered"])

@@ -13,9 +13,9 @@ import pytest
 
 from accounting import epsilon
 from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey
+from dpsgd.core.gaussian import grid, standard_normal
 from dpsgd.noise.correlated import banded_square_root, error_of_sums, rounded
-from dpsgd.noise.gaussian import grid, standard_normal
-from dpsgd.noise.registry import noise_from_record, noise_record
+from dpsgd.noise.registry import noise_from_record
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 
 THREE = BandedToeplitz((1.0, 0.6, 0.3))
@@ -103,7 +103,7 @@ def test_column_norm_and_spread_are_those_of_the_matrix_and_exact_in_a_ledger(no
     assert 1 - 2e-7 <= np.linalg.norm(column) <= 1
     last = np.linalg.solve(matrix_of(noise, 600).T, np.eye(600, 1, -599))
     assert np.linalg.norm(last) == pytest.approx(noise.spread, rel=1e-6)
-    assert noise_from_record(json.loads(json.dumps(noise_record(noise)))) == noise
+    assert noise_from_record(json.loads(json.dumps(noise.record()))) == noise
 
 
 @pytest.mark.parametrize("coefficients", [(3.0, 1.0), (1.0, 0.5, 0.375), (0.1, -0.03, 0.01), (7,)])

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpsgd.noise import gaussian as noise
-from dpsgd.noise import philox
-from dpsgd.noise.gaussian import add_gaussian_noise, grid, standard_normal
+from dpsgd.core import gaussian as noise
+from dpsgd.core import philox
+from dpsgd.core.gaussian import add_gaussian_noise, grid, standard_normal
 from dpsgd.noise.keys import RootKey
 
 pytestmark = pytest.mark.usefixtures("optimised")  # bits are the claim

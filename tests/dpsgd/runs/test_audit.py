@@ -9,8 +9,8 @@ from tiny_task import Line, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import RootKey, resume, run
 from dpsgd.audit.report import UNSEEN
+from dpsgd.core import gaussian
 from dpsgd.engine import feed, loop, programs
-from dpsgd.noise import gaussian
 from dpsgd.runs import audit
 from dpsgd.runs.job import Job
 from dpsgd.runs.ledger import read

@@ -23,7 +23,7 @@ from tiny_task import (
 from dpsgd import Segment, cost, resume, run
 from dpsgd.audit import audit as coupled
 from dpsgd.audit.report import AuditReport, CheckResult
-from dpsgd.noise import gaussian
+from dpsgd.core import gaussian
 from dpsgd.runs import audit, job
 from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS

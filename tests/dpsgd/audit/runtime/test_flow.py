@@ -21,10 +21,10 @@ from dpsgd import (
     with_rows,
 )
 from dpsgd.audit.runtime.flow import flow_checks
+from dpsgd.core.gaussian import add_gaussian_noise, standard_normal
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy import group as lazy
 from dpsgd.engine.placement import Placement
-from dpsgd.noise.gaussian import add_gaussian_noise, standard_normal
 from samplers import BallsAndBins, FullBatch, Poisson
 
 pytestmark = pytest.mark.audit

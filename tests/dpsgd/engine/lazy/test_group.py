@@ -12,6 +12,16 @@ import pytest
 from scipy import stats
 
 from dpsgd import BandedToeplitz, LazyTables, Mechanism, RootKey, dpsgd, train, with_rows
+from dpsgd.core.gaussian import (
+    MOMENTUM,
+    STEP,
+    VALUE,
+    add_row_noise,
+    grid,
+    normal_at,
+    standard_normal,
+    uniform_at,
+)
 from dpsgd.core.state import Table, TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.lazy.gaps import LinearSgd
@@ -26,16 +36,6 @@ from dpsgd.engine.lazy.rows import (
     written,
 )
 from dpsgd.engine.loop import train_blocks
-from dpsgd.noise.gaussian import (
-    MOMENTUM,
-    STEP,
-    VALUE,
-    add_row_noise,
-    grid,
-    normal_at,
-    standard_normal,
-    uniform_at,
-)
 from samplers import BallsAndBins, Deterministic, Poisson
 
 N, R, D, B = 300, 2_000, 3, 20

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from dpsgd.core.marks import mark_value
-from dpsgd.noise.philox import COUNTED, word, words_at
+from dpsgd.core.philox import COUNTED, word, words_at
 from dpsgd.packing import join, packs, split
 
 GRID_BITS = 18

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,28 +15,16 @@ from accounting.profile import UpperEnd
 from samplers import BatchSampler
 from samplers.attempts import Attempt, check_attempts
 
+if TYPE_CHECKING:
+    from dpsgd.core.state import Scales
+
 PyTree = Any
+
+INDEPENDENT = "independent noise"
+"""Label of noise without correlation."""
 
 _UP = 1.0 + 2.0**-51
 """Factor above 1 by two float64 roundings; rounds a noise multiplier up."""
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Noise scales of a mechanism, traced float32 scalars.
-
-    One compiled program serves all values. Only `noise` is static: each law of noise, and its
-    absence, compiles to a separate program.
-    """
-
-    l2_clip_norm: Any
-    """Clip norm C."""
-    noise_stddev: Any
-    """Standard deviation sigma C of the noise; None without noise."""
-    expected_batch_size: Any
-    """Divisor b of the noised sum."""
-    noise: Noise | None = None
-    """Law of the noise; None without noise."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +49,16 @@ class Noise(abc.ABC):
     def bands(self) -> int:
         """Largest number of entries of M's columns from the diagonal down."""
         return 1
+
+    @property
+    def name(self) -> str:
+        """Name of the class in records, "module:qualified name" by default."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @property
+    def label(self) -> str:
+        """Printed name."""
+        return str(self) if self.bands > 1 else INDEPENDENT
 
     def init(self, like: PyTree) -> PyTree:
         """Returns the noise state before the first step; empty by default.
@@ -182,18 +180,28 @@ class Noise(abc.ABC):
         """Returns the settings as JSON values, the keyword arguments of the class."""
         return dataclasses.asdict(self)
 
+    def record(self) -> dict[str, Any]:
+        """Returns the name and settings as JSON values.
+
+        >>> Independent().record()
+        {'name': 'independent'}
+        """
+        return {"name": self.name, **self.describe()}
+
 
 @dataclass(frozen=True)
 class Independent(Noise):
-    """Fresh float32 Gaussian noise in every step (`dpsgd.noise.gaussian`).
+    """Fresh float32 Gaussian noise in every step (`dpsgd.core.gaussian`).
 
     >>> Independent().describe()
     {}
     """
 
+    name = "independent"
+
     def add(self, total, state, key, step, scales):
         """Returns the noised mean and the empty state, see `Noise.add`."""
-        from dpsgd.noise.gaussian import add_gaussian_noise
+        from dpsgd.core.gaussian import add_gaussian_noise
 
         divisor = scales.expected_batch_size
         return add_gaussian_noise(total, key, step, scales.noise_stddev, divisor=divisor), state
