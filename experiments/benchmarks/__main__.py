@@ -46,17 +46,17 @@ def parser_of(area: str) -> argparse.ArgumentParser:
 
 
 def _described(case: Case) -> str:
-    asked = ", only by -k" if case.asked else ""
-    return f"  {case.name:32} about {case.seconds:.0f} s{asked}"
+    remark = ", only by -k" if case.asked else ""
+    return f"  {case.name:32} about {case.seconds:.0f} s{remark}"
 
 
 def _type(value: int | str) -> Callable[[str], Any]:
-    def whole(text: str) -> int:
+    def parse_count(text: str) -> int:
         if int(text) < 1:
             raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
         return int(text)
 
-    return str if isinstance(value, str) else whole
+    return str if isinstance(value, str) else parse_count
 
 
 def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> list[Case]:
@@ -68,15 +68,15 @@ def chosen(cases: Sequence[Case], names: Iterable[str] | None, quick: bool) -> l
     offered = [case for case in cases if not quick or case.quick is not None]
     if names is None:
         return [case for case in offered if not case.asked]
-    found: list[Case] = []
+    chosen_cases: list[Case] = []
     for name in names:
         exact = [case for case in offered if case.name == name]
         like = exact or [case for case in offered if fnmatch(case.name, f"*{name}*")]
         if not like:
-            known = "; ".join(case.name for case in offered)
-            raise ValueError(f"-k: {name!r} is in the name of no case: {known}")
-        found += like
-    return [case for case in offered if case in found]
+            names_offered = "; ".join(case.name for case in offered)
+            raise ValueError(f"-k: {name!r} is in the name of no case: {names_offered}")
+        chosen_cases += like
+    return [case for case in offered if case in chosen_cases]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     area = first.parse_args(argv[:1]).area
     parser = parser_of(area)
     options = parser.parse_args(argv[1:])
-    given = {
+    changes = {
         name.removeprefix("set "): value
         for name, value in vars(options).items()
         if name.startswith("set ") and value is not None
@@ -100,22 +100,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         cases = chosen(cases_of(area), options.names, options.quick)
     except ValueError as error:
         parser.error(str(error))
-    for name in given:
+    for name in changes:
         if not any(name in case.setting for case in cases):
             parser.error(f"--{name.replace('_', '-')}: none of the chosen cases has it")
     record = Record(options.json, options.minutes)
     for case in cases:
         print(f"{case.name} ...", file=sys.stderr, flush=True)
-        mine = {name: value for name, value in given.items() if name in case.setting}
-        record.run(case, _command(case, mine, options.quick), mine, options.quick)
+        own_changes = {name: value for name, value in changes.items() if name in case.setting}
+        record.run(case, _command(case, own_changes, options.quick), own_changes, options.quick)
     return record.status()
 
 
-def _command(case: Case, given: dict[str, Any], quick: bool) -> str:
+def _command(case: Case, changes: dict[str, Any], quick: bool) -> str:
     """Returns the command that measures a case again."""
     name = f'"{case.name}"' if " " in case.name else case.name
     words = ["scripts/bench", case.area, "-k", name, *(["--quick"] if quick else [])]
-    for option, value in given.items():
+    for option, value in changes.items():
         words += [f"--{option.replace('_', '-')}", str(value)]
     return " ".join(words)
 

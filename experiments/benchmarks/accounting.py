@@ -34,13 +34,13 @@ ADVANTAGE = 0.1
 
 def timed(work: Callable[[], Any], rounds: int = 1) -> tuple[Any, list[float]]:
     """Returns the result and the CPU seconds of each round, with empty caches."""
-    found: list[Any] = []
+    results: list[Any] = []
     spent = []
     for _ in range(rounds):
         for value in (*vars(balls_and_bins).values(), *vars(shuffle).values()):
             getattr(value, "cache_clear", lambda: None)()
-        spent.append(Spent.on(lambda: found.append(work())).cpu_seconds)
-    return found[0], spent
+        spent.append(Spent.on(lambda: results.append(work())).cpu_seconds)
+    return results[0], spent
 
 
 def interval(sigma: float, bar: str, rounds: int = 3) -> Iterator[Figure]:
@@ -147,11 +147,11 @@ def hard() -> Iterator[Figure]:
     longest, refused = 0.0, 0
     for question in QUESTIONS:
         try:
-            found, (seconds,) = timed(functools.partial(eval, question, dict(NAMES)))
+            answer, (seconds,) = timed(functools.partial(eval, question, dict(NAMES)))
         except ArithmeticError as error:
-            found, seconds, refused = error, 0.0, refused + 1
+            answer, seconds, refused = error, 0.0, refused + 1
         longest = max(longest, seconds)
-        print(f"{question}: {found}, {seconds:.2f} s", flush=True)
+        print(f"{question}: {answer}, {seconds:.2f} s", flush=True)
     row = at(f"of {len(QUESTIONS)} hard questions")
     yield row("refused", refused, bar="<= 0")
     yield row("CPU time, longest", longest, "s", "<= 10")

@@ -45,16 +45,16 @@ def stores(format: str, way: str, rows: int) -> Iterator[Figure]:
     """
     if way == "beam":
         require("apache_beam")
-    found = []
+    processes = []
     with tempfile.TemporaryDirectory() as folder:
         for count in (rows // 10, rows):
             files, table = _raw(Path(folder) / str(count), format, count)
-            found.append(alone(_store, files, Path(folder) / f"store {count}", table, way))
-    few, many = (one.cpu_seconds for one in found)
-    row, rate = at(f"{format}, {way}"), (rows - rows // 10) / (many - few)
+            processes.append(alone(_store, files, Path(folder) / f"store {count}", table, way))
+    small_seconds, large_seconds = (process.cpu_seconds for process in processes)
+    row, rate = at(f"{format}, {way}"), (rows - rows // 10) / (large_seconds - small_seconds)
     yield row("rows to a store", rate / 1e6, "M/s", BAR if rows >= ENOUGH else "")
-    yield row(f"store of {FULL:,} rows", (many + (FULL - rows) / rate) / 60, "CPU min")
-    yield row(f"memory at {rows:,} rows", found[1].gigabytes, "GB", "<= 4")
+    yield row(f"store of {FULL:,} rows", (large_seconds + (FULL - rows) / rate) / 60, "CPU min")
+    yield row(f"memory at {rows:,} rows", processes[1].gigabytes, "GB", "<= 4")
 
 
 def _store(files: list[Path], out: Path, format: Any, way: str) -> None:
@@ -96,7 +96,7 @@ def batches(way: str, rows: int) -> Iterator[Figure]:
     """Measures batch files of Poisson sampling, see `stores`."""
     if way == "beam":
         require("apache_beam")
-    seconds, drawn = [], []
+    seconds, counts = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for count in (rows // 10, rows):
@@ -116,8 +116,8 @@ def batches(way: str, rows: int) -> Iterator[Figure]:
 
                 write = drawn_by(Runner().write_batches, columns)
             seconds.append(Spent.on(partial(_batches, out, draw, data, write)).cpu_seconds)
-            drawn.append(n)
-    rate = (drawn[1] - drawn[0]) / (seconds[1] - seconds[0]) / 1e6
+            counts.append(n)
+    rate = (counts[1] - counts[0]) / (seconds[1] - seconds[0]) / 1e6
     yield figure(f"rows to batches, {way}", rate, "M/s", BAR if rows >= ENOUGH else "")
 
 

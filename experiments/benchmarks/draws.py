@@ -23,8 +23,8 @@ def draw(
     """Measures the draw of an epoch, then batches of its plan."""
     source = BatchSource(getattr(samplers, sampler)(rows, batch_size), seed=0)
     row = at(f"{sampler}, n {rows / 1e6:g}M, batch {batch_size}")
-    drawn = Spent.on(lambda: source.passes(0)).cpu_seconds
-    yield row("draw of an epoch", drawn, "s", "<= 10")
+    epoch_seconds = Spent.on(lambda: source.passes(0)).cpu_seconds
+    yield row("draw of an epoch", epoch_seconds, "s", "<= 10")
     steps = range(1, min(batches, source.sampler.steps_per_epoch - 1) + 1)
     spent = [1e3 * Spent.on(partial(source.passes, step)).cpu_seconds for step in steps]
     yield row("a batch, median", spent, "ms", bar)
@@ -55,11 +55,11 @@ def shards(
     what: str, sampler: str, rows: int, batch_size: int, num_shards: int
 ) -> Iterator[Figure]:
     """Measures a process that draws one shard's epoch ("draw"), or the cost of all ("cost")."""
-    made = getattr(samplers, sampler)(rows, batch_size, num_shards=num_shards)
-    found = alone(_draw_shard if what == "draw" else _cost, made)
+    configured = getattr(samplers, sampler)(rows, batch_size, num_shards=num_shards)
+    process = alone(_draw_shard if what == "draw" else _cost, configured)
     row = at(f"{what} of {num_shards} shards, {sampler}, n {rows / 1e6:.4g}M, batch {batch_size}")
-    yield row("CPU time", found.cpu_seconds, "s", "<= 60")
-    yield row("memory", found.gigabytes, "GB", "<= 2")
+    yield row("CPU time", process.cpu_seconds, "s", "<= 60")
+    yield row("memory", process.gigabytes, "GB", "<= 2")
 
 
 def _draw_shard(sampler: EpochSampler) -> None:

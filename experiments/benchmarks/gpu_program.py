@@ -69,7 +69,7 @@ def kernels(program: str) -> list[Kernel]:
 
 def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list[Kernel]:
     shapes: dict[str, list[str]] = {}
-    found = []
+    kernels_found = []
     line = r"^\s+(?:ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*?)\)(?:, |$)(.*)$"
     for name, result, op, operands, rest in re.findall(line, computation, re.M):
         shapes[name] = re.findall(r"\w+\[[\d,]*\]", result)
@@ -83,14 +83,14 @@ def _kernels_of(computation: str, bodies: Mapping[str, str], times: int) -> list
         )
         if inner and inner[1] in bodies:
             rounds = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
-            more = times * int(rounds[1]) if rounds else times
-            found += _kernels_of(bodies[inner[1]], bodies, more)
+            inner_times = times * int(rounds[1]) if rounds else times
+            kernels_found += _kernels_of(bodies[inner[1]], bodies, inner_times)
         elif op not in NO_KERNEL:
             called = re.search(r"calls=%([\w.-]+)", rest)
             body = bodies.get(called[1], "") if called else ""
             operand_shapes = [s for k in read for s in shapes.get(k, [])]
-            found.append(Kernel(name, shapes[name], operand_shapes, body, times))
-    return found
+            kernels_found.append(Kernel(name, shapes[name], operand_shapes, body, times))
+    return kernels_found
 
 
 class Traffic(NamedTuple):
@@ -106,14 +106,14 @@ class Traffic(NamedTuple):
 
 def traffic(program: str, largest: int) -> Traffic:
     """Returns the traffic of a compiled `program` whose largest table has `largest` entries."""
-    found = kernels(program)
+    compiled_kernels = kernels(program)
     total, updates = 0, 0
-    for kernel in found:
-        whole = [s for s in (*kernel.written, *kernel.read) if _size(s) >= largest / 16]
+    for kernel in compiled_kernels:
+        large_arrays = [s for s in (*kernel.written, *kernel.read) if _size(s) >= largest / 16]
         if not re.search(r" (?:gather|scatter)\(", kernel.body):
-            total += kernel.times * sum(4 * _size(s) for s in whole)
+            total += kernel.times * sum(4 * _size(s) for s in large_arrays)
             updates += kernel.times * (sum(_size(s) == largest for s in kernel.read) > 0)
-    return Traffic(sum(kernel.times for kernel in found), updates, total / largest)
+    return Traffic(sum(kernel.times for kernel in compiled_kernels), updates, total / largest)
 
 
 def step_for_h200(model: Model, batch_size: int) -> Any:

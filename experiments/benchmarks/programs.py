@@ -72,9 +72,9 @@ class Program:
         self._schedules = Schedules(algorithm.groups, NUM_STEPS) if algorithm else None
         program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
         arguments = jax.eval_shape(start), *self._scheduled()
-        made: list[Any] = []
-        self.compiling = Spent.on(lambda: made.append(program.lower(*arguments).compile()))
-        self._compiled, self._state = made[0], start()
+        compiled: list[Any] = []
+        self.compiling = Spent.on(lambda: compiled.append(program.lower(*arguments).compile()))
+        self._compiled, self._state = compiled[0], start()
 
     @property
     def temporary_bytes(self) -> int:
@@ -86,8 +86,8 @@ class Program:
         if self._schedules is None:
             return self._inputs
         steps = range(self._done, self._done + self._block_steps)
-        known = self._schedules.block_arrays(steps, self._block_steps)
-        return (self._inputs[0]._replace(schedules=known),)
+        schedules = self._schedules.block_arrays(steps, self._block_steps)
+        return (self._inputs[0]._replace(schedules=schedules),)
 
     def __call__(self) -> None:
         arguments = self._state, *self._scheduled()
@@ -98,8 +98,8 @@ class Program:
         """Draws all pending noise; the steps go on from there."""
         assert self._algorithm is not None
         assert self._schedules is not None
-        inputs, known = self._inputs[0], self._schedules.flush_arrays(self._done)
-        how = known, inputs.noise_key, inputs.scales
+        inputs, schedules = self._inputs[0], self._schedules.flush_arrays(self._done)
+        how = schedules, inputs.noise_key, inputs.scales
         state = flush_noise(self._algorithm, self._state, *how)
         self._state = jax.block_until_ready(defer_noise(state))
 
@@ -166,10 +166,10 @@ class Steps:
 
         return self._block(block, start, self.model.columns, self._plan)
 
-    def _block(self, block: Callable, start: Callable, *inputs: Any, **others: Any) -> Program:
-        made = jax.jit(start, compiler_options=compiler_options())
+    def _block(self, block: Callable, start: Callable, *inputs: Any, **options: Any) -> Program:
+        start_program = jax.jit(start, compiler_options=compiler_options())
         inputs = jax.device_put(inputs)
-        return Program(block, made, *inputs, block_steps=self.block_steps, **others)
+        return Program(block, start_program, *inputs, block_steps=self.block_steps, **options)
 
     def gradient(self, clipped: bool) -> Program:
         """Returns gradients of one batch alone: their sum, clipped or not."""
@@ -194,21 +194,25 @@ class Steps:
         model, batch_size = self.model, self.batch_size
         shapes = jax.eval_shape(model.params)
         example = {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in model.columns.items()}
-        found, names = find_tables(model.loss_fn, shapes, example), leaf_names(shapes)
+        table_look_ups, names = find_tables(model.loss_fn, shapes, example), leaf_names(shapes)
         declared = declared_rows(model.loss_fn)
         assert declared is not None
 
         def start() -> TrainState:
             params = model.params()
-            return TrainState(jnp.int32(0), params, optimizer.init(split_leaves(params, found)[0]))
+            return TrainState(
+                jnp.int32(0), params, optimizer.init(split_leaves(params, table_look_ups)[0])
+            )
 
         def one_step(state: TrainState, batch: PyTree) -> TrainState:
-            dense, tables_now = split_leaves(state.raw_params, found)
+            dense, tables_now = split_leaves(state.raw_params, table_look_ups)
             read = jax.vmap(lambda example: declared.places(shapes, example))(batch)
-            numbers = {k: read[names[k]].reshape(batch_size, -1) for k in found}
+            numbers = {k: read[names[k]].reshape(batch_size, -1) for k in table_look_ups}
             places = {
-                names[k]: jnp.arange(found[k], dtype=jnp.int32).reshape(read[names[k]].shape[1:])
-                for k in found
+                names[k]: jnp.arange(table_look_ups[k], dtype=jnp.int32).reshape(
+                    read[names[k]].shape[1:]
+                )
+                for k in table_look_ups
             }
             rows = {k: table[numbers[k]] for k, table in tables_now.items()}
 

@@ -58,9 +58,11 @@ class Record:
         try:
             self._check_time(case)
             for row in case.function()(**setting):
-                shown = row._replace(bar="", holds=None) if quick and row.unit in SPEED else row
-                entry["rows"].append(shown._asdict())
-                print(line(shown), flush=True)
+                figure_row = (
+                    row._replace(bar="", holds=None) if quick and row.unit in SPEED else row
+                )
+                entry["rows"].append(figure_row._asdict())
+                print(line(figure_row), flush=True)
         except LeftOut as reason:
             entry |= {"status": "left out", "why": str(reason)}
         except Exception as error:
@@ -106,8 +108,8 @@ def line(row: Figure) -> str:
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Returns versions, devices, the processor and the flags of this process."""
-    found = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}
+    facts = environment() | {k: os.environ[k] for k in FLAGS if k in os.environ}
     with contextlib.suppress(OSError):
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-        found |= {"cpu": model[1]} if model else {}
-    return found
+        facts |= {"cpu": model[1]} if model else {}
+    return facts

@@ -21,23 +21,23 @@ TWO_LONG = {f"files of more than {LONG} lines": 2}
 
 def files_of(package: str) -> dict[str, Path]:
     """Returns the files of `package`, by the names of their modules."""
-    found = {}
+    files = {}
     for file in sorted((ROOT / package).rglob("*.py")):
         parts = file.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return found
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return files
 
 
 def imports(tree: ast.Module, modules: set[str]) -> set[str]:
     """Returns which of `modules` a file imports, anywhere."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in modules else f"{node.module}" for name in inner}
-    return found & modules
+            names |= {name if name in modules else f"{node.module}" for name in inner}
+    return names & modules
 
 
 def circles() -> dict[str, list[str]]:
@@ -49,10 +49,10 @@ def circles() -> dict[str, list[str]]:
     }
     while True:
         imported = set().union(*graph.values())
-        kept = {name for name in graph if name in imported and graph[name]}
-        if len(kept) == len(graph):
+        remaining = {name for name in graph if name in imported and graph[name]}
+        if len(remaining) == len(graph):
             return {name: sorted(names) for name, names in graph.items()}
-        graph = {name: graph[name] & kept for name in kept}
+        graph = {name: graph[name] & remaining for name in remaining}
 
 
 def counts(files: Iterable[Path]) -> dict[str, int]:
@@ -84,10 +84,10 @@ def size() -> Iterator[Figure]:
         PACKAGES: {"lines": 37_500, "statements": 22_000},
         ("tests",): {"lines": 26_500},
     }
-    for part, held in bars.items():
-        found = counts(file for package in part for file in files_of(package).values())
-        for name, count in found.items():
-            bar = f"<= {held[name]}" if name in held else ""
+    for part, limits in bars.items():
+        sizes = counts(file for package in part for file in files_of(package).values())
+        for name, count in sizes.items():
+            bar = f"<= {limits[name]}" if name in limits else ""
             yield figure(f"{' + '.join(part)}: {name}", count, bar=bar)
     circular = circles()
     for module, imported in circular.items():

@@ -89,22 +89,24 @@ def steps(
     model = clicks(table_rows, hidden)
     setting = Steps(model, batch_size, block_steps)
     row = at(f"{model.num_params / 1e6:.3g}M parameters, batch {batch_size:,}")
-    found = Times({}, {}, {})
+    times_by_kind = Times({}, {}, {})
     for names in [list(kinds)] if together else [[kind] for kind in kinds]:
         make = {name: partial(setting.program, name) for name in names}
-        more = times(make, block_steps, rounds)
-        found.seconds.update(more.seconds)
-        found.flushes.update(more.flushes)
-        found.memory.update(more.memory)
+        measured = times(make, block_steps, rounds)
+        times_by_kind.seconds.update(measured.seconds)
+        times_by_kind.flushes.update(measured.flushes)
+        times_by_kind.memory.update(measured.memory)
         gc.collect()
     for kind in kinds:
-        yield row(kind, found.seconds[kind], "s")
-        yield row(f"temporary memory, {kind}", found.memory[kind] / 1e6, "MB")
-    for kind, flush in found.flushes.items():
+        yield row(kind, times_by_kind.seconds[kind], "s")
+        yield row(f"temporary memory, {kind}", times_by_kind.memory[kind] / 1e6, "MB")
+    for kind, flush in times_by_kind.flushes.items():
         yield row(f"flush, {kind}", flush, "s")
-        yield row(f"flush / step, {kind}", np.median(flush) / np.median(found.seconds[kind]), "x")
-    quantities: dict[str, Any] = found.seconds | {
-        f"memory, {name}": found.memory[name] for name in found.memory
+        yield row(
+            f"flush / step, {kind}", np.median(flush) / np.median(times_by_kind.seconds[kind]), "x"
+        )
+    quantities: dict[str, Any] = times_by_kind.seconds | {
+        f"memory, {name}": times_by_kind.memory[name] for name in times_by_kind.memory
     }
     for one, other, bar in ratios:
         yield row(f"{one} / {other}", quantities[one] / quantities[other], "x", bar)
