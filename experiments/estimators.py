@@ -34,7 +34,7 @@ from dpsgd.runs.spec import PARTS, RunSpec
 from experiments.tasks.clicks.formats import BUCKETS, table_schema
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
-from experiments.tasks.clicks.task import ClickModels, DescribedClicks
+from experiments.tasks.clicks.task import ClickModels
 from samplers.settings import SETTINGS
 
 PyTree = Any
@@ -141,7 +141,7 @@ class _Estimator(BaseEstimator):
         sampler = build(kind, to_json(drawn), "options")
         spec = RunSpec.of(sampler, **options, **noise, target_delta=self.delta, init_seed=seed)
         schema = self._schema(names, declared)
-        model = DescribedClicks(PRESETS[self.model], schema, hash_seed=0)
+        model = ClickModels(PRESETS[self.model], schema, hash_seed=0)
         rows = {"label": labels, **model.encode(table)}
         task = _Rows(model.sizes, schema, model.hash_seed, rows)
         with tempfile.TemporaryDirectory() as folder:

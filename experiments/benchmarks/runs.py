@@ -38,7 +38,7 @@ from experiments.cli.commands.audit import coupled
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import BatchSource, Population
 from samplers.settings import SETTINGS
 
@@ -203,7 +203,7 @@ def audit(
     if overflow:
         several = dataclasses.replace(spec.sampler, max_batch_size=batch_size, overflow=overflow)
         spec = dataclasses.replace(spec, sampler=several)
-    task, found = DescribedClicks(MODELS[model], DISPLAY_ADS, 0), list[CheckResult]()
+    task, found = ClickModels(MODELS[model], DISPLAY_ADS, 0), list[CheckResult]()
     run = resolved(spec, Population(rows))
     spent = Spent.on(lambda: found.extend(coupled(task, run).checks))
     row = at(f"{model}, {sampler}, {rows:,} rows, batch {batch_size:,}")

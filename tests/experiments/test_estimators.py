@@ -22,7 +22,7 @@ from dpsgd.noise.keys import RootKey
 from experiments.estimators import EXPECTED_FAILED_CHECKS, DPClassifier, DPRegressor
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS
-from experiments.tasks.clicks.task import DescribedClicks
+from experiments.tasks.clicks.task import ClickModels
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (60, 3))
@@ -226,7 +226,7 @@ def test_models_hold_public_arrays_alone(preset, transform, bounded):
     ends = tuple((-1.0 - k, 2.0 + k) for k in range(bounded)) + (None,) * (12 - bounded)
     categories = tuple(f"c{k}" for k in range(9))
     schema = Schema("own", names, categories, (16,) * 9, transform=transform, bounds=ends)
-    model = DescribedClicks(replace(PRESETS[preset], max_buckets=16), schema, hash_seed=0)
+    model = ClickModels(replace(PRESETS[preset], max_buckets=16), schema, hash_seed=0)
     params, rows = jax.eval_shape(lambda: model.init(0)), model.generated(1)
     example = jax.tree.map(lambda x: x[0], rows)
     trace = jax.make_jaxpr(jax.grad(model.loss))(params, example)

@@ -22,7 +22,7 @@ from experiments.cli.console import Console
 from experiments.cli.questions.runs import Audit
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import preset_for
-from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import BatchSampler
 from samplers.settings import SETTINGS
 
@@ -64,7 +64,7 @@ def _probed_task(asked: Audit) -> Trainable:
     settings = {**asked.settings, "data": Path()}
     network = settings["embedding_dim"] is not None or settings["hidden"] is not None
     settings["model"] = settings["model"] or preset_for(asked.num_examples, network=network)
-    return DescribedClicks(Clicks(**settings).sizes, DISPLAY_ADS, 0)
+    return ClickModels(Clicks(**settings).sizes, DISPLAY_ADS, 0)
 
 
 def _claimed(asked: Audit, run: ResolvedRun) -> BatchSampler | None:

@@ -25,14 +25,16 @@ PyTree = Any
 
 
 class ClickModels(Models):
-    """Click model without training rows: sizes, columns and hash seed."""
+    """Click model without training rows.
 
-    sizes: ModelConfig
-    """Sizes of the model."""
-    schema: Schema
-    """Columns that the model reads."""
-    hash_seed: int
-    """Public seed of the hash of categorical values."""
+    Args:
+      sizes: Sizes of the model.
+      schema: Columns that the model reads.
+      hash_seed: Public seed of the hash of categorical values.
+    """
+
+    def __init__(self, sizes: ModelConfig, schema: Schema, hash_seed: int) -> None:
+        self.sizes, self.schema, self.hash_seed = sizes, schema, hash_seed
 
     def init(self, seed: int) -> PyTree:
         """Returns new parameters, which depend on no row."""
@@ -170,7 +172,7 @@ class ClickModels(Models):
         }
 
     @staticmethod
-    def described(description: Mapping[str, Any], where: str = "task") -> DescribedClicks:
+    def described(description: Mapping[str, Any], where: str = "task") -> ClickModels:
         """Returns the models of a described task, without its rows.
 
         Raises:
@@ -179,20 +181,11 @@ class ClickModels(Models):
         from dpsgd.runs.records import build, checked
         from experiments.tasks.clicks.schema import Schema
 
-        return DescribedClicks(
+        return ClickModels(
             build(ModelConfig, description.get("model_sizes"), f"{where}: model_sizes"),
             build(Schema, description.get("schema"), f"{where}: schema"),
             checked(description.get("hash_seed"), int, f"{where}: hash_seed"),
         )
-
-
-@dataclass(frozen=True)
-class DescribedClicks(ClickModels):
-    """Click models without a store, for a run or an export that is read back, or an audit."""
-
-    sizes: ModelConfig
-    schema: Schema
-    hash_seed: int
 
 
 @dataclass(frozen=True)

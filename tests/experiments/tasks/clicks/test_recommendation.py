@@ -21,7 +21,7 @@ from experiments.tasks.clicks.recommendation import (
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS
 from experiments.tasks.clicks.synthetic.rows import write_store
-from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import BallsAndBins
 
 EPSILONS = st.none() | st.floats(0.01, 100)
@@ -75,7 +75,7 @@ def test_without_privacy_numbers_alone_are_read_often_and_categories_once():
         private = replace(request, target_epsilon=3.0)
         assert recommended(private, most_buckets=0) == recommended(private)
     schemas = DISPLAY_ADS, replace(DISPLAY_ADS, categories=(), buckets=())
-    tasks = [DescribedClicks(PRESETS["small"], schema, 0) for schema in schemas]
+    tasks = [ClickModels(PRESETS["small"], schema, 0) for schema in schemas]
     assert [task.recommend(Request(455, 1 / 455)).epochs for task in tasks] == [1, 30]
 
 

@@ -27,7 +27,7 @@ from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.target import Binary, Classes, Number
-from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import Deterministic
 
 N = 600
@@ -132,7 +132,7 @@ def test_a_label_is_learned_and_scored_by_the_names_of_its_kind(kind, tmp_path, 
 def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind, tmp_path, capsys):
     table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
     run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
-    offered = DescribedClicks(SIZES, kind.schema(), 0).calibration()
+    offered = ClickModels(SIZES, kind.schema(), 0).calibration()
     by_label = {Binary: "platt", Classes: "temperature", Number: "affine"}
     assert offered.kind == by_label[type(kind.target)]
     for asked in by_label.values():
@@ -187,7 +187,7 @@ SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins
 @pytest.fixture
 def task(kind):
     """Models whose parameters are all drawn, and generated rows."""
-    task = DescribedClicks(SIZES, kind.schema(bounds={"x": (0, 5)}), 0)
+    task = ClickModels(SIZES, kind.schema(bounds={"x": (0, 5)}), 0)
     drawn = jax.tree.map(lambda x: RNG.normal(size=x.shape).astype(np.float32), task.init(0))
     return task, drawn, task.generated(200)
 
@@ -216,7 +216,7 @@ def test_a_model_has_one_logit_or_one_a_class_and_is_described_by_its_record(kin
     outputs = len(kind.columns)
     assert logits.shape == ((200,) if outputs == 1 else (200, outputs))
     again = of_rows.described(json.loads(json.dumps(of_rows.describe())))
-    assert again == of_rows
+    assert again.describe() == of_rows.describe()
     assert again.schema.target == kind.target
     assert again.loss is of_rows.loss
 

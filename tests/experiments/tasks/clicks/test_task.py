@@ -13,7 +13,7 @@ from dpsgd.runs.task import Task, check_task
 from experiments.tasks.clicks.model import shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, SPONSORED_SEARCH
 from experiments.tasks.clicks.sizes import PRESETS, WIDE_FROM
-from experiments.tasks.clicks.task import Clicks, DescribedClicks
+from experiments.tasks.clicks.task import ClickModels, Clicks
 
 SIZES = {"embedding_dim": 2, "max_buckets": 8, "hidden": (4,)}
 MODELS = {
@@ -146,7 +146,7 @@ def test_the_calibration_scales_and_shifts_the_logit_in_the_parameters(of_any_mo
 def test_what_is_described_is_enough_to_predict_without_the_store(task):
     record = json.loads(json.dumps(task.describe()))
     again = Clicks.described(record)
-    assert again == DescribedClicks(task.sizes, task.schema, task.hash_seed)
+    assert (again.sizes, again.schema) == (task.sizes, task.schema)
     assert again.predict is task.predict
     of_rows = {"generated": {"test_auc": task.store.source["test_bayes_auc"]}}
     assert {**json.loads(json.dumps(again.describe())), **of_rows} == record
@@ -158,7 +158,7 @@ def test_what_is_described_is_enough_to_predict_without_the_store(task):
 def test_predictions_are_those_of_the_model_written_out_in_numpy(of_any_model, transform):
     of_store, sizes = of_any_model[0], of_any_model[0].sizes
     schema, rows = dataclasses.replace(of_store.schema, transform=transform), of_store.columns()
-    task = DescribedClicks(sizes, schema, hash_seed=0)
+    task = ClickModels(sizes, schema, hash_seed=0)
     params = drawn(task)
     leaf = {
         "".join(f"/{key.key}" for key in path if hasattr(key, "key")): np.asarray(x, np.float64)
