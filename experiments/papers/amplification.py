@@ -91,7 +91,7 @@ def laplace_noise_scale(epsilon: float, num_examples: int, sampling_prob: float 
 
 
 def laplace_noise_ratio(epsilon: float, sampling_prob: float) -> float:
-    """Returns p ε_p / ε <= 1: the Laplace noise of the full mean over that of the sampled mean."""
+    """Returns p ε_p / ε <= 1: the full mean's Laplace noise over the sampled mean's."""
     _check_positive("epsilon", epsilon)
     return min(1.0, sampling_prob * deamplify(epsilon, 0.0, sampling_prob)[0] / epsilon)
 
@@ -170,7 +170,7 @@ def full_batch_noise(steps: int, *, epsilon: float, delta: float) -> float:
 
 
 class SubsamplingAdvice(NamedTuple):
-    """Batch sizes from which on subsampling is (nearly) free, at a fixed budget.
+    """Least batch sizes at which subsampling is (nearly) free, at a fixed budget.
 
     A batch of b of n examples is sampled at p = b/n. Beyond n not even full batches are covered.
     """
@@ -178,9 +178,9 @@ class SubsamplingAdvice(NamedTuple):
     step_epsilon: float
     """√(2ρ/k): ε of one release; the inverse of full batches' noise multiplier."""
     gaussian_batch_size: int
-    """For Gaussian noise, by the central limit theorem: an estimate."""
+    """Batch size for Gaussian noise, by the central limit theorem: an estimate."""
     laplace_batch_size: int
-    """For pure ε-DP releases: proved."""
+    """Batch size for pure ε-DP releases: proved."""
 
 
 def advise_batch_size(

@@ -87,7 +87,7 @@ def _check_sum(cap: float, epsilon: float) -> None:
 
 
 class BiasBounds(NamedTuple):
-    """How far a cap moves the mean loss, at most. Not private: diagnostics of the user's own data.
+    """Bounds on the change of the mean loss by a cap. Not private: diagnostics of your own data.
 
     The largest is 1, the range of the loss; the smallest one holds.
     """
@@ -145,7 +145,7 @@ def bias_bounds(
 
 
 class ExcessBounds(NamedTuple):
-    """How far a model's loss is above the least of its class, at most. Not private.
+    """Bounds on a model's loss above the least of its class. Not private.
 
     All but the last bound the mean loss on all examples that users hold, also those that do not
     count; all together its expectation, where the n examples are independent draws of one law.
@@ -155,7 +155,7 @@ class ExcessBounds(NamedTuple):
     """A cap moves users' weights from p to q: sum_j |q_j - p_j|; or, where losses were given, the
     range over the class of sum_j (q_j - p_j) L_j(h)."""
     choice: float
-    """What counts of users who are cut, m examples, is chosen at random: 2 sqrt(m log(6 |H| / f) /
+    """Error of choosing the m counted examples of capped users at random: 2 sqrt(m log(6 |H| / f) /
     2) / n_tau."""
     privacy: float
     """The model is drawn: `privacy_excess` of n_tau / tau users."""
@@ -177,7 +177,7 @@ def excess_bounds(
     user_losses: ArrayLike | None = None,
     failure: float = 0.05,
 ) -> ExcessBounds:
-    """Returns the trade-off of a cap tau: bias falls in it, and what privacy costs rises.
+    """Returns the trade-off of a cap tau: bias falls in it, and the cost of privacy rises.
 
     A model is drawn from a class H with probability proportional to exp(-epsilon S(h) / tau), S the
     sum of losses in [0, 1] on at most tau examples of each user: at random, or the first, if their
@@ -273,5 +273,5 @@ def private_quantile(
     target = Fraction(quantile) * values.size
     ranks = np.searchsorted(values, np.asarray(candidates, float), side="right")
     distances = [abs(rank - target) for rank in ranks.tolist()]
-    drawn = exponential_mechanism(distances, epsilon=epsilon, sensitivity=1, randbelow=randbelow)
-    return int(candidates[drawn])
+    index = exponential_mechanism(distances, epsilon=epsilon, sensitivity=1, randbelow=randbelow)
+    return int(candidates[index])

@@ -1,6 +1,6 @@
 """Episodic training as published, for comparison only, and sound alternatives to it.
 
-The sampler is that of `accounting.profiles.multistage`, which has its sound profile.
+`accounting.profiles.multistage` has the sampler's sound profile.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class PublishedTheorem3:
         check_delta(delta)
         if self.steps > 1:
             return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
-        found = epsilon_from_delta(
+        bound = epsilon_from_delta(
             lambda e: self.estimate_delta(e).value, lambda e: self.estimate_delta(e).value, delta
         )
-        return Estimate(found.upper, self.REASON)
+        return Estimate(bound.upper, self.REASON)
 
     def _poisson(self) -> PoissonProfile:
         rate = outcomes(self.draws, self.sizes).succeeds
@@ -112,24 +112,24 @@ def compare(
       Bounds, the configuration's own first; the last entry is the published theorem's estimate.
     """
     draws, sizes = tuple(draws), tuple(sizes)
-    found: dict[str, Bound | Estimate] = {}
+    epsilons: dict[str, Bound | Estimate] = {}
     for level in range(len(draws), -1, -1):
         name = f"units of level {level} clipped" if level else "whole episodes clipped"
         name = "examples clipped" if level == len(draws) else name
         profile = MultistageProfile(noise_multiplier, steps, draws, sizes, level)
-        found[name] = profile.epsilon(delta)
+        epsilons[name] = profile.epsilon(delta)
     if len(draws) == 1:
-        found["examples clipped, by adding or removing one (not zero-out)"] = add_remove_profile(
+        epsilons["examples clipped, by adding or removing one (not zero-out)"] = add_remove_profile(
             noise_multiplier, steps, draws, sizes
         ).epsilon(delta)
     units = outcomes(draws[:-1], sizes[:-1]).succeeds
     rate = draws[-1] / sizes[-1]
-    found["Poisson within units"] = UnitsThenPoissonProfile(
+    epsilons["Poisson within units"] = UnitsThenPoissonProfile(
         noise_multiplier, steps, units, rate
     ).epsilon(delta)
     published = PublishedTheorem3(noise_multiplier, steps, draws, sizes)
-    found["published theorem"] = published.estimate_epsilon(delta)
-    return found
+    epsilons["published theorem"] = published.estimate_epsilon(delta)
+    return epsilons
 
 
 def add_remove_profile(

@@ -51,9 +51,9 @@ def exponential_mechanism(
         raise ValueError(f"sensitivity must be at least 1, got {sensitivity}")
     rate, least = Fraction(epsilon) / (sensitivity * (1 if one_sided else 2)), min(costs)
     while True:
-        drawn = randbelow(len(costs))
-        if _bernoulli_exp(rate * (costs[drawn] - least), randbelow):
-            return drawn
+        candidate = randbelow(len(costs))
+        if _bernoulli_exp(rate * (costs[candidate] - least), randbelow):
+            return candidate
 
 
 def _bernoulli_exp(exponent: Fraction, randbelow: Callable[[int], int]) -> bool:

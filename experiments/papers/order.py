@@ -1,6 +1,6 @@
-"""Which of two profiles costs less at an epsilon, and where their order changes: certified.
+"""Certified order of two profiles at an epsilon, and epsilons at which it changes.
 
-What is proved of two samplers: docs/explanation/balls-and-bins-against-poisson.md.
+Proofs for two samplers: docs/explanation/balls-and-bins-against-poisson.md.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Order(NamedTuple):
 
 def compare(first: PrivacyProfile, second: PrivacyProfile, epsilon: float) -> Order:
     """Bounds two deltas at `epsilon` >= 0, more and more sharply until their order is certified."""
-    found = [Bound(0.0, 1.0), Bound(0.0, 1.0)]
+    bounds = [Bound(0.0, 1.0), Bound(0.0, 1.0)]
     for tolerance in _TOLERANCES:
         for i, profile in enumerate((first, second)):
-            if not found[i].note:
+            if not bounds[i].note:
                 again = profile.delta(epsilon, tolerance)
-                lower, upper = max(found[i].lower, again.lower), min(found[i].upper, again.upper)
-                found[i] = Bound(lower, upper, again.confidence, again.note)
-        if Order(*found).sign:
+                lower, upper = max(bounds[i].lower, again.lower), min(bounds[i].upper, again.upper)
+                bounds[i] = Bound(lower, upper, again.confidence, again.note)
+        if Order(*bounds).sign:
             break
-    return Order(*found)
+    return Order(*bounds)
 
 
 def crossing(
@@ -80,9 +80,9 @@ def crossing(
     below = 0.5 * upper
     while lower == 0.0 and below > 0.01 * upper:
         lower, below = (below if sign(below) > 0 else 0.0), 0.5 * below
-    end = upper
+    crossed = upper
     upper = _edge(lambda e: sign(e) < 0, upper, lower or below, ratio)
-    return Bound(_edge(lambda e: sign(e) > 0, lower, end, ratio), upper)
+    return Bound(_edge(lambda e: sign(e) > 0, lower, crossed, ratio), upper)
 
 
 def _edge(met: Callable[[float], bool], inside: float, outside: float, ratio: float) -> float:

@@ -18,8 +18,9 @@ class WithPureReleaseProfile(Profile):
     .. math:: \delta(\epsilon) \le p\, \delta'(\epsilon - \epsilon_0)
         + (1 - p)\, \delta'(\epsilon + \epsilon_0), \quad p = 1/(1 + e^{-\epsilon_0})
 
-    with delta' = `profile`'s, which must hold whatever was released. At a given delta, epsilon' +
-    epsilon_0 is sufficient. Proof: docs/explanation/composition-with-further-releases.md.
+    with delta' = `profile`'s, which must hold for every released value. At a given delta,
+    epsilon' + epsilon_0 is sufficient. Proof:
+    docs/explanation/composition-with-further-releases.md.
 
     Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015.
 

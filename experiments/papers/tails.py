@@ -26,8 +26,8 @@ def log_laplace_transform(t: Array, epoch: Epoch, ceiling: float = math.inf) -> 
     Args:
       t: float64[points], all > 0, or all < 0 where there is a ceiling.
       epoch: σ and T.
-      ceiling: Only the event counts on which each of the T standard normal variables, of which X is
-        made, is at most this, from -30 to 12; by default any.
+      ceiling: Largest value of each of X's T standard normal variables in the event that counts,
+        from -30 to 12; by default none.
     """
     deviation, bins = 1.0 / epoch.noise_multiplier, epoch.bins
     edges = np.linspace(_LOWEST, min(_HIGHEST, ceiling), _CELLS + 1)
@@ -47,8 +47,8 @@ def log_laplace_transform(t: Array, epoch: Epoch, ceiling: float = math.inf) -> 
         weights[-1] += float(scipy.special.ndtr(-_HIGHEST))
     with np.errstate(over="ignore"):
         terms = np.exp(-np.multiply.outer(t / bins, value))
-    found = bins * (np.log(np.maximum(terms @ weights + below, 1e-300)) + _ROUNDING)
-    return np.minimum(found, 0.0) if sign > 0.0 else found
+    log_transform = bins * (np.log(np.maximum(terms @ weights + below, 1e-300)) + _ROUNDING)
+    return np.minimum(log_transform, 0.0) if sign > 0.0 else log_transform
 
 
 def add_delta_upper_bound(epsilon: float, epoch: Epoch) -> float:
@@ -71,5 +71,5 @@ def truncated_tail(values: Array, epoch: Epoch, ceiling: float) -> Array:
     largest = ceiling / epoch.noise_multiplier - 0.5 / epoch.noise_multiplier**2
     t = epoch.bins * np.geomspace(0.1, 60.0, 48) * math.exp(-max(largest, -600.0))
     log_mgf = log_laplace_transform(-t, epoch, ceiling)
-    found = np.exp(np.minimum(log_mgf[:, None] - np.multiply.outer(t, values), 0.0)).min(0)
-    return found * (1.0 + _ROUNDING)
+    bounds = np.exp(np.minimum(log_mgf[:, None] - np.multiply.outer(t, values), 0.0)).min(0)
+    return bounds * (1.0 + _ROUNDING)

@@ -85,7 +85,7 @@ def _log_weighted_sum_exp(values: Array, weights: Array) -> Array:
 
 
 def _chunks(values: Array, width: int) -> Iterator[Array]:
-    """Yields consecutive parts of `values`, views of as many as fit beside `width` columns each."""
+    """Yields consecutive views of `values` that fit into memory with `width` columns each."""
     chunk = max(1, _CHUNK_ENTRIES // width)
     for start in range(0, values.size, chunk):
         yield values[start : start + chunk]
@@ -107,9 +107,13 @@ def sample_others(
     Returns:
       float64 of shape [num_samples].
     """
-    scale, others, found = 1.0 / epoch.noise_multiplier, epoch.bins - 1, np.zeros(num_samples)
+    scale, others, contributions = (
+        1.0 / epoch.noise_multiplier,
+        epoch.bins - 1,
+        np.zeros(num_samples),
+    )
     log_below = float(scipy.special.log_ndtr(ceiling))
-    for part in _chunks(found, len(ranks) + 2) if others else ():
+    for part in _chunks(contributions, len(ranks) + 2) if others else ():
         log_ceiling = np.full(part.size, log_below)
         if exceeded:
             log_ceiling = _log_top(rng, part.size, others, log_below)
@@ -119,7 +123,7 @@ def sample_others(
             weights = np.concatenate([np.ones(1), weights])
         log_sum = _log_weighted_sum_exp(scale * z, weights)
         part += np.exp(log_sum - math.log(epoch.bins) - 0.5 * scale**2)
-    return found
+    return contributions
 
 
 def _log_top(rng: np.random.Generator, size: int, num_draws: int, log_below: float) -> Array:
@@ -180,7 +184,7 @@ def sample_losses(
         without condition.
 
     Returns:
-      Losses, float64 of shape [num_samples]. Temporary memory is about 100 MB whatever the sizes.
+      Losses, float64 of shape [num_samples]. Temporary memory is about 100 MB for all sizes.
 
     Source: Chua et al., arXiv:2412.16802, Algorithms 4, 6, 10, 11 and Appendix B.3.
     """

@@ -93,8 +93,8 @@ def _excess(epsilon: float, others: Array, epoch: Epoch) -> Array:
     mass = np.exp(log_normal_cells(_OWN)) * (1.0 + 1e-12)
     threshold = math.exp(min(epsilon, 700.0))
     below, beyond = scipy.special.ndtr(_OWN[0]), scipy.special.ndtr(-_OWN[-1])
-    found = np.empty(others.shape)
+    means = np.empty(others.shape)
     for i, other in enumerate(others):
         value = np.maximum(1.0 - threshold / (other + own), 0.0)
-        found[i] = value[1:] @ mass + below * value[0] + beyond
-    return np.minimum(found, 1.0)
+        means[i] = value[1:] @ mass + below * value[0] + beyond
+    return np.minimum(means, 1.0)

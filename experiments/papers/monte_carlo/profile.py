@@ -38,11 +38,11 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class MonteCarloProfile:
-    """The profile of balls-and-bins by samples: upper ends of confidence 1 - β.
+    """Profile of balls-and-bins by samples: upper ends of confidence 1 - β.
 
     By default as its authors estimate it: importance sampling (one epoch) and, given ranks, order
     statistics. The lower end is the closed form of `max_event_lower_bound` and is proved. The
-    confidence is that of one query.
+    confidence holds for one query.
 
     Attributes:
       noise_multiplier: σ.
@@ -57,7 +57,7 @@ class MonteCarloProfile:
         one epoch is drawn; "other bins": all bins but the example's, whose part is integrated, with
         a proved bound on the direction "add". The last is for one epoch, is not in the paper, and
         alone has finite ends far below 1/m.
-      inequality: By which samples bound their expectation, see `mean_upper_bound`.
+      inequality: Inequality between samples and their expectation, see `mean_upper_bound`.
       seed: Seed of the samples; a query is a pure function of the attributes.
 
     Raises:
@@ -150,8 +150,8 @@ class MonteCarloProfile:
     def estimates(self, epsilons: Sequence[float]) -> Iterator[tuple[Estimate, Bound]]:
         """Yields, at each of `epsilons` >= 0, the samples' mean and the bounds on δ.
 
-        The mean is of the direction of which it is larger. The confidence is that of each answer by
-        itself. Losses without a condition are drawn once for all.
+        The mean belongs to the direction with the larger one. The confidence holds for each answer
+        alone. Losses without a condition are drawn once for all.
         """
         curve = None
         for epsilon in epsilons:
@@ -168,8 +168,8 @@ class MonteCarloProfile:
         if self._least_upper(lower) > delta:
             return Bound(lower, math.inf, 1.0 - self.beta, TOO_FEW)
         curve = self._curve(lower, 0.5 * delta)
-        found = epsilon_from_delta(
+        upper_end = epsilon_from_delta(
             lambda e: curve(max(e, lower))[1], lambda e: 0.0, delta, resolution=1e-6
         )
-        note = "" if found.upper < math.inf else TOO_FEW
-        return Bound(lower, max(lower, found.upper), 1.0 - self.beta, note)
+        note = "" if upper_end.upper < math.inf else TOO_FEW
+        return Bound(lower, max(lower, upper_end.upper), 1.0 - self.beta, note)
