@@ -55,6 +55,19 @@ def as_rst(app, what, name, obj, options, lines):
     lines[:] = re.sub(r"\$+\s*([^$]+?)\s*\$+", r":math:`\1`", text).splitlines()
 
 
+def without_ranges(app, what, name, obj, options, signature, returned):
+    """Returns a signature whose types are shown without their ranges and names."""
+    while signature and (start := re.search(r"~?(typing\.|types\.)?Annotated\[", signature)):
+        depth, comma, end = 0, None, start.end()
+        while depth >= 0:
+            depth += {"[": 1, "(": 1, "]": -1, ")": -1}.get(signature[end], 0)
+            comma = end if comma is None and depth == 0 and signature[end] == "," else comma
+            end += 1
+        kind = signature[start.end() : comma]
+        signature = signature[: start.start()] + kind + signature[end:]
+    return signature, returned
+
+
 def help_of(*words):
     """Returns what `dpsgd WORDS --help` prints."""
     text = cli.help_of([*words, "--help"]) or ""
@@ -76,5 +89,6 @@ def add_help(app, page, content):
 def setup(app):
     """Connects the functions above, and has the page of the command read anew each time."""
     app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-process-signature", without_ranges)
     app.connect("source-read", add_help)
     app.connect("env-get-outdated", lambda *_: [COMMAND])
