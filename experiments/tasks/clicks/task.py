@@ -10,15 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dpsgd.runs.records import checked
+import numpy as np
+
+from dpsgd.runs.recommendation import RecommendationRequest, Settings
+from dpsgd.runs.records import build, checked, to_json
+from experiments.tasks.clicks.recommendation import epsilon_of, recommended
+from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import PRESETS, ModelConfig, preset_for
 from experiments.tasks.models import Models
 
-if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no array
+if TYPE_CHECKING:  # a command's help reads the fields alone, and waits for no JAX
     from dpsgd.engine.queries import Refinement
-    from dpsgd.runs.recommendation import RecommendationRequest, Settings
     from experiments.tasks.clicks.evaluate import Scores
-    from experiments.tasks.clicks.schema import Schema
     from experiments.tasks.clicks.store import Store
 
 PyTree = Any
@@ -136,14 +139,10 @@ class ClickModels(Models):
 
     def recommend(self, request: RecommendationRequest) -> Settings:
         """Returns the default settings of a run, see `recommendation`."""
-        from experiments.tasks.clicks.recommendation import recommended
-
         return recommended(request, self.sizes, max(self.schema.buckets, default=0))
 
     def generated(self, count: int) -> PyTree:
         """Returns `count` synthetic probe rows; a fifth of their numbers are missing."""
-        import numpy as np
-
         schema, rng = self.schema, np.random.default_rng(0)
         shape = count, len(schema.integers)
         missing = rng.random(shape) < 0.2
@@ -158,8 +157,6 @@ class ClickModels(Models):
 
     def describe(self) -> dict[str, Any]:
         """Returns sizes, columns and hash seed, the input of `described`."""
-        from dpsgd.runs.records import to_json
-
         target = self.schema.target
         return {
             "model_sizes": to_json(self.sizes),
@@ -178,9 +175,6 @@ class ClickModels(Models):
         Raises:
           ValueError: If `description` is invalid; the message begins with `where`.
         """
-        from dpsgd.runs.records import build, checked
-        from experiments.tasks.clicks.schema import Schema
-
         return ClickModels(
             build(ModelConfig, description.get("model_sizes"), f"{where}: model_sizes"),
             build(Schema, description.get("schema"), f"{where}: schema"),
@@ -222,8 +216,6 @@ class Clicks(ClickModels):
         """Returns the task with a model, and the reason, see `preset_for`."""
         if self.model is not None:
             return self, {}
-        from experiments.tasks.clicks.recommendation import epsilon_of
-
         rows, epsilon = request.num_examples, epsilon_of(request)
         model, about = preset_for(rows, epsilon, network=self._network), f"{rows:,} rows train"
         if request.noise_multiplier is not None:
