@@ -1,4 +1,1 @@
-"""The commands of `dpsgd`, one module each: what can be asked, and `run`, which answers.
-
-A module imports what it needs to parse its arguments; NumPy, JAX and the rest wait for `run`.
-"""
+"""The commands of `dpsgd`, one module each, imported when called: `run` answers a question."""

@@ -15,7 +15,7 @@ def run(asked: Calibrate) -> None:
     """Runs `dpsgd calibrate`."""
     with going_on("calibrating"):
         population = asked.population()
-        found = resolved(asked.spec(), population)
+        found = resolved(asked.spec().but(l2_clip_norm=1.0), population)  # any norm costs the same
         mechanism = found.mechanism
         unit = mechanism.sampler.protected_unit(population)
         guarantee = cost([Segment(mechanism, unit=unit)], found.delta)

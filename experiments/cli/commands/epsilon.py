@@ -19,7 +19,7 @@ def run(asked: Epsilon) -> None:
     count = None if mean is None else TrialCount(mean, asked.trials_shape)
     with going_on("accounting"):
         population = asked.population()
-        found = resolved(asked.spec(), population)
+        found = resolved(asked.spec().but(l2_clip_norm=1.0), population)  # any norm costs the same
         sampler, delta = found.mechanism.sampler, found.delta
         segment = Segment(found.mechanism, unit=sampler.protected_unit(population))
         guarantee = cost([segment], delta)

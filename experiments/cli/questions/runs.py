@@ -191,13 +191,8 @@ class AboutRun(Question):
         Raises:
           ValueError: For choices that do not go together.
         """
-        check(spec := RunSpec.of(self.sampler, **{"l2_clip_norm": self.norm, **self.run_options}))
+        check(spec := RunSpec.of(self.sampler, **self.run_options))
         return spec
-
-    @property
-    def norm(self) -> float | None:
-        """Clipping norm of a command that has no option for it."""
-        return 1.0
 
 
 def joined_options(options: Sequence[Option], part: str) -> list[Option]:
@@ -362,11 +357,6 @@ class Train(OfTask):
     dry_run: bool = False
     log_to: LogTo | None = None
     devices: Devices = field(default_factory=Devices)
-
-    @property
-    def norm(self) -> float | None:
-        """None: the task chooses it."""
-        return None
 
     @classmethod
     def offered(cls) -> dict[str, Any]:
