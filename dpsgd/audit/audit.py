@@ -1,26 +1,25 @@
-"""The audit, in seconds, before every run: the program is what is accounted for.
+"""Audit before every run, in seconds: the program is the one that is accounted for.
 
 A guarantee is a theorem about a program: *each example moves a step's sum by at most C, the sum
 gets noise N(0, (sigma C)^2) that key, step and place name, what follows is made of the noised sum
-alone, and the sampler draws by the law that is claimed*. The audit calls the very executable that
-trains, and `train_blocks` itself, on synthetic rows and under keys of its own. Its tests of
-randomness are exact, each with a false-alarm probability of at most 1e-8. Defects that it looks
-for, and what it cannot see: docs/explanation/sharp-edges.md.
+alone, and the sampler draws by the law that is claimed*. The audit proves the flow of data from the
+trace (`runtime.flow`), calls the very executable that trains, and `train_blocks` itself, on
+synthetic rows under keys of its own, and compares what they release with the definition of DP-SGD.
+Faults that it finds, and its limits: docs/explanation/sharp-edges.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpsgd.audit.draws import draw_checks
+from dpsgd.audit.laws import law_checks
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport, CheckResult
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.deferred import deferred_checks
+from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.audit.runtime.flow import flow_checks
-from dpsgd.audit.runtime.noise import noise_checks
-from dpsgd.audit.runtime.sums import sum_checks
-from dpsgd.audit.samplers.checks import sampler_checks
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
@@ -30,6 +29,7 @@ from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement, sums_run
 from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, FullBatch
+from samplers.settings import KINDS
 
 PyTree = Any
 
@@ -44,56 +44,38 @@ def audit_program(
     layout: Layout | None = None,
     claimed: BatchSampler | None = None,
     root: RootKey | None = None,
-    draws: Callable[..., Sequence[CheckResult]] = sampler_checks,
+    laws: bool = False,
 ) -> AuditReport:
     """Audits the program of `algorithm`, as it runs under `mechanism`, and its sampler.
 
     Args:
-      algorithm: Of the run.
-      mechanism: Of the run: sampler, sigma and C.
-      params: Where the run begins.
+      algorithm: Algorithm of the run.
+      mechanism: Sampler, sigma and C of the run.
+      params: Parameters with which the run begins.
       rows: Synthetic examples, [rows, ...] each leaf; a few of the first are used.
-      state: With which the run resumes, if it does not begin: parameters, optimizer state and step.
-      layout: Of the run's blocks; by default what `train_blocks` chooses.
-      claimed: Sampler whose guarantee is claimed for the run; by default the mechanism's own.
+      state: State with which the run resumes: parameters, optimizer state and step.
+      layout: Layout of the run's blocks; by default what `train_blocks` chooses.
+      claimed: Sampler whose guarantee is claimed; by default the mechanism's own.
       root: Source of the audit's randomness, by default fresh entropy. Never the run's own: two
         releases under one noise, as this audit makes them, have a noise-free difference.
-      draws: As `sampler_checks`, which audits the sampler.
+      laws: True to test the law of the draws of every sampler; by default of samplers that are not
+        from `samplers`, and where another one is claimed.
 
     Raises:
-      ValueError: if the mechanism has no noise, or there are no rows.
+      ValueError: If the mechanism has no noise, or there are no rows.
     """
-    root = root or RootKey.from_entropy()
+    root, sampler = root or RootKey.from_entropy(), mechanism.sampler
     state = state or algorithm.init(params, mechanism, rows)
     probe = Probe(algorithm, mechanism, state, rows, layout=layout, root=root)
-    checks = sum_checks(probe) + noise_checks(probe) + block_checks(probe) + deferred_checks(probe)
-    checks += flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
-    sampler = mechanism.sampler
+    checks = flow_checks(algorithm, mechanism, state, probe.columns, probe.layout)
+    checks += step_checks(probe) + block_checks(probe) + deferred_checks(probe)
+    claimed = sampler if claimed is None else claimed
     seed, bands = root.sampling_seed(0), mechanism.noise.bands
-    checks += draws(sampler, claimed or sampler, seed=seed, bands=bands)
-    return AuditReport(tuple(checks))
-
-
-def audit_definition(
-    algorithm: Algorithm, mechanism: Mechanism, state: TrainState, rows: PyTree
-) -> AuditReport:
-    """Compares releases of the compiled step with the definition of DP-SGD, in float64.
-
-    It takes seconds more than `audit_program`, and is made on request (`dpsgd audit`).
-
-    Args:
-      algorithm: Of the run.
-      mechanism: Of the run: sampler, sigma and C.
-      state: State in which the run begins.
-      rows: Synthetic examples, as for `audit_program`.
-
-    Raises:
-      ValueError: if the mechanism has no noise, or there are no rows.
-    """
-    from dpsgd.audit.runtime.differential import step_check  # with scipy.signal
-
-    probe = Probe(algorithm, mechanism, state, rows, root=RootKey.from_entropy())
-    return AuditReport((step_check(probe),))
+    draws = draw_checks(sampler, claimed, seed=seed, bands=bands)
+    own = type(sampler) not in (*KINDS, FullBatch) or claimed is not sampler
+    if all(check.passed for check in draws) and (own or laws):
+        draws += law_checks(sampler, claimed)
+    return AuditReport((*checks, *draws))
 
 
 def audit_queries(
@@ -108,21 +90,21 @@ def audit_queries(
     """Audits the program that releases sums over all rows after a run, as `refine` calls it.
 
     Args:
-      refinement: What is summed.
-      mechanism: Of the run, with `full_sums`.
+      refinement: Refinement that the sums serve.
+      mechanism: Mechanism of the run, with `full_sums`.
       params: Parameters of the run, such as its first: the program does not depend on them.
       rows: Synthetic examples, as for the audit of the run.
-      placement: Of the run: which devices compute; by default one.
-      root: As for `audit_program`.
+      placement: Devices that compute; by default one.
+      root: Source of randomness, see `audit_program`.
 
     Raises:
-      ValueError: if there are no sums, or a row could see others.
+      ValueError: If there are no sums, or a row could see others.
     """
     sums = mechanism.full_sums
     run = sums_run(refinement, mechanism.sums_mechanism(), params, rows, placement)
     algorithm, released, state, read, _ = run
     assert sums is not None, "or sums_mechanism had refused"
-    # Of what is priced, whatever the run of the sums says of itself.
+    # The mechanism that is priced, whatever the run of the sums says of itself.
     sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
     noise = released.noise if released.noise.bands == 1 else Independent()
     priced = Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)

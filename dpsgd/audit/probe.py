@@ -178,6 +178,12 @@ class Probe:
         """Numbers of the leaves that are tables with deferred noise."""
         return () if self.snapshot is None else tuple(self.snapshot.rows)
 
+    def table_places(self, leaf: int, places: np.ndarray) -> np.ndarray:
+        """Returns flat indices into a table with deferred noise, of places among the rows read."""
+        assert self.snapshot is not None
+        width = math.prod(self.shapes[leaf][1:])
+        return self.snapshot.rows[leaf][places // width].astype(np.int64) * width + places % width
+
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the leaves of a release."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
 from dpsgd.audit.audit import audit_program
-from dpsgd.audit.report import AuditReport, CheckResult
-from dpsgd.audit.samplers.checks import sampler_checks
+from dpsgd.audit.report import UNSEEN, AuditReport
 from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
@@ -37,7 +36,12 @@ _passed: dict[Hashable, AuditReport] = {}
 
 
 def verdict(found: AuditReport, parts: list[str]) -> str:
-    """Returns in a line what an audit of these parts saw, or raises ValueError if it failed."""
+    """Returns the verdict of an audit in a line, or raises ValueError if it failed.
+
+    Args:
+      found: Report of the audit.
+      parts: Names of what was audited.
+    """
     found.require_passed()
     made = len(found.checks) - len(found.left_out)
     *first, last = parts
@@ -49,8 +53,8 @@ def verdict(found: AuditReport, parts: list[str]) -> str:
         line = f"SAMPLER NOT AUDITED; {line}"
     for why, names in found.reasons.items():
         others = f" and {len(names) - 2} more" if names[2:] else ""
-        line += f". Not checked, as {why}: {', '.join(names[:2])}{others}"
-    return f"{line}. {found.limits}"
+        line += f". Not tested, as {why}: {', '.join(names[:2])}{others}"
+    return f"{line}. {UNSEEN}"
 
 
 def audit_synthetic(
@@ -61,26 +65,19 @@ def audit_synthetic(
     synthetic: Callable[[int], PyTree],
     *,
     claimed: BatchSampler | None = None,
-    same: Any = None,
+    laws: bool = False,
 ) -> AuditReport:
     """Audits the program that trains, on synthetic rows, in all processes that train it.
 
     Args:
-      algorithm: Of the run.
+      algorithm: Algorithm of the run.
       mechanism: Sampler, sigma and C.
-      state: Where the run begins or resumes.
-      layout: Of its blocks, if it is known.
-      synthetic: Makes so many synthetic probe rows.
-      claimed: Sampler whose guarantee is claimed, if not the mechanism's own.
-      same: Equal for runs with equal synthetic rows; without it no audit of draws is remembered.
+      state: State with which the run begins or resumes.
+      layout: Layout of its blocks, if known.
+      synthetic: Function of a count that makes as many synthetic rows.
+      claimed: Sampler whose guarantee is claimed, see `audit_program`.
+      laws: True to test the law of the draws, see `audit_program`.
     """
-
-    def draws(*samplers: BatchSampler, bands: int, seed: int) -> Sequence[CheckResult]:
-        def make() -> AuditReport:
-            return AuditReport(tuple(sampler_checks(*samplers, bands=bands, seed=seed)))
-
-        return once(make, (), (same, *samplers, samplers[0] is samplers[1], bands)).checks
-
     return audit_program(
         algorithm,
         mechanism,
@@ -90,7 +87,7 @@ def audit_synthetic(
         layout=layout,
         claimed=claimed,
         root=Processes.current().root(),
-        draws=draws,
+        laws=laws,
     )
 
 

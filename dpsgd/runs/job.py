@@ -218,7 +218,7 @@ class Training:
             progress("auditing the program and the sampler")
             run = self.algorithm, mechanism, state, self.layout, self.synthetic
             key: tuple[Any, ...] = same, self.algorithm, mechanism, self.layout
-            found = once(lambda: audit_synthetic(*run, same=same), state, key)
+            found = once(lambda: audit_synthetic(*run), state, key)
             checks += found.checks
             parts += ["the compiled program", *["the draws"] * found.sampler_audited]
         if refinement is not None:

@@ -9,7 +9,8 @@ from planting import Fault, after, before, largest_norm, planted
 from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, with_rows
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SILENT, deferred_checks
-from dpsgd.audit.runtime.sums import SINGLE, sum_checks
+from dpsgd.audit.runtime.differential import STEP as RELEASED
+from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.core.gaussian import STEP, VALUE
 from dpsgd.core.state import join_leaves
 from dpsgd.engine.lazy import rows
@@ -154,8 +155,8 @@ BUGS = {
         lambda x, stddev: x + rows.grid(stddev) * 2.0**7),
     "gradients of rows that are not up to date": [Fault("lazy view", after(stale), FRESH)],
     "one percent less": gap(lambda stddev: {"stddev": 0.99 * stddev}),
-    "tables are clipped apart": [Fault("combined", after(largest_norm), SINGLE)],
-    "duplicates are clipped apart": [Fault("repeated", after(lambda found, h: h), SINGLE)],
+    "tables are clipped apart": [Fault("combined", after(largest_norm), RELEASED)],
+    "duplicates are clipped apart": [Fault("repeated", after(lambda found, h: h), RELEASED)],
 }  # fmt: skip
 
 
@@ -199,5 +200,5 @@ def failed(checks):
 def test_a_planted_bug_of_lazy_tables_is_caught(faults):
     wanted = {fault.check for fault in faults}
     with planted(*faults):
-        found = failed(sum_checks if wanted == {SINGLE} else deferred_checks)
+        found = failed(step_checks if wanted == {RELEASED} else deferred_checks)
     assert wanted <= found if wanted else not found

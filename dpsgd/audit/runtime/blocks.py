@@ -1,42 +1,45 @@
-"""What the loop that dispatches blocks gives them: batches, keys, scales and steps.
+"""Compares what the training loop gives to its blocks with what the run declares.
 
-The first block of what is left of the run, and its last ones, are run by `train_blocks`; of a large
-model the last steps alone. Batches are compared by their sizes and by how many of the marked rows,
-whose floats are NaN, are in them; the noise of every step with what the key of the attempt and the
-number of the step give.
+The first blocks of what is left of a run, and its last steps, are run by `train_blocks` itself,
+which resumes once in between. Batches are compared by their sizes and by the marked rows, whose
+floats are NaN, in them; the noise of every step with what key and step give; and the first step of
+each beginning with the definition of DP-SGD.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import jax
 import numpy as np
 
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
-from dpsgd.audit.runtime.expected import Comparison, ExpectedNoise, cast_of
-from dpsgd.audit.runtime.scales import loud, noise_dominated, noise_stddev
-from dpsgd.audit.runtime.sums import LARGE
+from dpsgd.audit.runtime.expected import Comparison, ExpectedNoise, spread_places
+from dpsgd.audit.runtime.releases import LARGE, cast_error, loud, noise_dominated, noise_stddev
 from dpsgd.engine.loop import Block
+from dpsgd.engine.placement import hosted
 from dpsgd.engine.step import Watch
 from samplers import BatchSource
-
-_TAIL = 2  # steps of the last block
-_ATTEMPT = 1
 
 BATCHES = "blocks train on the batches that are drawn"
 STEPS = "blocks are given the keys, scales and steps of the run"
 _COPIES = "every device has the same state"
 
+_SHORT = 4  # steps of a block, where full ones cost seconds
+_TAIL = 6  # last steps, of two short blocks
+_ATTEMPT = 1
+_WORK = 2**33  # coordinates of gradients formed in a full block, at most
+
 
 def block_checks(probe: Probe) -> list[CheckResult]:
-    """Checks what the loop gives to the first block of what is left of the run, and to the last.
+    """Checks blocks from the first step that is left, after a resume, and up to the last step.
 
     Of large tables with deferred noise, `deferred_checks` does so in the blocks that it runs.
     """
-    large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.raw_params)) > LARGE
-    checks = [] if large and probe.tables else _Blocks(probe, large=large).checks()
+    size = sum(leaf.size for leaf in jax.tree.leaves(probe.state.raw_params))
+    checks = [] if size > LARGE and probe.tables else _Blocks(probe, size).checks()
     placement = probe.layout.placement
     if placement is not None and len(placement.devices) > 1:
         path = probe.placement_mismatch()
@@ -47,33 +50,37 @@ def block_checks(probe: Probe) -> list[CheckResult]:
 
 
 class Dispatched:
-    """The steps and batches of blocks that an attempt is given, against those that are drawn."""
+    """Compares the steps and batches of an attempt's blocks with what is declared and drawn.
+
+    Attributes:
+      declared: Steps of each block, as the loop declares them.
+      wrong_steps: Description of the first wrong step; empty if none.
+    """
 
     def __init__(self, probe: Probe, attempt: int):
-        self._probe, self.count, self.wrong_steps, self._wrong = probe, 0, "", ""
+        self._probe, self.wrong_steps, self._wrong = probe, "", ""
         self._source = BatchSource(probe.mechanism.sampler, probe.root.sampling_seed(attempt))
         self.declared: list[range] = []
 
     def compare(self, block: Block, start: int) -> None:
-        """Compares a block that must begin with a step."""
-        here, log = block.steps, block.diagnostics
-        self.count += len(here)
-        known = self.declared[-1] == here and int(block.state.step) == here.stop
-        if here.start != start or not known:
-            wrong = f"steps {here.start:,} to {here.stop - 1:,} are others"
+        """Compares a block that must begin with step `start`."""
+        steps, log = block.steps, block.diagnostics
+        known = self.declared[-1] == steps and int(block.state.step) == steps.stop
+        if steps.start != start or not known:
+            wrong = f"steps {steps.start:,} to {steps.stop - 1:,} differ from those declared"
             self.wrong_steps = self.wrong_steps or wrong
-        for j, step in enumerate(here):
+        for j, step in enumerate(steps):
             size, marked = self._batch(step)
             few = self._probe.poison is not None and int(log.nonfinite_count[j]) < marked
             if int(log.batch_size[j]) != size or few:
-                self._wrong = self._wrong or f"step {step:,} is of another batch"
+                self._wrong = self._wrong or f"step {step:,} has another batch"
 
     def _batch(self, step: int) -> tuple[int, int]:
-        """Returns how many examples a batch has, and how many of these hold a marked row.
+        """Returns the examples of a batch, and those among them with a marked row.
 
-        The first as a step counts them: in float32, pass by pass, which beyond 2^24 rounds.
+        A step counts them in float32, pass by pass, which rounds beyond 2^24.
         """
-        block = self._source.fill(step, step + 1, passes=1)  # of an empty one, too
+        block = self._source.fill(step, step + 1, passes=1)  # of an empty batch, too
         shape = len(block.indices), -1, self._probe.block
         places = block.indices if block.places is None else block.places
         rows, weights = (x.reshape(shape) for x in (places, block.weights))
@@ -87,81 +94,90 @@ class Dispatched:
 
 
 class _Blocks:
-    """Blocks that `train_blocks` runs, and what is wrong with them."""
+    """Blocks that `train_blocks` runs with noise far above the sums."""
 
-    def __init__(self, probe: Probe, *, large: bool):
+    def __init__(self, probe: Probe, size: int):
         self._probe, self._mechanism = probe, loud(probe.mechanism)
         self._given = Dispatched(probe, _ATTEMPT)
         self._expected = ExpectedNoise(probe)
         self._all = range(probe.first_step, probe.mechanism.sampler.num_steps)
-        self._block = 0 if large else probe.layout.block_steps
+        work = size * probe.places * probe.layout.block_steps
+        self._block = probe.layout.block_steps if work <= _WORK else _SHORT
+        self._ends = None if work <= _WORK else _SHORT
         self._places = [
             np.asarray(at)
             if k in (*probe.tables, *probe.frozen)
-            else self._expected.places(k, at.size)
+            else spread_places(probe.sizes[k], at.size)
             for k, at in enumerate(Watch.nothing(probe.state.raw_params).places)
         ]
-        self._unknown, self._noise = "", Comparison(STEPS)
+        self._noise = Comparison(STEPS)
 
     def checks(self) -> list[CheckResult]:
-        """Runs blocks; returns what was seen."""
+        """Runs blocks, and returns their checks."""
         last = max(self._all.start, self._all.stop - self._block - _TAIL)
         segments = [range(last, self._all.stop)]
-        if self._block and last > self._all.start:
+        if last > self._all.start:
             segments.insert(0, range(self._all.start, min(last, self._all.start + self._block)))
         for steps in segments:
-            self._look(steps)
-        what = f"{len(self._given.declared)} dispatched"
-        what += "".join(f", steps {s.start:,} to {s.stop - 1:,}" for s in segments)
-        what += f"; {self._noise.compared:,} numbers of their noise"
-        given = self._noise.check(what)
+            self._run(steps)
+        words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
+        detail = f"{len(self._given.declared)} blocks of steps {words}"
+        given = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")
         if self._given.wrong_steps:
             given = CheckResult(STEPS, False, self._given.wrong_steps)
-        elif self._unknown and given.passed:
-            given = CheckResult.skipped(STEPS, f"noise not compared: {self._unknown}")
-        return [self._given.check(what), given]
+        elif given.passed and (unknown := self._unknown()):
+            given = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
+        return [self._given.check(detail), given]
 
-    def _look(self, wanted: range) -> None:
-        """Compares blocks that begin with the first of these steps and reach the last."""
-        stop, rows = wanted.start, []
-        blocks = self._probe.blocks(
-            self._probe.begun(stop),
-            self._mechanism,
-            attempt=_ATTEMPT,
-            places=self._places,
-            return_gradient=True,
-            declare=self._given.declared.append,
-        )
-        with closing(blocks):
-            for block in blocks:
-                here = block.steps
-                self._given.compare(block, stop)
-                rows.append(np.asarray(block.watched, np.float64)[: len(here)])
-                stop = here.stop
-                if stop >= wanted.stop:
-                    break
+    def _unknown(self) -> str:
+        """Returns why the noise of blocks cannot be compared; empty if it can."""
+        if noise_dominated(self._probe.mechanism) is None:
+            return f"C = {self._probe.mechanism.l2_clip_norm:.3g} is next to the least"
+        known = not self._expected.singular and self._expected.knows(self._all.start)
+        return "" if known else "the noise states no Toeplitz matrix"
+
+    def _run(self, wanted: range) -> None:
+        """Compares blocks from the first of these steps to the last, resuming after the first."""
+        stop, rows, state = wanted.start, [], self._probe.begun(wanted.start)
+        ends = self._ends
+        while stop < wanted.stop and state is not None:
+            begun, state = state, None
+            blocks = self._probe.blocks(
+                begun,
+                self._mechanism,
+                attempt=_ATTEMPT,
+                places=self._places,
+                return_gradient=True,
+                flush_every=ends,
+                declare=self._given.declared.append,
+            )
+            with closing(blocks):
+                for block in blocks:
+                    self._given.compare(block, stop)
+                    rows.append(np.asarray(block.watched, np.float64)[: len(block.steps)])
+                    first, stop = stop == wanted.start, block.steps.stop
+                    if stop >= wanted.stop:
+                        break
+                    if first and not self._probe.tables:
+                        state, ends = jax.tree.map(np.array, hosted(block.state)), _SHORT
+                        break
         if stop < wanted.stop:
             ended = f"the run ends at step {stop:,} of {self._all.stop:,}"
             self._given.wrong_steps = self._given.wrong_steps or ended
-        self._compare(range(wanted.start, stop), np.concatenate(rows))
+        if not self._unknown():
+            self._compare(range(wanted.start, stop), np.concatenate(rows))
 
     def _compare(self, steps: range, rows: np.ndarray) -> None:
         """Compares the noise of steps that begin without history."""
-        probe, mechanism = self._probe, noise_dominated(self._probe.mechanism)
-        if mechanism is None:
-            self._unknown = f"C = {probe.mechanism.l2_clip_norm:.3g} is next to the least"
-        elif self._expected.singular or not self._expected.knows(steps):
-            self._unknown = "the noise states no Toeplitz matrix"
-        if mechanism is None or self._unknown:
-            return
+        probe, mechanism = self._probe, self._mechanism
         scale, start = mechanism.sampler.expected_batch_size / noise_stddev(mechanism), 0
         for k, places in enumerate(self._places):
             found = rows[:, start : start + places.size] * scale
             start += places.size
-            unnoised = k in probe.frozen or k in probe.tables  # `flow`, `deferred` look at these
+            unnoised = k in probe.frozen or k in probe.tables  # see `flow` and `deferred`
             if unnoised or not probe.sizes[k]:
                 continue
             expected = self._expected.of(steps, k, places, _ATTEMPT)
-            allowed = self._expected.allowed + cast_of(probe.dtypes[k]) * np.abs(expected)
+            allowed: Any = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(expected)
             where = f"{probe.names[k]} in blocks from step {steps.start:,} on"
-            self._noise.add(found, expected, allowed, where, k)
+            self._noise.add(found, expected, allowed, where)

@@ -29,8 +29,7 @@ from dpsgd.audit.runtime.deferred_law import (
     step_sizes,
 )
 from dpsgd.audit.runtime.expected import ALLOWED, Comparison
-from dpsgd.audit.runtime.scales import noise_dominated
-from dpsgd.audit.runtime.sums import LARGE, norm
+from dpsgd.audit.runtime.releases import LARGE, noise_dominated, norm
 from dpsgd.audit.tables import TableSnapshot, put_rows, some_rows
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Table, TrainState

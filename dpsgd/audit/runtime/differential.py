@@ -1,13 +1,10 @@
-"""The compiled step against the definition of DP-SGD, coordinate by coordinate.
+"""Compares releases of the compiled step with the definition of DP-SGD, number by number.
 
-Releases of the executable that trains are compared with gradients that are formed one by one,
-clipped, summed, noised and divided in float64 (`dpsgd.audit.reference_step`).
-
-How far they may differ follows from rounding. A gradient that is computed in unit roundoff u is
-that of parameters a few u away: an example may be off by what eight random moves of 2^8 u of the
-parameters change, and by 2^-10 of its length. A sum of m of them errs by m 2^-24 of their lengths,
-a cast by the unit of its type, and noise by `expected.ALLOWED`. An example that such moves change
-by more than a sixteenth, as where a rectifier is next to its kink, is left out.
+A release is what the executable that trains makes of one synthetic batch. It must be the sum of
+clipped gradients, plus the noise that key, step and place name, over the expected batch size. The
+gradients are formed one by one (`dpsgd.audit.reference_step`). Where the audit cannot form them,
+as of an own algorithm, it measures what each example adds alone, which must not exceed C. How far
+rounding moves a release: docs/explanation/audit-of-steps.md.
 """
 
 from __future__ import annotations
@@ -25,314 +22,524 @@ from jax.extend import core
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.reference_step import clip_factors
 from dpsgd.audit.report import CheckResult
-from dpsgd.audit.runtime.expected import ExpectedNoise, cast_of
-from dpsgd.audit.runtime.scales import loud, quiet
-from dpsgd.audit.runtime.sums import LARGE
+from dpsgd.audit.runtime.expected import ExpectedNoise, spread_places
+from dpsgd.audit.runtime.releases import LARGE, UNIT, Release, cast_error, loud, norm, quiet
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.gradients.losses import example_keys
 
 PyTree = Any
 
 STEP = "a step releases what the definition of DP-SGD does"
+ADDS_UP = "sums over different rows add up"
+UNCLIPPED = f"{ADDS_UP}, unclipped"
 
-_UNIT = 2.0**-24
-_OWN = 2.0**-10  # of an example's length: what its own arithmetic may add
-_MOVES = 8  # of the parameters, by relative rounding
-_UNSTEADY = 2.0**-4  # of an example's length
-_ABOVE = 2.0**-7, 2.0**-4, 0.5  # by how much a norm exceeds C
+_OWN = 2.0**-10  # of an example's norm: error of its own arithmetic
+_MOVES = 4  # random moves of the parameters by relative rounding
+_UNSTEADY = 2.0**-4  # of an example's norm: error above which it is left out
+_ABOVE = 2.0**-7, 2.0**-4, 0.6  # excess of norms over C
 _FEW = 3  # examples of a large model
-_PLACES = 2**18  # coordinates of a release that are compared
-_TOGETHER = 2.0**-2  # of C: what a batch may be off by
-_PARTS = 6
+_PLACES = 2**15  # coordinates of a release compared; 8 times as many of one of noise alone
+_TOGETHER = 2.0**-2  # of C: error of a batch, at most
+_PARTS = 4  # parts of the batch compared under each clip norm
+_RAISED = range(0, 36, 5)  # powers of 2 by which C is raised until it clips nothing
 
 
-class _Examples(NamedTuple):
-    """Gradients of synthetic examples.
+class Clipped(NamedTuple):
+    """What synthetic examples add to a sum under one clip norm.
 
     Attributes:
-      numbers: Of the examples.
-      norms: Of each leaf: float64[examples, leaves].
-      at: Coordinates that are compared: of each leaf float64[examples, places].
-      off: How far rounding may move each gradient: float64[examples].
+      values: Compared coordinates, all leaves in a row: float64[examples, places].
+      norms: Norm of each contribution: float64[examples].
+      errors: Bound of the rounding in each contribution's norm: float64[examples].
     """
 
-    numbers: np.ndarray
+    values: np.ndarray
     norms: np.ndarray
-    at: list[np.ndarray]
-    off: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Norms of the gradients."""
-        return np.sqrt(np.square(self.norms).sum(axis=1))
-
-    @property
-    def steady(self) -> np.ndarray:
-        """Which gradients are finite, no zeros and hardly moved by rounding."""
-        with np.errstate(invalid="ignore"):
-            known = np.isfinite(self.lengths) & (self.lengths > 0)
-            return known & (self.off <= _UNSTEADY * self.lengths)
+    errors: np.ndarray
 
 
 class _Look(NamedTuple):
-    """One release.
+    """One release to compare.
 
     Attributes:
-      name: What it is, in words.
-      members, at, padding: As for `Probe.release`.
-      mechanism: With its sigma and C.
-      step, attempt: Which name the noise.
+      name: Description for a message.
+      members, at, padding: Batch, see `Probe.release`.
+      mechanism: Scales of the release.
+      step, attempt: Name of the noise; None is the first step.
+      every: True to compare more coordinates.
+      paired: True for one of two releases of equal sums.
     """
 
     name: str
     members: np.ndarray
     mechanism: Mechanism
     at: np.ndarray | None = None
-    padding: int = 0
+    padding: Any = 0
     step: int | None = None
     attempt: int = 0
+    every: bool = False
+    paired: bool = False
 
 
-def step_check(probe: Probe) -> CheckResult:
+def step_checks(probe: Probe) -> list[CheckResult]:
     """Compares releases of single steps with the definition of DP-SGD."""
-    algorithm = probe.algorithm
-    if algorithm.loss_fn is None:
-        return CheckResult.skipped(STEP, "an own algorithm states no loss")
-    if algorithm.takes_key and probe.mechanism.sampler.num_shards > 1:
-        return CheckResult.skipped(STEP, "keys of a loss depend on the shard of a row")
-    if probe.tables and sum(leaf.size for leaf in jax.tree.leaves(probe.state.params)) > LARGE:
-        return CheckResult.skipped(STEP, "a gradient of a large table is not formed")
     expected = ExpectedNoise(probe)
-    first = range(probe.first_step, probe.first_step + 1)
-    if expected.singular or not expected.knows(first):
-        return CheckResult.skipped(STEP, "the noise states no Toeplitz matrix")
-    try:
-        return _Steps(probe, expected).check()
-    except TypeError as error:
-        return CheckResult.skipped(STEP, str(error))
+    checks = [expected.matrix_check()]
+    if expected.singular:
+        return checks
+    steps = _Steps(probe, expected, sampled_places(probe, _PLACES))
+    checks += [steps.check(), _additivity_check(probe, quiet(probe.mechanism), ADDS_UP)]
+    if steps.largest > 0:
+        raised = quiet(probe.mechanism, 8 * steps.largest)
+        checks.append(_additivity_check(probe, raised, UNCLIPPED))
+    return checks
+
+
+def sampled_places(probe: Probe, most: int) -> list[np.ndarray]:
+    """Returns flat indices of each leaf of a release, about `most` in all."""
+    total = max(1, sum(probe.sizes))
+    return [
+        spread_places(size, size if total <= most else max(256, most * size // total))
+        for size in probe.sizes
+    ]
 
 
 class _Steps:
-    """The releases, and the first that is another."""
+    """Releases of single steps, and what they must be.
 
-    def __init__(self, probe: Probe, expected: ExpectedNoise):
-        self._probe, self._expected = probe, expected
-        total = max(1, sum(probe.sizes))
-        self._places = [
-            expected.places(k, size if total <= _PLACES else max(256, _PLACES * size // total))
-            for k, size in enumerate(probe.sizes)
-        ]
-        self._known: dict[tuple[int, int, int], np.ndarray] = {}
-        self._clipping = probe.algorithm.clipping
-        trained = [k for k in range(len(probe.sizes)) if k not in probe.frozen]
-        leaves, structure = jax.tree.flatten(probe.state.params)
-        masked = [leaf if k in trained else None for k, leaf in enumerate(leaves)]
-        groups = self._clipping.groups(jax.tree.unflatten(structure, masked))
-        self._groups = [[trained[k] for k in group] for group in groups]
-        self._examples = self._gradients()
-        self._factors(probe.mechanism.l2_clip_norm)  # or there is none: TypeError
+    Attributes:
+      largest: Largest norm of a gradient; 0 if unknown.
+    """
+
+    def __init__(self, probe: Probe, expected: ExpectedNoise, places: list[np.ndarray]):
+        self._probe, self._expected, self._places = probe, expected, places
+        large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.params)) > LARGE
+        units = range(min(probe.units, _FEW) if large else probe.units)
+        self._numbers = np.array([*units, *([] if probe.nan is None else [probe.nan])])
+        shards = probe.mechanism.sampler.num_shards if probe.algorithm.takes_key else 1
+        self._every = np.arange(probe.places // shards)  # places with the keys of one shard
+        self._leaf = np.repeat(np.arange(len(places)), [len(at) for at in places])
+        self._cast = np.array([cast_error(dtype) for dtype in probe.dtypes])[self._leaf]
+        self._known: dict[tuple[int, int], np.ndarray] = {}
+        self.why_measured, formed = _why_no_gradients(probe, large=large), None
+        if not self.why_measured:
+            formed = Gradients(probe, self._numbers, self._table_places())
+            self.why_measured = formed.fault
+        self._source = _Measured(self) if formed is None or formed.fault else formed
+        norms = self._source.norms
+        steady = self._source.steady & np.isin(self._numbers, units)
+        self._steady = np.flatnonzero(steady)
+        self.largest = float(norms[self._steady].max(initial=0.0))
+        finite = np.isfinite(norms[-1]) or probe.nan is None
+        self._poison = None if finite else probe.nan
 
     def check(self) -> CheckResult:
-        """Compares all releases, until one is another."""
+        """Compares releases until one differs."""
         count = 0
         for look in self._looks():
-            if wrong := self._wrong(look):
+            if wrong := self._wrong(look) or self._source.fault:
                 return CheckResult(STEP, False, f"{look.name}: {wrong}")
             count += 1
-        steady = int(self._examples.steady[: self._units].sum())
-        detail = f"{count} releases of {steady} examples, {sum(map(len, self._places)):,} numbers"
-        return CheckResult(STEP, True, detail)
+        how = f"; gradients were measured, as {self.why_measured}" if self.why_measured else ""
+        detail = f"{count} releases of {self._steady.size} examples, {self._leaf.size:,} numbers"
+        return CheckResult(STEP, True, detail + how)
 
-    @property
-    def _units(self) -> int:
-        return min(self._probe.units, len(self._examples.numbers))
+    # Which releases.
 
     def _looks(self) -> Iterator[_Look]:
-        """Yields the releases that are compared, at C, below and above the norms."""
-        probe, own, none = self._probe, self._probe.mechanism, np.zeros(0, int)
-        places, end = np.arange(probe.places), own.sampler.num_steps
-        top = 2 ** max(0, (end - 1).bit_length() - 1)  # with those before it all bits of a step
-        steps = {probe.first_step, top - 1, min(top, end - 1), end - 1}
-        for number, step in enumerate(sorted(steps)):
-            if not self._expected.knows(range(step, step + 1)):
-                continue
-            yield _Look(f"step {step:,}, an empty batch", none, own, None, 0, step, number)
-            if self._full is not None:
-                loudest = loud(own)
-                yield _Look(f"step {step:,}, noise alone", self._full, loudest, places, 0, step)
-        steady = self._examples.numbers[: self._units][self._examples.steady[: self._units]]
-        if not steady.size:
+        """Yields the releases that are compared."""
+        own, none = self._probe.mechanism, np.zeros(0, int)
+        every, full = self._every, self._full
+        steps = self._steps()
+        for number, step in enumerate(steps):
+            words = f"step {step:,}, noise alone"
+            yield _Look(words, full, loud(own), every, 0, step, number, every=not number)
+        if not steps:
             return
-        yield _Look("a full batch", self._full, own, places)
-        lengths = self._examples.lengths[self._rank(steady)]
-        for clip in (own.l2_clip_norm, lengths.min() / 2, 2 * lengths.max()):
-            mechanism = quiet(own, _narrow(clip))
-            words = f"C = {mechanism.l2_clip_norm:.3g}"
-            for end in (0, places.size - 1):
-                one = steady[[-1 if end else 0]]
-                yield _Look(f"one example in place {end}, {words}", one, mechanism, places[[end]])
-            for part in self._parts(mechanism):
-                yield _Look(f"{part.size} examples, {words}", self._full[part], mechanism, part)
-            part = self._parts(mechanism)[0][::2]
-            beside = {"NaN": probe.nan, "first": 0, "last": int(steady[-1])}
-            for what, padding in beside.items():  # the first lies in row 0, as all padding may
-                if padding is not None:
-                    words_of = f"half a batch, {what} row as padding, {words}"
-                    yield _Look(words_of, self._full[part], mechanism, part, padding)
-        special = [x for x in (probe.nan, *probe.huge) if x is not None]
-        quieter = quiet(own)
-        for number in special:
-            members = np.append(number, steady[:1])[: places.size]
-            where = places[: members.size]
-            yield _Look(f"example {number}, not finite or huge", members, quieter, where)
+        yield _Look("an empty batch", none, own, None, 0, steps[-1], 1)
+        for attempt in (0, 1):  # their difference is noise alone
+            yield _Look("a full batch", full, own, every, attempt=attempt, paired=True)
+        if not self._steady.size:
+            return
+        yield from self._parts_of(own.l2_clip_norm, "C", 2)
+        yield from self._parts_of(self._source_norms.min() / 2, "C below all norms", _PARTS)
+        yield from self._parts_of(2 * self.largest, "C above all norms", 1)
+        one = self._numbers[self._steady[:1]]
+        special = {"NaN": [x for x in (self._probe.nan,) if x is not None]}
+        special["huge"] = list(self._probe.huge)
+        for name, numbers in special.items():
+            if numbers:
+                members = np.append(numbers, one)[: every.size]
+                yield _Look(f"{name} examples", members, quiet(own), every[: members.size])
+        longest = self._numbers[self._steady[[int(np.argmax(self._source_norms))]]]
         for excess in _ABOVE:
-            mechanism = quiet(own, _narrow(lengths.max() / (1 + excess)))
-            longest = steady[[int(np.argmax(lengths))]]
-            yield _Look(f"a norm {excess:.2g} above C", longest, mechanism, places[:1])
+            mechanism = quiet(own, self.largest / (1 + excess))
+            yield _Look(f"a norm {excess:.2g} above C", longest, mechanism, every[:1])
+
+    @property
+    def clip(self) -> float:
+        """C of the run."""
+        return self._probe.mechanism.l2_clip_norm
+
+    @property
+    def _source_norms(self) -> np.ndarray:
+        return self._source.norms[self._steady]
+
+    def _steps(self) -> list[int]:
+        """Returns the first step, the last, and two that have all bits of a step, if known."""
+        end, first = self._probe.mechanism.sampler.num_steps, self._probe.first_step
+        top = 2 ** max(0, (end - 1).bit_length() - 1)
+        steps = sorted({first, top - 1, min(top, end - 1), end - 1})
+        return [step for step in steps if self._expected.knows(step)]
 
     @functools.cached_property
-    def _full(self) -> Any:
-        """Steady examples in turn, in all places; None without any."""
-        steady = self._examples.numbers[: self._units][self._examples.steady[: self._units]]
-        return np.resize(steady, self._probe.places) if steady.size else None
+    def _full(self) -> np.ndarray:
+        """Numbers of steady examples in turn, in all places."""
+        steady = self._numbers[self._steady] if self._steady.size else self._numbers[:1]
+        return np.resize(steady, self._every.size)
+
+    def _parts_of(self, clip: float, words: str, most: int) -> Iterator[_Look]:
+        """Yields releases under one clip norm that cover the places of a batch."""
+        probe, mechanism = self._probe, quiet(self._probe.mechanism, clip)
+        parts = self._parts(mechanism)
+        chosen = sorted({*np.linspace(0, len(parts) - 1, most).astype(int).tolist()})
+        hidden = [0 if probe.nan is None else probe.nan, 0, int(self._full[-1])]
+        padding = np.resize(hidden, probe.places)
+        for number in chosen:
+            part = parts[number]
+            members, at = self._full[part], part
+            if self._poison is not None and number % 2 == 0:  # NaN examples fill the batch
+                others = np.setdiff1d(self._every, part)
+                members = np.append(members, np.full(others.size, self._poison))
+                at = np.append(part, others)
+            yield _Look(f"{part.size} examples, {words}", members, mechanism, at)
+        half, end = parts[0][::2], parts[0][-1:]
+        yield _Look(f"half a batch, {words}", self._full[half], mechanism, half, padding)
+        yield _Look(f"one example, {words}", self._full[end], mechanism, end, padding)
 
     def _parts(self, mechanism: Mechanism) -> list[np.ndarray]:
-        """Divides the places, both ends in the first part: the rounding of each is below C / 4."""
-        every, clip = np.arange(self._probe.places), mechanism.l2_clip_norm
-        together = every.size
-        while together > 1 and self._off(self._full[:together], clip) > _TOGETHER * clip:
+        """Divides the places, both ends in the first part: the error of each is below C / 4."""
+        every, together = self._every, self._every.size
+        limit = _TOGETHER * mechanism.l2_clip_norm
+        while together > 1 and self._error(self._counts(self._full[:together]), mechanism) > limit:
             together = -(-together // 2)
         if together == every.size:
             return [every]
         ordered = np.concatenate([every[:1], every[-1:], every[1:-1]])
-        parts = [np.sort(ordered[k : k + together]) for k in range(0, every.size, together)]
-        some = sorted(set(np.linspace(0, len(parts) - 1, _PARTS).astype(int).tolist()))
-        return [parts[k] for k in some]
+        return [np.sort(ordered[k : k + together]) for k in range(0, every.size, together)]
 
-    def _rank(self, members: Any) -> np.ndarray:
-        numbers = self._examples.numbers.tolist()
-        return np.array([numbers.index(int(x)) for x in np.asarray(members)], int)
+    # What they must be.
 
-    def _factors(self, clip: float) -> np.ndarray:
-        """Returns by how much each example is shortened in each leaf: float64[examples, leaves]."""
-        norms = [self._examples.norms[:, k : k + 1] for k in range(len(self._places))]
-        found = np.zeros(self._examples.norms.shape)
-        of_groups = clip_factors(self._clipping, norms, self._groups, clip)
-        for group, factor in zip(self._groups, of_groups, strict=True):
-            found[:, group] = factor[:, None]
-        return found
+    def _counts(self, members: np.ndarray) -> np.ndarray:
+        """Returns how often each of `_numbers` is among members: float64[examples]."""
+        return np.equal(np.asarray(members)[:, None], self._numbers).sum(axis=0, dtype=np.float64)
 
-    def _off(self, members: np.ndarray, clip: float) -> float:
-        """Bounds how far rounding moves the clipped sum of a batch."""
-        rank, examples = self._rank(members), self._examples
-        factor = np.max(self._factors(clip)[rank], axis=1, initial=0.0)
-        counted = factor > 0
-        lengths = np.where(counted, examples.lengths[rank], 0.0)
-        each = np.where(counted, examples.off[rank], 0.0) + (_OWN + rank.size * _UNIT) * lengths
-        # What shortens an example moves along: of one above C its own length cancels.
-        return float(np.sum(factor * each)) if rank.size else 0.0
-
-    def _noise(self, step: int, leaf: int, attempt: int) -> np.ndarray:
-        """Returns the noise of a leaf, in standard deviations: float64[places]."""
-        if (step, leaf, attempt) not in self._known:
-            of = leaf, self._places[leaf], attempt
-            (self._known[step, leaf, attempt],) = self._expected.of(range(step, step + 1), *of)
-        return self._known[step, leaf, attempt]
+    def _error(self, counts: np.ndarray, mechanism: Mechanism) -> float:
+        """Bounds the norm of the rounding in a sum."""
+        clipped, size = self._source.clipped(mechanism), counts.sum()
+        return float(counts @ (clipped.errors + size * UNIT * clipped.norms))
 
     def _wrong(self, look: _Look) -> str:
         """Returns what is wrong with a release; empty if nothing is."""
-        probe, mechanism = self._probe, look.mechanism
-        step = probe.first_step if look.step is None else look.step
-        how: dict[str, Any] = {"at": look.at, "padding": look.padding, "step": step}
-        release = probe.release(look.members, mechanism, attempt=look.attempt, **how)
-        b, clip = mechanism.sampler.expected_batch_size, mechanism.l2_clip_norm
+        probe, mechanism, members = self._probe, look.mechanism, np.asarray(look.members, int)
+        clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
         stddev = mechanism.noise_multiplier * clip
-        members = np.asarray(look.members, int)
-        huge = np.isin(members, probe.huge)  # which may count as clipped, or not at all
-        off = self._off(members[~huge], clip) + np.count_nonzero(huge) * clip * (1 + _OWN)
-        rank = self._rank(members[~huge])
-        count = np.bincount(rank, minlength=len(self._examples.numbers))
-        square, factors = 0.0, self._factors(clip) * count[:, None]
-        for k, places in enumerate(self._places):
-            if not places.size:
-                continue
-            found = release[k].astype(np.float64)[places] * b
-            gradients = np.where(factors[:, k : k + 1] > 0, self._examples.at[k], 0.0)
-            total = factors[:, k] @ gradients
-            noise = self._noise(step, k, look.attempt)
-            if k in probe.tables:
-                width = math.prod(probe.shapes[k][1:])
-                read = np.any(release[k].reshape(-1, width), axis=1)
-                noise = np.where(read[places // width], noise, 0.0)
-            want = total + stddev * noise
-            cast = cast_of(probe.dtypes[k]) * (np.abs(want) + off)
-            room = stddev * self._expected.allowed + cast + 2.0**-20 * np.abs(total)
-            apart = np.abs(found - want)
-            if not np.all(apart <= off + room):
-                worst = float(np.nanmax(np.where(np.isfinite(apart), apart, np.inf)))
-                others = int(np.sum(~(apart <= off + room)))
-                return (
-                    f"{probe.names[k]} has {others:,} of {places.size:,} numbers that are others, "
-                    f"by {worst / max(clip, stddev):.3g} of the larger of C and sigma C"
-                )
-            square += float(np.sum(np.square(np.maximum(0.0, apart - room))))
-        if math.sqrt(square) > off:
-            return f"it is {math.sqrt(square) / clip:.3g} C away, {off / clip:.3g} C allowed"
+        release = self.release(look)
+        huge = np.count_nonzero(np.isin(members, probe.huge))  # clipped, or left out
+        counts = self._counts(members)
+        error = self._error(counts, mechanism) + huge * clip * (1 + _OWN)
+        total = counts @ self._source.clipped(mechanism).values
+        noise = self._noise(look, release)
+        want = total + stddev * noise
+        apart = np.abs(self._sampled(release) * b - want)
+        room = stddev * self._expected.allowed + self._cast * (np.abs(want) + error)
+        room += 2.0**-20 * np.abs(total)
+        bad = ~(apart <= error + room)
+        if bad.any():
+            leaf = int(self._leaf[np.argmax(bad)])
+            found = self._sampled(release) * b - total
+            with np.errstate(invalid="ignore"):
+                gain = float(np.vdot(found, noise) / max(stddev * np.vdot(noise, noise), 1e-300))
+            return (
+                f"{probe.names[leaf]}: {np.count_nonzero(bad):,} of {bad.size:,} numbers differ "
+                f"({gain:.4g} times the noise on average)"
+            )
+        excess = float(np.linalg.norm(np.maximum(0.0, apart - room)))
+        if excess > error:
+            return f"the sum is off by {excess / clip:.3g} C, {error / clip:.3g} C allowed"
+        if look.every:
+            return self._wrong_noise(look, release)
+        if look.paired:
+            return self._wrong_difference(look, release, noise)
         return ""
 
-    def _gradients(self) -> _Examples:
-        """Returns the gradients of the examples that are looked at, formed one by one."""
-        probe = self._probe
-        large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.params)) > LARGE
-        units = list(range(min(probe.units, _FEW) if large else probe.units))
-        others = [] if probe.nan is None else [probe.nan]
-        numbers = np.array(units + others)
-        places = []
-        for k, at in enumerate(self._places):
-            if k in probe.tables and probe.snapshot is not None:
-                width = math.prod(probe.shapes[k][1:])
-                rows = probe.snapshot.rows[k][at // width].astype(np.int64)
-                at = rows * width + at % width
-            places.append(at.astype(np.int32))
-        shape = probe.mechanism.sampler.clipped_shape
-        starts = probe.starts[numbers]
-        rows = starts[:, None] + np.arange(probe.block)
-        batch = jax.tree.map(
-            lambda x: np.asarray(x[rows]).reshape(len(numbers), *shape, *np.shape(x)[1:]),
-            probe.columns,
+    def _wrong_noise(self, look: _Look, release: Release) -> str:
+        """Compares more coordinates of a release whose sum vanishes in the noise."""
+        probe, mechanism = self._probe, look.mechanism
+        stddev = mechanism.noise_multiplier * mechanism.l2_clip_norm
+        if probe.places * mechanism.l2_clip_norm > 2.0**-20 * stddev:
+            return ""
+        for k, at in enumerate(sampled_places(probe, 8 * _PLACES)):
+            if at.size in (0, self._places[k].size) or k in probe.tables:
+                continue
+            step = probe.first_step if look.step is None else look.step
+            (noise,) = self._expected.of(range(step, step + 1), k, at, look.attempt)
+            found = release[k][at].astype(np.float64) * mechanism.sampler.expected_batch_size
+            allowed = self._expected.allowed + cast_error(probe.dtypes[k]) * np.abs(noise)
+            bad = ~(np.abs(found - stddev * noise) <= stddev * (allowed + 2.0**-20))
+            if bad.any():
+                return f"{probe.names[k]}: {np.count_nonzero(bad):,} of {bad.size:,} noises differ"
+        return ""
+
+    def _wrong_difference(self, look: _Look, release: Release, noise: np.ndarray) -> str:
+        """Compares the noise of equal sums under two keys, which their difference shows."""
+        found = self._sampled(release)
+        if look.attempt == 0:
+            self._first_full = found, noise
+            return ""
+        mechanism, (before, first) = look.mechanism, self._first_full
+        scale = mechanism.sampler.expected_batch_size / (
+            mechanism.noise_multiplier * mechanism.l2_clip_norm
         )
-        keys: tuple[Any, ...] = ()
-        if probe.algorithm.takes_key:
-            key = jnp.asarray(probe.root.loss_key(0))
-            keys = (example_keys(key, probe.first_step, jnp.asarray(starts, jnp.int32), None),)
-        loss: Any = probe.algorithm.loss_fn
-        params = probe.state.params
-        one = jax.tree.map(lambda x: x[0], (batch, *keys))
-        unit = _coarsest(jax.make_jaxpr(lambda p, of: loss(p, *of))(params, one))
-        size = np.float32(min(2.0**8 * unit, 2.0**-5))
-        given = loss, params, (batch, *keys), places
-        found = jax.jit(_of_examples, static_argnums=0)(*given, size, 0)
-        norms, at, apart = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
-        return _Examples(numbers, norms, list(at), np.nan_to_num(apart))
+        largest = scale * np.maximum(np.abs(found), np.abs(before))
+        unit = UNIT * (1 if jax.default_backend() == "cpu" else self._probe.places)
+        tops = np.array([largest[self._leaf == k].max(initial=0) for k in range(len(self._places))])
+        moved = 4 * tops[self._leaf] * np.maximum(unit, self._cast)
+        hidden = ~(moved <= 2.0**-6)  # the sum leaves the noise no digits
+        off = np.abs((found - before) * scale - (noise - first))
+        bad = ~(off <= 2 * self._expected.allowed + moved) & ~hidden
+        return f"{np.count_nonzero(bad):,} of {bad.size:,} noises differ" if bad.any() else ""
+
+    def release(self, look: _Look) -> Release:
+        """Makes the release of a look."""
+        how: dict[str, Any] = {"at": look.at, "padding": look.padding, "step": look.step}
+        return self._probe.release(look.members, look.mechanism, attempt=look.attempt, **how)
+
+    def without_noise(self, look: _Look) -> tuple[np.ndarray, float]:
+        """Returns the compared coordinates of a sum, and the norm of the whole."""
+        release, mechanism = self.release(look), look.mechanism
+        b, stddev = mechanism.sampler.expected_batch_size, look.mechanism.noise_multiplier
+        total = self._sampled(release) * b
+        total -= stddev * mechanism.l2_clip_norm * self._noise(look, release)
+        loud_noise = stddev * math.sqrt(sum(self._probe.sizes)) > 2.0**-20
+        return total, float(np.linalg.norm(total)) if loud_noise else norm((1, release)) * b
+
+    def _sampled(self, release: Release) -> np.ndarray:
+        parts = [x[at] for x, at in zip(release, self._places, strict=True)]
+        return np.concatenate(parts).astype(np.float64)
+
+    def _noise(self, look: _Look, release: Release) -> np.ndarray:
+        """Returns the noise of the compared coordinates, in standard deviations."""
+        probe = self._probe
+        step = probe.first_step if look.step is None else look.step
+        if (step, look.attempt) not in self._known:
+            steps, some = range(step, step + 1), enumerate(self._places)
+            parts = [self._expected.of(steps, k, at, look.attempt)[0] for k, at in some]
+            self._known[step, look.attempt] = np.concatenate(parts)
+        noise = self._known[step, look.attempt]
+        for k in probe.tables:  # their rows have noise where they are read
+            width = math.prod(probe.shapes[k][1:])
+            read = np.any(release[k].reshape(-1, width), axis=1)[self._places[k] // width]
+            noise = noise.copy()
+            noise[self._leaf == k] *= read
+        return noise
+
+    def _table_places(self) -> list[np.ndarray]:
+        """Returns the compared places of each leaf, counted in the whole of a table."""
+        probe = self._probe
+        return [
+            (probe.table_places(k, at) if k in probe.tables else at).astype(np.int32)
+            for k, at in enumerate(self._places)
+        ]
 
 
-def _of_examples(loss, params, batch, places, size, seed):
+class _Measured:
+    """Contributions of examples measured alone, where their gradients cannot be formed.
+
+    Attributes:
+      norms: Norms of the gradients, or of the contributions at C if nothing leaves them as they
+        are: float64[examples].
+      steady: bool[examples], True for examples that add something.
+      fault: Description of a contribution above C; empty if none.
+    """
+
+    def __init__(self, steps: _Steps):
+        self._steps, self._known, self.fault = steps, dict[float, Clipped](), ""
+        probe = steps._probe
+        own = self.clipped(quiet(probe.mechanism))
+        self.norms = np.where(own.norms > 0, own.norms, np.nan)
+        for k in np.flatnonzero(own.norms > 0):
+            for power in _RAISED:
+                mechanism = quiet(probe.mechanism, probe.mechanism.l2_clip_norm * 2.0**power)
+                size = self._alone(mechanism, int(steps._numbers[k]))[1]
+                if size <= mechanism.l2_clip_norm / 2:
+                    self.norms[k] = size
+                    break
+        self.steady = np.isfinite(self.norms)
+
+    def clipped(self, mechanism: Mechanism) -> Clipped:
+        """Returns what each example adds alone under the clip norm of a mechanism."""
+        clip = mechanism.l2_clip_norm
+        if clip < 2.0**-20 * self._steps.clip:  # vanishes in the noise
+            ones = np.full(len(self._steps._numbers), clip)
+            return Clipped(np.zeros((ones.size, self._steps._leaf.size)), ones, ones)
+        if clip not in self._known:
+            some = [self._alone(quiet(mechanism, clip), int(n)) for n in self._steps._numbers]
+            values, norms = np.stack([x for x, _ in some]), np.array([size for _, size in some])
+            left = quiet(mechanism, clip).noise_multiplier * self._steps._expected.allowed
+            left *= 2 * clip * math.sqrt(values.shape[1])  # of the noise
+            faint = norms <= 2.0**-18 * clip + left
+            values[faint], norms[faint] = 0.0, 0.0
+            if norms.max(initial=0.0) > clip * (1 + 1e-3 + 2 * self._cast) + left:
+                self.fault = f"one example adds {norms.max() / clip:.4g} C"
+            self._known[clip] = Clipped(values, norms, (_OWN + 2 * self._cast) * norms + left)
+        return self._known[clip]
+
+    @property
+    def _cast(self) -> float:
+        return float(self._steps._cast.max(initial=0.0))
+
+    def _alone(self, mechanism: Mechanism, number: int) -> tuple[np.ndarray, float]:
+        look = _Look("one example", np.array([number]), mechanism, np.zeros(1, int))
+        return self._steps.without_noise(look)
+
+
+class Gradients:
+    """Gradients of synthetic examples, formed one by one.
+
+    Attributes:
+      norms: Norms of the gradients: float64[examples].
+      steady: bool[examples], True for finite gradients that rounding hardly moves.
+      fault: Why they serve for no comparison; empty if they do.
+    """
+
+    def __init__(self, probe: Probe, numbers: np.ndarray, places: list[np.ndarray]):
+        """Forms gradients.
+
+        Args:
+          probe: Probe of the program.
+          numbers: Numbers of the examples.
+          places: Compared flat indices of each leaf.
+        """
+        self._clipping, self._known = probe.algorithm.clipping, dict[float, Clipped]()
+        self._leaf = np.repeat(np.arange(len(places)), [len(at) for at in places])
+        leaves, structure = jax.tree.flatten(probe.state.params)
+        trained = [k for k in range(len(leaves)) if k not in probe.frozen]
+        masked = [leaf if k in trained else None for k, leaf in enumerate(leaves)]
+        groups = self._clipping.groups(jax.tree.unflatten(structure, masked))
+        self._groups = [[trained[k] for k in group] for group in groups]
+        found = _gradients(probe, numbers, places)
+        self._norms, values, moved = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+        self._values = np.nan_to_num(np.concatenate(values, axis=1), posinf=0, neginf=0)
+        self._moved = np.nan_to_num(moved)
+        self.norms = np.sqrt(np.square(self._norms).sum(axis=1))
+        with np.errstate(invalid="ignore"):
+            known = np.isfinite(self.norms) & (self.norms > 0)
+            self.steady = known & (moved <= _UNSTEADY * self.norms)
+        self.fault = "" if self.steady.any() else "no gradient of generated rows is steady"
+
+    def clipped(self, mechanism: Mechanism) -> Clipped:
+        """Returns the clipped gradients under the clip norm of a mechanism."""
+        clip = mechanism.l2_clip_norm
+        if clip not in self._known:
+            norms, factors = self._norms, np.zeros(self._norms.shape)
+            of_leaves = [norms[:, k : k + 1] for k in range(norms.shape[1])]
+            of_groups = clip_factors(self._clipping, of_leaves, self._groups, clip)
+            for group, factor in zip(self._groups, of_groups, strict=True):
+                factors[:, group] = factor[:, None]
+            largest = factors.max(axis=1, initial=0.0)
+            lengths = np.where(largest > 0, self.norms, 0.0)
+            errors = largest * (np.where(largest > 0, self._moved, 0.0) + _OWN * lengths)
+            values = self._values * factors[:, self._leaf]
+            self._known[clip] = Clipped(values, largest * lengths, errors)
+        return self._known[clip]
+
+
+def _why_no_gradients(probe: Probe, *, large: bool) -> str:
+    """Returns why the gradients of the run cannot be formed; empty if they can."""
+    algorithm = probe.algorithm
+    if algorithm.loss_fn is None:
+        return "an own algorithm states no loss"
+    if algorithm.takes_key and probe.mechanism.sampler.num_shards > 1:
+        return "keys of a loss depend on the shard of a row"
+    if probe.tables and large:
+        return "a gradient of a large table is not formed"
+    try:
+        clip_factors(algorithm.clipping, [np.ones((1, 1))], [[0]], 1.0)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _additivity_check(probe: Probe, mechanism: Mechanism, name: str) -> CheckResult:
+    """Checks that what rows add depends on no other rows: S(A) + S(B) = S(A and B).
+
+    All rows differ, and so do the rows of tables that they look up. Each lies in one place of the
+    batch in all releases.
+    """
+    count = min(probe.units, probe.places)
+    if count < 2:
+        return CheckResult.skipped(name, "a batch has one row")
+    clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
+    at = np.random.default_rng(1).permutation(probe.places)[:count]
+    halves = np.array_split(np.arange(count), 2)
+    empty = probe.release((), mechanism)
+    noise = norm((1, empty)) * b
+    one, other = (probe.release(half, mechanism, at=at[half]) for half in halves)
+    sizes = [max(0.0, norm((1, x), (-1, empty)) * b) for x in (one, other)]
+    added = [one.pop(0) + other.pop(0) for _ in range(len(one))]
+    whole = probe.release(np.arange(count), mechanism, at=at)
+    off = norm((1, whole), (-1, added), (1, empty)) * b
+    unit = 4 * UNIT + max(cast_error(dtype) for dtype in probe.dtypes)
+    deferred = sum(probe.sizes[k] for k in probe.tables)  # whose noise does not cancel
+    left = mechanism.noise_multiplier * clip * 4 * math.sqrt(deferred) if deferred else 0.0
+    slack = 4 * unit * (count * clip + noise) + 2 * count**2 * UNIT * clip + 2.0**-17 * noise + left
+    allowed = max(map(len, halves)) * clip * (1 + 1e-3) + slack
+    if max(sizes) > allowed:
+        return CheckResult(name, False, f"rows add {max(sizes):.6g}, {allowed:.6g} allowed")
+    return CheckResult(name, off <= slack, f"off by {off:.3g}, {slack:.3g} allowed")
+
+
+def _gradients(probe: Probe, numbers: np.ndarray, places: list[np.ndarray]) -> Any:
     """Returns norms of leaves, coordinates, and how far moves of the parameters change each."""
+    starts = probe.starts[numbers]
+    rows = starts[:, None] + np.arange(probe.block)
+    shape = len(numbers), *probe.mechanism.sampler.clipped_shape
+    batch = jax.tree.map(
+        lambda x: np.asarray(x[rows]).reshape(*shape, *np.shape(x)[1:]), probe.columns
+    )
+    keys: tuple[Any, ...] = ()
+    if probe.algorithm.takes_key:
+        key = jnp.asarray(probe.root.loss_key(0))
+        keys = (example_keys(key, probe.first_step, jnp.asarray(starts, jnp.int32), None),)
+    loss: Any = probe.algorithm.loss_fn
+    params = probe.state.params
+    one = jax.tree.map(lambda x: x[0], (batch, *keys))
+    unit = _coarsest(jax.make_jaxpr(lambda p, of: loss(p, *of))(params, one))
+    size = np.float32(min(2.0**8 * unit, 2.0**-5))
+    options = None
+    if jax.default_backend() == "cpu":  # it runs once: compiling is what it costs
+        options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    run = jax.jit(_of_examples, static_argnums=0, compiler_options=options)
+    return run(loss, params, (batch, *keys), places, size)
+
+
+def _of_examples(loss, params, batch, places, size):
     leaves, structure = jax.tree.flatten(params)
-    draws = [
-        jax.random.rademacher(jax.random.key(seed + k), (_MOVES, *x.shape), jnp.float32)
-        if x.size <= LARGE // _MOVES
-        else jax.random.rademacher(jax.random.key(seed + k), (_MOVES, *[1] * x.ndim), jnp.float32)
+    signs = [
+        jax.random.rademacher(
+            jax.random.key(k), (_MOVES, *(x.shape if x.size <= LARGE else [1] * x.ndim)), jnp.int8
+        )
         for k, x in enumerate(leaves)
     ]
 
-    def gradient(of, move=None):
-        moved = leaves
-        if move is not None:
-            moved = [
-                (x * (1 + size * d[move])).astype(x.dtype)
-                for x, d in zip(leaves, draws, strict=True)
-            ]
+    def gradient(of, move):
+        """Returns the gradient at the parameters (move 0) or at others a rounding away."""
+        step = jnp.where(move > 0, size, 0.0)
+        moved = [
+            (x * (1 + step * d[move - 1])).astype(x.dtype)
+            for x, d in zip(leaves, signs, strict=True)
+        ]
         found = jax.grad(loss)(jax.tree.unflatten(structure, moved), *of)
         return [x.astype(jnp.float32).ravel() for x in jax.tree.leaves(found)]
 
@@ -342,7 +549,7 @@ def _of_examples(loss, params, batch, places, size, seed):
         return jnp.where(jnp.isfinite(top), scale * jnp.sqrt(jnp.sum(jnp.square(x / scale))), top)
 
     def one(of):
-        own = gradient(of)
+        own = gradient(of, 0)
 
         def apart(move):
             other = gradient(of, move)
@@ -350,19 +557,16 @@ def _of_examples(loss, params, batch, places, size, seed):
                 jnp.stack([norm(x - y) for x, y in zip(own, other, strict=True)])
             )
 
-        moves = jnp.max(jax.lax.map(apart, jnp.arange(_MOVES)))
-        return (
-            jnp.stack([norm(x) for x in own]),
-            [x[at] for x, at in zip(own, places, strict=True)],
-            moves,
-        )
+        moves = jnp.max(jax.lax.map(apart, jnp.arange(1, _MOVES + 1)))
+        norms = jnp.stack([norm(x) for x in own])
+        return norms, [x[at] for x, at in zip(own, places, strict=True)], moves
 
     return jax.lax.map(one, batch)
 
 
 def _coarsest(of: Any) -> float:
     """Returns the unit roundoff of the coarsest arithmetic in a trace, and on this device."""
-    unit = {"cpu": _UNIT, "gpu": 2.0**-12}.get(jax.default_backend(), 2.0**-9)
+    unit = {"cpu": UNIT, "gpu": 2.0**-12}.get(jax.default_backend(), 2.0**-9)
     jaxpr = of.jaxpr if isinstance(of, core.ClosedJaxpr) else of
     for equation in jaxpr.eqns:
         for variable in equation.outvars:
@@ -371,8 +575,3 @@ def _coarsest(of: Any) -> float:
     for inner in core.subjaxprs(jaxpr):
         unit = max(unit, _coarsest(inner))
     return unit
-
-
-def _narrow(clip: float) -> float:
-    """Returns a number that float32 holds."""
-    return float(np.float32(clip))

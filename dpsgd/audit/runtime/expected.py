@@ -1,15 +1,7 @@
-"""The noise that a program must add, computed again, and its comparison with what is found.
-
-The audit holds the key, so to it noise is no random number. Releases hold M^-1 z, where the noise
-states M (`Noise.whiten`), and z is that of `dpsgd.audit.reference`.
-"""
+"""Noise that a program must add, computed again by the audit, which holds the key."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import jax.numpy as jnp
 import numpy as np
 from scipy import linalg
 
@@ -18,132 +10,133 @@ from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import CheckResult
 
 ALLOWED = 2.0**-16
-"""Standard deviations by which noise may be off: float32 errs by some 2^-20, its grid by 2^-18."""
+"""Tolerance in standard deviations of noise: float32 errs by some 2^-20, the grid by 2^-18."""
+
+MATRIX = "noise has the bands and the columns that are priced"
 
 _MATRIX = 256  # steps of which M is looked at
-PADDED = 2**14
-"""First steps in which a matrix may be any, and not Toeplitz alone."""
+_PADDED = 2**14  # first steps in which M may be any lower triangular matrix, not only Toeplitz
 
 
 class ExpectedNoise:
-    """The noise that a program must add, in standard deviations.
+    """Noise of a program, in standard deviations: M^-1 z, with M as the noise states it.
 
     Attributes:
-      probe: Of the program.
-      allowed: How far it may be off, in standard deviations.
-      singular: Whether the matrix that the noise states has no inverse: then it is no noise's.
+      probe: Probe of the program.
+      allowed: Tolerance in standard deviations.
+      singular: True if M has no inverse.
     """
 
     def __init__(self, probe: Probe):
         self.probe, self._noise = probe, probe.mechanism.noise
-        self._end = probe.mechanism.sampler.num_steps
         dense = [
             k for k in range(len(probe.sizes)) if k not in probe.tables and k not in probe.frozen
         ]
         self._number = {k: number for number, k in enumerate(dense)}
-        self.start = self._noise.whiten(np.eye(min(self._end, _MATRIX)))
-        toeplitz = np.tril(linalg.toeplitz(self.start[:, 0]))
-        self._toeplitz = np.allclose(self.start, toeplitz, rtol=1e-6, atol=1e-12)
-        self.singular = not np.all(np.abs(np.diagonal(self.start)) > 2.0**-20)
+        size = min(probe.mechanism.sampler.num_steps, _MATRIX)
+        self._start = self._noise.whiten(np.eye(size))
+        toeplitz = np.tril(linalg.toeplitz(self._start[:, 0]))
+        self._toeplitz = np.allclose(self._start, toeplitz, rtol=1e-6, atol=1e-12)
+        self.singular = not np.all(np.abs(np.diagonal(self._start)) > 2.0**-20)
+        self.allowed = ALLOWED
         if not self.singular:
-            inverse = linalg.solve_triangular(self.start, np.eye(len(self.start)), lower=True)
-            spread = float(np.sqrt(np.max(np.sum(np.square(inverse), axis=1))))
-            self.allowed = ALLOWED * max(1.0, spread)
+            inverse = linalg.solve_triangular(self._start, np.eye(size), lower=True)
+            self.allowed *= max(1.0, float(np.sqrt(np.max(np.sum(inverse**2, axis=1)))))
 
-    def knows(self, steps: range) -> bool:
-        """Whether M is known in these steps, where they begin without history."""
-        return self._toeplitz or steps.start <= PADDED
+    def matrix_check(self) -> CheckResult:
+        """Checks that M has columns of norm at most 1 and the bands that are priced."""
+        matrix, noise = self._start, self._noise
+        longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
+        passed = (
+            not self.singular
+            and longest <= 1 + 1e-9
+            and not np.triu(matrix, 1).any()
+            and not np.tril(matrix, -noise.bands).any()
+            and noise.bands <= self.probe.mechanism.sampler.separation
+        )
+        reach = int(np.max(np.subtract(*np.nonzero(matrix)), initial=0)) + 1
+        bands = min(noise.bands, len(matrix))
+        detail = f"{reach} of {bands} bands, largest column norm {longest:.6g} of 1 allowed"
+        return CheckResult(MATRIX, bool(passed), detail)
 
-    def places(self, leaf: int, most: int) -> np.ndarray:
-        """Returns coordinates of a release: both ends, those around 2^k, and one of each stretch.
+    def knows(self, first_step: int) -> bool:
+        """Returns True if M is known from a step on."""
+        return self._toeplitz or first_step <= _PADDED
+
+    def of(self, steps: range, leaf: int, places: np.ndarray, attempt: int = 0) -> np.ndarray:
+        """Returns the noise of steps that begin without history: float64[steps, places].
 
         Args:
+          steps: Steps, from the first one of an attempt on.
           leaf: Number of the leaf.
-          most: How many, at most.
+          places: Flat indices into the leaf of a release.
+          attempt: Number of the attempt, which names the key.
         """
-        size = self.probe.sizes[leaf]
-        if size <= most:
-            return np.arange(size)
-        powers = 2 ** np.arange(size.bit_length() - 1)
-        ends = np.arange(max(1, most // 16))
-        some = np.concatenate([ends, size - 1 - ends, powers - 1, powers])[: most // 2]
-        rest = most - some.size  # a random one of each stretch of equal length
-        inside = np.random.default_rng(0).random(rest)
-        return np.concatenate([some, ((np.arange(rest) + inside) * size / rest).astype(np.int64)])
-
-    def of(
-        self,
-        steps: range,
-        leaf: int,
-        places: np.ndarray,
-        attempt: int = 0,
-    ) -> np.ndarray:
-        """Returns the noise of steps that begin without history: float64[steps, places]."""
-        z = self._fresh(steps, leaf, places, attempt)
+        z = self._normals(steps, leaf, places, attempt)
         if self._toeplitz:
             column = self._noise.whiten(np.eye(len(steps), 1))[:, 0]
             matrix = np.tril(linalg.toeplitz(column))
         else:
             unit = np.eye(steps.stop, len(steps), -steps.start)
             matrix = self._noise.whiten(unit)[steps.start :]
-        return linalg.solve_triangular(matrix, z, lower=True)
+        one = len(steps) == 1
+        return z / matrix[0, 0] if one else linalg.solve_triangular(matrix, z, lower=True)
 
-    def _fresh(self, steps: range, leaf: int, places: np.ndarray, attempt: int) -> np.ndarray:
+    def _normals(self, steps: range, leaf: int, places: np.ndarray, attempt: int) -> np.ndarray:
         probe, key = self.probe, self.probe.root.noise_key(attempt)
+        number, purpose = self._number.get(leaf, leaf), 0
         if leaf in probe.tables:
-            assert probe.snapshot is not None
-            width = math.prod(probe.shapes[leaf][1:])
-            places = probe.snapshot.rows[leaf][places // width].astype(np.int64) * width + (
-                places % width
-            )
-            number, purpose = leaf, reference.STEP
-        else:
-            number, purpose = self._number[leaf], 0
+            places, purpose = probe.table_places(leaf, places), reference.STEP
         return reference.normals(key, np.array(steps)[:, None], number, places, purpose)
 
 
+def spread_places(size: int, most: int) -> np.ndarray:
+    """Returns places of an array: both ends, those around 2^k, and one of each stretch.
+
+    Args:
+      size: Number of entries.
+      most: Largest number of places.
+    """
+    if size <= most:
+        return np.arange(size)
+    powers = 2 ** np.arange(size.bit_length() - 1)
+    ends = np.arange(max(1, most // 16))
+    some = np.concatenate([ends, size - 1 - ends, powers - 1, powers])[: most // 2]
+    rest = most - some.size  # a random one of each stretch of equal length
+    inside = np.random.default_rng(0).random(rest)
+    return np.concatenate([some, ((np.arange(rest) + inside) * size / rest).astype(np.int64)])
+
+
 class Comparison:
-    """Noise that was found, compared with what was expected; the first difference is told."""
+    """Compares noise with what is expected, and keeps the first difference.
+
+    Attributes:
+      wrong: Description of the first difference; empty if none.
+      compared: Number of coordinates.
+    """
 
     def __init__(self, name: str):
         self.wrong, self.compared, self._name = "", 0, name
-        self._resolved: dict[int, float] = {}
 
     def add(
-        self,
-        found: np.ndarray,
-        expected: np.ndarray,
-        allowed: Any,
-        where: str,
-        leaf: int = 0,
+        self, found: np.ndarray, expected: np.ndarray, allowed: np.ndarray | float, where: str
     ) -> None:
-        """Compares arrays of one shape.
+        """Compares arrays of one shape, in standard deviations.
 
         Args:
-          found: In standard deviations.
-          expected: Likewise.
-          allowed: By how much they may differ, an array or a number.
-          where: Which noise it is, in words.
-          leaf: Number of the leaf.
+          found: Noise found.
+          expected: Noise expected.
+          allowed: Tolerance.
+          where: Name of the noise in the message.
         """
         self.compared += expected.size
-        # A part that is missing everywhere shows where it is the largest beside what is allowed.
-        part = np.min(allowed / np.maximum(np.abs(expected), 2.0**-60), initial=1.0)
-        self._resolved[leaf] = min(float(part), self._resolved.get(leaf, 1.0))
         with np.errstate(invalid="ignore", over="ignore"):
             off = ~(np.abs(found - expected) <= allowed) | ~np.isfinite(found)
             if off.any() and not self.wrong:
                 gain = float(np.vdot(found, expected) / np.vdot(expected, expected))
-                share = f"{np.count_nonzero(off):,} of {off.size:,} coordinates"
-                self.wrong = f"{where}: {share} are others, {gain:.4g} times the noise in the mean"
+                share = f"{np.count_nonzero(off):,} of {off.size:,} coordinates differ"
+                self.wrong = f"{where}: {share}, {gain:.4g} times the noise on average"
 
     def check(self, detail: str = "") -> CheckResult:
         """Returns the check."""
-        worst = max(self._resolved.values(), default=0.0)
-        return CheckResult(self._name, not self.wrong, self.wrong or detail, resolution=worst)
-
-
-def cast_of(dtype: np.dtype) -> float:
-    """Returns how far casting moves a number, relative to it, beyond what float32 does."""
-    unit = float(jnp.finfo(dtype).eps)
-    return unit / 2 if unit > 2.0**-20 else 2.0**-22
+        return CheckResult(self._name, not self.wrong, self.wrong or detail)

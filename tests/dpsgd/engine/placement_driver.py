@@ -333,26 +333,22 @@ def shifted(*of, sound=feed.with_rows):
     return jax.tree.map(lambda x: np.roll(x, 1, axis=0), rows), plan
 
 
-NOISE = "noise is what key, step and place give, in every leaf"
-SAME = "every device has the same state"
 FAULTS = {
-    "noise once a device": (SOUND._replace(clipped_sum=noisy_sum), NOISE),
-    "noise on the first alone": (SOUND._replace(update=first_alone), SAME),
-    "the batch on every device": (
-        (Placement, "plan", one_for_all), "an example moves the sum by at most C"),
-    "parts that are not added up": ((Placement, "total", lambda _, tree: tree), SAME),
-    "padding that counts": ((feed, "pad_columns", counting), "padding is inert"),
-    "rows of another device": (
-        (feed, "with_rows", shifted), "a NaN example moves the sum by at most C"),
-}  # fmt: skip
+    "noise once a device": SOUND._replace(clipped_sum=noisy_sum),
+    "noise on the first alone": SOUND._replace(update=first_alone),
+    "the batch on every device": (Placement, "plan", one_for_all),
+    "parts that are not added up": (Placement, "total", lambda _, tree: tree),
+    "padding that counts": (feed, "pad_columns", counting),
+    "rows of another device": (feed, "with_rows", shifted),
+}
 
 
-@pytest.mark.parametrize(("fault", "check"), FAULTS.values(), ids=FAULTS)
-def test_an_audit_finds_out_what_devices_do_wrong(fault, check, monkeypatch):
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_an_audit_finds_out_what_devices_do_wrong(fault, monkeypatch):
     if type(fault) is not tuple:  # an algorithm
-        assert check in failed(fault)
+        assert failed(fault)
         return
     monkeypatch.setattr(*fault)
     # Programs are known by their parts: one of another size of microbatches is compiled anew.
     algorithm = dpsgd(loss, optax.sgd(0.1), microbatch_size=4 + len(fault[1]))
-    assert check in failed(algorithm, data_on="host" if fault[1] == "with_rows" else "device")
+    assert failed(algorithm, data_on="host" if fault[1] == "with_rows" else "device")

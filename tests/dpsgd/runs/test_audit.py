@@ -38,7 +38,7 @@ def half_noise(monkeypatch):
 
 
 def test_a_run_with_too_little_noise_is_refused_and_leaves_nothing(half_noise, tmp_path):
-    with pytest.raises(ValueError, match=r"0.5 times the noise in the mean.*do not train it"):
+    with pytest.raises(ValueError, match=r"a step releases what the definition.*do not train it"):
         run(Line(width=499), config_of(audit=True), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from dpsgd import LazyTables, Mechanism, dpsgd, train, with_rows
 from dpsgd.audit.probe import Probe
-from dpsgd.audit.runtime.sums import ADDS_UP, UNCLIPPED, sum_checks
+from dpsgd.audit.runtime.differential import ADDS_UP, UNCLIPPED, step_checks
 from dpsgd.audit.synthetic import generated_rows, varied_rows
 from dpsgd.gradients.rows import LocatedExample, RowLoss, index_ranges
 from samplers import BallsAndBins
@@ -79,7 +79,7 @@ def failed(loss, generated=None, lazy=True):
     made = algorithm(loss, lazy)
     state = made.init(PARAMS, MECHANISM, COLUMNS)
     rows = generated_rows(COLUMNS, 64, generated)
-    checks = sum_checks(Probe(made, MECHANISM, state, rows))
+    checks = step_checks(Probe(made, MECHANISM, state, rows))
     assert sum(check.name.startswith(ADDS_UP) and check.made for check in checks) == 2
     return [check.name for check in checks if not check.passed]
 

@@ -1,0 +1,379 @@
+"""Exact checks of draws: whole epochs as training reads them, at the run's own size.
+
+They hold for every sound draw, whatever chance does, and count nothing random: who takes part once
+an epoch, in which steps, in batches of which sizes, and that no draw repeats another. How often
+chance does what: `dpsgd.audit.laws`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from dpsgd.audit.report import LAW, CheckResult
+from dpsgd.engine.blocks import plan_blocks
+from samplers import BatchSampler, BatchSource
+from samplers.base import stated_law
+from samplers.batches import IndexBlock
+from samplers.row_law import RowLaw
+from samplers.shards import Shards
+
+DRAWS = "the draws are what their cost assumes"
+
+_EPOCHS = 9  # first epochs that are read
+_SMALL = 2**18  # examples, above which three are
+_LARGE = 2**22  # examples, above which some chunks are compared
+_CHUNKS = 16  # so many
+_BLOCK_STEPS = 64
+_MOVABLE = 64  # expected entries that chance places, above which no two draws are equal
+_SEPARATED = 1_000_000  # participations whose steps are compared, about
+
+
+class Epoch(NamedTuple):
+    """Participations of one epoch under one seed.
+
+    Attributes:
+      seed: Number of the seed, from 0.
+      number: Number of the epoch.
+      examples: Examples in ascending order, of the compared chunks: int64[entries].
+      steps: Their steps, counted from the epoch's first, ascending for each example.
+      parts: Rows of each step and shard, of all examples: int64[shards, T].
+      strays: Examples that do not take part once, and participations beyond one.
+    """
+
+    seed: int
+    number: int
+    examples: np.ndarray
+    steps: np.ndarray
+    parts: np.ndarray
+    strays: int
+
+    def keys(self) -> np.ndarray:
+        """Returns each entry (i, t) as the number i T + t, ascending: int64[entries]."""
+        return self.examples * self.parts.shape[1] + self.steps
+
+
+def draw_checks(
+    sampler: BatchSampler, claimed: BatchSampler, *, seed: int, bands: int = 1
+) -> list[CheckResult]:
+    """Checks the draws of `sampler` against what the cost of `claimed` assumes for certain.
+
+    Args:
+      sampler: Sampler of the run, at its own size.
+      claimed: Sampler whose cost is claimed.
+      seed: Seed of the draws, never the run's.
+      bands: Steps over which the noise is correlated.
+    """
+    law = stated_law(claimed)
+    try:
+        draws = Draws(sampler, seed)
+        fault = next(draws.faults(), "") or (
+            next(_law_faults(draws, law, claimed, bands), "") if law else ""
+        )
+    except (ValueError, IndexError) as error:
+        fault = str(error)
+    detail = fault or f"{len(draws.read)} epochs, as training reads them"
+    checks = [CheckResult(DRAWS, not fault, detail)]
+    if law is None:
+        why = f"not audited: {type(claimed).__name__} states no law of its rows (row_law)"
+        checks.append(CheckResult.skipped(LAW, why))
+    return checks
+
+
+class Draws:
+    """Epochs of a run and of a run with another seed.
+
+    Attributes:
+      sampler: Sampler of the run.
+      seeds: Seeds of the draws.
+      read: Epochs as training reads them.
+      drawn: Epochs before batches were cut to the cap.
+    """
+
+    def __init__(self, sampler: BatchSampler, seed: int):
+        self.sampler, self._fault = sampler, ""
+        self._shards = Shards(sampler.num_examples, sampler.num_shards)
+        borders = {(sampler.shard_range(k).start - j) for k in range(1, sampler.num_shards)
+                   for j in (0, 1)}  # fmt: skip
+        width, last = len(sampler.chunk_range(0)), sampler.num_chunks - 1
+        self._borders = sorted({0, last, *(border // width for border in borders)})
+        chosen = np.arange(last + 1)
+        if sampler.num_examples > _LARGE:
+            chosen = np.linspace(0, last, min(_CHUNKS, last + 1)).astype(int)
+        self._watched = np.isin(np.arange(last + 1), [*chosen, *self._borders])
+        self._width = width
+        self.seeds = [seed, seed ^ 1 << 127]
+        first = _EPOCHS if sampler.num_examples <= _SMALL else 3
+        few = range(min(first if sampler.num_examples <= _LARGE else 1, sampler.epochs))
+        rest = sorted({max(0, sampler.epochs - 2), sampler.epochs - 1} - {*few})
+        runs = [few, range(rest[0], rest[-1] + 1)] if rest else [few]
+        self.read = [epoch for epochs in runs for epoch in self._read(0, epochs)]
+        self.read += self._read(1, range(1))
+        cap = sampler.shard_batch_size
+        self.cut = not sampler.accumulates and cap < sampler.num_examples
+        self.cut = self.cut and any((epoch.parts >= cap).any() for epoch in self.read)
+        self.drawn = [self._planned(e.seed, e.number) for e in self.read] if self.cut else self.read
+
+    def _read(self, number: int, epochs: range) -> Iterator[Epoch]:
+        source = BatchSource(self.sampler, self.seeds[number], read_ahead=number == 0)
+        pieces = self._pieces(source, epochs, shards=number == 0)
+        for epoch, parts in itertools.groupby(pieces, lambda piece: piece[0]):
+            yield self._epoch(number, epoch, (part[1:] for part in parts))
+
+    def _pieces(
+        self, source: BatchSource, epochs: range, *, shards: bool
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yields epoch, examples and steps of blocks, which may reach over epochs."""
+        length = self.sampler.steps_per_epoch
+        where = {"first_step": epochs.start * length, "stop": epochs.stop * length}
+        for steps, block in plan_blocks(source, **where, block_steps=_BLOCK_STEPS):
+            if shards and steps.start == 0:
+                self._compare_shards(block)
+            examples, at = self._entries(block, steps.start)
+            del block
+            for epoch in range(steps.start // length, -(-steps.stop // length)):
+                mine = slice(*np.searchsorted(at, [epoch * length, (epoch + 1) * length]))
+                yield epoch, examples[mine], at[mine] - epoch * length
+
+    def _entries(self, block: IndexBlock, first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the examples of a block that count, and their steps."""
+        weights, starts = block.weights, block.starts
+        real = weights > 0
+        if not np.array_equal(weights, real):
+            self._wrong("weights are not 0 or 1")
+        if real[starts[-1] :].any():
+            self._wrong("a pass of no step has rows that count")
+        real = real[: starts[-1]]
+        steps = np.arange(first, first + starts.size - 1, dtype=np.int64)
+        at = np.repeat(np.repeat(steps, np.diff(starts)), np.count_nonzero(real, axis=1))
+        examples = block.indices[: starts[-1]][real]
+        if block.shards is not None:  # all are held, so that places are numbers of examples
+            within, examples = examples, block.places[: starts[-1]][real]
+            begins = [self.sampler.shard_range(k).start for k in range(self.sampler.num_shards)]
+            offset = np.broadcast_to(np.array(begins)[block.shards], real.shape)[real]
+            if not np.array_equal(within, examples - offset):
+                self._wrong("places and numbers in a shard are of different examples")
+        return examples, at
+
+    def _compare_shards(self, block: IndexBlock) -> None:
+        """Compares the first block with what a process reads that holds one shard."""
+        sampler, cap = self.sampler, self.sampler.shard_batch_size
+        for shard in range(sampler.num_shards if sampler.num_shards > 1 else 0):
+            source = BatchSource(sampler, self.seeds[0], shards=range(shard, shard + 1))
+            own = source.fill(0, int(block.num_steps), passes=len(block.indices))
+            columns = slice(shard * cap, (shard + 1) * cap)
+            placed = (own.places + source.rows.start) * (own.weights > 0)
+            if not (
+                np.array_equal(own.indices, block.indices[:, columns])
+                and np.array_equal(own.weights, block.weights[:, columns])
+                and np.array_equal(placed, block.places[:, columns])
+                and np.array_equal(own.shards, block.shards[columns])
+            ):
+                self._wrong(f"a process that holds shard {shard} alone reads other batches")
+
+    def _planned(self, number: int, epoch: int) -> Epoch:
+        starts, examples = self.sampler.plan(self.seeds[number], epoch)
+        steps = np.repeat(np.arange(self.sampler.steps_per_epoch), np.diff(starts))
+        return self._epoch(number, epoch, [(examples, steps)])
+
+    def _epoch(
+        self, number: int, epoch: int, entries: Iterable[tuple[np.ndarray, np.ndarray]]
+    ) -> Epoch:
+        sampler, n, length = self.sampler, self.sampler.num_examples, self.sampler.steps_per_epoch
+        parts = np.zeros(sampler.num_shards * length, np.int64)
+        present, count, keys = np.zeros(n, bool), 0, [np.empty(0, np.int64)]
+        for examples, steps in entries:
+            if examples.size and not (examples.min() >= 0 and examples.max() < n):
+                self._wrong(f"epoch {epoch} has examples outside the data")
+                continue
+            count += examples.size
+            present[examples] = True
+            cells = steps if sampler.num_shards == 1 else self._shards.of(examples) * length + steps
+            parts += np.bincount(cells, minlength=parts.size)
+            some = self._watched[examples // self._width]
+            keys.append(examples[some].astype(np.int64) * length + steps[some])
+        ordered = np.sort(np.concatenate(keys), kind="stable")  # runs that ascend
+        if (ordered[1:] == ordered[:-1]).any():
+            self._wrong(f"a batch of epoch {epoch} has an example twice")
+        strays = n + count - 2 * int(np.count_nonzero(present))
+        shape = sampler.num_shards, length
+        return Epoch(number, epoch, *np.divmod(ordered, length), parts.reshape(shape), strays)
+
+    def _wrong(self, fault: str) -> None:
+        self._fault = self._fault or fault
+
+    def faults(self) -> Iterator[str]:
+        """Yields what is wrong with the batches, whatever law is claimed."""
+        if self._fault:
+            yield self._fault
+        cap = self.sampler.shard_batch_size
+        few = [epoch for epoch in self.read if epoch.seed == 0]
+        for epoch in few[:3] + few[3:][-3:]:
+            if self._differs(epoch):
+                yield f"batches of epoch {epoch.number} are not the rows that the cost is about"
+        for read, drawn in zip(self.read, self.drawn, strict=True):
+            if self.cut and not np.array_equal(read.parts, np.minimum(drawn.parts, cap)):
+                yield f"batches of epoch {read.number} are not cut to {cap:,} rows"
+        yield from _cut_faults(self.sampler, self.seeds[0])
+
+    def _differs(self, epoch: Epoch) -> bool:
+        """Compares what was read of some chunks with `participations`, entry by entry."""
+        sampler, length = self.sampler, self.sampler.steps_per_epoch
+        rows = [
+            sampler.participations(self.seeds[0], epoch.number, chunk) for chunk in self._borders
+        ]
+        wanted = np.concatenate([x.astype(np.int64) * length + steps for x, steps in rows])
+        some = np.isin(epoch.examples // self._width, self._borders)
+        given = epoch.keys()[some]
+        missing = np.setdiff1d(wanted, given)
+        if self.cut:  # of a batch that was cut, rows are missing
+            examples, steps = np.divmod(missing, length)
+            full = epoch.parts[self._shards.of(examples), steps] >= sampler.shard_batch_size
+            missing = missing[~full]
+        return bool(missing.size or np.setdiff1d(given, wanted).size)
+
+    def repeated(self, law: RowLaw) -> str:
+        """Returns which draws are equal, or differ, and should not; empty if none."""
+        if law.units is not None:
+            return ""
+        alike = None if law.redrawn else self.drawn[0].keys()
+        rates = np.broadcast_to(law.rate(np.zeros(1, int), np.arange(law.steps_per_epoch)),
+                                law.steps_per_epoch)  # fmt: skip
+        each = float(np.minimum(rates, 1 - rates).sum())
+        seen: dict[bytes, str] = {}
+        for epoch in self.drawn:
+            if alike is not None and epoch.seed == 0 and not np.array_equal(alike, epoch.keys()):
+                return f"epoch {epoch.number} differs from epoch 0, and all are claimed to be alike"
+            if alike is not None and epoch.seed == 0 and epoch.number:
+                continue
+            keys, length = epoch.keys(), self.sampler.steps_per_epoch
+            for chunk in np.flatnonzero(self._watched):
+                rows = self.sampler.chunk_range(int(chunk))
+                if len(rows) * each < _MOVABLE:
+                    continue
+                ends = np.searchsorted(keys, [rows.start * length, rows.stop * length])
+                relative = keys[slice(*ends)] - rows.start * length
+                digest = hashlib.blake2b(relative.tobytes(), digest_size=16).digest()
+                name = f"epoch {epoch.number} of seed {epoch.seed}, chunk {chunk}"
+                if digest in seen:
+                    return f"{seen[digest]} and {name} are one draw"
+                seen[digest] = name
+        return ""
+
+
+def _law_faults(
+    draws: Draws, law: RowLaw, claimed: BatchSampler, bands: int
+) -> Iterator[str]:  # fmt: skip
+    """Yields what is wrong with draws under a claimed law."""
+    sampler, priced = draws.sampler, law.steps_per_epoch * law.epochs
+    if law.units is not None and law.units.shape[1] != sampler.num_examples:
+        n = law.units.shape[1]
+        yield f"units of {n:,} examples are claimed, and {sampler.num_examples:,} are drawn"
+    if not law.once and sampler.num_steps > priced:
+        yield f"the run has {sampler.num_steps:,} steps, and {priced:,} are priced"
+    if law.once:
+        most = max(int(np.bincount(e.examples, minlength=1).max()) for e in draws.drawn)
+        if most * sampler.epochs > law.epochs:
+            times = f"{most * sampler.epochs:,} times, and {law.epochs:,} are priced"
+            yield f"an example takes part {times}"
+    nearest = min(claimed.separation, _separation(draws, law)) if bands > 1 else bands
+    if nearest < bands:
+        yield f"steps of an example are {nearest} apart, too near for noise of {bands} bands"
+    if law.any_order and claimed is not sampler:
+        return
+    if sampler.steps_per_epoch != law.steps_per_epoch:
+        yield (
+            f"an epoch has {sampler.steps_per_epoch:,} steps, and {law.steps_per_epoch:,} are "
+            "claimed"
+        )
+        return
+    for epoch in draws.drawn:
+        yield from _epoch_faults(epoch, law)
+    if repeated := draws.repeated(law):
+        yield repeated
+
+
+def _epoch_faults(epoch: Epoch, law: RowLaw) -> Iterator[str]:
+    name = f"in epoch {epoch.number}"
+    if law.once and epoch.strays:
+        yield f"every example takes part once an epoch, and {epoch.strays:,} do not {name}"
+    if law.batch_sizes is not None and not np.array_equal(epoch.parts.sum(0), law.batch_sizes):
+        yield f"batches have other sizes than claimed {name}"
+    if law.certain and np.any(law.rate(epoch.examples, epoch.steps) != 1):
+        yield f"examples are in other steps than the order says {name}"
+    if law.cycle_length > 1 and np.any((epoch.examples - epoch.steps) % law.cycle_length):
+        yield f"examples take part in steps of another group {name}"
+    if law.units is not None:
+        for level, most in enumerate(law.most_units):
+            if np.unique(law.units[level, epoch.examples]).size > most:
+                yield f"a batch holds more than {most} units of level {level + 1} {name}"
+
+
+def _separation(draws: Draws, law: RowLaw) -> int:
+    """Returns the least distance of two steps that an example takes part in.
+
+    Steps count together under all seeds, or under one seed where any order is priced.
+    """
+    length, end = draws.sampler.steps_per_epoch, draws.sampler.num_steps
+    entries = np.cumsum([epoch.examples.size for epoch in draws.drawn])
+    some = draws.drawn[: max(2, int(np.searchsorted(entries, _SEPARATED)))]
+    if len({epoch.seed for epoch in some}) == 1:
+        some = [*some, draws.drawn[-1]]
+    nearest = end
+    for together in [[0], [1]] if law.any_order else [[0, 1]]:
+        keys = [
+            epoch.examples * end + epoch.steps + epoch.number * length
+            for epoch in some
+            if epoch.seed in together
+        ]
+        examples, steps = np.divmod(np.unique(np.concatenate(keys)), end)
+        apart = np.diff(steps)[np.diff(examples) == 0]
+        nearest = min(nearest, int(apart.min(initial=end)))
+    return nearest
+
+
+def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
+    """Returns examples in ascending order, the first and the last among them: int32[size].
+
+    Args:
+      rng: Source of the choice.
+      n: Number of examples.
+      size: Examples to return, at most n.
+    """
+    some = rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
+    some = np.setdiff1d(rng.permutation(some)[:size], [0, n - 1])[: max(0, size - 2)]
+    return np.union1d(some, [0, n - 1][: size - some.size]).astype(np.int32)
+
+
+def cuts(sampler: BatchSampler) -> bool:
+    """Returns True if a batch may exceed the cap of a shard."""
+    law = stated_law(sampler)
+    fixed = law is None or law.batch_sizes is not None
+    return sampler.shard_batch_size < len(sampler.shard_range(0)) and not fixed
+
+
+def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
+    """Yields what is wrong with the passes of batches larger than the cap."""
+    if not cuts(sampler):
+        return
+    n, cap = len(sampler.shard_range(0)), sampler.shard_batch_size
+    rng = np.random.default_rng(seed % 2**128)
+    for size in sorted({cap + 1, *(min(k, n) for k in (2 * cap, 2 * cap + 1, 4 * cap))}):
+        members = some_members(rng, n, size)
+        for shard in {0, sampler.num_shards - 1}:
+            passes = sampler.passes(members, seed, 0, shard)
+            rows = np.concatenate(passes)
+            wanted = size if sampler.accumulates else cap
+            what = f"of a batch of {size:,} rows, for a cap of {cap:,},"
+            if max(map(len, passes)) > cap:
+                yield f"{what} a pass has more rows"
+            if np.unique(rows).size < rows.size:
+                yield f"{what} an example is taken twice"
+            if rows.size != wanted or not np.isin(rows, members).all():
+                yield f"{what} {rows.size:,} are taken in place of {wanted:,}"
+            if not sampler.accumulates and len(passes) > 1:
+                yield f"{what} {len(passes)} passes are taken in place of one"

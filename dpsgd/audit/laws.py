@@ -1,0 +1,497 @@
+"""Statistical tests of a sampler's draws under the law that its cost assumes.
+
+Binomial and chi-square tests of many draws under fixed seeds: what they find is a property of the
+code. A check corrects its p-values by their number (Bonferroni), and fails by chance with
+probability 1e-8. Which counts are binomial: docs/explanation/tests-of-sampled-batches.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from dpsgd.audit.draws import cuts, some_members
+from dpsgd.audit.report import CheckResult
+from samplers import BatchSampler
+from samplers.base import stated_law
+from samplers.row_law import IndependentRows, RowLaw
+
+FALSE_ALARM = 1e-8
+"""Probability that a check of chance fails for a sound sampler, at most."""
+
+ENTRIES = 2**18
+"""Participations counted before a run with a sampler of one's own, about."""
+
+THOROUGH = 2**21
+"""Participations counted by `check_sampler`, about."""
+
+_SEED = 0x9E3779B97F4A7C15F39CC0605CEDC835
+_EACH = 4096  # participations of a draw that are counted, about
+_DRAWS = 64, 1024  # epochs drawn, over all seeds
+_PAIRED = 32  # draws that are compared in pairs
+_GROUPS = 64  # of examples and of steps
+_COARSE = 8  # groups of steps of two orders that are compared
+_QUANTILES = 0.02, 0.17, 0.5, 0.83, 0.98  # of batch sizes
+_CUTS = 96
+_CELLS = 2**22
+
+
+class _Draw(NamedTuple):
+    """One epoch under one seed.
+
+    Attributes:
+      seed: Number of the seed.
+      epoch: Number of the epoch.
+      examples: Positions among the counted examples: int64[entries].
+      steps: Steps of the epoch: int64[entries].
+    """
+
+    seed: int
+    epoch: int
+    examples: np.ndarray
+    steps: np.ndarray
+
+
+def law_checks(
+    sampler: BatchSampler, claimed: BatchSampler | None = None, *, entries: int = ENTRIES
+) -> list[CheckResult]:
+    """Tests the draws of `sampler` against the law that the guarantee of `claimed` assumes.
+
+    Args:
+      sampler: Sampler of the run, at its own size.
+      claimed: Sampler whose guarantee is claimed; by default `sampler`.
+      entries: Participations to count, about.
+    """
+    law = stated_law(claimed or sampler)
+    if law is None or law.certain or (law.any_order and claimed not in (None, sampler)):
+        return []
+    if law.steps_per_epoch != sampler.steps_per_epoch:
+        return []  # an exact check says so
+    kind = _Tests if law.units is None else _UnitTests
+    tests = kind(sampler, law, entries)
+    named = [*tests.pvalues(), *_cut_pvalues(sampler, law)]
+    return [_check(name, pvalues) for name, pvalues in named]
+
+
+def _check(name: str, pvalues: list[Any]) -> CheckResult:
+    """Returns a check of groups of p-values, each corrected by its size and by their number."""
+    groups = [np.ravel(group) for group in pvalues if np.size(group)]
+    smallest = [float(np.min(group) * group.size) for group in groups]
+    pvalue = min(1.0, min(smallest, default=1.0) * len(groups))
+    return CheckResult(name, pvalue > FALSE_ALARM, f"p = {pvalue:.2g}")
+
+
+def _binomial(count: Any, trials: Any, probability: Any) -> Any:
+    """Returns two-sided p-values of binomial counts."""
+    p = np.clip(probability, 0.0, 1.0)
+    count, trials = np.asarray(count), np.maximum(np.asarray(trials), 0)
+    below, above = stats.binom.cdf(count, trials, p), stats.binom.sf(count - 1, trials, p)
+    return np.minimum(1.0, 2 * np.minimum(below, above))
+
+
+def _seed(number: int) -> int:
+    """Returns a seed that differs from the first in one bit, or is longer."""
+    return _SEED ^ (1 << (127 - number) if 0 < number < 128 else number << 128)
+
+
+class _Tests:
+    """Tests of draws without units.
+
+    Args:
+      sampler: Sampler of the run.
+      law: Law that is claimed.
+      entries: Participations to count, about.
+    """
+
+    def __init__(self, sampler: BatchSampler, law: RowLaw, entries: int):
+        self._sampler, self._law, self._length = sampler, law, law.steps_per_epoch
+        each = sampler.expected_batch_size * np.prod(sampler.clipped_shape, initial=1.0)
+        self._each = float(each) * sampler.steps_per_epoch  # participations of an epoch
+        count = int(np.clip(entries / min(_EACH, self._each), *_DRAWS))
+        self._watched = self._chosen()
+        self._cycle = law.cycle_length if isinstance(law, IndependentRows) else 1
+        if self._cycle > 1 and isinstance(law, IndependentRows):
+            self._law = law.folded()
+            self._length = self._law.steps_per_epoch
+        epochs: list[Sequence[int]] = [range(1)]
+        if law.redrawn:
+            powers = [x for k in range(31) for x in (2**k - 1, 2**k) if x < sampler.epochs]
+            first = {*range(min(count * 5 // 8, sampler.epochs)), *powers}
+            rest = {max(0, sampler.epochs - 2), sampler.epochs - 1}
+            epochs = [sorted(first | rest)]
+        while sum(map(len, epochs)) < count or len(epochs) < 2:
+            epochs.append(range(min(2 if law.redrawn else 1, sampler.epochs)))
+        pairs = [(seed, epoch) for seed, some in enumerate(epochs) for epoch in some]
+        self._draws = [self._draw(*pair) for pair in pairs]
+
+    def _chosen(self) -> np.ndarray:
+        """Returns the examples that are counted: ends of the first and the last chunk, if many."""
+        sampler, n = self._sampler, self._sampler.num_examples
+        most = max(64, int(_EACH * n / self._each))
+        if n <= most:
+            return np.arange(n)
+        ranges = [sampler.chunk_range(chunk) for chunk in {0, sampler.num_chunks - 1}]
+        each = max(16, most // (2 * len(ranges)))
+        ends = [r for rows in ranges for r in (rows[:each], rows[-each:])]
+        return np.unique(np.concatenate([np.arange(r.start, r.stop) for r in ends]))
+
+    def _draw(self, seed: int, epoch: int) -> _Draw:
+        sampler, watched = self._sampler, self._watched
+        epoch = sampler.drawn_epoch(epoch) if self._law.redrawn else epoch
+        chunks = np.unique(watched // len(sampler.chunk_range(0)))
+        rows = [sampler.participations(_seed(seed), epoch, int(chunk)) for chunk in chunks]
+        examples, steps = (
+            np.concatenate(part).astype(np.int64) for part in zip(*rows, strict=True)
+        )
+        at = np.searchsorted(watched, examples)
+        some = watched[np.minimum(at, watched.size - 1)] == examples
+        return _Draw(seed, epoch, at[some], steps[some] // self._cycle)
+
+    @property
+    def _size(self) -> int:
+        return self._watched.size
+
+    @cached_property
+    def _rates(self) -> np.ndarray:
+        """Probability of each entry, or of each step alone: float64[examples or 1, T]."""
+        steps = np.arange(self._length)
+        same = isinstance(self._law, IndependentRows) or self._size * steps.size > _CELLS
+        examples = self._watched[:1] if same else self._watched
+        found = self._law.rate(examples[:, None], steps[None])
+        return np.broadcast_to(found, (examples.size, steps.size))
+
+    def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
+        """Yields the name and the p-values of each check."""
+        yield "examples and steps are drawn at the rates of the law", [*self._shares()]
+        yield "no entry comes again more often than chance has it", [self._returns()]
+        if self._law.independent:
+            yield "batch sizes vary as the law says", [self._sizes()]
+        yield "epochs and seeds are drawn independently", [*self._pairs()]
+        yield "examples take part together as often as the law says", [*self._joint()]
+
+    def _shares(self) -> Iterator[Any]:
+        """Yields p-values of counts over groups of examples and of steps."""
+        examples = np.concatenate([draw.examples for draw in self._draws])
+        steps = np.concatenate([draw.steps for draw in self._draws])
+        every, single = np.zeros(self._size, int), np.arange(self._size)
+        ranges, halves = single * min(_GROUPS, self._size) // self._size, np.arange(self._length)
+        by_step = np.arange(self._length)
+        coarse = by_step * min(_GROUPS, self._length) // self._length
+        halves = by_step * min(2, self._length) // self._length
+        once = self._law.once
+        for rows, columns in ((every, by_step), (ranges, coarse), (single, halves)):
+            count, trials, expected = self._table(examples, steps, rows, columns)
+            yield _binomial(count, trials, expected / trials)
+            count, trials, expected = (np.cumsum(x, axis=1) for x in (count, trials, expected))
+            trials = trials[:, :1] if once else trials
+            last = -1 if once else None
+            yield _binomial(count, trials, expected / trials)[:, :last]
+        if not once:
+            count, trials, expected = self._table(examples, steps, single, 0 * by_step)
+            yield _binomial(count, trials, expected / trials)
+            count, trials, expected = (np.cumsum(x, axis=0) for x in (count, trials, expected))
+            yield _binomial(count, trials, expected / trials)
+            yield self._participation()
+
+    def _table(
+        self, examples: np.ndarray, steps: np.ndarray, rows: np.ndarray, columns: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns counts, trials and expected counts of groups: float64[rows, columns]."""
+        shape = int(rows.max()) + 1, int(columns.max()) + 1
+        cell = rows[examples] * shape[1] + columns[steps]
+        count = np.bincount(cell, minlength=shape[0] * shape[1]).reshape(shape)
+        rates = np.zeros((len(self._rates), shape[1]))
+        np.add.at(rates.T, columns, self._rates.T)
+        sizes, draws = np.bincount(rows), len(self._draws)
+        if len(rates) == 1:
+            expected = draws * sizes[:, None] * rates
+        else:
+            expected = np.zeros(shape)
+            np.add.at(expected, rows, draws * rates)
+        width = np.ones(shape[1]) if self._law.once else np.bincount(columns)
+        return count, draws * sizes[:, None] * width, expected
+
+    def _participation(self) -> Any:
+        """Returns p-values of how many examples take part 1, 2 and 3 times an epoch at least."""
+        trials, times = self._size * len(self._draws), np.arange(1, 4)
+        counts = [np.bincount(draw.examples, minlength=self._size) for draw in self._draws]
+        seen = np.sum([[np.count_nonzero(x >= k) for k in times] for x in counts], axis=0)
+        chance = stats.binom.sf(times - 1, self._length, float(self._rates.mean()))
+        return _binomial(seen, trials, chance)
+
+    def _keys(self, draw: _Draw) -> np.ndarray:
+        return draw.examples * self._length + draw.steps
+
+    def _returns(self) -> float:
+        keys, counts = np.unique(
+            np.concatenate([self._keys(draw) for draw in self._draws]), return_counts=True
+        )
+        examples, steps = np.divmod(keys, self._length)
+        rates = self._rates[0, steps] if len(self._rates) == 1 else self._rates[examples, steps]
+        tails = stats.binom.sf(counts - 1, len(self._draws), np.clip(rates, 0, 1))
+        cells = self._size * self._length
+        return float(np.minimum(1.0, cells * np.min(tails, initial=1.0)))
+
+    def _sizes(self) -> float:
+        """Returns the chi-square p-value of the sizes of whole batches."""
+        n, sampler = self._sampler.num_examples, self._sampler
+        draws = int(np.clip(2**20 // (n * float(self._rates.sum()) + 1), 2, len(self._draws)))
+        plans = [sampler.plan(_seed(d.seed), d.epoch) for d in self._draws[:draws]]
+        length = sampler.steps_per_epoch
+        members = np.bincount(np.arange(n) % self._cycle, minlength=self._cycle)
+        steps = np.arange(length)
+        size = members[steps % self._cycle]
+        rate = float(self._rates.max())
+        edges = np.unique(stats.binom.ppf(_QUANTILES, size.min(), rate))
+        observed, expected = np.zeros(edges.size + 1), np.zeros(edges.size + 1)
+        for plan in plans:
+            found = np.searchsorted(edges, np.diff(plan.starts))
+            observed += np.bincount(found, minlength=edges.size + 1)
+        for number in np.unique(size):
+            below = np.append(stats.binom.cdf(edges, number, rate), 1.0)
+            expected += np.diff(below, prepend=0.0) * np.count_nonzero(size == number) * draws
+        some = expected > 1e-9
+        if not some.sum() > 1:
+            return 1.0
+        if observed[~some].any():
+            return 0.0
+        total = observed[some].sum() / expected[some].sum()
+        return float(stats.chisquare(observed[some], expected[some] * total).pvalue)
+
+    def _pairs(self) -> Iterator[Any]:
+        """Yields p-values of the entries that two draws share, and of steps in two orders."""
+        some = self._draws[: _PAIRED * 5 // 8] + self._draws[-_PAIRED * 3 // 8 :]
+        some = list({(draw.seed, draw.epoch): draw for draw in some}.values())
+        counted: dict[tuple[bool, int], list[tuple[float, float, float]]] = {}
+        for one, other in itertools.combinations(some, 2):
+            shared = np.intersect1d(self._keys(one), self._keys(other), assume_unique=True).size
+            row = 0 * one.examples if len(self._rates) == 1 else one.examples
+            expected = float(self._rates[row, one.steps].sum())
+            kind = one.seed == other.seed, abs(one.epoch - other.epoch)
+            counted.setdefault(kind, []).append((shared, one.examples.size, expected))
+            if self._law.once and self._length > 1:
+                yield self._orders(one, other)
+        for several in counted.values():
+            count, trials, expected = np.array(several).T
+            trials = np.maximum(trials, 1)
+            yield _binomial(count, trials, expected / trials)
+            if self._law.independent or not self._law.once:
+                yield _binomial(count.sum(), trials.sum(), expected.sum() / trials.sum())
+
+    def _orders(self, one: _Draw, other: _Draw) -> float:
+        """Returns the chi-square p-value of the steps of examples in two draws."""
+        groups = min(_COARSE, self._length)
+        both = np.full((2, self._size), -1)
+        for row, draw in zip(both, (one, other), strict=True):
+            row[draw.examples] = draw.steps * groups // self._length
+        both = both[:, (both >= 0).all(axis=0)]
+        table = np.bincount(both[0] * groups + both[1], minlength=groups**2).reshape(groups, -1)
+        table = table[table.sum(axis=1) > 0][:, table.sum(axis=0) > 0]
+        if table.shape < (2, 2) or min(table.shape) < 2 or table.sum() < 5 * table.size:
+            return 1.0
+        return float(stats.chi2_contingency(table, correction=False).pvalue)
+
+    def _joint(self) -> Iterator[Any]:
+        """Yields p-values of couples at several distances that take part in one step."""
+        law, n, steps = self._law, self._sampler.num_examples, np.arange(self._length)
+        width = len(self._sampler.chunk_range(0))
+        shard = len(self._sampler.shard_range(0))
+        apart = {1, 2, 16, 256, width, (self._sampler.num_chunks - 1) * width, shard}
+        for distance in sorted(d * self._cycle for d in apart if 0 < d * self._cycle < n):
+            at = np.searchsorted(self._watched, self._watched + distance)
+            found = self._watched[np.minimum(at, self._size - 1)] == self._watched + distance
+            first = np.flatnonzero(found & (self._watched // distance % 2 == 0))
+            if not first.size:
+                continue
+            partner = np.full(self._size, -1)
+            partner[first] = at[first]
+            count = 0
+            for draw in self._draws:
+                keys, mine = self._keys(draw), partner[draw.examples] >= 0
+                wanted = partner[draw.examples[mine]] * self._length + draw.steps[mine]
+                count += np.isin(wanted, keys).sum()
+            few = first[:: max(1, first.size * steps.size // _CELLS)]
+            if isinstance(law, IndependentRows):
+                few = few[:1]
+            pairs = self._watched[few][:, None], self._watched[few][:, None] + distance
+            chance = np.broadcast_to(law.joint(*pairs, steps[None]), (few.size, steps.size))
+            trials = len(self._draws) * first.size * (1 if law.once else steps.size)
+            expected = len(self._draws) * first.size * float(chance.sum(axis=1).mean())
+            yield _binomial(count, trials, expected / trials)
+
+
+class _UnitTests(_Tests):
+    """Tests of draws of units: each step draws down a tree, so an epoch has one step."""
+
+    def _chosen(self) -> np.ndarray:
+        return np.arange(self._sampler.num_examples)
+
+    def __init__(self, sampler: BatchSampler, law: RowLaw, entries: int):
+        super().__init__(sampler, law, entries)
+        assert law.units is not None
+        self._units, self._rng = law.units, np.random.default_rng(0)
+        self._inner = law.units[-1]
+        self._sizes_of = np.bincount(self._inner)
+        order = np.argsort(self._inner, kind="stable")
+        starts = np.cumsum(self._sizes_of) - self._sizes_of
+        self._rank = np.empty(order.size, np.int64)
+        self._rank[order] = np.arange(order.size) - starts[self._inner[order]]
+        self._order = np.argsort(law.units[0], kind="stable")
+        self._begin = np.flatnonzero(np.diff(law.units[0][self._order], prepend=-1))
+        self._width = np.diff(self._begin, append=order.size)
+
+    def pvalues(self) -> Iterator[tuple[str, list[Any]]]:
+        yield "units and their examples are drawn at the rates of the law", [*self._unit_shares()]
+        yield "examples of a unit are drawn alike", [*self._ranks()]
+        yield "epochs and seeds are drawn independently", [*self._unit_pairs()]
+        yield "examples take part together as often as the law says", [*self._together()]
+
+    def _apart(self) -> np.ndarray:
+        """Returns one random example of each outermost unit."""
+        inside = (self._rng.random(self._width.size) * self._width).astype(np.int64)
+        return self._order[self._begin + inside]
+
+    def _unit_shares(self) -> Iterator[Any]:
+        """Yields p-values of units, of their examples, and of one example of each unit."""
+        draws, law = self._draws, self._law
+        chosen = [self._apart() for _ in draws]
+        rates = law.rate(np.arange(self._size), 0)
+        count = sum(np.isin(x, d.examples).sum() for x, d in zip(chosen, draws, strict=True))
+        trials = sum(x.size for x in chosen)
+        yield _binomial(count, trials, sum(rates[x].sum() for x in chosen) / trials)
+        for of_example, rate in zip(self._units, law.unit_rates, strict=True):
+            seen = np.zeros(rate.size)
+            for draw in draws:
+                seen[np.unique(of_example[draw.examples])] += 1
+            yield np.minimum(1.0, 2 * stats.binom.sf(seen - 1, len(draws), np.clip(rate, 0, 1)))
+        count = np.bincount(np.concatenate([d.examples for d in draws]), minlength=self._size)
+        yield _binomial(count, len(draws), rates)
+        if (p := law.leaf_probability) is not None and p < 1:
+            held = np.concatenate([self._counts(d)[1] for d in draws])
+            sizes = np.concatenate([self._sizes_of[self._counts(d)[0]] for d in draws])
+            some = 1 - (1 - p) ** sizes  # units without an example are not seen
+            mean = sizes * p / some
+            variance = sizes * p * (1 - p) / some + (sizes * p) ** 2 / some - mean**2
+            z = (held.sum() - mean.sum()) / np.sqrt(variance.sum())
+            yield 2 * stats.norm.sf(abs(z))
+
+    def _counts(self, draw: _Draw) -> tuple[np.ndarray, np.ndarray]:
+        return np.unique(self._inner[draw.examples], return_counts=True)
+
+    def _ranks(self) -> Iterator[Any]:
+        """Yields p-values of the ranks of examples among those of their units."""
+        entries = np.concatenate([draw.examples for draw in self._draws])
+        sizes, at = self._sizes_of[self._inner[entries]], self._rank[entries]
+        size, count = np.unique(sizes, return_counts=True)
+        ranks = np.unique(np.linspace(0, size.max() - 1, min(int(size.max()), 256)).astype(int))
+        found = np.bincount(at, minlength=size.max())
+        upto = np.minimum(ranks[:, None] + 1, size) / size @ count
+        alone = (ranks[:, None] < size) / size @ count
+        yield _binomial(np.cumsum(found)[ranks], entries.size, upto / entries.size)
+        yield _binomial(found[ranks], entries.size, alone / entries.size)
+        last = np.sum(count / size) / entries.size
+        yield _binomial(np.sum(at == sizes - 1), entries.size, last)
+
+    def _unit_pairs(self) -> Iterator[Any]:
+        """Yields p-values of the examples that two draws share, which no other pair shares."""
+        known = {(draw.seed, draw.epoch): draw for draw in self._draws}
+        lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
+        rates = self._law.rate(np.arange(self._size), 0)
+        for seeds, epochs in lags:
+            alone, within = [], []
+            for draw in self._draws:
+                other = known.get((draw.seed + seeds, draw.epoch + epochs))
+                first = draw.epoch % (2 * epochs) < epochs if epochs else draw.seed % 2 == 0
+                if other is None or not first:
+                    continue
+                entries = self._rng.permutation(draw.examples)
+                chosen = entries[np.unique(self._units[0][entries], return_index=True)[1]]
+                seen = np.isin(chosen, other.examples).sum()
+                alone.append((seen, chosen.size, rates[chosen].sum()))
+                within.append(self._within(draw, other))
+            for several in (alone, within):
+                if several:
+                    count, trials, expected = np.sum(several, axis=0)
+                    yield _binomial(count, trials, expected / max(1, trials))
+
+    def _within(self, one: _Draw, other: _Draw) -> tuple[float, float, float]:
+        """Returns shared examples, trials and expected ones, in the units that both draws have."""
+        (units, counts), (others, of_others) = self._counts(one), self._counts(other)
+        both, here, there = np.intersect1d(units, others, return_indices=True)
+        first, second = counts[here], of_others[there]
+        shared = np.intersect1d(one.examples, other.examples).size
+        return (
+            float(shared),
+            float(first.sum()),
+            float(np.sum(first * second / self._sizes_of[both])),
+        )
+
+    def _together(self) -> Iterator[Any]:
+        """Yields p-values of couples: neighbours in a unit, any two, and across units."""
+        several = self._width > 1
+        begin, width = self._begin[several], self._width[several]
+        for kind in ("next", "any", "across"):
+            count, trials, expected = 0, 0, 0.0
+            for draw in self._draws:
+                if kind == "across":
+                    some = self._apart()
+                    first, second = some[: some.size // 2 * 2 : 2], some[1::2]
+                else:
+                    at = (self._rng.random(width.size) * (width - 1)).astype(np.int64)
+                    more = self._rng.random(width.size) * (width - 1 - at) * (kind == "any")
+                    first = self._order[begin + at]
+                    second = self._order[begin + at + 1 + more.astype(np.int64)]
+                count += int(np.sum(np.isin(first, draw.examples) & np.isin(second, draw.examples)))
+                trials += first.size
+                expected += float(np.sum(self._law.joint(first, second, 0)))
+            if trials:
+                yield _binomial(count, trials, expected / trials)
+
+
+def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list[Any]]]:
+    """Yields p-values of the rows that survive where a batch is cut to the cap."""
+    if sampler.accumulates or not cuts(sampler):
+        return
+    n, cap, last = len(sampler.shard_range(0)), sampler.shard_batch_size, sampler.num_shards - 1
+    size = min(n, 2 * cap)
+    members, share = some_members(np.random.default_rng(0), n, size), cap / size
+    steps = sorted({*range(min(_CUTS, sampler.num_steps)), sampler.num_steps - 1})
+    drawn = [(0, step, 0) for step in steps]
+    drawn += [(0, step, shard) for step in steps[:8] for shard in sorted({last, (last + 1) // 2})]
+    drawn += [(seed, step, 0) for seed in range(1, 9) for step in steps[:8]]
+    drawn = list(dict.fromkeys(drawn))
+    kept = np.zeros((len(drawn), size))
+    for row, (seed, step, shard) in zip(kept, drawn, strict=True):
+        row[np.isin(members, sampler.passes(members, _seed(seed), step, shard)[0])] = 1
+    count = kept.sum(axis=0)
+    groups = np.arange(size) * min(_GROUPS, size) // size
+    of_group, sizes = np.bincount(groups, count), np.bincount(groups)
+    residues = members % _GROUPS
+    by_residue, of_residue = np.bincount(residues, count), np.bincount(residues)
+    yield (
+        "rows that survive a cut are uniform",
+        [
+            _binomial(count, len(drawn), share),
+            _binomial(np.cumsum(count)[:-1], len(drawn) * np.arange(1, size), share),
+            _binomial(of_group, len(drawn) * sizes, share),
+            _binomial(by_residue[of_residue > 0], len(drawn) * of_residue[of_residue > 0], share),
+        ],
+    )
+    first, second = np.triu_indices(len(drawn), 1)
+    both = (kept @ kept.T)[first, second]
+    step, of_shard = (np.array([one[k] for one in drawn]) for k in (1, 2))
+    seeds = np.array([one[0] for one in drawn])
+    same = (step[first] == step[second]) & (seeds[first] == seeds[second])
+    pooled = [both[(first % 2 == 0) & (second == first + 1)], both[same & (of_shard[first] == 0)]]
+    yield (
+        "every step, shard and seed cuts by itself",
+        [
+            _binomial(both, cap, share),
+            *(_binomial(x.sum(), cap * x.size, share) for x in pooled if x.size),
+        ],
+    )
