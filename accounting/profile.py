@@ -336,30 +336,6 @@ def default_delta(num_units: int) -> float:
     return float(Context(prec=1, rounding=ROUND_DOWN).plus(wanted))
 
 
-def epsilon_from_delta(
-    delta_upper: Callable[[float], float],
-    delta_lower: Callable[[float], float],
-    delta: float,
-    *,
-    resolution: float = 1e-12,
-) -> Bound:
-    """Bounds the smallest epsilon >= 0 with delta(epsilon) <= `delta`, by bisection.
-
-    The true curve falls and lies in [`delta_lower`, `delta_upper`]. The upper end returned is a
-    point where `delta_upper` was seen <= `delta`, the lower end 0 or one where `delta_lower` was
-    seen > `delta`: either proves its side, for functions of any shape.
-
-    Args:
-      delta_upper: Upper bound on the curve, as a function of epsilon.
-      delta_lower: Lower bound on it.
-      delta: In (0, 1).
-      resolution: Width at which the bisection stops, as `wanted_width` has it.
-    """
-    _, upper = _bracket(lambda e: delta_upper(e) <= delta, resolution)
-    lower, _ = _bracket(lambda e: delta_lower(e) <= delta, resolution)
-    return Bound(lower, upper)
-
-
 def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, float]:
     """Returns (a point where `met` was false, or 0; a point where it was true, or infinity)."""
     if met(0.0):

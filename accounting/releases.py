@@ -40,8 +40,6 @@ _NOTE = "the lower end is that of one trial"
 _UP = 1.0 + 1e-9
 """Outward rounding: gamma is found to 1e-13, and the rest are a few products and sums."""
 _NOTE_OF_PARTS = "the lower end is that of one of the parts alone"
-_PARTS = tuple(k / 8 for k in range(9))
-"""Shares of epsilon that basic composition tries for the mechanism."""
 
 
 @dataclass(frozen=True)
@@ -142,21 +140,8 @@ class WithGaussianReleaseProfile(Profile):
 
     def answer(self, question: Question) -> Bound:
         """Answers by the product that is known, or by basic composition."""
-        if (product := self._product()) is not None:
-            return question.of(product)
-        inner, release = proved(question.of(self.profile)), GaussianProfile(self.noise_multiplier)
-        half = question._replace(at=0.5 * question.at)
-        if question.wanted == "epsilon":
-            upper = (half.of(self.profile).upper + half.of(release).upper) * _UP
-        else:  # each gets a part of epsilon
-            upper = min(
-                self.profile.delta(part * question.at, question.tolerance).upper
-                + release.delta((1.0 - part) * question.at).upper
-                for part in _PARTS
-            )
-            upper = min(1.0, upper * _UP)
-        lower = max(inner.lower, question.of(release).lower)
-        return Bound(lower, max(lower, upper), note=inner.note or _NOTE_OF_PARTS)
+        release = GaussianProfile(self.noise_multiplier)
+        return question.of(self._product() or ComposedProfile((self.profile, release)))
 
     def with_gaussian_release(self, noise_multiplier: float) -> WithGaussianReleaseProfile:
         """Returns the profile with another release."""

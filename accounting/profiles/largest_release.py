@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array
-from accounting.profile import Bound, Profile, Question, epsilon_from_delta
+from accounting.profile import Bound, Profile, Question
 from accounting.profiles.gaussian import GaussianProfile, known_order
 
 _ROUNDING = 1e-14
@@ -65,7 +65,7 @@ class LargestRelease(Profile):
         moved = self._moved(math.log(delta) + math.log(_SHARE))
         rest = delta * (1.0 - 1.0001 * _SHARE)
         curve = self._gaussian().delta
-        shifted = epsilon_from_delta(lambda e: curve(e).upper, lambda e: 0.0, rest).upper
+        shifted = Question("epsilon", rest).upper_end(lambda e: curve(e).upper)
         epsilon = -_down(-shifted, -self.epochs * math.log(self.bins))
         epsilon = epsilon + moved if self._several else float(np.logaddexp(epsilon, moved))
         epsilon += _ROUNDING * abs(epsilon)

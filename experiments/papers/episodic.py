@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accounting.checks import check_count, check_delta, check_noise_multiplier
-from accounting.profile import Bound, epsilon_from_delta
+from accounting.profile import Bound, Question
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.multistage import (
     MultistageProfile,
@@ -82,10 +82,8 @@ class PublishedTheorem3:
         check_delta(delta)
         if self.steps > 1:
             return Estimate(self._poisson().epsilon(delta).upper, self.REASON)
-        bound = epsilon_from_delta(
-            lambda e: self.estimate_delta(e).value, lambda e: self.estimate_delta(e).value, delta
-        )
-        return Estimate(bound.upper, self.REASON)
+        upper = Question("epsilon", delta).upper_end(lambda e: self.estimate_delta(e).value)
+        return Estimate(upper, self.REASON)
 
     def _poisson(self) -> PoissonProfile:
         rate = outcomes(self.draws, self.sizes).succeeds

@@ -7,15 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import ndtr
 
 from accounting import (
-    BallsAndBinsProfile,
     Bound,
-    MultistageProfile,
-    PoissonProfile,
     attack_accuracy,
-    attack_advantage,
 )
 from accounting.attack import implied_advantage
 
@@ -75,21 +70,3 @@ def test_what_implies_nothing_or_is_no_guarantee():
 
 
 # --- delta(0), computed otherwise -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "profile", [PoissonProfile(0.8, 0.2, 1), MultistageProfile(0.8, 1, (1,), (5,))], ids=str
-)
-def test_one_sampled_release_has_the_rate_times_the_gaussians(profile):
-    """Whatever the example is not in is common to both laws, and cancels at epsilon = 0."""
-    bound = attack_advantage(profile)
-    assert bound.lower - 1e-12 <= 0.2 * (2.0 * ndtr(0.5 / 0.8) - 1.0) <= bound.upper
-
-
-@pytest.mark.parametrize("sigma", [0.4, 1.0, 5.0])
-@pytest.mark.parametrize("bins", [2, 3])
-def test_a_few_bins_have_their_integral(quadrature, sigma, bins):
-    bound = attack_advantage(BallsAndBinsProfile(sigma, bins))
-    exact = quadrature(0.0, sigma, bins, "remove")
-    assert bound.lower <= exact + 1e-9
-    assert exact - 1e-9 <= bound.upper

@@ -6,9 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
-from scipy import stats
 
 from accounting import (
     BallsAndBinsProfile,
@@ -40,51 +38,10 @@ class Opaque:
         return Bound(found.lower, found.upper, self.confidence)
 
 
-@functools.cache
-def exact(law, sigma, release, epsilon):
-    """The larger direction's delta, by the sum of (p - e^epsilon q)_+ over a grid of all outputs.
-
-    Of one Poisson-sampled release at rate 0.3, or of one epoch of two bins, and of the other one.
-    """
-    x = np.linspace(-7.0 * sigma, 1.0 + 7.0 * sigma, 201 if law == "two bins" else 2001)
-    y = np.linspace(-7.0 * release, 1.0 + 7.0 * release, 201)
-    at = [stats.norm.pdf(x, mean, sigma) * (x[1] - x[0]) for mean in (0.0, 1.0)]
-    if law == "two bins":
-        q = np.outer(at[0], at[0])
-        p = 0.5 * (np.outer(at[0], at[1]) + np.outer(at[1], at[0]))
-    else:
-        q, p = at[0], 0.7 * at[0] + 0.3 * at[1]
-    remove = add = 0.0
-    for z in y:
-        seen, unseen = (stats.norm.pdf(z, mean, release) * (y[1] - y[0]) for mean in (1.0, 0.0))
-        remove += np.maximum(seen * p - math.exp(epsilon) * unseen * q, 0.0).sum()
-        add += np.maximum(unseen * q - math.exp(epsilon) * seen * p, 0.0).sum()
-    return max(remove, add)
-
-
 LAWS = {
     "one sampled release": lambda sigma: PoissonProfile(sigma, 0.3, 1),
     "two bins": lambda sigma: BallsAndBinsProfile(sigma, 2),
 }
-
-
-@pytest.mark.short("0.7-3.0-0.0-*")
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(
-    ("sigma", "release", "epsilon"),
-    [(0.8, 2.0, 1.5), (1.0, 0.7, 0.3), (0.7, 3.0, 0.0)],
-)
-def test_the_product_is_that_of_the_pairs_below_the_release_s_own_losses_as_well(
-    law, sigma, release, epsilon
-):
-    truth = exact(law, sigma, release, epsilon)
-    product = WithGaussianReleaseProfile(LAWS[law](sigma), release)
-    assert isinstance(product, PrivacyProfile)
-    bound = product.delta(epsilon)
-    assert bound.lower * (1.0 - 1e-3) <= truth <= bound.upper * (1.0 + 1e-3)
-    assert bound.upper <= truth * (1.0 + 5e-3)
-    opaque = WithGaussianReleaseProfile(Opaque(LAWS[law](sigma)), release).delta(epsilon)
-    assert opaque.lower * (1.0 - 1e-3) <= truth <= opaque.upper * (1.0 + 1e-3)
 
 
 @pytest.mark.short("0.5-3.0-*", "2.0-20.0-*", "3.0-1000000.0-*")

@@ -15,7 +15,7 @@ from accounting import (
     epsilon,
     largest_count,
 )
-from accounting.profile import ContradictoryBounds, epsilon_from_delta
+from accounting.profile import ContradictoryBounds, Question
 
 
 @given(
@@ -46,20 +46,22 @@ def test_ends_in_the_wrong_order_are_refused(ends):
 
 
 def test_both_ends_of_an_inversion_are_proved_by_the_curves():
-    found = epsilon_from_delta(lambda e: math.exp(-e) * 1.01, lambda e: math.exp(-e) * 0.99, 1e-3)
+    low, high = (lambda e, f=f: f * math.exp(-e) for f in (0.99, 1.01))
+    found = Question("epsilon", 1e-3).between(low, high)
     assert math.exp(-found.upper) * 1.01 <= 1e-3 < math.exp(-found.lower) * 0.99
     assert found.lower == pytest.approx(math.log(0.99e3), abs=1e-9)
     assert found.upper == pytest.approx(math.log(1.01e3), abs=1e-9)
 
 
 def test_curves_that_contradict_each_other_are_an_error_and_never_an_interval():
+    low, high = (lambda e, f=f: f * math.exp(-e) for f in (1.01, 0.99))
     with pytest.raises(ContradictoryBounds):
-        epsilon_from_delta(lambda e: math.exp(-e) * 0.99, lambda e: math.exp(-e) * 1.01, 1e-3)
+        Question("epsilon", 1e-3).between(low, high)
 
 
 def test_a_curve_that_never_falls_gives_infinity_and_one_that_is_low_gives_0():
-    assert epsilon_from_delta(lambda e: 0.5, lambda e: 0.0, 0.1) == Bound(0.0, math.inf)
-    assert epsilon_from_delta(lambda e: 0.01, lambda e: 0.0, 0.1) == Bound(0.0, 0.0)
+    assert Question("epsilon", 0.1).between(lambda e: 0.0, lambda e: 0.5) == Bound(0.0, math.inf)
+    assert Question("epsilon", 0.1).between(lambda e: 0.0, lambda e: 0.01) == Bound(0.0, 0.0)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.9, 2.0, math.nan])

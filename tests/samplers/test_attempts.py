@@ -153,23 +153,11 @@ THIRDS, HALVES = [1 / 3] * 3, [1 / 2] * 2
 BINS = {"num_examples": 600, "overflow": "accumulate"}
 CASES = {
     # sampler, its draws by an example, attempts, whether both ends are exact
-    "k of T bins": (BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [range(2)], True),
-    "one bin": (BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [range(1, 2)], True),
-    "half and rest": (
-        BallsAndBins(batch_size=300, **BINS), redrawn(HALVES, 1), [range(1), range(1, 2)], True,
-    ),
-    "a lost step": (
-        BallsAndBins(batch_size=300, **BINS), redrawn(HALVES, 1), [range(1), range(2)], True,
-    ),
     "over an edge of epochs": (
         BallsAndBins(batch_size=300, epochs=2, **BINS), redrawn(HALVES, 2), [range(1, 4)], True,
     ),
     "two ranges": (
         BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [[range(1), range(2, 3)]], True,
-    ),
-    "fixed, one epoch and a half": (
-        BallsAndBins(batch_size=300, epochs=2, assignment="fixed", **BINS), fixed(HALVES, 2),
-        [range(3)], True,
     ),
     "fixed, half and a whole": (
         BallsAndBins(batch_size=300, epochs=2, assignment="fixed", **BINS), fixed(HALVES, 2),
@@ -177,9 +165,6 @@ CASES = {
     ),
     "poisson": (
         Poisson(batch_size=200, **BINS), coins(1 / 3, 3), [range(2), range(2, 3)], True,
-    ),
-    "a known order": (
-        Deterministic(600, 300), {(1, 0): 1.0}, [range(1), range(2)], False,
     ),
     "shuffled": (Shuffle(500, 200), redrawn([0.4, 0.4, 0.2], 1), [range(1, 3)], False),
     "shuffled without the last batch": (
@@ -228,17 +213,6 @@ def test_lower_ends_are_those_of_some_example(epsilon):
     # Of each shard's four rows two are read in the first four steps, in half of these.
     price = Shuffle(8, 1, num_shards=2).privacy_of(0.2, [range(4)]).delta(epsilon)
     assert price.lower <= 0.5 * GaussianProfile(0.2).delta(epsilon).upper
-
-
-def test_pairs_of_a_partial_epoch_are_affine_in_those_of_its_bins():
-    # 1 of 3 bins: with probability 1/3 a Gaussian release, in both directions.
-    price = BallsAndBins(batch_size=200, **BINS).privacy_of(SIGMA, [range(1)])
-    for epsilon in (0.0, 0.2, 1.0):
-        one = PoissonProfile(SIGMA, 1 / 3, 1).delta(epsilon)
-        found = price.delta(epsilon)
-        assert found.lower <= one.upper
-        assert one.lower <= found.upper
-        assert found.upper <= 1.002 * one.upper
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -297,17 +271,19 @@ def test_few_released_bins_of_a_million_are_priced_in_seconds(bins):
     assert bound.lower <= bins * one.upper
 
 
-def test_three_attempts_are_priced_and_calibrated_within_two_seconds():
-    sampler = BallsAndBins(62_500, 100)
-    attempts = [range(200), range(180, 420), range(400, 625)]
+@pytest.mark.parametrize(("epochs", "price", "seconds"), [(1, 3.74, 2.0), (30, 9.113, 4.0)])
+def test_three_attempts_are_priced_and_calibrated_within_seconds(epochs, price, seconds):
+    sampler, third = BallsAndBins(62_500, 100, epochs), epochs // 3 * 625
+    stops = [third + 200, 2 * third + 420, epochs * 625]
+    attempts = [range(stops[0]), range(third + 180, stops[1]), range(2 * third + 400, stops[2])]
     for ask in (
         lambda: sampler.privacy_of(0.5, attempts).epsilon(1e-5).upper,
-        lambda: calibrate(lambda s: sampler.privacy_of(s, attempts), epsilon=3.74, delta=1e-5),
+        lambda: calibrate(lambda s: sampler.privacy_of(s, attempts), epsilon=price, delta=1e-5),
     ):
         begun = time.process_time()
         found = ask()
-        assert time.process_time() - begun < 2.0
-        assert found == pytest.approx(3.74 if found > 1.0 else 0.5, rel=5e-3)
+        assert time.process_time() - begun < seconds
+        assert found == pytest.approx(price if found > 1.0 else 0.5, rel=5e-3)
 
 
 # An outside sampler that draws once for all epochs.

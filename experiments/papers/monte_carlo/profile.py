@@ -12,7 +12,7 @@ import numpy as np
 
 from accounting.checks import check_delta, check_settings
 from accounting.max_events import Epoch, max_event_lower_bound
-from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, epsilon_from_delta
+from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, Question
 from accounting.profiles.gaussian import as_redrawn
 from experiments.papers.episodic import Estimate
 from experiments.papers.monte_carlo.confidence import (
@@ -163,13 +163,11 @@ class MonteCarloProfile:
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest ε >= 0 at `delta` in (0, 1); `tolerance` is not used."""
-        check_delta(delta)
-        lower = epsilon_from_delta(lambda e: 1.0, self._lower, delta, resolution=1e-9).lower
+        question = Question("epsilon", check_delta(delta))
+        lower = question.lower_end(self._lower, 1e-9)
         if self._least_upper(lower) > delta:
             return Bound(lower, math.inf, 1.0 - self.beta, TOO_FEW)
         curve = self._curve(lower, 0.5 * delta)
-        upper_end = epsilon_from_delta(
-            lambda e: curve(max(e, lower))[1], lambda e: 0.0, delta, resolution=1e-6
-        )
-        note = "" if upper_end.upper < math.inf else TOO_FEW
-        return Bound(lower, max(lower, upper_end.upper), 1.0 - self.beta, note)
+        upper = question.upper_end(lambda e: curve(max(e, lower))[1], 1e-6)
+        note = "" if upper < math.inf else TOO_FEW
+        return Bound(lower, max(lower, upper), 1.0 - self.beta, note)

@@ -5,7 +5,6 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from scipy import special
 
 from accounting import GaussianProfile, PoissonProfile
 from accounting.algebra.inversion import Inversion, Inverted, _Add
@@ -93,32 +92,6 @@ def test_what_a_sum_leaves_out_at_its_end_is_bounded_and_counted(
     low, high = sums.value(loss)
     assert 0.0 < low < high
     assert high - low >= 2.0 * bound
-
-
-@pytest.mark.parametrize(
-    ("sigma", "rate", "epsilon"),
-    [(1.0, 0.3, 0.5), (2.0, 0.2, 0.05), (1.0, 0.6, 2.0), (1.0, 0.3, 0.0), (0.7, 0.2, 1e-3)],
-)
-def test_two_releases_are_one_release_averaged_over_the_other(sigma, rate, epsilon):
-    """H_eps(P || Q) = E_Q[X_1 H_{eps - log X_1}], the inner one in closed form."""
-    nodes = np.linspace(-12.0, 12.0 + 1.0 / sigma, 4001)
-    weight = np.exp(-0.5 * nodes**2) / math.sqrt(2.0 * math.pi) * (nodes[1] - nodes[0])
-    log_x = Releases(sigma, rate, 1).log_ratio(nodes, 0.0).real
-
-    def one(at):
-        # Where e^X crosses: P's and Q's masses of the half line above.
-        inside = np.expm1(at) / rate + 1.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            y = np.where(inside > 0.0, np.log(np.maximum(inside, 1e-300)), -np.inf)
-        u = y * sigma + 0.5 / sigma
-        above = special.ndtr(-u)
-        above_p = (1.0 - rate) * above + rate * special.ndtr(1.0 / sigma - u)
-        return above_p - np.exp(at) * above
-
-    truth = float(np.sum(weight * np.exp(log_x) * one(epsilon - log_x)))
-    bound = Inverted(Releases(sigma, rate, 2), 20.0).delta(epsilon)
-    assert bound.lower * (1.0 - 1e-6) <= truth <= bound.upper * (1.0 + 1e-6)
-    assert bound.width <= 1e-3 * bound.upper
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9, 1e-3, 0.1, 0.6125, 1.0])

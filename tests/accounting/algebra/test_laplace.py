@@ -11,17 +11,6 @@ from accounting.algebra.moments import NotInvertibleError
 
 
 @pytest.mark.parametrize(
-    ("sigma", "bins", "epsilon", "accuracy"),
-    [(1.0, 2, 0.0, 1e-6), (1.0, 2, 1.5, 1e-6), (4.0, 2, 0.3, 1e-6)],
-)
-def test_one_epoch_agrees_with_quadrature(sigma, bins, epsilon, accuracy, quadrature):
-    lower, upper = average_delta(sigma, bins, epsilon)
-    exact = max(quadrature(epsilon, sigma, bins, way) for way in ("remove", "add"))
-    assert lower <= upper <= lower * (1 + 1e-4) + 1e-12
-    assert lower * (1 - accuracy) <= exact <= upper * (1 + accuracy)
-
-
-@pytest.mark.parametrize(
     ("sigma", "bins", "height"), [(1.0, 50, 30.0), (0.5, 40, 4.0), (5.0, 2, 9.0)]
 )
 def test_the_transform_is_within_its_error(sigma, bins, height):

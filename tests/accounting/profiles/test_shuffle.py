@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, ShuffleProfile
-from accounting.max_events import Epoch
+from accounting import BallsAndBinsProfile, PoissonProfile, ShuffleProfile
 from accounting.profile import Question
 
 DELTA = 2.7e-8
@@ -21,26 +20,6 @@ def test_fixed_orders_are_one_epoch_with_less_noise():
     fixed = ShuffleProfile(1.0, 100, 3, "fixed")
     one = ShuffleProfile(1.0 / math.sqrt(3), 100)
     assert fixed.epsilon(1e-6) == one.epsilon(1e-6)
-
-
-def test_buckets_of_one_epoch_prove_what_the_events_prove():
-    from accounting.profiles import shuffle
-
-    for sigma, steps in ((0.5, 1000), (1.0, 50)):
-        ratio = shuffle._several_epochs(Epoch(sigma, steps), 1)
-        for epsilon in (0.5, 2.0, 5.0):
-            event = ShuffleProfile(sigma, steps)._event_delta(Question("delta", epsilon))(epsilon)
-            assert ratio.delta(epsilon) == pytest.approx(event, rel=0.02)
-
-
-def test_the_pair_of_one_step_in_several_epochs_is_the_gaussian():
-    """With one step an epoch the buckets' composition must come out just under the truth."""
-    from accounting.profiles import shuffle
-
-    for epsilon in (1.0, 5.0):
-        exact = GaussianProfile(1.0 / math.sqrt(4)).delta(epsilon).lower
-        low = shuffle._several_epochs(Epoch(1.0, 1), 4).delta(epsilon)
-        assert 0.98 * exact <= low <= exact
 
 
 def test_the_lower_end_is_that_of_a_pair_or_of_balls_and_bins_redrawn_alike():
