@@ -151,9 +151,9 @@ class Pairs:
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
             # Here the sum lies below the next grid point, at a split e^{-d step}/(e^step - 1).
-            j, decay = self._far(x, y, low, near.beyond)
-            total = np.cumsum(y.q)[j]
-            up = np.minimum(self._decayed(y.q)[j] * decay / math.expm1(self.step), total)
+            last, decay = self._far(x, y, low, near.beyond)
+            total = np.cumsum(y.q)[last]
+            up = np.minimum(self._decayed(y.q)[last] * decay / math.expm1(self.step), total)
             here, there = slice(low - out.start, x.stop - out.start), slice(low - x.start, None)
             next_up = slice(here.start + 1, here.stop + 1)
             weight = self._weights(1, 2)
@@ -174,10 +174,10 @@ class Pairs:
             self._gather(out, here, x, there, sum_q, sum_t, math.exp(level * self.step))
         low = max(x.start, y.start + near.beyond)
         if low < x.stop:
-            j, decay = self._far(x, y, low, near.beyond)
+            last, decay = self._far(x, y, low, near.beyond)
             weight = self._weights(1, 2)
-            sum_q = weight * np.cumsum(y.q)[j]
-            sum_t = weight * self._decayed(y.t)[j] * decay
+            sum_q = weight * np.cumsum(y.q)[last]
+            sum_t = weight * self._decayed(y.t)[last] * decay
             here = slice(low - out.start, x.stop - out.start)
             self._gather(out, here, x, slice(low - x.start, None), sum_q, sum_t, 1.0)
 
