@@ -1,4 +1,4 @@
-"""What does it cost? Privacy profiles of batch samplers, bounded from below and above.
+"""Privacy profiles of batch samplers, bounded from below and above.
 
 Names are imported on first use: records of settings are read without NumPy.
 """

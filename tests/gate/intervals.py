@@ -22,7 +22,7 @@ NAMES = {
     for name, value in vars(importlib.import_module(module.name)).items()
     if name.endswith("Profile")  # wherever it stands
 }
-NAMES |= {**vars(accounting), **vars(samplers)}
+NAMES |= {name: getattr(each, name) for each in (accounting, samplers) for name in each.__all__}
 NAMES |= {each.__name__: each for each in (BandedToeplitz, FullSums, Mechanism)}
 
 
