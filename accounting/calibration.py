@@ -71,6 +71,7 @@ def least_noise(
     return _smallest_noise(
         lambda sigma: excess(_middle(rough.of(_simplified(privacy(sigma), delta)))),
         lambda sigma: excess(Question("epsilon", delta, upper_only=True).of(privacy(sigma)).upper),
+        lambda sigma: excess(privacy(sigma).epsilon(delta).upper),
         relative_tolerance,
         f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta",
     )
@@ -114,6 +115,7 @@ def calibrate_advantage(
     return _smallest_noise(
         lambda sigma: excess(_middle(rough.of(_simplified(privacy(sigma), advantage)))),
         lambda sigma: excess(Question("delta", 0.0, upper_only=True).of(privacy(sigma)).upper),
+        lambda sigma: excess(privacy(sigma).delta(0.0).upper),
         relative_tolerance,
         f"an attack advantage <= {advantage}: ask for a larger one",
     )
@@ -134,14 +136,19 @@ def _middle(bound: Bound) -> float:
 
 
 def _smallest_noise(
-    rough: Callable[[float], float], proved: Callable[[float], float], width: float, goal: str
+    rough: Callable[[float], float],
+    upper: Callable[[float], float],
+    seen: Callable[[float], float],
+    width: float,
+    goal: str,
 ) -> float:
     """Returns a noise multiplier that is proved to meet a target, hardly above the smallest one.
 
     Args:
       rough: Maps a noise multiplier to a number that falls in it, about as its logarithm; a rough
         one, <= 0 where the target is met.
-      proved: The same, <= 0 only where the target is proved to be met.
+      upper: The same, by an upper end that was asked for alone: a proof where it is <= 0.
+      seen: The same, as the caller will see it.
       width: Excess of the result, relative to the smallest noise multiplier.
       goal: The target in words, and a larger one to ask for.
     """
@@ -151,7 +158,11 @@ def _smallest_noise(
     while bracket.width > 2.0 * _COARSE:
         guess = bracket.guess(_COARSE)
         bracket.narrow(guess, rough(math.exp(guess)))
-    return math.exp(_proved_edge(lambda x: proved(math.exp(x)), bracket, width))
+    edge = _proved_edge(lambda x: upper(math.exp(x)), bracket, width)
+    if (value := seen(math.exp(edge))) > 0.0:  # on other grids
+        bracket = _Bracket(edge, value, max(bracket.high, edge + _COARSE), bracket.high_value)
+        edge = _proved_edge(lambda x: seen(math.exp(x)), bracket, width)
+    return math.exp(edge)
 
 
 def _rough_bracket(excess: Callable[[float], float], goal: str) -> _Bracket | None:
