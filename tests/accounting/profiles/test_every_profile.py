@@ -29,7 +29,11 @@ from accounting.attack import implied_advantage
 from accounting.profile import Question
 from accounting.profiles.truncation import Cap, truncated_bins
 from accounting.profiles.worst_leaf import WorstLeafProfile
-from accounting.releases import EnvelopeProfile, WithGaussianReleaseProfile
+from accounting.releases import (
+    ComposedProfile,
+    EnvelopeProfile,
+    WithGaussianReleaseProfile,
+)
 
 DELTA = 1e-5
 LOOSE = "whose two ends need not meet"
@@ -60,6 +64,10 @@ PROFILES = {
         LOOSE,
     ),
     "envelope": (lambda s: EnvelopeProfile((GaussianProfile(s), PoissonProfile(s, 0.1, 10))), ""),
+    "composition": (
+        lambda s: ComposedProfile((GaussianProfile(s), PoissonProfile(s, 0.1, 10))),
+        LOOSE,
+    ),
     "selection": (lambda s: SelectionProfile(GaussianProfile(s), TrialCount(5.0)), LOOSE),
 }
 EVERY = pytest.mark.parametrize("name", PROFILES)
