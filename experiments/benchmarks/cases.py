@@ -36,7 +36,6 @@ STEP_BARS = {("85M", 1024): 2.5, ("85M", 8192): 1.3}
 """DP step / ordinary step on a CPU, by size and batch; these have the other bars, too."""
 TINY = {"table_rows": 2**6, "hidden": (8,), "batch_size": 64, "rounds": 1}
 
-add("step", "floor", "steps.floor", quick={"side": 64, "copied": 2**16}, seconds=10)
 for (size, model), batch_size in itertools.product(SIZES.items(), (256, 1024, 8192)):
     held = STEP_BARS.get((size, batch_size))
     add(
@@ -112,7 +111,6 @@ for sampler, overflow in [(name, way) for name, ways in AUDITED.items() for way 
                  "batch_size": 64},
         quick={},
     )  # fmt: skip
-add("gpu", "floor", "steps.floor", quick={"side": 64, "copied": 2**16}, seconds=2)
 for batch_size, bar in GPU_BARS.items():
     add(
         "gpu", f"steps, batch size {batch_size}", "steps.steps", seconds=65,

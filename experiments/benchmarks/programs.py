@@ -29,8 +29,6 @@ PyTree = Any
 
 NUM_STEPS = 45_000
 """Steps of the run: an epoch of 46M rows in batches of 1,024."""
-BYTES_PER_PARAMETER = 24
-"""Parameter and two moments in float32, each read and written once."""
 ADAM = optax.adam(1e-3)
 SGD = optax.sgd(optax.cosine_decay_schedule(1.0, NUM_STEPS))
 

@@ -1,14 +1,8 @@
-"""Time and memory of training steps beside each other: on a CPU in CPU seconds, else by the clock.
-
-Programs take turns. No program reaches the floor of a step: the time to move the bytes that a
-dense-Adam step must move, at the rate of a copy, and the time of its matrix products.
-"""
+"""Time and memory of training steps, by turns: on a CPU in CPU seconds, else by the clock."""
 
 from __future__ import annotations
 
-import functools
 import gc
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,19 +14,13 @@ import numpy as np
 from dpsgd import RootKey
 from dpsgd.core.gaussian import add_gaussian_noise
 from experiments.benchmarks.case import Figure, at, figure
-from experiments.benchmarks.models import Model, clicks
+from experiments.benchmarks.models import clicks
 from experiments.benchmarks.programs import (
-    BYTES_PER_PARAMETER,
     Program,
     Steps,
     clock,
 )
 from experiments.benchmarks.timing import alone, in_turns
-from experiments.tasks.clicks.schema import DISPLAY_ADS
-from experiments.tasks.clicks.sizes import PRESETS
-
-MATRIX_SIDE, COPIED = 1024, 2**26
-"""Side of the matrices that are multiplied, and number of floats that are copied."""
 
 
 class Times(NamedTuple):
@@ -110,38 +98,9 @@ def steps(
     }
     for one, other, bar in ratios:
         yield row(f"{one} / {other}", quantities[one] / quantities[other], "x", bar)
-    yield row("floor of a step", _floor_of_step(model, hidden, batch_size), "s")
     peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     if peak is not None:
         yield row("peak memory so far", peak / 1e9, "GB")
-
-
-def floor(side: int = MATRIX_SIDE, copied: int = COPIED) -> Iterator[Figure]:
-    """Measures rates of copies in place and of matrix products."""
-    copies, products = _rates(side, copied)
-    yield figure("rate of a copy in place, read and write", copies / 1e9, "GB/s")
-    yield figure("rate of a float32 matrix product", products / 1e9, "GFLOP/s")
-
-
-@functools.cache
-def _rates(side: int = MATRIX_SIDE, copied: int = COPIED) -> tuple[float, float]:
-    """Returns bytes a second of copies, read and written, and flops a second of products."""
-    product, matrix = jax.jit(lambda a: a @ a), jnp.ones((side, side))
-    copy = Program(lambda x: (x + 1.0,), lambda: jnp.zeros(copied))
-    work: dict[str, Any] = {"copy": copy, "product": lambda: jax.block_until_ready(product(matrix))}
-    seconds = {name: float(np.median(found)) for name, found in in_turns(work, 5, clock()).items()}
-    return 8 * copied / seconds["copy"], 2 * side**3 / seconds["product"]
-
-
-def _floor_of_step(model: Model, hidden: Sequence[int], batch_size: int) -> float:
-    """Returns seconds that no dense-Adam step of a click model can beat."""
-    side, copied = (MATRIX_SIDE, COPIED) if model.num_params > 1e6 else (64, 2**16)
-    copies, products = _rates(side, copied)
-    inputs = len(DISPLAY_ADS.categories) * PRESETS["large"].embedding_dim
-    widths = [inputs + 2 * len(DISPLAY_ADS.integers), *hidden, 1]
-    # Forward, the gradient of the weights and that of the inputs: 2 flops an entry each.
-    flops = 6 * sum(m * n for m, n in itertools.pairwise(widths)) * batch_size
-    return BYTES_PER_PARAMETER * model.num_params / copies + flops / products
 
 
 # ------------------------------------------------------------------------------------------- sizes
