@@ -5,8 +5,8 @@ names, and fields may be quoted (RFC 4180) and hold line ends; lines end in LF, 
 blank ones are left out. Headerless text is separated by tabs, without quotes; lines end in LF or
 CRLF, and blank ones are refused. Parquet files hold names and types.
 
-Arrow reads batches of rows, and says only that a row cannot be read; then Python's csv module reads
-the file again up to that row, to name its line and fault. Memory is that of a few blocks.
+Arrow reads batches of rows. If it refuses one, Python's csv module reads the file again, up to the
+first unreadable row, to name its line and fault. A few blocks of the file are in memory at a time.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class _Stream(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Fills `buffer` as far as there are bytes, or raises a DataError or _MisreadText."""
+        """Fills `buffer` with the next bytes, or raises a DataError or _MisreadText."""
         data = b""
         while more := self._read(len(buffer) - 1 - len(data)):  # Arrow takes less for a block
             data = data + more if data else more
@@ -334,7 +334,7 @@ class RowFile:
         """Yields the wanted columns of all rows in order, some rows at a time.
 
         Args:
-            wanted: Names of columns, with the Arrow types of those of text.
+            wanted: Names of columns, with their Arrow types in a text file.
 
         Raises:
             DataError: If the file cannot be read; it names the line if there is one.
@@ -366,7 +366,7 @@ class RowFile:
         """Yields the wanted columns of text.
 
         A row of marks is added after the last one of a file with quotes. If it does not come back
-        as the last row, a quote was open there, which made one text of all that follows it.
+        as the last row, an open quote has joined it to the text before.
         """
         names = [str(number) for number in range(len(self.names))]  # distinct
         places = {name: names[self.names.index(name)] for name in wanted}
@@ -469,8 +469,8 @@ class RowFile:
                 if number >= first_row:
                     self._check(line, fields, wanted)
                     readable.append(fields)
-        except DataError as found:
-            fault = found
+        except DataError as first:
+            fault = first
         if readable:
             columns = {name: self.names.index(name) for name in wanted}
             yield {
@@ -493,8 +493,8 @@ class RowFile:
             )
         for name, text in zip(self.names, fields, strict=True):
             # Bytes that are not UTF-8 were decoded as surrogates, whose low byte they are.
-            if found := (_NO_TEXT if name in wanted else _NUL).search(text):
-                problem = f"byte 0x{ord(found[0]) & 0xFF:02x} is not UTF-8 text"
+            if match := (_NO_TEXT if name in wanted else _NUL).search(text):
+                problem = f"byte 0x{ord(match[0]) & 0xFF:02x} is not UTF-8 text"
                 raise DataError(self.path, problem, line=line, column=name)
             if "\r" in text and not self.header:
                 problem = f"found {text[:40]!a}, expected no carriage return"
@@ -509,11 +509,11 @@ _NUL, _NO_TEXT = re.compile("\0"), re.compile("[\0\udc80-\udcff]")
 @contextmanager
 def _long_fields() -> Iterator[None]:
     """Lets the csv module read any field; its default limit is 128 KiB."""
-    before = csv.field_size_limit(1 << 62)
+    limit = csv.field_size_limit(1 << 62)
     try:
         yield
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(limit)
 
 
 @contextmanager

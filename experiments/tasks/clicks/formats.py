@@ -81,7 +81,7 @@ class Format:
             span: Span of headerless text to read; None for the whole file.
         """
         layouts = [x for x in self.layouts if {*self.features} <= {*x}]
-        return open_rows(path, self._wanted(labelled), layouts[: 1 if labelled else None], span)
+        return open_rows(path, self._columns(labelled), layouts[: 1 if labelled else None], span)
 
     def read(self, source: str | os.PathLike[str], *, labelled: bool = True) -> Iterator[Columns]:
         """Yields the rows of a file in order, as blocks of columns of a store.
@@ -132,12 +132,12 @@ class Format:
             DataError: For the first row that does not have the format.
         """
         text, dictionary = pa.string(), pa.dictionary(pa.int32(), pa.string())
-        wanted = {
+        arrow_types = {
             name: dictionary if isinstance(self.kinds[name], Category) else text
-            for name in self._wanted(labelled)
+            for name in self._columns(labelled)
         }
         rows, label = 0, self.label if labelled else None
-        for batch in file.batches(wanted):
+        for batch in file.batches(arrow_types):
             try:
                 block = self.columns_of(batch, label)
             except ColumnError as error:
@@ -230,7 +230,7 @@ class Format:
     def left_out(self, files: Sequence[RowFile]) -> tuple[str, ...]:
         """Returns the columns of files that are not read."""
         names = dict.fromkeys(name for file in files for name in file.names)
-        return tuple(name for name in names if name not in self._wanted(labelled=True))
+        return tuple(name for name in names if name not in self._columns(labelled=True))
 
     def texts(self, path: Path, column: str) -> Iterator[str]:
         """Yields the values of any column of a file as texts, in file order; null is empty.
@@ -240,14 +240,14 @@ class Format:
         """
         file = open_rows(path, [column])
         # The columns of `read`, so that both see the same rows and refuse the same ones.
-        wanted = dict.fromkeys([column, *self._wanted(labelled=False)], pa.string())
+        arrow_types = dict.fromkeys([column, *self._columns(labelled=False)], pa.string())
         return (
             value or ""
-            for batch in file.batches(wanted)
+            for batch in file.batches(arrow_types)
             for value in texts(batch[column], column).to_pylist()
         )
 
-    def _wanted(self, labelled: bool) -> list[str]:
+    def _columns(self, labelled: bool) -> list[str]:
         return [*([self.label] if labelled else []), *self.features]
 
 

@@ -50,12 +50,12 @@ class ColumnError(ValueError):
         self.problem, self.column, self.row = problem, column, row
 
     @classmethod
-    def unexpected(cls, value: Any, wanted: str, *, column: str, row: int) -> ColumnError:
-        """Returns the error of a value that is not `wanted`."""
+    def unexpected(cls, value: Any, expected: str, *, column: str, row: int) -> ColumnError:
+        """Returns the error of a value that is not `expected`."""
         if isinstance(value, str) and len(value) > 40:
             value = f"{value[:40]}..."
         text = "nothing" if value is None or value == "" else ascii(value)
-        return cls(f"found {text}, expected {wanted}", column=column, row=row)
+        return cls(f"found {text}, expected {expected}", column=column, row=row)
 
 
 class Decoded(NamedTuple):
@@ -84,13 +84,13 @@ class Label(Kind):
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the labels."""
         texts = values = _plain(array)
-        wanted = " or ".join(map(ascii, self.classes)) or "0 or 1"
+        expected = " or ".join(map(ascii, self.classes)) or "0 or 1"
         if not self.classes and _is_number(values.type):
             texts = values.cast(pa.float64(), safe=False).cast(pa.string())  # 1.0 is "1"
-        known = {name: i for i, name in enumerate(self.classes)} or LABELS
-        index = pc.index_in(_spelled(texts, column, wanted), value_set=pa.array(known))
-        _refuse(np.asarray(index.is_null()), values, column, wanted)
-        labels = np.array([*known.values()], np.int32)[np.asarray(index)]
+        label_of = {name: i for i, name in enumerate(self.classes)} or LABELS
+        index = pc.index_in(_spelled(texts, column, expected), value_set=pa.array(label_of))
+        _refuse(np.asarray(index.is_null()), values, column, expected)
+        labels = np.array([*label_of.values()], np.int32)[np.asarray(index)]
         return Decoded(labels, np.zeros(len(labels), bool))
 
 
@@ -100,7 +100,7 @@ class Number(Kind):
 
     missing: tuple[str, ...] = ()
     logarithmic: bool = True
-    wanted: str = "a finite number, or nothing"
+    expected: str = "a finite number, or nothing"
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the numbers, NaN where they are missing."""
@@ -116,8 +116,10 @@ class Number(Kind):
             raise ColumnError(f"holds {array.type}, expected numbers", column=column)
         numbers = _filled(array, np.nan)
         most = float(np.finfo(np.float64 if self.logarithmic else np.float32).max)
-        wanted = self.wanted if self.logarithmic else f"a number of at most {most:.1e}, or nothing"
-        _refuse(np.abs(numbers) > most, values, column, wanted)
+        expected = (
+            self.expected if self.logarithmic else f"a number of at most {most:.1e}, or nothing"
+        )
+        _refuse(np.abs(numbers) > most, values, column, expected)
         return Decoded(numbers, np.isnan(numbers))
 
     def _parsed(self, texts: pa.Array, values: pa.Array, column: str) -> pa.Array:
@@ -128,7 +130,7 @@ class Number(Kind):
             return trimmed.cast(pa.float64())
         except pa.ArrowInvalid:
             wrong = np.array([not _is_decimal(text) for text in trimmed])
-            _refuse(wrong, values, column, self.wanted)
+            _refuse(wrong, values, column, self.expected)
             raise
 
 
@@ -141,9 +143,9 @@ class Clipped(Kind):
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the numbers in [low, high]."""
-        wanted = "a finite number"
-        numbers, missing = Number(wanted=wanted).decode(array, column)
-        _refuse(missing, _plain(array), column, wanted)
+        expected = "a finite number"
+        numbers, missing = Number(expected=expected).decode(array, column)
+        _refuse(missing, _plain(array), column, expected)
         return Decoded(np.clip(numbers, self.low, self.high), missing)
 
 
@@ -157,8 +159,8 @@ class Category(Kind):
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the hashes or the indices."""
-        wanted = "texts, integers, booleans or dates, which are spelled one way"
-        texts = _spelled(_plain(array), column, wanted)
+        expected = "texts, integers, booleans or dates, which are spelled one way"
+        texts = _spelled(_plain(array), column, expected)
         if self.values is None:
             return hashed(texts, self.missing)
         index = pc.index_in(texts, value_set=pa.array(self.values))
@@ -170,7 +172,7 @@ class Integer(Kind):
     """Decimal integers, int64; `missing` stands for none."""
 
     missing: int | None = None
-    wanted: str = f"an integer of at most {MAX_DIGITS} digits"
+    expected: str = f"an integer of at most {MAX_DIGITS} digits"
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the integers."""
@@ -178,11 +180,11 @@ class Integer(Kind):
         if _is_number(array.type):
             numbers = _filled(array.cast(pa.float64(), safe=False), np.nan)
             missing = np.isnan(numbers)
-            whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 10.0**MAX_DIGITS)
-            _refuse(~(whole | missing), array, column, self.wanted)
+            is_integer = (numbers == np.rint(numbers)) & (np.abs(numbers) < 10.0**MAX_DIGITS)
+            _refuse(~(is_integer | missing), array, column, self.expected)
             integers = array.cast(pa.int64(), safe=False)
         else:
-            integers = self._parsed(_texts(array, column, self.wanted), column)
+            integers = self._parsed(_texts(array, column, self.expected), column)
             missing = np.asarray(integers.is_null())
         values = np.where(missing, 0, _filled(integers, 0))
         if self.missing is not None:
@@ -205,14 +207,14 @@ class Integer(Kind):
 
     def _refuse_others(self, texts: pa.Array, column: str) -> None:
         pattern = rf"\A(-?[0-9]{{1,{MAX_DIGITS}}})?\z"
-        _refuse(_not_matching(texts, pattern), texts, column, self.wanted)
+        _refuse(_not_matching(texts, pattern), texts, column, self.expected)
 
 
 @dataclass(frozen=True)
 class HourOfWeek(Integer):
     """Times in seconds since 1970 (UTC), uint64 hours since the last Thursday: 0 to 167."""
 
-    wanted: str = f"a time in seconds since 1970, of at most {MAX_DIGITS} digits"
+    expected: str = f"a time in seconds since 1970, of at most {MAX_DIGITS} digits"
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the hours."""
@@ -224,11 +226,11 @@ class HourOfWeek(Integer):
 class Hexadecimal(Kind):
     """Numbers of 32 bits in eight hexadecimal digits, uint64; missing if empty."""
 
-    wanted: str = "eight hexadecimal digits"
+    expected: str = "eight hexadecimal digits"
 
     def decode(self, array: pa.Array, column: str) -> Decoded:
         """Returns the numbers."""
-        texts = _texts(_plain(array), column, self.wanted)
+        texts = _texts(_plain(array), column, self.expected)
         lengths = extents(texts)[1]
         present = lengths == 8
         values = np.zeros(len(lengths), np.uint64)
@@ -238,7 +240,7 @@ class Hexadecimal(Kind):
             values[present] = np.frombuffer(binascii.unhexlify(characters(texts)), ">u4")
         except ValueError:
             wrong = _not_matching(texts, r"\A([0-9a-fA-F]{8})?\z")
-            _refuse(wrong, texts, column, self.wanted)
+            _refuse(wrong, texts, column, self.expected)
             raise
         return Decoded(values, ~present)
 
@@ -257,7 +259,7 @@ def _plain(array: pa.Array) -> pa.Array:
     return array
 
 
-def _spelled(array: pa.Array, column: str, wanted: str) -> pa.Array:
+def _spelled(array: pa.Array, column: str, expected: str) -> pa.Array:
     """Returns values as texts if their type has one spelling; bytes stay as they are."""
     kind = array.type
     if types.is_date64(kind):
@@ -265,16 +267,16 @@ def _spelled(array: pa.Array, column: str, wanted: str) -> pa.Array:
     one_spelling = types.is_integer, types.is_boolean, types.is_date, types.is_null
     if any(test(kind) for test in one_spelling):
         return array.cast(pa.string())
-    return _texts(array, column, wanted)
+    return _texts(array, column, expected)
 
 
-def _texts(array: pa.Array, column: str, wanted: str) -> pa.Array:
+def _texts(array: pa.Array, column: str, expected: str) -> pa.Array:
     if _is_bytes(array.type):
         return array.cast(pa.binary()).view(pa.string())  # bytes that no text has
     if types.is_null(array.type):
         return array.cast(pa.string())
     if not types.is_string(array.type):
-        raise ColumnError(f"holds {array.type}, expected {wanted}", column=column)
+        raise ColumnError(f"holds {array.type}, expected {expected}", column=column)
     return array
 
 
@@ -303,13 +305,13 @@ def _not_matching(texts: pa.Array, pattern: str) -> np.ndarray:
     return ~np.asarray(matches.fill_null(True))
 
 
-def _refuse(wrong: np.ndarray, array: pa.Array, column: str, wanted: str) -> None:
+def _refuse(wrong: np.ndarray, array: pa.Array, column: str, expected: str) -> None:
     """Raises the ColumnError of the first row that is `wrong`."""
     if wrong.any():
         row = int(wrong.argmax())
         value = array[row]
         value = value.as_py() if not types.is_string(value.type) else _as_text(value)
-        raise ColumnError.unexpected(value, wanted, column=column, row=row)
+        raise ColumnError.unexpected(value, expected, column=column, row=row)
 
 
 def _as_text(value: pa.Scalar) -> str | None:

@@ -1,6 +1,6 @@
 """Default settings of models of clicks, by rows, guarantee and time.
 
-What was measured for each: docs/explanation/results/models.md.
+Measurements: docs/explanation/results/models.md.
 """
 
 from __future__ import annotations
@@ -122,12 +122,10 @@ def _epochs(request: RecommendationRequest, most: int) -> int:
 
 
 def _batch_size(n: int, epochs: int, request: RecommendationRequest) -> int:
-    """Returns a power of two of which there are about 600 in the run.
+    """Returns a power of two: about 600 batches a run with noise, 3,000 or 300 without.
 
-    Without privacy there are 3,000, or 300 for lazy tables; SGD takes some more than 600 or 300.
-
-    With noise, few large batches are as good as many small ones, and where the noise multiplier
-    would be below 1 they are better.
+    Lazy tables without noise take 300; SGD takes half as many again. With noise, few large batches
+    are as good as many small ones, and better if the noise multiplier would be below 1.
     """
     steps, least, most = (600, 32, 32_768) if request.private else (300, 32, 1024)
     if request.optimizer == "sgd":

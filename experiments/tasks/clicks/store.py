@@ -236,9 +236,9 @@ class Store(Manifest):
             changed = sorted(stored ^ expected)
             text = f"{', '.join(changed[:5])}{', ...' * (len(changed) > 5)}"
             return f"was prepared with other columns ({text})"
-        mine, others = vars(self.schema), vars(schema)
+        stored_fields, fields = vars(self.schema), vars(schema)
         # No row depends on bounds.
-        if changed := [name for name in mine if mine[name] != others[name] and name != "bounds"]:
+        if changed := [x for x in fields if stored_fields[x] != fields[x] and x != "bounds"]:
             return f"was prepared with other {', '.join(changed)}"
         if self.hash_seed != hash_seed:
             return f"was prepared with another hash seed than {hash_seed} (see --hash-seed)"
@@ -345,10 +345,10 @@ class StoreWriter:
         """
         rows = len(columns["label"])
         for name, (dtype, width) in columns_of(self.schema).items():
-            shape, found = _shape(rows, width), columns[name]
-            if found.shape != shape or found.dtype != dtype:
+            shape, column = _shape(rows, width), columns[name]
+            if column.shape != shape or column.dtype != dtype:
                 raise ValueError(
-                    f"column {name} must be {dtype} {shape}, not {found.dtype} {found.shape}"
+                    f"column {name} must be {dtype} {shape}, not {column.dtype} {column.shape}"
                 )
         with one_line_errors(self.out, lambda: self.num_rows):
             for column in columns_of(self.schema):

@@ -265,7 +265,7 @@ class Clicks(ClickModels):
         return self.store.rows("train")
 
     def columns(self) -> PyTree:
-        """Returns memory-mapped training rows; a process reads those of its data shards."""
+        """Returns memory-mapped training rows; a process reads its data shards."""
         return self.store.load("train")
 
     def held_out(self, split: str) -> Iterator[PyTree]:

@@ -53,7 +53,7 @@ def prepare(
     Args:
         name: Name of the data set, or the directory of one version.
         out: Store to create; whole in the end, or absent.
-        data_dir: Folder of the data sets; by default that of TensorFlow Datasets.
+        data_dir: Folder of the data sets; by default TensorFlow Datasets' own.
         label: Feature to predict; by default the data set's own, or "label".
         leave_out: Features not to read.
         text_buckets: Hash buckets of a text feature, a power of two.
@@ -89,7 +89,7 @@ def _schema(
     info, features = builder.info, features_of(builder)
     label = label_of(builder, label)
     check_features(builder, (label, *leave_out))
-    numbers, buckets, others, classes = [], {}, [], []
+    numbers, buckets, unsupported, classes = [], {}, [], []
     for feature, kind in features.items():
         if feature == label or feature in leave_out:
             continue
@@ -104,11 +104,11 @@ def _schema(
         elif dtype and dtype.kind in "iuf":
             numbers.append(feature)
         else:
-            others.append(f"{feature} ({type(kind).__name__})")
-    if others:
+            unsupported.append(f"{feature} ({type(kind).__name__})")
+    if unsupported:
         raise SourceError(
             f"{info.full_name} has features that are not single numbers, classes or texts: "
-            f"{', '.join(others)}; leave them out by name"
+            f"{', '.join(unsupported)}; leave them out by name"
         )
     schema = Schema(
         name=f"tfds:{info.name}",
@@ -127,8 +127,8 @@ def _encoded(
     """Yields the columns of a split's records."""
     done, label = 0, format.label
     for records in records_of(builder, split, ROWS_PER_READ):
-        wanted = [label, *format.features]
-        batch = {name: pa.array([record[name] for record in records]) for name in wanted}
+        names = [label, *format.features]
+        batch = {name: pa.array([record[name] for record in records]) for name in names}
         for name in numbered:
             negative = pc.less(batch[name], 0)
             batch[name] = pc.if_else(negative, pa.scalar(None, batch[name].type), batch[name])

@@ -1,10 +1,10 @@
 """Logs that can be generated: populations of Criteo's rows, and their columns as a file has them.
 
 Display ads: exponents, medians and missing rates fit the real rows. Search log: cardinalities,
-missing counts and the rate of sales are those of the whole real log; chosen, for want of published
-figures, are how values spread (Zipf's exponents), what predicts a sale and how well, and that the
-coarser category of a product is there if a finer one is. Its rows are not in the order of time, its
-outcome columns follow from the label, and its best AUC is that of a predictor without them.
+missing counts and the rate of sales are public; chosen, for want of published figures, are how
+values spread (Zipf's exponents), what predicts a sale and how well, and that the coarser category
+of a product is there if a finer one is. Its rows are not in the order of time, its outcome columns
+follow from the label, and its best AUC is for predictors without them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows drawn from a population that is described, with a planted model of the label.
+"""Rows drawn from a described population, with a planted model of the label.
 
 Rows come in chunks, each a pure function of (population, seed, chunk): any chunk can be made
 alone, on any machine, and more rows only append.
@@ -7,8 +7,8 @@ Features. The value of a categorical column is its popularity rank r in 1..N, N 
 drawn from Zipf's law made continuous, ``Pr[rank <= r] proportional to integral_1^{r+1} t^{-a} dt``,
 which inverts in closed form; integers are log-logistic, rounded down. Columns depend on each other
 through two latent uniforms per row: a column draws from ``(latent + shift + width * v) mod 1``,
-v uniform, which is uniform whatever the width. Missing values come together in groups: a group
-draws one uniform u per row, and its columns are missing where u is below their rate.
+v uniform, which is uniform for every width. Missing values come in groups: a group draws one
+uniform u per row, and each of its columns is missing if u is below the column's rate.
 
 Label. ``Pr[label = 1 | features] = k / 2^16`` with k = round(2^16 sigmoid(b + s * score)), where
 the score is a sum of effects of the values, of the logarithms of the integers and of pairs of
@@ -41,14 +41,14 @@ _RANKS_WITH_EFFECT = 1 << 14
 
 
 class Category(NamedTuple):
-    """A categorical column: how many values it has, and the exponent of Zipf's law."""
+    """Categorical column: number of values, and exponent of Zipf's law."""
 
     cardinality: int
     zipf: float
 
 
 class Count(NamedTuple):
-    """An integer column: log-logistic, rounded down, with its smallest value."""
+    """Integer column: log-logistic, rounded down, with its smallest value."""
 
     scale: float
     shape: float
@@ -57,24 +57,24 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """What rows are like; every constant is a public summary of a real data set, or a choice."""
+    """Description of rows, by public summaries of a real data set, or by choices."""
 
     integers: Mapping[str, Count]
     categories: Mapping[str, Category]
     missing: tuple[Mapping[str, float], ...]
-    """Groups of columns that are missing together, and how often each is."""
+    """Missing rate of each column, by groups that are missing together."""
     pairs: tuple[tuple[str, str], ...]
-    """Categories whose frequent values interact: an additive model misses this part."""
+    """Categories whose frequent values interact, which an additive model misses."""
     shares: tuple[float, float, float]
     """Shares of the score's variance: values, integers, pairs."""
     label_rate: float
-    """How often the label is one, in expectation."""
+    """Expected fraction of rows with the label one."""
     bayes_auc: float
     """AUC that the planted model is scaled to, in expectation."""
 
 
 class Chunk(NamedTuple):
-    """Rows as drawn: one row of an array per column of the population."""
+    """Drawn rows: one row of an array per column of the population."""
 
     label: np.ndarray
     """bool [n]"""
@@ -88,26 +88,32 @@ class Chunk(NamedTuple):
     """int64 [n]; 2^16 times the probability that the label is one"""
 
     def rows(self, rows: slice) -> Chunk:
-        """Return some of the rows."""
+        """Returns some of the rows."""
         return Chunk(*(column[..., rows] for column in self))
 
 
 def generate(population: Population, seed: int, chunk: int, rows: int = CHUNK) -> Chunk:
-    """Return the first `rows` (at most 65,536) rows of one chunk, a pure function of the arguments.
+    """Returns the first rows of one chunk, a pure function of the arguments.
+
+    Args:
+        population: Description of the rows.
+        seed: Seed of the generator.
+        chunk: Index of the chunk.
+        rows: Number of rows, at most 65,536.
 
     Raises:
-        ValueError: `seed` or `chunk` is negative.
+        ValueError: If `seed` or `chunk` is negative.
     """
     rng = np.random.Generator(np.random.SFC64([_check(seed), _check(chunk), 0]))
-    drawn = _features(population, rng)
+    features = _features(population, rng)
     model = _planted_model(population, seed)
-    scaled = model.intercept + model.scale * model.score(drawn)
+    scaled = model.intercept + model.scale * model.score(features)
     exact = np.rint(PROBABILITIES * _sigmoid(scaled.astype(np.float64))).astype(np.int64)
     probability = np.clip(exact, 1, PROBABILITIES - 1)
     labels = np.random.Generator(np.random.SFC64([seed, chunk, 1]))
     # Exact: an integer below 2^16, uniform, is below k with probability k / 2^16.
     label = labels.integers(PROBABILITIES, size=CHUNK) < probability
-    return drawn._replace(label=label, probability=probability).rows(slice(0, rows))
+    return features._replace(label=label, probability=probability).rows(slice(0, rows))
 
 
 def _check(value: int) -> int:
@@ -120,7 +126,7 @@ def _check(value: int) -> int:
 
 
 def _features(population: Population, rng: np.random.Generator) -> Chunk:
-    """Draw the features of one chunk; label and probability are zeros still."""
+    """Returns the features of one chunk, with zero labels and probabilities."""
     n = CHUNK
     missing = {}
     for group in population.missing:
@@ -129,7 +135,7 @@ def _features(population: Population, rng: np.random.Generator) -> Chunk:
     latents = rng.random((2, n))
 
     def uniform(column: int) -> np.ndarray:
-        """Return uniforms that depend on one of the two latents, more in some columns than others.
+        """Returns uniforms that depend on one of the two latents, more in some columns.
 
         The shifts, multiples of the golden ratio, keep the columns' popular values apart.
         """
@@ -186,7 +192,7 @@ class _PlantedModel:
     intercept: float = 0.0
 
     def parts(self, chunk: Chunk) -> np.ndarray:
-        """Return float32 [3, n]: the parts of the score due to values, integers and pairs."""
+        """Returns the score due to values, integers and pairs, float32[3, rows]."""
         names = list(self.population.categories)
         parts = np.zeros((3, chunk.ranks.shape[1]), dtype=np.float32)
         for effect, rank in zip(self.values, chunk.ranks, strict=True):
@@ -201,16 +207,16 @@ class _PlantedModel:
         return parts
 
     def score(self, chunk: Chunk) -> np.ndarray:
-        """Return the score, float32 [n]."""
+        """Returns the score, float32[rows]."""
         return self.parts(chunk).sum(axis=0)
 
 
 @lru_cache(maxsize=4)
 def _planted_model(population: Population, seed: int) -> _PlantedModel:
-    """Return the model of `seed`: effects drawn at random, then scaled on one chunk of features.
+    """Returns the model of `seed`: random effects, scaled on one chunk of features.
 
-    The scaling uses the *probabilities* of a chunk that is never written, so that label rate and
-    Bayes AUC are those of `population` in expectation, up to that chunk's sampling.
+    The scaling uses the *probabilities* of a chunk that is never written, so that the expected
+    label rate and Bayes AUC are `population`'s, up to the sampling of the chunk.
     """
     rng = np.random.Generator(np.random.SFC64([_check(seed), 0, 2]))
     pilot = _features(population, np.random.Generator(np.random.SFC64([seed, 0, 3])))

@@ -97,7 +97,7 @@ def write_store(
 ) -> SyntheticStore:
     """Writes the rows of `write_raw`, prepared, to a new store.
 
-    Columns and splits equal those of preparing the raw file with the same `hash_seed`.
+    Preparing the raw file with the same `hash_seed` gives the same columns and splits.
 
     Args:
         out: Store to create; whole in the end, or absent.

@@ -76,7 +76,7 @@ def ask(*words):
 def assert_clear(answer, *places):
     """A refusal: one line of plain text that names one of `places`."""
     assert answer.status == 2, answer
-    line = answer.err.removesuffix("\n")
+    (line,) = (x for x in answer.err.splitlines() if not x.endswith(" s in all)"))
     assert line.startswith("dpsgd: "), answer
     assert line.isprintable(), answer
     assert len(line) < 600, answer
@@ -175,11 +175,8 @@ def change_json(value, change):
 
 
 def change_archive(path, change):
-    """Changes one array of an .npz file, or the array of an .npy file."""
+    """Changes one array of an .npz file."""
     kind, where, array = change
-    if path.suffix == ".npy":
-        np.save(path, array)
-        return
     with np.load(path) as archive:
         arrays = dict(archive)
     name = list(arrays)[int(where * len(arrays))]
@@ -198,8 +195,8 @@ damages = [
     st.tuples(st.just("dangling"), st.sampled_from(ANY), places, st.none()),
     st.tuples(st.just("too deep"), st.sampled_from(ANY), places, st.none()),
     st.tuples(st.just("values"), st.just("*.json"), places, json_changes),
-    st.tuples(st.just("array"), st.just("*.np[yz]"), places, array_changes),
 ]
+array_damages = st.tuples(st.just("array"), st.just("*.npz"), places, array_changes)
 
 
 def damage(folder, how):
@@ -333,7 +330,7 @@ def test_a_damaged_run_is_refused_or_gives_its_model_and_price(finished, folder,
         if questions["evaluate"].status == 0 and damaged != "config.json":
             assert questions["evaluate"].out == scores.out
 
-    for_all(examples, st.one_of(damages), check)
+    for_all(examples, st.one_of(*damages, array_damages), check)
 
 
 # --- Paths ----------------------------------------------------------------------------------------
