@@ -145,7 +145,8 @@ def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
         points = table.filter(panel=name)
         draw_curves(axes, points, layout.style)
         given = {"title": name, **layout.axes.get("", {}), **layout.axes.get(name, {})}
-        axes.set(**given)
+        with mpl.rc_context(STYLE):
+            axes.set(**given)
         label_short(axes.xaxis)
         label_short(axes.yaxis)
         if not layout.shared:

@@ -36,7 +36,8 @@ PANELS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Options of each curve's estimator, by panel and curve; `ranks` are a list, or their growth."""
-LAYOUT = Layout((13, 9.2), 3, AXES, legend={"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)})
+BELOW = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
+LAYOUT = Layout((13, 9.2), 3, AXES, "one epoch", legend=BELOW)
 
 
 def jobs(options: Namespace) -> Iterator[Job]:

@@ -152,9 +152,7 @@ def check_twin(model: TrainedModel) -> None:
 
 def quality(fits: Iterable[Fit]) -> Cells:
     """Returns the table of the models' metrics."""
-    rows = [
-        [fit.name, *(_metric(getattr(fit.metrics, name)) for name in _QUALITIES)] for fit in fits
-    ]
+    rows = [[fit.name, *(_metric(fit, name) for name in _QUALITIES)] for fit in fits]
     return ["model", *_QUALITIES.values()], rows
 
 
@@ -167,14 +165,16 @@ def cost(fits: Iterable[Fit], twin: Fit) -> Cells:
       fits: Predictions of the models.
       twin: Predictions of the model without privacy.
     """
-    rows = []
-    for fit in fits:
-        pairs = [(getattr(fit.metrics, name), getattr(twin.metrics, name)) for name in _COSTS]
-        cells = dict(zip(_COSTS, (_difference(x - y) for x, y in pairs), strict=True))
-        if not (fit.diverged or twin.diverged):
-            error = np.std(fit.losses() - twin.losses()) / math.sqrt(fit.metrics.num_examples)
-            cells["log_loss"] += f" ± {error:.4f}"
-        rows.append([fit.name, *cells.values()])
+
+    def difference(fit: Fit, name: str) -> str:
+        value = getattr(fit.metrics, name) - getattr(twin.metrics, name)
+        if not math.isfinite(value):
+            return report.UNDEFINED
+        losses = fit.losses() - twin.losses()
+        error = f" ± {np.std(losses) / math.sqrt(losses.size):.4f}" if name == "log_loss" else ""
+        return f"{value:+.4f}{error}"
+
+    rows = [[fit.name, *(difference(fit, name) for name in _COSTS)] for fit in fits]
     return ["model", *_COSTS.values()], rows
 
 
@@ -188,19 +188,16 @@ def groups(what: str, found: Iterable[Group], *, intervals: bool = True) -> Cell
         "95 % interval": lambda group: "{:.2%} to {:.2%}".format(*group.interval()),
         "positives predicted": lambda group: f"{group.predicted:,.1f}",
         "positives observed": lambda group: f"{group.observed:,}",
-        "pred/obs": lambda group: _metric(group.predicted_over_observed),
+        "pred/obs": lambda group: _metric(group, "predicted_over_observed"),
     }
     if not intervals:
         del columns["95 % interval"]
     return list(columns), [[show(group) for show in columns.values()] for group in found]
 
 
-def _metric(value: float) -> str:
+def _metric(owner: Fit | Group, name: str) -> str:
+    value = getattr(owner.metrics if isinstance(owner, Fit) else owner, name)
     return report.metric(value if math.isfinite(value) else None)
-
-
-def _difference(value: float) -> str:
-    return f"{value:+.4f}" if math.isfinite(value) else report.UNDEFINED
 
 
 def draw(fits: Sequence[Fit], twin: Fit | None = None, *, bins: int = 15) -> Figure:

@@ -190,17 +190,14 @@ def _predictions(
         for name, model in chosen.items()
         if against is None or model.path.resolve() != against.resolve()
     ]
-    name = "reliability.svg"
-    if not any(fit.diverged for fit in [*fits, *([twin] if twin else [])]):
-        figures[name] = content(clicks.draw(fits, twin), "svg")
-    return predictions(fits, twin, rows, name, remarks)
+    return predictions(fits, twin, rows, figures, remarks)
 
 
 def predictions(
     fits: list[clicks.Fit],
     twin: clicks.Fit | None,
     rows: clicks.Rows,
-    figure: str,
+    figures: dict[str, bytes],
     remarks: Sequence[str] = (),
 ) -> str:
     """Returns the Markdown about models' predictions for the same rows.
@@ -209,10 +206,13 @@ def predictions(
       fits: Predictions of the models.
       twin: Predictions of the model without privacy, if any.
       rows: Labelled rows.
-      figure: File name of the reliability diagram.
+      figures: Pictures of the page, to which the reliability diagram is added.
       remarks: Sentences on differences from the twin.
     """
-    context = {"fits": fits, "twin": twin, "rows": rows, "figure": figure, "remarks": remarks}
+    name = "reliability.svg"
+    if not any(fit.diverged for fit in [*fits, *([twin] if twin else [])]):
+        figures[name] = content(clicks.draw(fits, twin), "svg")
+    context = {"fits": fits, "twin": twin, "rows": rows, "figure": name, "remarks": remarks}
     return render("predictions.md.jinja", clicks=clicks, **context)
 
 

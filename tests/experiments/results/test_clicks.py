@@ -143,10 +143,12 @@ def test_the_diagram_has_a_point_for_each_bin_of_rows_enough_and_counts_them_all
 
 def test_a_model_that_diverged_is_said_to_have_and_nothing_more_is_shown():
     bad = fit([np.nan, 0.0], [0, 1], "bad")
-    text = predictions([fit([1.0, 0.0], [0, 1])], bad, clicks.Rows(Path("rows.csv")), "figure.svg")
+    figures = {}
+    text = predictions([fit([1.0, 0.0], [0, 1])], bad, clicks.Rows(Path("rows.csv")), figures)
     assert "Diverged, so that nothing more is shown: bad." in text
     assert "undefined" in text
-    assert "figure.svg" not in text
+    assert not figures
+    assert "svg" not in text
     assert clicks.cost([bad], bad)[1] == [["bad", *["undefined"] * 4]]
 
 
