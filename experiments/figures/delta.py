@@ -40,7 +40,16 @@ RUNS = (
 """Name, noise multiplier, steps and last epsilon of each panel."""
 NOTES = (f"delta over epsilon, one epoch ({TERMS}); of Monte Carlo, the bounds",)
 AXES = {"": {"yscale": "log", "xlabel": "ε", "ylabel": f"δ ({TERMS})"}}
-LAYOUT = Layout((13, 9.2), 3, AXES, "one epoch", comparison.style, {"ncols": 4}, shared=True)
+LAYOUT = Layout(
+    size=(13, 9.2),
+    columns=3,
+    axes=AXES,
+    title="one epoch",
+    style=comparison.style,
+    legend={"ncols": 4},
+    shared=True,
+    floor="balls-and-bins",
+)
 
 
 def panel_of(run: tuple[str, float, int, float], points: int) -> dict[str, Any]:

@@ -134,6 +134,8 @@ class Layout:
     """Options of the legend of each panel."""
     shared: bool = False
     """True for one legend, below all panels."""
+    floor: str = ""
+    """Curve whose least lower end, over 100, is the bottom of each panel; by default none."""
 
 
 def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
@@ -147,6 +149,8 @@ def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
         given = {"title": name, **layout.axes.get("", {}), **layout.axes.get(name, {})}
         with mpl.rc_context(STYLE):
             axes.set(**given)
+        if layout.floor:
+            axes.set_ylim(bottom=points.filter(curve=layout.floor)["lower"].to_numpy().min() / 100)
         label_short(axes.xaxis)
         label_short(axes.yaxis)
         if not layout.shared:

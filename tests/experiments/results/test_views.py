@@ -45,7 +45,7 @@ def error(run, metric):
 
 
 def slow_points(rows, x, metric, judge, tune, sign):
-    """Points of runs of two samplers, by loops: {(sampler, x): (mean, error, count, undefined)}."""
+    """Points of runs of two samplers, by loops: {(sampler, x): (mean, error, ..., epsilon)}."""
     cells = {}
     for row in rows:
         place = None if x == "noise_multiplier" and row[x] == 0 else row[x]
@@ -64,8 +64,18 @@ def slow_points(rows, x, metric, judge, tune, sign):
         mean, _, _, undefined = mean_of(runs, judge)
         return -undefined, -math.inf if mean is None else sign * mean
 
-    return {place: mean_of(max(candidates.values(), key=merit), metric)
-            for place, candidates in cells.items()}  # fmt: skip
+    def interval(runs):
+        """The interval of each single run's epsilon, none if one has no guarantee."""
+        uppers = [run["epsilon_upper"] for run in runs]
+        if None in uppers:
+            return None, None
+        return min(run["epsilon_lower"] for run in runs), max(uppers)
+
+    chosen = {place: max(candidates.values(), key=merit) for place, candidates in cells.items()}
+    return {place: (*mean_of(runs, metric), *interval(runs)) for place, runs in chosen.items()}
+
+
+NUMBERS = ("value", "standard_error", "runs", "undefined", "epsilon_lower", "epsilon_upper")
 
 
 @pytest.mark.parametrize("better", ["higher", "lower"])
@@ -87,12 +97,15 @@ def test_points_are_those_of_a_slow_computation(summary_of, x, tune, better):
     values = rng.choice([0.1, 0.2, 0.3, 0.4, NAN, None], (len(rows), 2), p=[0.2] * 4 + [0.1] * 2)
     for row, (test, validation) in zip(rows, values.tolist(), strict=True):
         row |= {"test_auc": test, "validation_auc": validation}
+        lower, width = rng.uniform(1.0, 2.0, 2).tolist()
+        known = row["noise_multiplier"] and rng.random() > 0.05
+        row["epsilon_lower"] = lower if known else None
+        row["epsilon_upper"] = lower + width if known else None
     table = Table.of_rows(rows, ["test_auc", "validation_auc"])
     view = View(table, x, Headline("test_auc", better), by=("sampler",), tune=tune)
     sign = 1 if better == "higher" else -1
     expected = slow_points(rows, x, "test_auc", "validation_auc", tune, sign)
-    found = {(p["curve"], p["x"]): tuple(p[name] for name in
-             ("value", "standard_error", "runs", "undefined")) for p in view.points}  # fmt: skip
+    found = {(p["curve"], p["x"]): tuple(p[name] for name in NUMBERS) for p in view.points}
     assert found.keys() == expected.keys()
     for place, point in expected.items():
         assert found[place] == pytest.approx(point, abs=1e-12), place
