@@ -1,11 +1,10 @@
-"""One privacy profile as types of dp_accounting: a privacy loss distribution, or an event.
+"""Privacy profiles as privacy loss distributions of dp_accounting.
 
 Proof and sources: docs/explanation/privacy-loss-distributions.md.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from numpy.typing import NDArray
 
 from accounting.algebra.cells import Array
 from accounting.profile import PrivacyProfile, proved
-from accounting.profiles.gaussian import GaussianProfile
-from accounting.profiles.poisson import PoissonProfile
 
 # Upper values are raised by this much, so that rounding in the masses of a pair cannot go below
 # them.
@@ -27,6 +24,7 @@ def to_privacy_loss_distribution(
 ) -> Any:
     """Returns a profile's upper end as dp_accounting's type: pessimistic, ready to be composed.
 
+    >>> from accounting import GaussianProfile
     >>> converted = to_privacy_loss_distribution(GaussianProfile(2.0))
     >>> f"{converted.self_compose(4).get_epsilon_for_delta(1e-5):.2f}"  # as of sigma 1
     '4.38'
@@ -90,26 +88,3 @@ def _convex_minorant(x: Array, y: Array) -> NDArray[np.int64]:
             kept.pop()
         kept.append(k)
     return np.array(kept)
-
-
-def to_dp_event(profile: PrivacyProfile) -> Any:
-    """Returns dp_accounting's event for the mechanism of a profile, where that library has one.
-
-    Raises:
-      ValueError: If it has none; `to_privacy_loss_distribution` converts any profile.
-    """
-    import dp_accounting as dp
-
-    if isinstance(profile, GaussianProfile):
-        return dp.GaussianDpEvent(profile.noise_multiplier * (1.0 - profile.relative_error))
-    if isinstance(profile, PoissonProfile):
-        sums = dp.GaussianDpEvent(profile.noise_multiplier)
-        step = dp.PoissonSampledDpEvent(profile.sampling_prob, sums)
-        steps = dp.SelfComposedDpEvent(step, profile.steps)
-        if profile.release == math.inf:
-            return steps
-        return dp.ComposedDpEvent([steps, dp.GaussianDpEvent(profile.release)])
-    raise ValueError(
-        f"dp_accounting has no event for {type(profile).__name__}; "
-        "use to_privacy_loss_distribution(profile)"
-    )

@@ -3,18 +3,13 @@
 import math
 
 import pytest
-from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.conversions import (
-    to_dp_event,
-    to_privacy_loss_distribution,
-)
+from accounting.conversions import to_privacy_loss_distribution
 from accounting.profile import Bound, Profile
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import GaussianProfile
-from accounting.profiles.poisson import PoissonProfile
 
 PROFILES = [
     GaussianProfile(0.7),
@@ -22,9 +17,6 @@ PROFILES = [
     BallsAndBinsProfile(0.5, 20),
     BallsAndBinsProfile(1.0, 5, epochs=2),
 ]
-
-
-# --- privacy loss distributions -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=repr)
@@ -60,19 +52,3 @@ def test_noise_in_the_upper_values_never_breaks_the_bound(noise):
         got = converted.get_delta_for_epsilon(epsilon)
         assert GaussianProfile(1.0).delta(epsilon).lower <= got <= 1.0
         assert got <= 1.5 * GaussianProfile(1.0).delta(max(0.0, epsilon - 0.2)).upper
-
-
-# --- events -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("release", [math.inf, 2.0])
-def test_event_of_poisson_costs_what_the_profile_says(release):
-    profile = PoissonProfile(1.0, 0.02, 50, release)
-    accountant = PLDAccountant().compose(to_dp_event(profile))
-    bound = profile.epsilon(1e-5)
-    assert bound.lower - 1e-3 <= accountant.get_epsilon(1e-5) <= bound.upper + 2e-2
-
-
-def test_no_event_is_invented_for_balls_and_bins():
-    with pytest.raises(ValueError, match="no event for BallsAndBinsProfile"):
-        to_dp_event(BallsAndBinsProfile(1.0, 10))
