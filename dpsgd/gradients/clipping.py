@@ -149,39 +149,37 @@ def clipped_grad(
         size = weights.shape[0] // devices
         per_scan = microbatch_size
         if per_scan is None:
-            per_scan = memory.microbatch_size(
-                size,
-                memory.bytes_per_example(
-                    loss_fn, params, _first_example(batch), tapped=method == "ghost"
-                ),
-            )
+            how: Any = {"tapped": method == "ghost"}
+            memory_each = memory.bytes_per_example(loss_fn, params, _first_example(batch), **how)
+            per_scan = memory.microbatch_size(size, memory_each)
+        add = functools.partial(add_microbatch, params)
         if per_scan >= size:
-            total, diagnostics = add_microbatch(params, carry, batch, weights)
-            return join_leaves(masked, total), diagnostics
-        count = -(-size // per_scan)
-
-        # The last microbatch is filled up with copies of the last row, at weight zero.
-        rows = jnp.minimum(jnp.arange(count * per_scan), size - 1)
-
-        def filled(x: Array) -> Array:
-            return x[rows] if devices == 1 else x.reshape(devices, size, *x.shape[1:])[:, rows]
-
-        def split(x: Array) -> Array:
-            if devices == 1:
-                return x.reshape((count, per_scan, *x.shape[1:]))
-            shards = x.reshape((devices, count, per_scan, *x.shape[2:])).swapaxes(0, 1)
-            return shards.reshape((count, devices * per_scan, *x.shape[2:]))
-
-        weights = jnp.where(jnp.arange(rows.size) < size, filled(weights), 0)
-
-        def body(carry, xs):
-            return add_microbatch(params, carry, *xs), None
-
-        xs = (jax.tree.map(lambda x: split(filled(x)), batch), split(weights))
-        total, diagnostics = lax.scan(body, carry, xs)[0]
+            total, diagnostics = add(carry, batch, weights)
+        else:
+            xs = _microbatches((batch, weights), per_scan, devices)
+            total, diagnostics = lax.scan(lambda carry, x: (add(carry, *x), None), carry, xs)[0]
         return join_leaves(masked, total), diagnostics
 
     return clipped_sum
+
+
+def _microbatches(rows: tuple[PyTree, Array], per_scan: int, devices: int) -> tuple[PyTree, Array]:
+    """Returns batch and weights [count, devices * per_scan, ...], of each device's range in turn.
+
+    The last microbatch is filled up with copies of the last row, at weight zero.
+    """
+    size = rows[1].shape[0] // devices
+    count = -(-size // per_scan)
+    places = jnp.minimum(jnp.arange(count * per_scan), size - 1)
+
+    def cut(x: Array) -> Array:
+        shards = x.reshape(devices, size, *x.shape[1:])[:, places]
+        shards = shards.reshape(devices, count, per_scan, *x.shape[1:]).swapaxes(0, 1)
+        return shards.reshape(count, devices * per_scan, *x.shape[1:])
+
+    batch, weights = jax.tree.map(cut, rows)
+    real = jnp.arange(count * per_scan).reshape(count, per_scan) < size
+    return batch, jnp.where(jnp.tile(real, devices), weights, 0)
 
 
 def _first_example(batch: PyTree) -> PyTree:

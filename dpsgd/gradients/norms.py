@@ -144,16 +144,8 @@ def contribution(factor: ClipFactor, x: Array) -> Array:
     return shortened(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
 
 
-def normalized(factor: ClipFactor, x: Array) -> Array:
-    """Returns h = x / M for `x` [B, ...], zero in uncounted rows."""
-    return select(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
-
-
 def shortened(factor: ClipFactor, x: Array) -> Array:
-    """Returns x t for `x` [B, ...], zero in uncounted rows.
-
-    `normalized` of one factor of a product and `shortened` of the other make a contribution.
-    """
+    """Returns x t for `x` [B, ...], zero in uncounted rows."""
     return select(factor, x.astype(jnp.float32) * _rows(factor.target, x))
 
 

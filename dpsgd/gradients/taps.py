@@ -272,9 +272,35 @@ def find_taps(
     uses: list[list[Use]] = [[] for _ in leaves]
     if not tapped:
         return Taps(closed, uses, dict.fromkeys(range(len(leaves)), "another method"))
-    obstacle: dict[int, str] = {}
+    finder = _Finder(uses)
+    identities = [
+        View(k, (), tuple(str(axis) for axis in range(jnp.ndim(leaf))))
+        for k, leaf in enumerate(leaves)
+    ]
+    inputs = [*identities, *(None for _ in closed.jaxpr.invars[len(leaves) :])]
+    for result in finder.visit(closed.jaxpr, inputs, ()):
+        if result is not None:
+            finder.obstacle.setdefault(result.leaf, "the loss itself")
+    used = [[] if k in finder.obstacle else u for k, u in enumerate(uses)]
+    return Taps(closed, used, finder.obstacle)
 
-    def visit(jaxpr: core.Jaxpr, views: Sequence[View | None], path: Path) -> list[View | None]:
+
+@dataclass
+class _Finder:
+    """Search for uses of parameters in a jaxpr.
+
+    Attributes:
+      uses: Uses found, by parameter.
+      obstacle: First operation that prevents tapping, by parameter.
+    """
+
+    uses: list[list[Use]]
+    obstacle: dict[int, str] = field(default_factory=dict)
+
+    def visit(
+        self, jaxpr: core.Jaxpr, views: Sequence[View | None], path: Path
+    ) -> list[View | None]:
+        """Returns the views of parameters among the outputs of a jaxpr."""
         env = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
 
         def lookup(atom: Any) -> View | None:
@@ -282,52 +308,41 @@ def find_taps(
 
         for index, eqn in enumerate(jaxpr.eqns):
             operands = [lookup(atom) for atom in eqn.invars]
-            present = [(k, view) for k, view in enumerate(operands) if view is not None]
-            if not present:
+            # Under stop_gradient a value is like others: no gradient flows back.
+            if not any(operands) or eqn.primitive.name == "stop_gradient":
                 continue
-            place, name = (*path, index), eqn.primitive.name
-            if name == "stop_gradient":
-                continue  # a value like others: no gradient flows back
-            if name in CALLS:
-                results = visit(body_of(eqn)[0], operands, place)
-                env.update(
-                    (v, view)
-                    for v, view in zip(eqn.outvars, results, strict=True)
-                    if view is not None
-                )
-                continue
-            position, view = present[0]
-            viewed = _apply_view(view, eqn) if name in _VIEWS and len(eqn.invars) == 1 else None
-            if viewed is not None:
-                env[eqn.outvars[0]] = viewed
-            elif len(present) == 1 and _is_linear(name, position, eqn):
-                operand, out = _aval(eqn.invars[position]), _aval(eqn.outvars[0])
-                use = Use(
-                    path=place,
-                    op=name,
-                    params=dict(eqn.params),
-                    position=position,
-                    view=view,
-                    operand=operand,
-                    out=out,
-                    primitive=eqn.primitive,
-                )
-                uses[view.leaf].append(use)
+            if eqn.primitive.name in CALLS:
+                results = self.visit(body_of(eqn)[0], operands, (*path, index))
             else:
-                for _, view in present:
-                    obstacle.setdefault(view.leaf, name)
+                results = [self._view_or_use(eqn, operands, (*path, index))]
+            found = zip(eqn.outvars, results, strict=False)
+            env.update((v, view) for v, view in found if view is not None)
         return [lookup(atom) for atom in jaxpr.outvars]
 
-    identities = [
-        View(k, (), tuple(str(axis) for axis in range(jnp.ndim(leaf))))
-        for k, leaf in enumerate(leaves)
-    ]
-    inputs = [*identities, *(None for _ in closed.jaxpr.invars[len(leaves) :])]
-    for result in visit(closed.jaxpr, inputs, ()):
-        if result is not None:
-            obstacle.setdefault(result.leaf, "the loss itself")
-    used = [[] if k in obstacle else u for k, u in enumerate(uses)]
-    return Taps(closed, used, obstacle)
+    def _view_or_use(self, eqn: Any, operands: Sequence[View | None], place: Path) -> View | None:
+        """Returns the output of an equation if it is a view; notes a use or an obstacle if not."""
+        name = eqn.primitive.name
+        present = [(k, view) for k, view in enumerate(operands) if view is not None]
+        position, view = present[0]
+        viewed = _apply_view(view, eqn) if name in _VIEWS and len(eqn.invars) == 1 else None
+        if viewed is not None:
+            return viewed
+        if len(present) == 1 and _is_linear(name, position, eqn):
+            use = Use(
+                path=place,
+                op=name,
+                params=dict(eqn.params),
+                position=position,
+                view=view,
+                operand=_aval(eqn.invars[position]),
+                out=_aval(eqn.outvars[0]),
+                primitive=eqn.primitive,
+            )
+            self.uses[view.leaf].append(use)
+        else:
+            for _, view in present:
+                self.obstacle.setdefault(view.leaf, name)
+        return None
 
 
 def _apply_view(view: View, eqn: Any) -> View | None:

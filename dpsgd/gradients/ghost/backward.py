@@ -12,7 +12,7 @@ from jax import Array
 from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.norm import square_norms
 from dpsgd.gradients.ghost.parts import parts_of
-from dpsgd.gradients.ghost.routes import FROZEN, choose_route
+from dpsgd.gradients.ghost.routes import FROZEN, Route, choose_route
 from dpsgd.gradients.ghost.sums import add_use, sum_entries
 from dpsgd.gradients.isolation import ForeignCalls, isolated
 from dpsgd.gradients.taps import Taps, Use, find_taps
@@ -63,28 +63,7 @@ def gradients(
         choose_route(taps, k, leaf.shape) if k in group_of else FROZEN
         for k, leaf in enumerate(leaves)
     ]
-    direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}
-
-    def loss(
-        variables: tuple[dict, dict], leaves: list[Array], example: PyTree
-    ) -> tuple[Array, Any]:
-        trained, zeros = variables
-        return taps.loss([trained.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
-
-    variables = direct, taps.zeros()
-    differentiated = isolated(
-        jax.value_and_grad(loss, has_aux=True),
-        variables,
-        leaves,
-        example,
-        foreign_calls=isinstance(loss_fn, ForeignCalls),
-    )
-    (losses, operands), (trained, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
-        variables, leaves, batch
-    )
-    if differentiated.narrow:
-        operands, trained, cotangents = norms.shared((operands, trained, cotangents))
-
+    losses, operands, trained, cotangents = _differentiated(loss_fn, taps, routes, leaves, batch)
     formed, terms_by_leaf = dict(trained), {}
     for k, route in enumerate(routes):
         if route.kind == "entries":
@@ -121,6 +100,38 @@ def gradients(
         return sums
 
     return Gradients(losses, group_norms, add_clipped)
+
+
+def _differentiated(
+    loss_fn: Callable[[PyTree, PyTree], Array],
+    taps: Taps,
+    routes: Sequence[Route],
+    leaves: list[Array],
+    batch: PyTree,
+) -> tuple[Array, Any, dict[int, Array], Any]:
+    """Returns losses, operands beside parameters, gradients of leaves without rule, cotangents."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+
+    def loss(
+        variables: tuple[dict, dict], leaves: list[Array], example: PyTree
+    ) -> tuple[Array, Any]:
+        trained, zeros = variables
+        return taps.loss([trained.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
+
+    direct = {k: leaves[k] for k, route in enumerate(routes) if route.kind == "vmap"}
+    variables = direct, taps.zeros()
+    differentiated = isolated(
+        jax.value_and_grad(loss, has_aux=True),
+        variables,
+        leaves,
+        example,
+        foreign_calls=isinstance(loss_fn, ForeignCalls),
+    )
+    (losses, operands), (trained, cotangents) = jax.vmap(differentiated, in_axes=(None, None, 0))(
+        variables, leaves, batch
+    )
+    read = operands, trained, cotangents
+    return losses, *(norms.shared(read) if differentiated.narrow else read)
 
 
 def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:

@@ -18,8 +18,8 @@ from dpsgd.gradients.ghost.uses import contraction_of, rows_of
 from dpsgd.gradients.taps import Use
 
 _GRAM_MARGIN = 2.0**-20
-_LARGEST = 2.0**252
-"""Squared norm above which products of the sides may leave the float32 range."""
+_LARGEST = 2.0**380
+"""Squared norm above which scaled sides may leave the float32 range."""
 
 
 def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) -> Array:

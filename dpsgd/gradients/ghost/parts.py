@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from dpsgd.gradients import norms
 from dpsgd.gradients.ghost.routes import Route
 from dpsgd.gradients.ghost.uses import contraction_of, dot_axes, named_axes, row_axes, rows_of
 from dpsgd.gradients.taps import Path, Use
@@ -163,19 +162,3 @@ def sum_repeated(flat: Array, h: Array) -> Array:
     first = jnp.min(jnp.where(same, places, flat.shape[1]), axis=2)
     examples = jnp.arange(len(flat), dtype=jnp.int32)[:, None]
     return jnp.zeros_like(h).at[examples, first].add(h, mode="promise_in_bounds")
-
-
-def fold(x: Array, y: Array) -> tuple[Array, Array]:
-    """Moves each vector's magnitude from x to its partner in y.
-
-    The magnitude is a power of two; afterwards y alone bounds the products.
-    """
-    # In two dimensions: compilers see that these are the activations and cotangents themselves, and
-    # the squares those of the norms, and keep no second copy.
-    count = math.prod(x.shape[:-1])
-    flat = x.reshape(count, x.shape[-1])
-    scale = norms.magnitudes(norms.square_sums(flat))[:, None]
-    return (
-        (flat * (1.0 / scale)).reshape(x.shape),
-        (y.reshape(count, y.shape[-1]) * scale).reshape(y.shape),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from dpsgd.gradients import norms
-from dpsgd.gradients.ghost.parts import Parts, fold
+from dpsgd.gradients.ghost.parts import Parts
 from dpsgd.gradients.ghost.uses import contraction_of, dot_axes, named_axes, row_axes
 from dpsgd.gradients.taps import Use
 
@@ -100,11 +101,22 @@ def _sum_products(use: Use, parts: Parts, factor: norms.ClipFactor) -> Array:
 def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFactor) -> Array:
     """Contracts two sides whose products are each example's gradient, and clips it.
 
-    The right side, cotangents, is scaled without reading the left one: a layer and its bias share
-    it.
+    Each vector of the right side, cotangents, is divided by a power of two next to its norm, which
+    multiplies its partner: the left side alone bounds the products. The right side is scaled
+    without reading the left one: a layer and its bias share it.
     """
-    right, left = fold(right, left)
-    left, right = norms.normalized(factor, left), norms.shortened(factor, right)
+    # In two dimensions: compilers see that these are the cotangents themselves, and the squares
+    # those of the norms, and keep no second copy.
+    flat = right.reshape(math.prod(right.shape[:-1]), right.shape[-1])
+    scale = norms.magnitudes(norms.square_sums(flat))[:, None]
+    right = (flat * (1.0 / scale)).reshape(right.shape)
+    # What is large is divided by M before it multiplies, and what is small multiplies first. Beyond
+    # 2^127 the left vector is zero.
+    scale = scale.reshape(*left.shape[:-1], 1)
+    inverse = factor.inverse_scale.reshape(-1, *(1,) * (left.ndim - 1))
+    large = jnp.minimum(jnp.maximum(scale, 1.0) * inverse, 2.0**127)
+    left = norms.select(factor, left * jnp.minimum(scale, 1.0) * large)
+    right = norms.shortened(factor, right)
     return jnp.einsum(subscripts, left, right, precision=lax.Precision.HIGHEST)
 
 

@@ -162,6 +162,16 @@ def test_a_gradient_whose_norm_is_next_to_c_is_clipped_to_it_or_left(method, los
         check((loss, dtype, method, batch, ones, np.float32(norm / (1 + part))))
 
 
+@pytest.mark.parametrize("method", ["ghost", "vmap"])
+@pytest.mark.parametrize("huge", [(3e38, 0), (1e-3, 3e38), (3e38, 3e38)])
+def test_entries_next_to_the_largest_float_are_clipped(huge, method):
+    for loss in LOSSES:
+        size = LOSSES[loss][2]
+        batch = np.full((B, size), 0.25, np.float32)
+        batch[:, [0, size - 1]] = huge
+        check((loss, "float32", method, batch, np.ones(B, np.float32), np.float32(1.0)))
+
+
 @settings(max_examples=80)
 @given(cases())
 def test_every_contribution_is_its_clipped_gradient_or_nothing(case):
