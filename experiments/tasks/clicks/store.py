@@ -345,10 +345,10 @@ class StoreWriter:
         """
         rows = len(columns["label"])
         for name, (dtype, width) in columns_of(self.schema).items():
-            shape, column = _shape(rows, width), columns[name]
-            if column.shape != shape or column.dtype != dtype:
+            shape, values = _shape(rows, width), columns[name]
+            if values.shape != shape or values.dtype != dtype:
                 raise ValueError(
-                    f"column {name} must be {dtype} {shape}, not {column.dtype} {column.shape}"
+                    f"column {name} must be {dtype} {shape}, not {values.dtype} {values.shape}"
                 )
         with one_line_errors(self.out, lambda: self.num_rows):
             for column in columns_of(self.schema):
