@@ -73,7 +73,7 @@ class Probe:
         their coordinates.
       columns: The data, where the layout has them.
       root: The audit's.
-      units, nan, copies, huge, marked, starts: Of the synthetic rows, see `ProbeColumns`.
+      units, nan, huge, marked, starts: Of the synthetic rows, see `ProbeColumns`.
       places: Of examples in the padded batch of a step; where steps take several passes, of two.
       program: The executable.
     """
@@ -116,8 +116,8 @@ class Probe:
             ranges = index_ranges(algorithm.loss_fn, state.params, example)
             rows = varied_rows(rows, ranges, block=self.block)
         synthetic = probe_columns(rows, sampler.num_examples, self.block)
-        self.units, self.nan, self.copies = synthetic.units, synthetic.nan, synthetic.copies
-        self.huge, self.marked, self.starts = synthetic.huge, synthetic.marked, synthetic.starts
+        self.units, self.nan, self.huge = synthetic.units, synthetic.nan, synthetic.huge
+        self.marked, self.starts = synthetic.marked, synthetic.starts
         self.layout = layout or Layout.choose(sampler, synthetic.columns)
         self._transport = self.layout.transport(sampler)
         self.columns = self._transport.hold(synthetic.columns)

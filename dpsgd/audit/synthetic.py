@@ -25,9 +25,6 @@ _UNITS = 16
 _SMALL = 2**26
 """Most bytes of a column that is filled with generated rows throughout, and not with zeros."""
 
-_CUT = 7, 8, 15, 16, 24, 30
-"""Copies of an example lie so that reading their numbers in so many bits reads other rows."""
-
 _NEAR = 128
 """Blocks of rows among the first of which huge examples find a place."""
 
@@ -138,7 +135,6 @@ class ProbeColumns(NamedTuple):
       units: Synthetic examples, by number 0, ..., units - 1.
       nan: Number of the example whose floats are NaN, or None where rows hold no floats, or there
         is one row.
-      copies: Numbers of examples that are like example 0, and lie in other rows of the data.
       huge: Numbers of examples whose floats are those of example 0 times 2^50 and more, of both
         signs; none where rows hold no floats, or there is no space for them.
       starts: Row in which each example begins: int64[examples].
@@ -149,7 +145,6 @@ class ProbeColumns(NamedTuple):
     columns: PyTree
     units: int
     nan: int | None
-    copies: range
     huge: range
     starts: np.ndarray
     marked: np.ndarray
@@ -178,10 +173,6 @@ def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
     if poisoned:  # somewhere in the middle: first and last are examples like others
         starts = np.append(np.delete(starts, units // 2), starts[units // 2])
     strewn = len(starts)
-    for start in (n // 3, *(2**bits + bits for bits in _CUT)):
-        if units > 1 and start + block <= n and np.abs(starts - start).min() >= block:
-            starts = np.append(starts, start)
-    copies = range(strewn, len(starts))
     free = (
         start
         for start in range(0, min(n - block + 1, _NEAR * block), block)
@@ -200,9 +191,9 @@ def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
             unit = leaf[(one * block + np.arange(block)) % count]
             if poisoned and number == units and _is_float(leaf):
                 unit[:] = np.nan
-            elif number >= copies.stop and _is_float(leaf):
+            elif number >= strewn and _is_float(leaf):
                 most = min(float(jnp.finfo(t).max) for t in (leaf.dtype, np.float32))
-                scaled = unit.astype(np.float64) * _HUGE[number - copies.stop]
+                scaled = unit.astype(np.float64) * _HUGE[number - strewn]
                 unit[:] = np.clip(scaled, -most, most).astype(leaf.dtype)
             elif number == _ALIKE and unit.ndim > 1 and np.issubdtype(leaf.dtype, np.integer):
                 unit[:] = unit.min(initial=np.iinfo(leaf.dtype).max)  # a column may have no width
@@ -216,8 +207,8 @@ def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
             marked[start : start + block] = False
         for leaf in filter(_is_float, jax.tree.leaves(columns)):
             leaf[marked] = np.nan
-    nan, huge = units if poisoned else None, range(copies.stop, len(starts))
-    return ProbeColumns(columns, units, nan, copies, huge, starts, marked)
+    nan, huge = units if poisoned else None, range(strewn, len(starts))
+    return ProbeColumns(columns, units, nan, huge, starts, marked)
 
 
 def _is_float(leaf: Any) -> bool:

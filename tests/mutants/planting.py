@@ -76,13 +76,13 @@ class Fault:
     Attributes:
       seam: Key of `SEAMS`.
       make: Of the sound function, the faulty one.
-      check: Of the audit, or the claim, which must fail.
-      kind: Of what is audited.
+      check: Claim or check that must fail, where one is named.
+      kind: Kind of run that is audited.
     """
 
     seam: str
     make: Callable
-    check: object
+    check: object = ""
     kind: str = ""
 
 

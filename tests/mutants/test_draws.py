@@ -189,7 +189,7 @@ def test_sound_samplers_of_small_data_pass(sampler):
 
 
 def seam(name, make):
-    return Fault(name, make, "")
+    return Fault(name, make)
 
 
 def weighed(where, factor=0.0, plus=0.0):

@@ -378,10 +378,10 @@ BUGS = {
         what_could_read_other_rows_is_refused),
 }  # fmt: skip
 UNPRICED = {
-    "half of the noise": Fault("queries", scaled(noise_multiplier=0.5), ""),
-    "twice the clip": Fault("queries", scaled(l2_clip_norm=2), ""),
-    "one sum more": Fault("queries", drawn(epochs=lambda count: count + 1), ""),
-    "sums of half of the rows": Fault("queries", drawn(num_examples=lambda n: n // 2), ""),
+    "half of the noise": Fault("queries", scaled(noise_multiplier=0.5)),
+    "twice the clip": Fault("queries", scaled(l2_clip_norm=2)),
+    "one sum more": Fault("queries", drawn(epochs=lambda count: count + 1)),
+    "sums of half of the rows": Fault("queries", drawn(num_examples=lambda n: n // 2)),
 }
 
 

@@ -3,7 +3,7 @@
 The first blocks of what is left of a run, and its last steps, are run by `train_blocks` itself,
 which resumes once in between. Batches are compared by their sizes and by the marked rows, whose
 floats are NaN, in them; the noise of every step with what key and step give; and the first step of
-each beginning with the definition of DP-SGD.
+each beginning, at the run's own scales, with the release of the batch that is drawn.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from samplers import BatchSource
 
 BATCHES = "blocks train on the batches that are drawn"
 STEPS = "blocks are given the keys, scales and steps of the run"
+FIRST = "the loop's first step releases what its batch does"
 _COPIES = "every device has the same state"
 
 _SHORT = 4  # steps of a block, where full ones cost seconds
@@ -120,6 +121,7 @@ class _Blocks:
             segments.insert(0, range(self._all.start, min(last, self._all.start + self._block)))
         for steps in segments:
             self._run(steps)
+        first = [steps.start for steps in segments if self._differs(steps.start)]
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._given.declared)} blocks of steps {words}"
         given = self._noise.check(f"{detail}; {self._noise.compared:,} numbers of their noise")
@@ -127,7 +129,32 @@ class _Blocks:
             given = CheckResult(STEPS, False, self._given.wrong_steps)
         elif given.passed and (unknown := self._unknown()):
             given = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
-        return [self._given.check(detail), given]
+        words = f"not so in steps {first}" if first else f"{len(segments)} steps"
+        return [self._given.check(detail), given, CheckResult(FIRST, not first, words)]
+
+    def _differs(self, step: int) -> bool:
+        """Compares the first step of the loop with the release of its batch."""
+        probe, layout, sampler = self._probe, self._probe.layout, self._probe.mechanism.sampler
+        if probe.algorithm.takes_key or probe.tables:  # see `deferred`
+            return False
+        blocks = probe.blocks(
+            probe.begun(step),
+            probe.mechanism,
+            attempt=_ATTEMPT,
+            places=self._places,
+            return_gradient=True,
+            flush_every=step + 1,  # ends the block
+        )
+        with closing(blocks):
+            shown = np.asarray(next(blocks).watched, np.float64)[0]
+        source = BatchSource(sampler, probe.root.sampling_seed(_ATTEMPT))
+        plan = source.fill(step, step + 1, steps=layout.block_steps, passes=layout.passes)
+        after, _ = probe.called(probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True)
+        pairs = zip(jax.tree.leaves(after.raw_params), self._places, strict=True)
+        released = np.concatenate([np.ravel(np.asarray(x))[at] for x, at in pairs])
+        allowed = 2.0**-20 if jax.default_backend() == "cpu" else 1e-3
+        size = float(np.max(np.abs(released), initial=0.0))
+        return not np.all(np.abs(shown - released) <= allowed * size)
 
     def _unknown(self) -> str:
         """Returns why the noise of blocks cannot be compared; empty if it can."""

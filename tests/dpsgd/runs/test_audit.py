@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_is_audited_where_it_goes_on(tmp_path, monkeypatch, r
         out = run_and_stop(line, config_of(audit=True), tmp_path / "run")
         assert read(out / "ledger.jsonl").audit.startswith("passed")
         request.getfixturevalue("quiet_beginnings")
-        with pytest.raises(ValueError, match=r"noise .*do not train it"):
+        with pytest.raises(ValueError, match=r"blocks .*do not train it"):
             resume(out)
         monkeypatch.undo()
         found = resume(out)["audit"]
