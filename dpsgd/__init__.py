@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
     from dpsgd.models.model import load_exported
     from dpsgd.noise.correlated import BandedToeplitz
-    from dpsgd.noise.keys import RootKey
     from dpsgd.runs.recommendation import Settings
     from dpsgd.runs.run import Run, resume, run
     from dpsgd.runs.spec import (
@@ -71,7 +70,6 @@ __all__ = [
     "Placement",
     "Platt",
     "Refinement",
-    "RootKey",
     "Run",
     "RunSpec",
     "Segment",
@@ -133,7 +131,6 @@ _MODULES = {
     "core.segments": ("Segment", "Trials"),
     "core.noise": ("Independent", "Noise"),
     "noise.correlated": ("BandedToeplitz",),
-    "noise.keys": ("RootKey",),
     "trainer": ("train",),
     "engine.loop": ("train_blocks",),
     "core.mechanism": ("Mechanism",),

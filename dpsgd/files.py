@@ -51,7 +51,33 @@ def check_writable(path: Path) -> None:
         raise OSError(f"{path} cannot be written: {above}: {error.strerror}") from None
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int = PUBLIC) -> None:
+def reserve(path: Path, size: int) -> None:
+    """Allocates `size` bytes on the disk to a file for its owner alone, where the system can.
+
+    Raises:
+      OSError: If there is no room; nothing is then left.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT, SECRET)
+    try:
+        os.posix_fallocate(descriptor, 0, max(1, size))
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, os.strerror(error.errno or 0), os.fspath(path)) from None
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(
+    path: Path,
+    write: Callable[[IO[bytes]], Any],
+    *,
+    mode: int = PUBLIC,
+    reserved: Path | None = None,
+) -> None:
     """Writes the file `path` atomically and durably.
 
     The content goes to a temporary file beside it, which is fsynced and then renamed; the folder,
@@ -62,16 +88,22 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any], *, mode: int
       path: File to create or replace.
       write: Function of the temporary file, open for writing bytes; called once.
       mode: Mode of the file, before the umask.
+      reserved: File from `reserve`, whose place on the disk is used if it is there.
 
     Raises:
       OSError: If it cannot be written, or another process is writing it; `path` is then unchanged.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
+    used = reserved is not None and reserved.exists()
+    if reserved is not None and used:
+        os.replace(reserved, unfinished)
     with _open_locked(unfinished, mode) as file:
         try:
-            file.truncate()
+            if not used:
+                file.truncate()
             write(file)
             file.flush()
+            file.truncate()
             os.fsync(file.fileno())
             os.replace(unfinished, path)
         except BaseException as error:

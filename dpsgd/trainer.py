@@ -22,7 +22,7 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.loop import Block, check_parameters, columns_of
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.queries import Refinement
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys
 from dpsgd.runs.job import Journal, Training
 from samplers import Population, UnitData
 
@@ -46,7 +46,7 @@ def train(
     data: PyTree | UnitData,
     *,
     delta: float | None = None,
-    root: RootKey | None = None,
+    insecure_seed: int | None = None,
     audit: bool = True,
     generated: Generated | None = None,
     refinement: Refinement | None = None,
@@ -58,8 +58,8 @@ def train(
     """Trains privately from `params` and returns parameters with their guarantee.
 
     The run takes every step of the sampler unless `on_block` stops it. The guarantee is proved
-    before the run begins: a mechanism without one is refused, unless it has no noise or `root`
-    comes from a seed, which the guarantee then says. The program and the sampler's draws are
+    before the run begins: a mechanism without one is refused, unless it has no noise or an insecure
+    seed, which the guarantee then says. The program and the sampler's draws are
     audited next, and the run is refused unless they do what the proof assumes.
 
     **The audit tests** the compiled program itself, with the run's own shapes and optimizer, under
@@ -88,8 +88,8 @@ def train(
         defines the protected unit. NaN or infinity gives a warning, which looks at private rows
         without a guarantee; it tells neither their number nor their places.
       delta: Probability delta of the guarantee, in (0, 0.1); by default `accounting.default_delta`.
-      root: Root key of this run and of no other; by default new from the operating system's
-        entropy. A root from a seed gives a warning, and no guarantee.
+      insecure_seed: Seed in [0, 2**64) of reproducible sampling and noise, for debugging. It gives
+        a warning, and no guarantee. None: fresh secrets from the operating system.
       audit: False to skip the audit, which takes seconds; the guarantee then says so. Runs without
         noise are not audited.
       generated: Synthetic probe rows for the audit: a pytree like `data` of a few rows, or a
@@ -109,10 +109,10 @@ def train(
         with a note of the run's cost.
 
     Raises:
-      TypeError: If the algorithm, the mechanism or the root has another type.
-      ValueError: If a run was begun under `root` before, the data do not have the sampler's units,
-        the cost is not proved, the audit fails, the loss could see other examples, only one of
-        refinement and full sums is given, and as from `train_blocks`.
+      TypeError: If the algorithm or the mechanism has another type.
+      ValueError: If the data do not have the sampler's units, the cost is not proved, the audit
+        fails, the loss could see other examples, only one of refinement and full sums is given, and
+        as from `train_blocks`.
     """
     for value, kind in ((algorithm, Algorithm), (mechanism, Mechanism)):
         if not isinstance(value, kind):
@@ -126,13 +126,12 @@ def train(
             if refinement
             else "mechanism.full_sums needs refinement=, got None; pass both or neither"
         )
-    root = RootKey.from_entropy() if root is None else root
-    RootKey.require(root)
+    keys = Keys.of(insecure_seed)
     columns, sampler = columns_of(mechanism.sampler, data), mechanism.sampler
     check_parameters(params)
     private = mechanism.noise_multiplier > 0
     rows = data.population if isinstance(data, UnitData) else Population(sampler.num_examples)
-    guaranteed = private and not root.insecure
+    guaranteed = private and insecure_seed is None
     block = math.prod(sampler.clipped_shape)
     job = Training(
         data=columns,
@@ -149,13 +148,12 @@ def train(
         data_on=data_on,
         block_steps=block_steps,
     )
-    # A run that is refused has not begun: it leaves the root to the next one.
-    guarantee = job.guarantee(reproducible_noise=root.insecure)
+    guarantee = job.guarantee(reproducible_noise=insecure_seed is not None)
     job.programs()
     note = f"audit before training: {job.audit()}"
     guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, note))
-    journal = _Callback(job, root.begin_run(), on_block)
-    if root.insecure and private:
+    journal = _Callback(job, on_block)
+    if insecure_seed is not None and private:
         warnings.warn(guarantee.sentence(), stacklevel=2)
     if paths := not_finite(columns):
         warnings.warn(
@@ -166,7 +164,7 @@ def train(
         )
     num_steps = mechanism.num_steps
     try:
-        end = job.train(job.start(), root, journal)
+        end = job.train(job.start(), keys, journal)
     except BaseException as error:
         stopped = guarantee.stopped(journal.done, num_steps)
         error.add_note(f"training was cut short: {stopped.sentence()}")
@@ -181,9 +179,9 @@ class _Callback(Journal):
     """Journal that calls `on_block` after each block."""
 
     def __init__(
-        self, job: Training, name: str, on_block: Callable[[int, PyTree], bool | None] | None
+        self, job: Training, on_block: Callable[[int, PyTree], bool | None] | None
     ) -> None:
-        self.name, self._on_block = name, on_block
+        self._on_block = on_block
         self.flush_every = None if on_block is None else job.layout.block_steps
         self.done = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ class BatchSource:
     Args:
       sampler: The sampler that draws.
       seed: The sampling secret: an integer >= 0 of any size, in real runs of 128 bits or more from
-        the operating system.
+        the operating system; or a function of the drawn epoch that returns its secret.
       shards: Consecutive shards that are held: no others are drawn, nor are their rows needed. By
         default all.
       read_ahead: Whether a thread draws the plan of each next epoch while one is read, and keeps
@@ -74,7 +75,7 @@ class BatchSource:
     def __init__(
         self,
         sampler: BatchSampler,
-        seed: int,
+        seed: int | Callable[[int], int],
         *,
         shards: range | None = None,
         read_ahead: bool = False,
@@ -91,7 +92,7 @@ class BatchSource:
             )
         first, last = (sampler.shard_range(shard) for shard in (self.shards[0], self.shards[-1]))
         self.rows = range(first.start, last.stop)
-        self._seed = check_seed(seed)
+        self._seed: Callable[[int], int] = seed if callable(seed) else _constant(check_seed(seed))
         self._background = ThreadPoolExecutor(1, "next epoch") if read_ahead else None
         self._plan: tuple[int, list[EpochPlan]] | None = None
         self._next: tuple[int, Future[list[EpochPlan]]] | None = None
@@ -103,8 +104,8 @@ class BatchSource:
         """Returns the plans of the shards that are held."""
         sampler = self.sampler
         if sampler.num_shards == 1:
-            return [sampler.plan(self._seed, epoch)]
-        return [sampler.shard_plan(self._seed, epoch, shard) for shard in self.shards]
+            return [sampler.plan(self._seed(epoch), epoch)]
+        return [sampler.shard_plan(self._seed(epoch), epoch, shard) for shard in self.shards]
 
     def _plan_of(self, epoch: int) -> list[EpochPlan]:
         sampler = self.sampler
@@ -152,9 +153,10 @@ class BatchSource:
     def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
         """Returns the passes of a step in [0, num_steps), each a list of the shards' examples."""
         sampler, length = self.sampler, self.sampler.steps_per_epoch
+        plans, seed = self._plan_of(step // length), self._seed(sampler.drawn_epoch(step // length))
         parts = [
-            sampler.passes(plan.members(step % length), self._seed, step, shard)
-            for shard, plan in zip(self.shards, self._plan_of(step // length), strict=True)
+            sampler.passes(plan.members(step % length), seed, step, shard)
+            for shard, plan in zip(self.shards, plans, strict=True)
         ]
         return list(zip(*parts, strict=True))
 
@@ -209,6 +211,10 @@ class BatchSource:
         return IndexBlock(
             indices, weights, np.asarray(starts, np.int32), np.int32(done), places, shards
         )
+
+
+def _constant(seed: int) -> Callable[[int], int]:
+    return lambda epoch: seed
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

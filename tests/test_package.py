@@ -38,7 +38,7 @@ PUBLIC = {
     "dpsgd": """
         Adam Auto AutomaticClipping Banded BandedToeplitz Diagnostics Independent Lazy
         LazyTables Mechanism MovingAverage Noise NoiseMultiplier NonPrivate PerLayerClipping
-        Placement Platt Refinement RootKey Run RunSpec SGD Segment Settings TailAverage
+        Placement Platt Refinement Run RunSpec SGD Segment Settings TailAverage
         TargetEpsilon Task Trials averaged calibration_sums clipped_grad cost
         dpsgd explain load_exported module_with_rows public resume run select split_module train
         train_blocks with_rows

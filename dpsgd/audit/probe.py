@@ -22,7 +22,7 @@ from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
 from dpsgd.gradients.rows import index_ranges
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys, RootKey
 from samplers.batches import IndexBlock, zeros
 
 PyTree = Any
@@ -319,11 +319,9 @@ class Probe:
             mechanism,
             self.layout.put_state(state),
             self.columns,
-            root=self.root,
-            attempt=attempt,
+            keys=Keys(self.root, attempt),
             layout=self.layout,
             donate=True,
-            run="audit",
             flush_every=flush_every,
             declare=declare,
             watch=Watch(np.bool_(return_gradient), some),

@@ -19,7 +19,7 @@ from dpsgd.engine.blocks import most_passes, pad_columns, plan_blocks, select_co
 from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import program, put_on_device, shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys, Seeds
 from samplers import BatchSampler, BatchSource
 from samplers.batches import IndexBlock
 from samplers.plans import MAX_EXAMPLES
@@ -111,16 +111,16 @@ class Layout(NamedTuple):
         )
         rows = index.size if self.streamed else sampler.num_examples
         columns = shapes_of_rows(data, rows)
-        root = RootKey.from_entropy()  # only the shapes of its keys are read
-        keys = keys_of(algorithm, root, 0)
+        noise_key, loss_key = (jax.ShapeDtypeStruct((n,), jnp.uint32) for n in (4, 2))
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         state = state if state.pending else jax.eval_shape(defer_noise, state)
         schedules = Schedules(algorithm.groups, sampler.num_steps)
         first = schedules.block_arrays(range(1), self.block_steps)
         watch = Watch.nothing(state.raw_params)
+        taken = loss_key if algorithm.takes_key else None
         scales = mechanism.scales()
-        return state, BlockInputs(columns, plan, keys[0], scales, watch, keys[1], first)
+        return state, BlockInputs(columns, plan, noise_key, scales, watch, taken, first)
 
     def put_state(self, state: Any) -> Any:
         """Puts a state on the devices."""
@@ -150,16 +150,16 @@ class Layout(NamedTuple):
         self,
         sampler: BatchSampler,
         data: PyTree,
-        seed: int,
-        batches: Callable[[int], BatchFiles] | None = None,
+        seeds: Seeds,
+        batches: Callable[[Seeds], BatchFiles] | None = None,
     ) -> Feed:
         """Returns the feed of a run, which alone decides the source of rows.
 
         Args:
           sampler: Sampler of the run.
           data: Columns of the data.
-          seed: Seed of the sampling stream.
-          batches: Function of the seed that opens batches drawn ahead.
+          seeds: Sampling seeds.
+          batches: Function of the seeds that opens batches drawn ahead.
 
         Raises:
           ValueError: If batches were drawn ahead, but rows do not travel.
@@ -167,9 +167,9 @@ class Layout(NamedTuple):
         if batches is not None:
             if not self.streamed:
                 raise ValueError("batches drawn ahead bring their rows; take data_on='host'")
-            return Feed(self, batches(seed).blocks, self.transport(sampler))
+            return Feed(self, batches(seeds).blocks, self.transport(sampler))
         shards = self.process_shards(sampler)
-        source = BatchSource(sampler, seed, shards=shards, read_ahead=True)
+        source = BatchSource(sampler, seeds, shards=shards, read_ahead=True)
         if len(source.rows) < sampler.num_examples:  # what is mapped from files is not read yet
             data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
         transport = self.transport(sampler, shards)
@@ -266,9 +266,6 @@ class Feed:
             yield steps, *self.transport.put_block(rows, plan)
 
 
-def keys_of(
-    algorithm: Algorithm, root: RootKey, attempt: int
-) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the keys of the noise and the loss."""
-    loss = root.loss_key(attempt) if algorithm.takes_key else None
-    return put_on_device((root.noise_key(attempt), loss))
+def keys_of(algorithm: Algorithm, keys: Keys) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the keys of the noise and the loss, on the device."""
+    return put_on_device((keys.noise, keys.loss if algorithm.takes_key else None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -21,9 +20,8 @@ from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.blocks import in_background
 from dpsgd.engine.feed import BLOCK_STEPS, Layout, keys_of
 from dpsgd.engine.placement import Placement
-from dpsgd.engine.programs import arrays_digest, digest, text_digest
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block, flush_noise
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys, Seeds
 from samplers import BatchSampler, UnitData
 
 PyTree = Any
@@ -43,20 +41,13 @@ class Block(NamedTuple):
     watched: Any
     """Coordinates of `Watch.places`, leaf after leaf: float32[block_steps, places], on the device.
     Coordinates of lazy tables are NOT covered by the guarantee: noise is pending in their rows."""
+    flush: Callable[[], TrainState]
+    """Draws all pending noise of the latest block, and returns its state in place of `state`."""
 
     @property
     def diagnostics(self) -> Diagnostics:
         """Diagnostics per step, NumPy float32[steps]. NOT covered by the guarantee."""
         return jax.tree.map(lambda column: np.asarray(column)[: len(self.steps)], self.log)
-
-
-def repeats_exactly() -> bool:
-    """Returns True if programs repeat their bits, as on CPUs.
-
-    On a GPU, sums by atomic operations and kernels picked by timing may change the last bits; a
-    repeated step of a resumed run would then release the difference without noise.
-    """
-    return jax.default_backend() == "cpu"
 
 
 def train_blocks(
@@ -65,8 +56,7 @@ def train_blocks(
     state: TrainState,
     data: PyTree | UnitData,
     *,
-    root: RootKey,
-    attempt: int = 0,
+    insecure_seed: int | None = None,
     block_steps: int = BLOCK_STEPS,
     data_on: Literal["device", "host"] | None = None,
     declare: Callable[[range], None] = lambda steps: None,
@@ -74,9 +64,9 @@ def train_blocks(
     watch: Watch | None = None,
     placement: Placement | None = None,
     layout: Layout | None = None,
-    batches: Callable[[int], BatchFiles] | None = None,
+    batches: Callable[[Seeds], BatchFiles] | None = None,
     flush_every: int | None = None,
-    run: str | None = None,
+    keys: Keys | None = None,
 ) -> Generator[Block]:
     """Runs `algorithm` to the sampler's last step, yielding blocks.
 
@@ -88,11 +78,10 @@ def train_blocks(
       mechanism: Sampler, sigma and C.
       state: State from `algorithm.init`, or a later one to continue from.
       data: Pytree of arrays with one leading row per example, [num_examples, ...]; or `UnitData`.
-      root: Root key, source of the streams of sampling, noise and the loss.
-      attempt: Number of the continuation; another attempt has other randomness. One root and
-        attempt may repeat or resume a run, and serve no other: two runs with the same noise have a
-        noise-free difference. A new attempt needs the `noise` of `algorithm.init`, or correlated
-        noise costs more than stated.
+      insecure_seed: Seed in [0, 2**64) of reproducible sampling and noise, for debugging; it voids
+        the guarantee. None: fresh secrets from the operating system, so that no two calls share
+        noise or draws. A call that continues from a later state then needs the `noise` of
+        `algorithm.init`, and its steps count as another attempt, see `dpsgd.cost`.
       block_steps: Number of steps per dispatch.
       data_on: Location of the data. "device": only indices and weights travel. "host": each block's
         rows travel with it, from memory or memory-mapped files, to the same bits. By default "host"
@@ -103,33 +92,27 @@ def train_blocks(
       donate: True to overwrite the buffers of `state`; by default it is copied.
       watch: Values that blocks return to an audit; by default none.
       placement: Devices that compute; by default one. Other devices add up in another order and
-        give other bits: a run that resumes on others is another attempt.
+        give other bits.
       layout: Layout in place of the previous three options, see `Layout.choose`.
-      batches: Function of the sampling seed that opens batches drawn ahead; no row of `data` is
+      batches: Function of the sampling seeds that opens batches drawn ahead; no row of `data` is
         read.
       flush_every: Period F in steps of the run: at its multiples a block ends and all pending noise
-        of lazy tables is drawn, so that the guarantee covers `Block.state`. A repetition needs the
-        same F. The last step of the run always flushes.
-      run: Name of the run that claims the root, see `RootKey.begin_run`, when the caller compares
-        data, parameters and program. By default they are claimed here: calls with the same root and
-        attempt must have the same data, mechanism, program (thus block size), and state at a step
-        where a call began.
+        of lazy tables is drawn, so that the guarantee covers `Block.state`. The last step of the
+        run always flushes.
+      keys: Keys of an engine that keeps a run's seeds, in place of `insecure_seed`.
 
     Raises:
-      ValueError: If another run has claimed `root`, or it was used otherwise; the data do not have
-        the sampler's number of examples or its units; the parameters hold batch statistics; the
-        loss could see other examples; or `flush_every` is below one.
+      ValueError: If the data do not have the sampler's number of examples or its units; the
+        parameters hold batch statistics; the loss could see other examples; or `flush_every` is
+        below one.
     """
     if flush_every is not None and flush_every < 1:
         raise ValueError(f"flush_every must be at least 1, got {flush_every}")
-    RootKey.require(root)
     data = columns_of(mechanism.sampler, data)
     check_parameters(state.raw_params)
     _check_state(algorithm, mechanism, state)
-    # Before buffers are given away.
-    claims = not run and not root.insecure and mechanism.noise_multiplier > 0
-    uses = _uses(attempt, mechanism, data, state) if claims else {}
-    noise_key, loss_key = keys_of(algorithm, root, attempt)
+    keys = keys or Keys.of(insecure_seed)
+    noise_key, loss_key = keys_of(algorithm, keys)
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps
@@ -138,8 +121,8 @@ def train_blocks(
         how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
         layout = Layout.choose(mechanism.sampler, data, **how)
     now: Any = layout.put_state(state if donate else copy_buffers(state))
-    feed = layout.feed(mechanism.sampler, data, root.sampling_seed(attempt), batches)
-    blocks = feed.blocks(int(now.step), flush_every)
+    feed = layout.feed(mechanism.sampler, data, keys.sampling, batches)
+    blocks, done = feed.blocks(int(now.step), flush_every), int(now.step)
 
     def prepare() -> Iterator[tuple[range, BlockInputs, tuple[Any, ...] | None]]:
         for steps, rows, plan in blocks:
@@ -148,46 +131,29 @@ def train_blocks(
             due = schedules.flush_arrays(steps.stop) if flushes else None
             yield steps, BlockInputs(rows, plan, noise_key, scales, watch, loss_key, arrays), due
 
+    def flush(due: tuple[Any, ...] | None = None) -> TrainState:
+        nonlocal now
+        if now.pending:
+            due = schedules.flush_arrays(done) if due is None else due
+            now = flush_noise(algorithm, now, due, noise_key, scales, layout.placement)
+        return now
+
     under_way: deque[Diagnostics] = deque()
-    program, claimed = None, False  # one for all blocks, whatever is set in JAX meanwhile
+    program = None  # one for all blocks, whatever is set in JAX meanwhile
     with closing(in_background(prepare())) as prepared:
         for steps, inputs, due in prepared:
             now = layout.defer_noise(now)
             # The first time, this may refuse the loss.
             program = program or compiled_block(algorithm, mechanism.sampler, (now, inputs), layout)
-            if not claimed:  # what is refused before has not begun
-                if uses:
-                    uses[f"{attempt}:program"] = digest(program)
-                root.begin_run(run or "train_blocks", uses)
-                claimed = True
             declare(steps)
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
             now, log, watched = program(now, inputs)
+            done = steps.stop
             under_way.append(log)
-            if now.pending and due is not None:
-                now = flush_noise(algorithm, now, due, noise_key, scales, layout.placement)
-            yield Block(now, steps, log, watched)
-
-
-def _uses(attempt: int, mechanism: Mechanism, data: PyTree, state: TrainState) -> dict[str, str]:
-    return {
-        f"{attempt}:mechanism": text_digest(_described(mechanism)),
-        f"{attempt}:data": arrays_digest(data),
-        f"{attempt}:{int(state.step)}:parameters": arrays_digest(state),
-    }
-
-
-def _described(x: Any) -> str:
-    """Returns a text that distinguishes values of dataclasses, tuples and arrays."""
-    if isinstance(x, np.ndarray | jax.Array):
-        return arrays_digest(x)
-    if isinstance(x, tuple | list):
-        return f"[{', '.join(map(_described, x))}]"
-    if dataclasses.is_dataclass(x):
-        fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
-        return f"{type(x)}{ {name: _described(value) for name, value in fields.items()} }"
-    return repr(x)
+            if due is not None:
+                flush(due)
+            yield Block(now, steps, log, watched, flush)
 
 
 def columns_of(sampler: BatchSampler, data: PyTree | UnitData) -> PyTree:

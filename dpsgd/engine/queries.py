@@ -24,9 +24,9 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
 from dpsgd.engine.placement import Placement, hosted
-from dpsgd.engine.programs import arrays_digest, compiled, digest, in_32_bits, put_on_device
+from dpsgd.engine.programs import compiled, in_32_bits, put_on_device
 from dpsgd.gradients.isolation import isolated
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys
 from samplers import UnitData
 
 PyTree = Any
@@ -180,11 +180,10 @@ def refine(
     params: PyTree,
     data: PyTree | UnitData,
     *,
-    root: RootKey,
-    attempt: int = 0,
+    insecure_seed: int | None = None,
     declare: Callable[[range], None] = lambda steps: None,
     placement: Placement | None = None,
-    run: str = "train_blocks",
+    keys: Keys | None = None,
 ) -> Refined:
     """Releases the sums over all rows of a trained run, and refines it.
 
@@ -193,16 +192,15 @@ def refine(
       mechanism: Mechanism of the run, with `full_sums`.
       params: Parameters that training released.
       data: Training rows.
-      root: Root key of the run.
-      attempt: Number of the run's attempt.
+      insecure_seed: As for `train_blocks`.
       declare: Function of the steps of all sums, T, ..., T + k - 1 for T steps of the sampler,
         called before any of their noise exists.
       placement: Devices that compute; by default one.
-      run: Name of the run that claims the root, as in `train_blocks`.
+      keys: Keys of the run, in place of `insecure_seed`; the sums' own are derived from them.
 
     Raises:
-      ValueError: If the mechanism has no full sums, another run has claimed `root`, the data do not
-        have the mechanism's number of rows, or a row could see others.
+      ValueError: If the mechanism has no full sums, the data do not have the mechanism's number of
+        rows, or a row could see others.
     """
     first, last = mechanism.sampler.num_steps, mechanism.num_steps
     data, mechanism = columns_of(mechanism.sampler, data), mechanism.sums_mechanism()
@@ -210,20 +208,15 @@ def refine(
         params = hosted(params)
     sums = sums_run(refinement, mechanism, params, data, placement)
     algorithm, _, state, rows, _ = sums
-    program = sums.program()  # refuses what cannot be released
-    root.begin_run(run)  # here and in the root's files: the stream below knows of neither
-    terms = digest(program), arrays_digest((mechanism.scales(), state.params, rows))
     blocks = train_blocks(
         algorithm,
         mechanism,
         state,
         rows,
-        root=root.child(" ".join(("full sums", *terms))),
-        attempt=attempt,
+        keys=(keys or Keys.of(insecure_seed)).of_sums,
         declare=lambda steps: None if steps.start else declare(range(first, last)),
         donate=True,
         placement=placement,
-        run=run,
     )
     with closing(blocks):
         for block in blocks:

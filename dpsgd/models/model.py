@@ -169,8 +169,8 @@ def read_model(
     folder.check_released()
     guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
     guarantee["segments"] = segment_records(run.history.parts)
-    if trained := run.history.attempts[-1].terms.fingerprint.get("trained"):
-        guarantee["trained"] = trained
+    if trained := run.history.attempts[-1].terms.trained:
+        guarantee["trained"] = list(trained)
     return TrainedModel(path, run.task, guarantee, task, params)
 
 

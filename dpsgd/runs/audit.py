@@ -16,7 +16,7 @@ from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.programs import compilation, contents
-from dpsgd.runs.processes import Processes
+from dpsgd.noise.keys import RootKey
 from dpsgd.runs.task import arrays_digest
 from samplers import BatchSampler
 
@@ -86,7 +86,7 @@ def audit_synthetic(
         state=state,
         layout=layout,
         claimed=claimed,
-        root=Processes.current().root(),
+        root=RootKey.shared(),
         laws=laws,
     )
 

@@ -18,7 +18,16 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dpsgd.files import DAMAGED, SECRET, destroy, make_folder, parse_json, write_atomically
+from dpsgd.files import (
+    DAMAGED,
+    SECRET,
+    destroy,
+    make_folder,
+    parse_json,
+    reserve,
+    write_atomically,
+)
+from dpsgd.runs.decision import Saved
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import checked
 
@@ -28,8 +37,11 @@ if TYPE_CHECKING:
 KEPT = 2
 """How many checkpoints stay: the newest, and one to fall back to."""
 
-PENDING = ".pending"
-"""Ends the name of a checkpoint with pending noise, before its suffix."""
+_RESERVED = ".reserved"
+"""File that keeps the place of the next checkpoint on the disk, or of a part of it."""
+
+_SLACK = 2**12
+"""Bytes of an array's header, at most."""
 
 _LEAF = "state"
 _PARTS = "parts"
@@ -39,15 +51,21 @@ _DIGEST = "sha256"
 class Checkpoint(NamedTuple):
     """Where a run can resume.
 
-    The state's step says how far it came; a batch is a function of the seed and the step, so
-    nothing else is needed, and resuming costs the same after one step as after a million.
+    No noise is pending in its state, whose step says how far it came.
     """
 
     state: TrainState
+    attempt: int
+    """Attempt that made the state."""
     ledger_head: str
     """Hash of the ledger's last line when this was written."""
     seconds: float
     """Time that was spent on training so far."""
+
+    @property
+    def place(self) -> Saved:
+        """Place of the checkpoint in its run."""
+        return Saved(int(self.state.step), self.attempt, self.ledger_head)
 
 
 class Checkpoints:
@@ -62,19 +80,19 @@ class Checkpoints:
         """Writes `checkpoint`, and then destroys all but those that are kept."""
         import jax
 
-        with contextlib.suppress(FileExistsError):
-            make_folder(self.folder, 0o700)
-        self._refuse_link()
+        if checkpoint.state.pending:
+            raise ValueError("no checkpoint is made of a state with pending noise: flush it")
+        self._make_folder()
         leaves = {
             _LEAF + jax.tree_util.keystr(at): leaf
             for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
         sharded = {name: leaf for name, leaf in leaves.items() if _is_sharded(leaf)}
-        pending = PENDING if checkpoint.state.pending else ""
-        name = f"{int(checkpoint.state.step):012d}{pending}"
+        name = f"{int(checkpoint.state.step):012d}"
         parts = self._save_parts(name, sharded) if sharded else []
         if self._processes.first:
             arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - sharded.keys()}
+            arrays["attempt"] = np.array(checkpoint.attempt)
             arrays["ledger_head"] = np.array(checkpoint.ledger_head)
             arrays["seconds"] = np.array(checkpoint.seconds)
             if parts:
@@ -85,8 +103,42 @@ class Checkpoints:
                 self.folder / f"{name}.npz",
                 lambda file: np.savez(file, allow_pickle=False, **arrays),
                 mode=SECRET,  # the state may hold what subtracts noise
+                reserved=self.folder / _RESERVED,
             )
             self._destroy_old()
+
+    def room(self, state: TrainState) -> dict[Path, int]:
+        """Returns the files that keep room for what this process writes of a state, in bytes."""
+        import jax
+
+        leaves = jax.tree.leaves(state)
+        parts = [leaf for leaf in leaves if _is_sharded(leaf)]
+        own = sum(shard.data.nbytes for leaf in parts for shard in leaf.addressable_shards)
+        whole = sum(leaf.nbytes for leaf in leaves if not _is_sharded(leaf))
+        sizes = {self._reserved_part: own} if parts else {}
+        if self._processes.first:
+            sizes[self.folder / _RESERVED] = whole + (16 + len(leaves)) * _SLACK + 2**16
+        return sizes
+
+    def reserve(self, room: Mapping[Path, int]) -> None:
+        """Keeps room on the disk, unless there is some.
+
+        Raises:
+          OSError: if there is no room.
+        """
+        self._make_folder()
+        for path, size in room.items():
+            if not path.exists():
+                reserve(path, size)
+
+    @property
+    def _reserved_part(self) -> Path:
+        return self.folder / f"{_RESERVED}-{self._processes.index}"
+
+    def _make_folder(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            make_folder(self.folder, 0o700)
+        self._refuse_link()
 
     def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Writes what lies in this process; returns what describes all parts of it."""
@@ -103,7 +155,8 @@ class Checkpoints:
                     file.write(content)
 
         part = f"{name}.part-{processes.index}-of-{processes.count}"
-        write_atomically(self.folder / part, write, mode=SECRET)
+        where = self.folder / part
+        write_atomically(where, write, mode=SECRET, reserved=self._reserved_part)
         described = {
             "name": part,
             "sha256": found.hexdigest(),
@@ -115,7 +168,7 @@ class Checkpoints:
     def _destroy_old(self) -> None:
         """Destroys all that are not kept, and older parts that a dying process may have left."""
         paths = self._paths()
-        kept = {_step(path) for path in paths[:KEPT] + self._paths(pending=False)[:1]}
+        kept = {_step(path) for path in paths[:KEPT]}
         for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
             # Another process may be at the next one.
             if _step(path) not in kept and _step(path) < _step(paths[0]):
@@ -127,19 +180,16 @@ class Checkpoints:
             if _step(path) > step:
                 destroy(path)
 
-    def latest(self, like: TrainState, pending: TrainState | None = None) -> Checkpoint | None:
+    def latest(self, like: TrainState) -> Checkpoint | None:
         """Returns the newest checkpoint that is not damaged, or None if there never was one.
 
-        It has the structure, shapes and dtypes of `like`, or, where noise is pending, of `pending`,
-        without which those with pending noise are passed over.
+        It has the structure, shapes and dtypes of `like`.
 
         Raises:
           ValueError: if all are damaged, or if they are of another model or optimizer.
         """
         self._refuse_link()
-        # A run without lazy tables could not tell which noise is pending.
-        found = self._paths(pending=pending is not None and pending.pending)
-        names = self._processes.share([path.name for path in found])
+        names = self._processes.share([path.name for path in self._paths()])
         paths = [self.folder / name for name in names]
         members: dict[str, Any]
         for path in paths:
@@ -148,6 +198,7 @@ class Checkpoints:
                     members = {name: saved[name] for name in saved.files}
                 if str(members.pop(_DIGEST)) != _digest(path.name, members):
                     raise ValueError(f"{path} is damaged")
+                attempt = int(members.pop("attempt"))
                 head, seconds = str(members.pop("ledger_head")), float(members.pop("seconds"))
                 if _PARTS in members:
                     members |= self._read_parts(str(members.pop(_PARTS)))
@@ -155,8 +206,7 @@ class Checkpoints:
                 members = {}
             # One for which it is damaged, or not there, takes all of them to the one before.
             if all(self._processes.gather(bool(members))):
-                wanted = pending if _is_pending(path) else like
-                return Checkpoint(_restore(members, wanted, path), head, seconds)
+                return Checkpoint(_restore(members, like, path), attempt, head, seconds)
         if paths:
             raise ValueError(
                 f"{self.folder}: every checkpoint is damaged; restore one from a copy, or remove "
@@ -210,10 +260,9 @@ class Checkpoints:
                 "folder itself: move that here, in place of the link"
             )
 
-    def _paths(self, *, pending: bool = True) -> list[Path]:
-        """Returns whole files, newest first, with those whose noise is `pending` or without."""
-        found = sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
-        return [path for path in found if pending or not _is_pending(path)]
+    def _paths(self) -> list[Path]:
+        """Returns whole files, newest first."""
+        return sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
 
 
 def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
@@ -233,10 +282,6 @@ def _bytes(array: Any) -> memoryview:
 
 def _step(path: Path) -> int:
     return int(path.name.partition(".")[0])
-
-
-def _is_pending(path: Path) -> bool:
-    return path.stem.endswith(PENDING)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from dpsgd.files import (
     parse_json,
     write_atomically,
 )
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.checkpoint import Checkpoints
+from dpsgd.runs.draws import destroy_stop
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
@@ -59,10 +59,10 @@ class RunDirectory:
     `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
     price; `ledger.jsonl` what was audited and what was released; `params.npz` is the model, and
     `calibration.json` what calibrated it. `report.json` and `report.md` are written last, so a run
-    that has them is whole. Until then `root.key` and `checkpoints` are there to resume from;
-    afterwards nobody needs them, and they are removed: whoever finds the root secret can subtract
-    the noise. What is not private says so in its name, and only the owner can read it. Each file
-    appears under its name only when it is complete and on disk.
+    that has them is whole. Until then `checkpoints` are there to resume from, and after a clean
+    stop `secret.json`; afterwards they are removed. What is not private says so in its name, and
+    only the owner can read it. Each file appears under its name only when it is complete and on
+    disk.
     """
 
     def __init__(self, path: Path):
@@ -129,11 +129,6 @@ class RunDirectory:
         return self.path / "params.npz"
 
     @property
-    def root_path(self) -> Path:
-        """The root secret of an unfinished run, for its owner alone."""
-        return self.path / "root.key"
-
-    @property
     def checkpoints(self) -> Checkpoints:
         """Where an unfinished run can resume."""
         return Checkpoints(self.path / "checkpoints")
@@ -157,7 +152,7 @@ class RunDirectory:
                     )
         elif head := self.checkpoints.latest_head():
             history.check_head(head, "the last checkpoint")
-        elif self.params_path.exists() and not history.released and not self.root_path.exists():
+        elif self.params_path.exists() and not history.released:
             raise LedgerError(
                 f"{self.ledger_path} does not end in the line that closes it, and the model is "
                 "there: it was cut, or is of an earlier version; restore it from a copy"
@@ -165,12 +160,12 @@ class RunDirectory:
         return history
 
     def config(self, history: History) -> dict[str, Any]:
-        """Reads the configuration of a finished run, or refuses another than `history` names."""
+        """Reads the configuration of a run, or refuses another than `history` names."""
         record = self.read_json("config.json")
         check_version(record, self.path)
-        if config_digest(record) != history.attempts[-1].terms.fingerprint.get("config"):
+        if config_digest(record) != history.attempts[-1].terms.config:
             raise ValueError(
-                f"{self.path / 'config.json'} is not what the run was trained by, as its ledger "
+                f"{self.path / 'config.json'} is not what the run was begun with, as its ledger "
                 "knows it: it was edited or replaced; restore it from a copy"
             )
         return record
@@ -182,15 +177,15 @@ class RunDirectory:
         digests = self.read_json(DATA).get("data") or [None]
         return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
 
-    def note_data(self, digest: str) -> None:
-        """Writes down that the run is trained on the data of that digest from now on."""
-        known = self.data()
-        if known[-1] != digest:
-            self.write_json(DATA, {"data": [*known, digest]})
-
-    def root(self) -> RootKey:
-        """Reads the root secret."""
-        return RootKey.load(self.root_path)
+    def check_data(self, digest: str) -> None:
+        """Raises ValueError unless the run was begun on the rows of this digest."""
+        if self.data() == [None]:
+            raise ValueError(f"{self.path / DATA} is missing: restore it, or start a new run")
+        if self.data() != [digest]:
+            raise ValueError(
+                f"{self.path / DATA}: the run was begun on other rows, and its guarantee is for "
+                "those: bring them back, or start a new run"
+            )
 
     @property
     def batches(self) -> Path | None:
@@ -205,14 +200,14 @@ class RunDirectory:
         self.write_json(BATCHES, {"path": str(path.absolute())})
 
     def forget(self) -> None:
-        """Removes what a finished run needs no more: checkpoints, batches and the root secret."""
+        """Removes what a finished run needs no more: checkpoints, batches and a sampling seed."""
         if (batches := self.batches) is not None:
             from dpsgd.engine import batch_files  # with JAX, which reading a run needs not
 
             batch_files.forget(batches, read(self.ledger_path).name)
             self.withdraw(BATCHES)
         self.checkpoints.remove()
-        RootKey.remove(self.root_path)
+        destroy_stop(self.path)
         fsync_folder(self.path)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:

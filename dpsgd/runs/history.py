@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from dpsgd.runs.records import checked
 from dpsgd.runs.terms import Selection, Terms
 from samplers.settings import UnknownSampler
 
-NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v1").hexdigest()
+NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v2").hexdigest()
 """The head of a ledger without lines."""
+
+_EARLIER = {"generation", "fingerprint"}
 
 
 class LedgerError(ValueError):
@@ -30,24 +33,23 @@ class LedgerError(ValueError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """Consecutive steps under one set of keys.
+    """Consecutive steps that were drawn independently of all other attempts.
 
     Attributes:
       index: 0 for the first attempt of a run, then 1, 2, ...
-      key: The number by which `RootKey` derives this attempt's keys: 64 bits of the hash of the
-        line that begins it, and 0 for the first of a run whose noise is reproducible.
-      terms: What it ran on.
-      origin: Head of the ledger in the checkpoint that it began from; `NO_HEAD` for none.
+      terms: What the run was begun with: the same for all attempts.
       steps: What it declared.
+      drawing: Digest of what the sampler's code draws under a public seed.
+      environment: Versions and devices on which it began.
       line: The line that begins it, from 0 on.
     """
 
     index: int
-    key: int
     terms: Terms
-    origin: str
     steps: range
-    line: int = field(compare=False)
+    drawing: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    line: int = field(default=0, compare=False)
 
 
 @dataclass
@@ -57,7 +59,7 @@ class History:
     Attributes:
       attempts: With what each declared; at least one.
       heads: The hash of each line.
-      declared: What the attempt of each line had declared by then.
+      declared: The attempt of each line, with what it had declared by then; None before the first.
       audit: What the last audit found.
       released: SHA-256 of the file of the released parameters, in the line that closes the ledger
         of a finished run; empty before.
@@ -67,7 +69,7 @@ class History:
 
     attempts: list[Attempt] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
-    declared: list[range] = field(default_factory=list)
+    declared: list[Attempt | None] = field(default_factory=list)
     audit: str = ""
     released: str = ""
     selection: Selection | None = None
@@ -87,11 +89,18 @@ class History:
         for number, line in enumerate(lines, len(self.heads) + 1):
             try:
                 body = checked(parse_json(line), dict[str, Any], "it")
+                if not self.heads and _EARLIER & {*body, *body.get("selection", ())}:
+                    raise LedgerError(
+                        f"{path} is of version 0.2.0 or earlier, whose runs this version cannot "
+                        "read: resume and read them with that version, or train anew"
+                    )
                 stated = body.pop("hash")
                 expected, head = line_of(body, self.head)
                 if stated != head or expected != line + b"\n":
                     raise ValueError("its hash does not fit it and the lines before")
                 self.extend(body, head)
+            except LedgerError:
+                raise
             except UnknownSampler as error:
                 line_at = f"{path}, line {number}"
                 raise LedgerError(f"{line_at} cannot be accounted for: {error}") from None
@@ -117,26 +126,19 @@ class History:
         """Whether no step was declared yet, nor an attempt after the first."""
         return len(self.attempts) == 1 and not self.attempts[0].steps
 
+    def lacks(self, head: str, holder: str) -> str:
+        """Returns what is wrong unless the line of this hash, which `holder` recorded, is here."""
+        if head in self.heads:
+            return ""
+        return (
+            f"the ledger is not the one that {holder} was written with: it was rolled back or "
+            "replaced, so what was released cannot be counted; restore the newer ledger"
+        )
+
     def check_head(self, head: str, holder: str) -> None:
-        """Raises LedgerError unless the line with hash `head`, which `holder` recorded, is here."""
-        if head != NO_HEAD and head not in self.heads:
-            raise LedgerError(
-                f"the ledger is not the one that {holder} was written with: it was rolled back or "
-                "replaced, so what was released cannot be counted; restore the newer ledger"
-            )
-
-    def check_origin(self, step: int, origin: str) -> None:
-        """Raises LedgerError unless a checkpoint of `step` can be of this run.
-
-        `origin` is the head of the ledger in it. Without a checkpoint they are 0 and `NO_HEAD`.
-        """
-        self.check_head(origin, f"the checkpoint of step {step:,}")
-        known = range(0) if origin == NO_HEAD else self.declared[self.heads.index(origin)]
-        if not known.start <= step <= known.stop:
-            raise LedgerError(
-                f"the checkpoint of step {step:,} is not of this run, whose ledger had declared "
-                f"the steps from {known.start:,} up to {known.stop:,} when it was written"
-            )
+        """Raises LedgerError unless the line of this hash, which `holder` recorded, is here."""
+        if why := self.lacks(head, holder):
+            raise LedgerError(why)
 
     def check_complete(self) -> None:
         """Raises ValueError unless all steps of the run are declared."""
@@ -144,37 +146,13 @@ class History:
         if last.steps.stop != last.terms.mechanism.num_steps:
             raise ValueError("a model is released when all steps are declared")
 
-    def resumes(
-        self, terms: Terms, *, step: int, origin: str, repeatable: bool, alone: bool
-    ) -> bool:
-        """Whether the last attempt resumes from a checkpoint: see `Ledger.resume`."""
-        last = self.attempts[-1]
-        exact = repeatable or (alone and not step < last.steps.stop)
-        return terms.record() == last.terms.record() and self._made(step, origin) and exact
-
-    def may_draw_anew(self, terms: Terms, *, step: int, origin: str, alone: bool) -> bool:
-        """Whether another attempt may draw the pending noise in a checkpoint.
-
-        No other attempt has drawn it, nor ever will, and its law is still what it was: see
-        docs/explanation/declared-steps-and-attempts.md.
-        """
-        last = self.attempts[-1]
-        untouched = alone and self._made(step, origin) and not step < last.steps.stop
-        return untouched and _law_of_noise(terms) == _law_of_noise(last.terms)
-
-    def _made(self, step: int, origin: str) -> bool:
-        """Whether the last attempt made the state of a checkpoint, or began from it."""
-        last = self.attempts[-1]
-        return (origin, step) == (last.origin, last.steps.start) or (
-            origin in self.heads[last.line :]
-        )
-
     @property
     def parts(self) -> list[Part]:
         """What was declared, as it is priced."""
         if self.selection is not None:
             return [self.selection.trials(*(attempt.terms for attempt in self.attempts))]
-        return [attempt.terms.segment(attempt.steps) for attempt in self.attempts]
+        # A run resumes on the rows that it was begun on, or not at all.
+        return [attempt.terms.segment(attempt.steps, rows=self.name) for attempt in self.attempts]
 
     @property
     def initial_digests(self) -> set[str]:
@@ -218,55 +196,44 @@ class History:
             if self.heads:
                 raise ValueError("a selection is declared before all else")
             self.selection = Selection.from_record(body["selection"])
-        elif "steps" in body:
+        elif "declare" in body:
             last = self.attempts[-1]
-            first, stop = checked(body["steps"], list[int], "steps")
+            first, stop = checked(body["declare"], list[int], "declare")
             if first != last.steps.stop or stop <= first:
                 raise ValueError(f"steps {first} to {stop} do not follow the ones before")
             steps = range(last.steps.start, stop)
             last.terms.segment(steps)  # refuses steps that the run has not
             self.attempts[-1] = dataclasses.replace(last, steps=steps)
         else:
-            self._begin(body, head)
+            self._begin(body)
         self.heads.append(head)
-        self.declared.append(self.attempts[-1].steps if self.attempts else range(0))
+        self.declared.append(self.attempts[-1] if self.attempts else None)
 
-    def _begin(self, body: dict[str, Any], head: str) -> None:
-        if "generation" in body:
-            raise ValueError("it is of version 0.1.0, whose unfinished runs cannot be resumed")
+    def _begin(self, body: dict[str, Any]) -> None:
         index, first = (checked(body[name], int, name) for name in ("attempt", "first_step"))
-        origin, nonce = (checked(body[name], str, name) for name in ("origin", "nonce"))
+        drawing = checked(body["drawing"], str, "drawing")
+        environment = checked(body["environment"], dict[str, Any], "environment")
         if index != len(self.attempts):
             raise ValueError(f"attempt {index} does not follow the ones before")
-        self.check_origin(first, origin)
-        terms, steps = Terms.from_record(body), range(first, first)
-        terms.segment(steps)
-        if not nonce and (index or not terms.reproducible_noise):
-            raise ValueError("it has no nonce: in a copy the same keys would begin")
-        if self.selection is not None:
-            if index:
-                raise ValueError("a selection releases one model")
-            self.selection.check_released(terms)
+        steps = range(first, first)
         if index:
-            check_same_noise(self.attempts[-1].terms, terms)
-        key = int(head[:16], 16) if nonce else 0
-        self.attempts.append(Attempt(index, key, terms, origin, steps, len(self.heads)))
-
-
-def _law_of_noise(terms: Terms) -> tuple[Any, ...]:
-    """Returns what the law of pending noise depends on, and more: the whole configuration."""
-    record = terms.record()
-    return {**record, "fingerprint": None}, terms.fingerprint.get("config")
-
-
-def check_same_noise(before: Terms, after: Terms) -> None:
-    """Raises LedgerError unless the noise has one law in both."""
-    if after.mechanism.noise != before.mechanism.noise:
-        name = before.mechanism.noise.name
-        raise LedgerError(
-            f"this run was begun with {name} noise and resumes only so: what its guarantee covers "
-            "holds for all of its steps; start a new run"
-        )
+            terms = self.attempts[0].terms
+            if self.selection is not None:
+                raise ValueError("a selection releases one model")
+            if terms.reproducible_noise:
+                raise ValueError("a run under an insecure seed has one attempt")
+            if not any(one.steps.start <= first <= one.steps.stop for one in self.attempts):
+                raise ValueError(f"no attempt has reached step {first:,}, where it begins")
+        else:
+            terms = Terms.from_record(body)
+            if first:
+                raise ValueError("the first attempt begins with step 0")
+            if not (checked(body["nonce"], str, "nonce") or terms.reproducible_noise):
+                raise ValueError("it has no nonce, by which runs are told apart")
+            if self.selection is not None:
+                self.selection.check_released(terms)
+        terms.segment(steps)
+        self.attempts.append(Attempt(index, terms, steps, drawing, environment, len(self.heads)))
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:

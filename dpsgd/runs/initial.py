@@ -45,8 +45,8 @@ def initial_params(fresh: PyTree, init_from: str | None) -> PyTree:
     shapes = npz_shapes(path)
     if "ledger_head" in shapes:
         raise ValueError(
-            f"init_from: {path} is a checkpoint of an unfinished run: none of it is released, and "
-            "noise may be pending in it; finish the run by `dpsgd resume`"
+            f"init_from: {path} is a checkpoint of an unfinished run, which released none of it: "
+            "finish the run by `dpsgd resume`"
         )
     names = matching_names(path, shapes, fresh)
     if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
@@ -87,23 +87,6 @@ def with_absolute_path(spec: RunSpec) -> RunSpec:
     if spec.init_from is None:
         return spec
     return dataclasses.replace(spec, init_from=os.path.abspath(spec.init_from))
-
-
-def check_same_start(
-    init_from: str | None, begun: Mapping[str, Any], now: Mapping[str, Any]
-) -> None:
-    """Raises ValueError if the model at `init_from` changed after the run began.
-
-    Args:
-      init_from: Path of the initial model; None for fresh parameters.
-      begun: Fingerprint of the last attempt.
-      now: Fingerprint of the resumed run.
-    """
-    if init_from is not None and begun.get("initial_params") != now.get("initial_params"):
-        raise ValueError(
-            f"init_from: {init_from} is no longer the model that the run started from; restore it "
-            "from a copy"
-        )
 
 
 def earlier_task(init_from: str | None) -> Mapping[str, Any]:

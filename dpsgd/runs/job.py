@@ -20,8 +20,7 @@ from dpsgd.core.cost import cost
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.segments import Initial, Segment
-from dpsgd.core.state import TrainState, defer_noise
-from dpsgd.engine import programs
+from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles
 from dpsgd.engine.feed import BLOCK_STEPS, Layout
 from dpsgd.engine.loop import Block, train_blocks
@@ -29,9 +28,9 @@ from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.queries import Refinement, refine, sums_run
 from dpsgd.gradients.frozen import leaf_names
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys, RootKey, Seeds
 from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
-from dpsgd.runs.fingerprint import fingerprint, task_code_digest
+from dpsgd.runs.environment import code_digest, environment
 from dpsgd.runs.initial import initial_model, initial_params
 from dpsgd.runs.optimizer import (
     algorithm_of,
@@ -39,15 +38,12 @@ from dpsgd.runs.optimizer import (
     step_sizes,
     with_hyperparameters,
 )
-from dpsgd.runs.processes import Processes
 from dpsgd.runs.resolve import ResolvedRun
-from dpsgd.runs.spec import RunSpec
+from dpsgd.runs.spec import RunSpec, config_digest
 from dpsgd.runs.task import (
     Task,
-    arrays_digest,
     data_digest,
     exceptions_of,
-    identity,
     refinement_of,
     rows_of,
 )
@@ -61,16 +57,12 @@ class Journal:
     """What a run writes down, and where: nowhere, unless a subclass knows a place.
 
     Attributes:
-      name: Names the run, which claims its root secret by it.
-      attempt: The number by which the root derives the keys of this attempt.
       flush_every: Of lazy tables, steps between flushes, see `train_blocks`.
       batches: Opens the batches that were drawn ahead, if any were.
     """
 
-    name: str
-    attempt: int = 0
     flush_every: int | None = None
-    batches: Callable[[int], BatchFiles] | None = None
+    batches: Callable[[Seeds], BatchFiles] | None = None
 
     def declare(self, steps: range) -> None:
         """Writes down that noise of these steps is about to be drawn; it is when this returns."""
@@ -171,14 +163,13 @@ class Training:
         numbers = hyperparameters(**self.step_sizes)  # made anew: buffers of a state are given away
         return state._replace(opt_state=with_hyperparameters(state.opt_state, numbers))
 
-    def shapes(self) -> tuple[TrainState, TrainState]:
-        """Returns the shapes of a state: without pending noise, and as blocks leave it."""
-        shapes = jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
-        return shapes, jax.eval_shape(defer_noise, shapes)
+    def shapes(self) -> TrainState:
+        """Returns the shapes of a state without pending noise."""
+        return jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
 
     def programs(self) -> list[Any]:
         """Returns the compiled programs of steps and queries; refuses one that mixes examples."""
-        found = [self.layout.program(self.algorithm, self.mechanism, self.shapes()[0], self.data)]
+        found = [self.layout.program(self.algorithm, self.mechanism, self.shapes(), self.data)]
         if self.refinement is not None:
             of, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
             sums = sums_run(self.refinement, of, self.params, rows, self.query_placement)
@@ -226,7 +217,7 @@ class Training:
             where: dict[str, Any] = {"placement": self.query_placement}
 
             def queries() -> AuditReport:
-                rows, root = self.synthetic(probe_rows(mechanism)), Processes.current().root()
+                rows, root = self.synthetic(probe_rows(mechanism)), RootKey.shared()
                 return audit_queries(refinement, mechanism, state.params, rows, root=root, **where)
 
             key = same, refinement, mechanism.sums_mechanism(), self.query_placement
@@ -234,15 +225,14 @@ class Training:
             parts.append("the sums over all rows")
         return verdict(AuditReport(checks), parts)
 
-    def train(self, state: TrainState, root: RootKey, journal: Journal) -> TrainState:
+    def train(self, state: TrainState, keys: Keys, journal: Journal) -> TrainState:
         """Takes the steps that are left, then the queries; returns the state after the last one.
 
         Where the journal asks to stop, that is the state of this step. The buffers of the state
         with which the run begins or resumes are given away.
         """
-        how: dict[str, Any] = {"root": root, "attempt": journal.attempt, "run": journal.name}
         if int(state.step) < self.mechanism.sampler.num_steps:
-            with closing(self._blocks(state, journal, how)) as blocks:
+            with closing(self._blocks(state, journal, keys)) as blocks:
                 for block in blocks:
                     state = block.state
                     if journal.keep(block):
@@ -256,16 +246,14 @@ class Training:
                 self.data,
                 declare=journal.declare,
                 placement=self.query_placement,
-                **how,
+                keys=keys,
             )
             step = np.int32(self.mechanism.num_steps)
             state = state._replace(step=step, raw_params=refined.params)
             journal.keep_refined(state, refined.summary)
         return state
 
-    def _blocks(
-        self, state: TrainState, journal: Journal, how: Mapping[str, Any]
-    ) -> Generator[Block]:
+    def _blocks(self, state: TrainState, journal: Journal, keys: Keys) -> Generator[Block]:
         return train_blocks(
             self.algorithm,
             self.mechanism,
@@ -276,7 +264,7 @@ class Training:
             donate=True,
             flush_every=journal.flush_every,
             batches=journal.batches,
-            **how,
+            keys=keys,
         )
 
 
@@ -365,26 +353,29 @@ class Job(Training):
         found = (leaf.lacks(rows) for leaf in jax.tree.leaves(self.data) if hasattr(leaf, "lacks"))
         return next(filter(None, found), "")
 
-    def program_digest(self) -> str:
-        """Returns the digest of the programs that train, which are compiled by this."""
-        return " ".join(map(programs.digest, self.programs()))
-
-    def terms(self, record: Mapping[str, Any], digest: str, root: RootKey) -> Terms:
-        """Returns what an attempt of this job, of this configuration and data, declares."""
-        name = record["task"]["name"]
-        same = identity(self.task, name)
-        code = task_code_digest(self.task, name, self.mechanism.sampler, identity=same)
-        stated = fingerprint(record, digest, root, code, self.program_digest())
-        if self.placement is not None:
-            stated["devices"] = [device.device_kind for device in self.placement.devices]
-            stated["placement"] = self.placement.describe()
-        if self.algorithm.tables is not None:
-            stated["tables"] = "lazy"
+    def terms(self, record: Mapping[str, Any]) -> Terms:
+        """Returns the terms of a run of this job and configuration."""
+        trained: tuple[str, ...] = ()
         example = shapes_of_rows(self.data, *self.mechanism.sampler.clipped_shape)
         if frozen := self.algorithm.frozen(self.params, example):
-            names = leaf_names(self.params)
-            stated["trained"] = [name for k, name in enumerate(names) if k not in frozen]
-        # Public, and a task's own: another start under one noise would show both without it.
-        stated["initial_params"] = arrays_digest(self.params)
-        about = self.unit, self.initial, self.not_covered
-        return Terms(self.mechanism, self.delta, root.insecure, stated, *about)
+            names = enumerate(leaf_names(self.params))
+            trained = tuple(name for k, name in names if k not in frozen)
+        return Terms(
+            self.mechanism,
+            self.delta,
+            self.spec.insecure_seed is not None,
+            config_digest(record),
+            self.unit,
+            self.algorithm.tables is not None,
+            trained,
+            self.initial,
+            self.not_covered,
+        )
+
+    def environment(self) -> dict[str, Any]:
+        """Returns where the job runs, for readers of its records."""
+        found = {**environment(), "code": code_digest()}
+        if self.placement is not None:
+            found["devices"] = [device.device_kind for device in self.placement.devices]
+            found["placement"] = self.placement.describe()
+        return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -13,8 +16,10 @@ import jax
 from dpsgd.core.state import TrainState
 from dpsgd.engine.batch_files import BatchFiles, Draw
 from dpsgd.engine.loop import Block
+from dpsgd.noise.keys import Keys, Seeds
 from dpsgd.runs.checkpoint import Checkpoint
 from dpsgd.runs.directory import BATCHES, CALIBRATION, RunDirectory
+from dpsgd.runs.draws import constant_seed, destroy_stop, reserve_stop, stop_at, write_stop
 from dpsgd.runs.history import History
 from dpsgd.runs.job import Job, Journal
 from dpsgd.runs.ledger import Ledger
@@ -23,6 +28,12 @@ from dpsgd.runs.plan import Execution
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.stop import REST, STEP, Stopped, report
 from dpsgd.runs.task import arrays_digest
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a disk without room."""
+
+_WRITING = 9.0
+"""Seconds of training for each second of writing, at least: a tenth of the time."""
 
 
 class DirectoryJournal(Journal):
@@ -38,72 +49,86 @@ class DirectoryJournal(Journal):
         job: Job,
         folder: RunDirectory,
         ledger: Ledger,
-        last: Checkpoint,
+        keys: Keys,
         stop: Callable[[], bool],
         execution: Execution,
     ) -> None:
         self._job, self._folder, self._ledger, self._stop = job, folder, ledger, stop
-        self._execution, self._processes = execution, Processes.current()
-        self.name, self.attempt = ledger.history.name, ledger.history.attempts[-1].key
+        self._keys, self._execution, self._processes = keys, execution, Processes.current()
         self.flush_every = getattr(job.spec.tables, "flush_every", None)
-        self.seconds = self._before = last.seconds
-        self._first = self._done = int(last.state.step)
-        self._started = self._saved = time.perf_counter()
         self._under_way: deque[Block] = deque()
+        self._last: Block | None = None
         self._num_steps = job.mechanism.sampler.num_steps
+
+    def begin(self, state: TrainState, seconds: float) -> None:
+        """Begins to write down what follows a state, which took so many seconds."""
+        job, folder, execution, step = self._job, self._folder, self._execution, int(state.step)
+        self._room = folder.checkpoints.room(state)
+        self.seconds = self._before = seconds
+        self._first = self._done = self._saved_step = step
+        self._started = self._saved = time.perf_counter()
+        self._writing = 0.0
         writers = [] if execution.log is None else [execution.log]
-        self.log = TrainingLog([CsvWriter(folder.path / LOG, self._first), *writers])
-        if self._first < self._num_steps:
-            self.batches = _batches(job, folder, ledger.history, self._first)
-            execution.progress(f"steps {self._first:,} to {self._num_steps:,}")
-        elif self._first < job.mechanism.num_steps:
+        self.log = TrainingLog([CsvWriter(folder.path / LOG, step), *writers])
+        if step < self._num_steps:
+            self.batches = _batches(job, folder, self._ledger.history, step)
+            execution.progress(f"steps {step:,} to {self._num_steps:,}")
+        elif step < job.mechanism.num_steps:
             self._begin_queries()
 
     def declare(self, steps: range) -> None:
-        """Declares steps in the ledger.
+        """Declares steps in the ledger, with room for the checkpoint that follows them.
 
         Queries are declared when the checkpoint of the last step is on the disk, so that a run that
-        dies here resumes from these very parameters, and nothing releases them twice.
+        dies here resumes from these very parameters.
         """
         if steps.start == self._num_steps and self._processes.any(self._stop()):
+            self._keep_seed(steps.start)
             raise Stopped(
                 f"stopped before the {self._job.mechanism.full_sums}, all of it saved: `dpsgd "
                 f"resume {self._folder.path}` resumes it"
             )
-        self._ledger.declare(steps)
+        with self._nothing_lost():
+            self._folder.checkpoints.reserve(self._room)
+            if self._processes.first:
+                if not self._last:  # the first time
+                    destroy_stop(self._folder.path)
+                reserve_stop(self._folder.path)
+            self._ledger.declare(steps)
 
     def keep(self, block: Block) -> bool:
         """Writes the diagnostics of blocks, and a checkpoint now and then and at the end."""
-        processes, num_steps = self._processes, self._num_steps
+        processes, num_steps, self._last = self._processes, self._num_steps, block
         self._under_way.append(block)
         report(STEP)
-        due = time.perf_counter() - self._saved >= self._job.spec.checkpoint_seconds
-        stopping, due = map(any, zip(*processes.gather([self._stop(), due]), strict=True))
-        # An attempt may begin where no noise is deferred: each such state of lazy tables is kept.
-        flushed = bool(block.state.tables) and not block.state.pending
-        save = due or stopping or flushed or block.steps.stop == num_steps
-        # One block stays under way while the one before is written down, but for a checkpoint.
-        while len(self._under_way) > (0 if save else 1):
-            past = self._under_way.popleft()
-            if processes.first:
-                self._folder.append_diagnostics(past.steps.start, past.diagnostics)
-            self._done = past.steps.stop
-        elapsed, first, done = time.perf_counter() - self._started, self._first, self._done
-        if done > first:
-            left = elapsed / (done - first) * (num_steps - done)
-            self._execution.progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
-            if processes.first and done < num_steps:
-                batch = self._job.mechanism.sampler.expected_batch_size
-                self.log.offer(done, self._epsilon, (done - first) * batch / elapsed)
-        if save:
-            _check_state(block.state, processes)
-            self.seconds = self._before + elapsed
-            self._save(block.state)
-            self._saved = time.perf_counter()
+        stopping, due = map(any, zip(*processes.gather([self._stop(), self._due()]), strict=True))
+        if block.state.tables:  # whose checkpoints are of states without pending noise
+            due = not block.state.pending
+        save = due or stopping or block.steps.stop == num_steps
+        with self._nothing_lost():
+            # One block stays under way while the one before is written down, but for a checkpoint.
+            while len(self._under_way) > (0 if save else 1):
+                past = self._under_way.popleft()
+                if processes.first:
+                    self._folder.append_diagnostics(past.steps.start, past.diagnostics)
+                self._done = past.steps.stop
+            elapsed, first, done = time.perf_counter() - self._started, self._first, self._done
+            if done > first:
+                left = elapsed / (done - first) * (num_steps - done)
+                self._execution.progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
+                if processes.first and done < num_steps:
+                    batch = self._job.mechanism.sampler.expected_batch_size
+                    self.log.offer(done, self._epsilon, (done - first) * batch / elapsed)
+            if save:
+                state = block.flush()
+                _check_state(state, processes)
+                self.seconds = self._before + elapsed
+                self._save(state)
         if done == num_steps:
             report(REST)
             self._begin_queries()
         elif stopping:
+            self._keep_seed(done)
             raise Stopped(
                 f"stopped at step {done:,} of {num_steps:,}, all of it saved: `dpsgd resume "
                 f"{self._folder.path}` resumes it"
@@ -116,6 +141,15 @@ class DirectoryJournal(Journal):
             self._folder.write_json(CALIBRATION, numbers(summary))
         self._save(state)
 
+    def _due(self) -> bool:
+        """Returns whether it is time for a checkpoint."""
+        spec, sampler = self._job.spec, self._job.mechanism.sampler
+        elapsed = time.perf_counter() - self._saved
+        steps = self._last.steps.stop - self._saved_step if self._last else 0
+        # What a kill costs grows with the part of an epoch that is lost.
+        part = 20 * steps >= sampler.steps_per_epoch and elapsed >= _WRITING * self._writing
+        return part or elapsed >= spec.checkpoint_seconds
+
     def _epsilon(self) -> float | None:
         """Returns the proved upper end of all that was declared; None where nothing is proved."""
         bound = self._ledger.history.guarantee().epsilon
@@ -127,19 +161,44 @@ class DirectoryJournal(Journal):
             self._execution.progress(f"calibrating by {self._job.mechanism.full_sums}")
 
     def _save(self, state: TrainState) -> None:
-        head = self._ledger.history.head
-        self._folder.checkpoints.save(Checkpoint(state, head, self.seconds))
+        began, history = time.perf_counter(), self._ledger.history
+        index = history.attempts[-1].index
+        self._folder.checkpoints.save(Checkpoint(state, index, history.head, self.seconds))
+        self._saved, self._saved_step = time.perf_counter(), int(state.step)
+        self._writing = self._saved - began
+
+    def _keep_seed(self, step: int) -> None:
+        """Writes a clean stop at a step, which is on the disk and beyond which nothing is."""
+        history = self._ledger.history
+        if self._processes.first and not history.attempts[-1].terms.reproducible_noise:
+            begun = history.heads[history.attempts[-1].line]
+            sampler = self._job.mechanism.sampler
+            write_stop(self._folder.path, stop_at(step, begun, sampler, self._keys.sampling))
+
+    @contextmanager
+    def _nothing_lost(self) -> Iterator[None]:
+        """Has a full disk be a clean stop: there is room for a checkpoint of what was declared."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL and self._processes.count == 1:
+                with contextlib.suppress(OSError):
+                    if self._last is not None and self._saved_step < self._last.steps.stop:
+                        self._save(self._last.flush())
+                    self._keep_seed(self._saved_step)
+            raise
 
 
 def _batches(
     job: Job, folder: RunDirectory, history: History, step: int
-) -> Callable[[int], BatchFiles] | None:
+) -> Callable[[Seeds], BatchFiles] | None:
     """Returns what opens the batches that were drawn ahead, if any were."""
     if (path := folder.batches) is None:
         return None
     check_batches_can_be_read(job)
 
-    def opened(seed: int) -> BatchFiles:
+    def opened(seeds: Seeds) -> BatchFiles:
+        seed = constant_seed(job.mechanism.sampler, seeds, step)
         try:
             return BatchFiles(path, draw_of(job, history, step), seed, job.data)
         except ValueError as error:
@@ -159,9 +218,8 @@ def _check_state(state: TrainState, processes: Processes) -> None:
 
 def draw_of(job: Job, history: History, step: int) -> Draw:
     """Returns the draw of all steps from `step` on, for the attempt in which the run resumes."""
-    key = history.attempts[-1].key
-    sampler = job.mechanism.sampler
-    return Draw.plan(sampler, job.data, run=history.name, attempt=key, first_step=step)
+    index, sampler = history.attempts[-1].index, job.mechanism.sampler
+    return Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
 
 
 def check_batches_can_be_read(job: Job) -> None:

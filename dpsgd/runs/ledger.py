@@ -1,8 +1,8 @@
 """The ledger of a run: what was declared before its noise was drawn, and what that costs.
 
 A block of steps is declared in a line that is on the disk before its noise exists; the declared
-steps are counted, whether or not they came to be used. Why no noise hides two sums, whatever is
-resumed, copied or changed: docs/explanation/declared-steps-and-attempts.md.
+steps are counted, whether or not they came to be used:
+docs/explanation/declared-steps-and-attempts.md.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ import fcntl
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpsgd.files import PUBLIC, fsync_folder, open_own
-from dpsgd.runs.history import (
-    NO_HEAD,
-    Attempt,
-    History,
-    LedgerError,
-    check_same_noise,
-    line_of,
-)
+from dpsgd.runs.history import Attempt, History, LedgerError, line_of
 from dpsgd.runs.processes import Processes
+from dpsgd.runs.records import to_json
 from dpsgd.runs.terms import Terms
 
 _VISIBLE_SECONDS = 60.0
@@ -67,14 +62,16 @@ class Ledger:
             os.close(self._descriptor)
 
     @classmethod
-    def create(cls, path: Path, terms: Terms) -> Ledger:
+    def create(
+        cls, path: Path, terms: Terms, drawing: str = "", environment: Mapping[str, Any] = {}
+    ) -> Ledger:
         """Makes the ledger of a new run, whose first attempt has `terms`; there must be none."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, PUBLIC)
         try:
             _lock(descriptor, path)
             fsync_folder(path.parent)
             ledger = cls(path, History(), descriptor, Processes())
-            ledger._begin(terms, step=0, origin=NO_HEAD)
+            ledger.begin(terms, step=0, drawing=drawing, environment=environment)
         except BaseException:
             os.close(descriptor)
             raise
@@ -114,51 +111,36 @@ class Ledger:
             raise
         return ledger
 
-    def resume(
-        self,
-        terms: Terms,
-        *,
-        step: int,
-        origin: str,
-        repeatable: bool,
-        alone: bool = True,
-        pending: bool = False,
+    def begin(
+        self, terms: Terms, *, step: int, drawing: str, environment: Mapping[str, Any]
     ) -> Attempt:
-        """Returns the attempt in which a run resumes from a checkpoint: the last, or a new one.
-
-        The last attempt resumes if its terms are unchanged and the checkpoint lies on its path
-        (it was written in it, or is what it began from), and if the steps that were declared after
-        the checkpoint, which will be taken again, are repeated bit for bit; and all that follow,
-        where others may resume from there.
+        """Begins an attempt at a step, in all processes; it declares none yet.
 
         Args:
-          terms: What the run would resume with.
-          step: Steps done in the checkpoint; 0 for none.
-          origin: Head of the ledger in the checkpoint; `NO_HEAD` for none.
-          repeatable: Whether this machine repeats a computation bit for bit in another process.
-          alone: Whether nobody else has the keys of the last attempt.
-          pending: Whether noise is pending in the checkpoint.
+          terms: What the run was begun with.
+          step: Steps done in the state from which it goes on.
+          drawing: Digest of what the sampler draws.
+          environment: Versions and devices, for readers.
 
         Raises:
-          LedgerError: if noise has another law in `terms` than before, or pending noise would be
-            drawn twice.
-          OSError: if a new attempt cannot be written.
+          OSError: if it cannot be written.
         """
         if self._descriptor is not None:
-            check_same_noise(self.history.attempts[-1].terms, terms)
-            self.history.check_origin(step, origin)
-            where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
-            if not self.history.resumes(terms, repeatable=repeatable, **where):
-                if pending and not self.history.may_draw_anew(terms, **where):
-                    raise LedgerError("pending noise would be drawn twice")
-                self._begin(terms, step=step, origin=origin)
+            index = len(self.history.attempts)
+            body: dict[str, Any] = {"attempt": index, "first_step": step, "drawing": drawing}
+            if not index:
+                record = terms.record()
+                Terms.from_record(record)  # what cannot be read back is refused before
+                nonce = "" if terms.reproducible_noise else secrets.token_hex(16)
+                body |= {"nonce": nonce, **record}
+            self._append({**body, "environment": to_json(environment)})
         self._follow()
         return self.history.attempts[-1]
 
     def declare(self, steps: range) -> None:
         """Declares `steps` in the last attempt; when this returns, that is on the disk.
 
-        Steps that this attempt declared before are not declared again: they are repeated.
+        Under an insecure seed, steps that were declared before are repeated.
 
         Raises:
           ValueError: if they do not join what was declared before, or lie outside the run.
@@ -167,13 +149,15 @@ class Ledger:
         """
         if self._descriptor is not None:
             last = self.history.attempts[-1]
-            missing = range(max(steps.start, last.steps.stop), steps.stop)
-            if steps.start < last.steps.start or missing.start > last.steps.stop:
-                raise ValueError(f"{steps} does not join the declared {last.steps}")
+            missing = steps
+            if last.terms.reproducible_noise and steps.start <= last.steps.stop:
+                missing = range(last.steps.stop, steps.stop)
+            if missing.start != last.steps.stop:
+                raise ValueError(f"{steps} does not follow the declared {last.steps}")
             if steps.stop > last.terms.mechanism.num_steps:
                 raise ValueError(f"{steps} goes beyond the run's last step")
             if missing:
-                self._append({"steps": [missing.start, missing.stop]})
+                self._append({"declare": [missing.start, missing.stop]})
         self._follow()
         declared = self.history.attempts[-1].steps
         if not (declared.start <= steps.start and steps.stop <= declared.stop):
@@ -195,15 +179,6 @@ class Ledger:
         if not self.history.released:
             self.history.check_complete()
             self._append({"released": digest})
-
-    def _begin(self, terms: Terms, *, step: int, origin: str) -> None:
-        record = terms.record()
-        Terms.from_record(record)  # what could not be read back is refused before it is written
-        index = len(self.history.attempts)
-        nonce = secrets.token_hex(16) if index or not terms.reproducible_noise else ""
-        self._append(
-            {"attempt": index, "first_step": step, "origin": origin, "nonce": nonce, **record}
-        )
 
     def _append(self, body: dict[str, Any]) -> None:
         assert self._descriptor is not None, "process 0 writes the ledger"

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from dpsgd.audit.runtime.resume import wrong_noise
 from dpsgd.core.guarantee import Guarantee
-from dpsgd.core.state import TrainState
-from dpsgd.engine.loop import repeats_exactly
+from dpsgd.engine import programs
 from dpsgd.engine.placement import Placement
 from dpsgd.gradients.frozen import matching_leaves
-from dpsgd.noise.keys import RootKey
+from dpsgd.noise.keys import Keys
+from dpsgd.processor import processor_digest
 from dpsgd.runs import report
 from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.decision import Continue, NewAttempt, Refuse, Saved, decide
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.fingerprint import environment
-from dpsgd.runs.history import NO_HEAD, Attempt, History, check_same_noise
-from dpsgd.runs.initial import check_same_start, earlier_task, with_absolute_path
+from dpsgd.runs.draws import drawing_digest, keys_of, read_stop
+from dpsgd.runs.history import LedgerError
+from dpsgd.runs.initial import earlier_task, with_absolute_path
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.recommendation import sentence
 from dpsgd.runs.records import checked, to_json
-from dpsgd.runs.resolve import ResolvedRun, request_of, resolve, resolved, with_any_noise
-from dpsgd.runs.spec import RunSpec, check_version, config_digest, sampler_name
+from dpsgd.runs.resolve import ResolvedRun, request_of, resolve, with_any_noise
+from dpsgd.runs.spec import RunSpec, check_version, sampler_name
 from dpsgd.runs.support import check
 from dpsgd.runs.task import (
     Task,
+    arrays_digest,
     check_task,
     like_earlier,
     load,
@@ -41,7 +42,7 @@ from dpsgd.runs.task import (
     task_record,
     with_settings,
 )
-from dpsgd.runs.terms import Terms, differing
+from dpsgd.runs.terms import Terms
 from dpsgd.runs.timing import Timing, time_steps
 from samplers import Population
 
@@ -70,6 +71,15 @@ class Execution(NamedTuple):
     stages: Stages
     progress: Progress
     log: MetricWriter | None = None
+
+
+class Start(NamedTuple):
+    """Where a run begins or resumes, and the keys of what is left of it."""
+
+    job: Job
+    checkpoint: Checkpoint | None
+    """Checkpoint; None for the first step."""
+    keys: Keys
 
 
 # --- A run that begins --------------------------------------------------------------------------
@@ -168,10 +178,12 @@ def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
     """Raises ValueError, which names what differs, unless all processes would declare one run."""
     if (processes := Processes.current()).count == 1:
         return
-    # Under a root of no run, so that digests of equal data and programs are equal.
-    terms = job.terms(record, digest, RootKey(bytes(32), insecure=True)).record()
-    parts = {**terms.pop("fingerprint"), **terms}
+    parts = {**job.environment(), **job.terms(record).record(), "data": digest}
     del parts["platform"]  # the machine's kernel changes no number
+    parts["program"] = " ".join(map(programs.digest, job.programs()))
+    parts["options"] = programs.compilation()
+    parts["processor"] = processor_digest()
+    parts["start"] = arrays_digest(job.params)
     parts["scales"] = repr(job.mechanism.scales())  # or audits would not be of one step
     processes.check_alike(parts)
 
@@ -192,10 +204,7 @@ class Asked:
         self.spec = RunSpec.from_record(self.record, self.where, execute=True)
 
     def task(self, given: Task | None, progress: Progress) -> Task:
-        """Returns the task, `given` or made again, whose data can be trained on, or refuses it.
-
-        What it says of itself now is in the record from here on.
-        """
+        """Returns the task, `given` or made again, whose data can be trained on, or refuses it."""
         begun = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
         task = load(begun, self.where) if given is None else self._as_chosen(given)
         progress("checking the data")
@@ -203,8 +212,12 @@ class Asked:
         description = checked(begun.get("description"), dict[str, Any], where)
         check_task(task, begun.get("name") or "the task")
         check_data(task, description)
-        now = {**begun, "description": to_json(task.describe())}
-        self.record = {**self.record, "task": now}
+        if (now := to_json(task.describe())) != description:
+            changed = [n for n in {**description, **now} if description.get(n) != now.get(n)]
+            raise ValueError(
+                f"the task describes itself otherwise than when the run was begun "
+                f"({', '.join(changed)}): bring that task back, or start a new run"
+            )
         return task
 
     def _as_chosen(self, task: Any) -> Any:
@@ -221,191 +234,88 @@ def resumed(
     folder: RunDirectory,
     asked: Asked,
     ledger: Ledger,
-    root: RootKey,
     given: Task | None,
     execution: Execution,
-) -> tuple[Job, Checkpoint | None]:
-    """Returns the job of a run that resumes, audited, and the checkpoint from which it does.
+) -> Start:
+    """Returns how a run resumes, audited; a new attempt is begun in its ledger.
 
-    The attempt in which it resumes is the ledger's last one. A run that cannot resume as its
-    guarantee assumes is refused.
+    A run that cannot resume as its guarantee assumes is refused.
     """
-    processes, out, before = Processes.current(), folder.path, asked.record
+    processes, history = Processes.current(), ledger.history
     placement, stages, progress, _ = execution
+    folder.config(history)
     task = asked.task(given, progress)
-    record = asked.record
     stages.begin("accounting")
-    count, last = len(ledger.history.attempts), ledger.history.attempts[-1].terms
-    unchanged = config_digest(record) == last.fingerprint["config"]
     rows = rows_of(task)
-    run = _as_begun(last, out, asked.spec, unchanged, rows[1])
+    run = _as_begun(history.attempts[0].terms, folder.path, asked.spec, rows[1])
     job = Job.of(task, run, rows=rows, placement=placement)
     job.check_rows()
-    check_same_noise(last, dataclasses.replace(last, mechanism=job.mechanism))
     digest = job.digest()
-    stages.begin("compile")
-    terms = job.terms(record, digest, root)
-    check_same_start(asked.spec.init_from, last.fingerprint, terms.fingerprint)
-    how = how_to_repeat(job, alone=processes.share(not root.is_copy))
-    checkpoint = last_checkpoint(job, folder, ledger.history, terms, progress, **how)
-    step, origin = _place(checkpoint)
-    processes.check_alike({"last checkpoint": [step, origin]})
-    if checkpoint:
-        state = job.layout.put_state(job.scheduled(checkpoint.state))
-        checkpoint = checkpoint._replace(state=state)
-    _check_steps(job, last, step, out)
-    _check_alike(job, record, digest)
-    stages.begin("audit")
-    audit = None
-    if step < job.mechanism.num_steps:
-        if ledger.history.released:
-            raise ValueError(
-                f"{out} has released its model, and its report and its last checkpoint are "
-                "gone: restore report.json from a copy"
-            )
-        audit = job.audit(checkpoint.state if checkpoint else None, progress)
     if processes.first:
-        if record != before:
-            folder.write_json("config.json", record)
-        folder.note_data(digest)
-    attempt = next_attempt(folder, ledger, terms, checkpoint, processes, **how)
-    if attempt.index == count and processes.first:
-        root.hold()
+        folder.check_data(digest)
+    stages.begin("compile")
+    job.programs()
+    _check_alike(job, asked.record, digest)
+    checkpoint = folder.checkpoints.latest(job.shapes())
+    drawing = drawing_digest(job.mechanism.sampler)
+    saved = [checkpoint.place] if checkpoint else []
+    decision = _decided(folder, ledger, saved, job.terms(asked.record), drawing)
+    if checkpoint:
+        state = checkpoint.state
+        if isinstance(decision, NewAttempt) or checkpoint.attempt != history.attempts[-1].index:
+            # Rows that were released before have no part in its noise.
+            state = state._replace(noise=job.start().noise)
+        checkpoint = checkpoint._replace(state=job.layout.put_state(job.scheduled(state)))
+    stages.begin("audit")
+    left = decision.step < job.mechanism.num_steps
+    audit = job.audit(checkpoint.state if checkpoint else None, progress) if left else None
+    if isinstance(decision, NewAttempt):
+        progress(
+            f"attempt {len(history.attempts)} begins at step {decision.step:,}, with noise and "
+            "batches of its own; what was declared before stays counted"
+        )
+        if processes.first:  # no later state is left, nor a price for fewer attempts
+            folder.checkpoints.destroy_after(decision.step)
+            folder.withdraw("guarantee.json")
+        terms, where = history.attempts[0].terms, job.environment()
+        ledger.begin(terms, step=decision.step, drawing=drawing, environment=where)
     if audit is not None:
         ledger.audited(audit)
-    if checkpoint and origin == attempt.origin and jax.tree.leaves(checkpoint.state.noise):
-        # Begun anew: rows that were released before have no part in its noise.
-        state = checkpoint.state._replace(noise=job.start().noise)
-        checkpoint = checkpoint._replace(state=state)
-    if checkpoint and step < job.mechanism.sampler.num_steps:
-        _check_noise(job, checkpoint.state, root, attempt, out)
     if processes.first:
-        folder.cut_diagnostics(step)
-    if attempt.index == count and processes.first:
-        folder.withdraw("guarantee.json")  # planned for fewer attempts: too low now
-    if attempt.terms.fingerprint != last.fingerprint:
-        if processes.first:
-            folder.write_json("environment.json", environment())
-        changed = differing([last.fingerprint, attempt.terms.fingerprint])
-        progress(f"changed since: {', '.join(changed)}")
-    return job, checkpoint
+        folder.write_json("environment.json", job.environment())
+        folder.cut_diagnostics(decision.step)
+    return Start(job, checkpoint, keys_of(decision, job.mechanism.sampler, job.spec.insecure_seed))
 
 
-def _as_begun(
-    last: Terms, out: Path, spec: RunSpec, unchanged: bool, population: Population
-) -> ResolvedRun:
-    """Returns what is resumed of a run that was begun under `last`.
+def begun(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:
+    """Returns how a run begins that has declared nothing, and was planned in this process."""
+    last = ledger.history.attempts[-1]
+    decision = _decided(folder, ledger, (), last.terms, last.drawing)
+    return Start(job, None, keys_of(decision, job.mechanism.sampler, job.spec.insecure_seed))
 
-    The noise of an unchanged spec stays: another version might find a little more or less.
+
+def _decided(
+    folder: RunDirectory, ledger: Ledger, saved: Sequence[Saved], terms: Terms, drawing: str
+) -> Continue | NewAttempt:
+    """Returns how a run resumes, the same in all processes, or refuses it."""
+    decision = decide(ledger.history, saved, read_stop(folder.path), terms, drawing)
+    if isinstance(decision, Refuse):
+        raise LedgerError(f"{folder.ledger_path}: {decision.reason}")
+    Processes.current().check_alike({"files of the run": repr(decision)})
+    return decision
+
+
+def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) -> ResolvedRun:
+    """Returns a run with the noise that it was begun with.
+
+    Another version might find a little more or less.
     """
-    sampler, rows = last.mechanism.sampler, population.num_examples
+    sampler, rows = begun.mechanism.sampler, population.num_examples
     if rows != sampler.num_examples:
         raise ValueError(
             f"the task has {rows:,} training examples, and {out} was begun on "
             f"{sampler.num_examples:,}: its guarantee is for those"
         )
-    if (spec.calibration == "none") != (last.mechanism.full_sums is None):
-        begun = "without" if last.mechanism.full_sums is None else "with"
-        raise ValueError(
-            f"{out} was begun {begun} a calibration and resumes only so: what its guarantee "
-            "covers was planned for it; start a new run"
-        )
-    if not unchanged:
-        try:
-            return resolved(spec, population)
-        except ValueError as error:
-            raise ValueError(f"{out / 'config.json'}: {error}") from None
     # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
-    mechanism = dataclasses.replace(last.mechanism, sampler=sampler.of(population))
-    return ResolvedRun(spec, mechanism, last.delta)
-
-
-def _check_steps(job: Job, last: Terms, step: int, out: Path) -> None:
-    """Raises ValueError if the steps that are left are not those of the mechanism."""
-    begun, mechanism = last.mechanism, job.mechanism
-    others = job.refinement is not None and mechanism.num_steps != begun.num_steps
-    if others and step > min(mechanism.sampler.num_steps, begun.sampler.num_steps):
-        raise ValueError(
-            f"{out} is at step {step:,} of {begun.num_steps:,}, too late for "
-            f"{mechanism.num_steps:,}: sums over all rows follow the last step once"
-        )
-    same = dataclasses.replace(last, mechanism=mechanism).record() == last.record()
-    if step >= mechanism.num_steps and not same:
-        raise ValueError(
-            f"{out} has no step left to take, and its config.json asks for another noise, "
-            "clipping norm or sampler than its steps had: restore the configuration"
-        )
-
-
-def _check_noise(job: Job, state: TrainState, root: RootKey, attempt: Attempt, out: Path) -> None:
-    """Raises ValueError unless what the noise kept is that of the key and the steps so far."""
-    key = root.noise_key(attempt.key)
-    first = attempt.steps.start
-    if wrong := wrong_noise(job.mechanism.noise, state, job.params, key, first):
-        raise ValueError(
-            f"the last checkpoint of {out} does not hold the noise of its steps: {wrong}; restore "
-            "it from a copy, or remove it, and the steps since the one before count once more"
-        )
-
-
-def how_to_repeat(job: Job, *, alone: bool) -> dict[str, bool]:
-    """Returns what `Ledger.resume` needs to know of this process, and of the directory.
-
-    With lazy tables a copy of a directory repeats nothing of the original's.
-    """
-    lazy = job.algorithm.tables is not None
-    return {"repeatable": repeats_exactly() and (alone or not lazy), "alone": alone}
-
-
-def last_checkpoint(
-    job: Job,
-    folder: RunDirectory,
-    history: History,
-    terms: Terms,
-    progress: Progress,
-    *,
-    repeatable: bool,
-    alone: bool,
-) -> Checkpoint | None:
-    """Returns where the run resumes: its newest checkpoint, if pending noise may be drawn."""
-    like, pending = job.shapes()
-    found = folder.checkpoints.latest(like, pending)
-    step, origin = _place(found)
-    history.check_origin(step, origin)
-    if found is None or not found.state.pending:
-        return found
-    where: dict[str, Any] = {"step": step, "origin": origin, "alone": alone}
-    if history.resumes(terms, repeatable=repeatable, **where) or (
-        history.may_draw_anew(terms, **where)
-    ):
-        return found
-    found = folder.checkpoints.latest(like)
-    history.check_origin(*_place(found))
-    progress(
-        f"going back to step {_place(found)[0]:,}, where no noise of tables is pending: the steps "
-        "that were declared since count, and others take their place"
-    )
-    return found
-
-
-def next_attempt(
-    folder: RunDirectory,
-    ledger: Ledger,
-    terms: Terms,
-    checkpoint: Checkpoint | None,
-    processes: Processes,
-    **how: bool,
-) -> Attempt:
-    """Returns the attempt in which the run resumes; of a new one no later state is left."""
-    if ledger.history.released:  # only the report is left to be written
-        return ledger.history.attempts[-1]
-    step, origin = _place(checkpoint)
-    if processes.first and not ledger.history.resumes(terms, step=step, origin=origin, **how):
-        folder.checkpoints.destroy_after(step)
-    pending = checkpoint is not None and checkpoint.state.pending
-    return ledger.resume(terms, step=step, origin=origin, pending=pending, **how)
-
-
-def _place(checkpoint: Checkpoint | None) -> tuple[int, str]:
-    """Returns the step of a checkpoint and the ledger's head in it; those of a start without."""
-    return (int(checkpoint.state.step), checkpoint.ledger_head) if checkpoint else (0, NO_HEAD)
+    mechanism = dataclasses.replace(begun.mechanism, sampler=sampler.of(population))
+    return ResolvedRun(spec, mechanism, begun.delta)

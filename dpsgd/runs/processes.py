@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dpsgd.noise.keys import ROOT_BYTES, RootKey
 from dpsgd.runs.stop import MET, Stopped, report, watched
 
 HEARTBEAT_SECONDS = 15
@@ -111,20 +110,6 @@ class Processes:
     def any(self, flag: bool) -> bool:
         """Returns whether the flag of any process is set: the same in all."""
         return any(self.gather(bool(flag)))
-
-    def root(self) -> RootKey:
-        """Returns a fresh root that all have, for steps on synthetic probe rows.
-
-        It travels with the other messages, and no run may have it: that of a run lies in its file.
-        """
-        return RootKey(bytes.fromhex(self.share(secrets.token_hex(ROOT_BYTES))), insecure=False)
-
-    def clock(self) -> float:
-        """Returns the time of process 0, in seconds: decisions that follow it are the same in all.
-
-        No more than one thread may read it.
-        """
-        return self.share(time.monotonic())
 
     def check_alike(self, parts: Mapping[str, Any]) -> None:
         """Raises ValueError in all processes, which names what and where, if parts differ.

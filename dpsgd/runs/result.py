@@ -23,7 +23,6 @@ from dpsgd.runs.log import WORDS
 from dpsgd.runs.records import checked
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import RECORD
-from dpsgd.runs.terms import BLINDED, differing
 from samplers.settings import name_of
 
 _LARGEST = 1e39
@@ -113,7 +112,7 @@ class FinishedRun:
         """Versions and hardware of its attempts, each once."""
         found: list[dict[str, Any]] = []
         for attempt in self.history.attempts:
-            stated, where = attempt.terms.fingerprint, f"{self.path / 'ledger.jsonl'} is damaged"
+            stated, where = attempt.environment, f"{self.path / 'ledger.jsonl'} is damaged"
             checked_fields(stated, _ENVIRONMENT, where)
             here = {name: stated[name] for name in _ENVIRONMENT}
             found += [here] if here not in found else []
@@ -121,12 +120,10 @@ class FinishedRun:
 
 
 def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
-    """Returns what else differs between runs, or within one, than what was asked of them."""
-    attempts = (attempt for run in runs for attempt in run.history.attempts)
-    return differing(
-        [g.terms.fingerprint for g in attempts],
-        but=("config", "initial_params", "trained", *BLINDED),
-    )
+    """Returns what differs between the environments of runs, or within one."""
+    stated = [attempt.environment for run in runs for attempt in run.history.attempts]
+    names = dict.fromkeys(name for one in stated for name in one)
+    return [n for n in names if any(one.get(n) != stated[0].get(n) for one in stated)]
 
 
 def proved(history: History) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 **Several processes** (`dpsgd.runs.processes`) call the methods here alike, and compute alike.
 Process 0 alone writes what is here, and the ledger before any process takes part in a block; the
-others read the root secret and the ledger in the directory that all of them share. What depends on
+others read the ledger in the directory that all of them share. What depends on
 time or on signals is decided once for all. A process that fails ends all of them.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -22,17 +21,22 @@ from dpsgd.engine import batch_files
 from dpsgd.engine.batch_files import Draw
 from dpsgd.engine.placement import Placement, on_one_device
 from dpsgd.files import make_folder
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs import report
-from dpsgd.runs.checkpoint import Checkpoint
+from dpsgd.runs.decision import Stop
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.fingerprint import environment, origin
-from dpsgd.runs.history import NO_HEAD
+from dpsgd.runs.draws import constant_seed, drawing_digest, write_stop
+from dpsgd.runs.environment import origin
 from dpsgd.runs.job import Job
-from dpsgd.runs.journal import DirectoryJournal, check_batches_can_be_read, draw_of, numbers
+from dpsgd.runs.journal import (
+    FULL,
+    DirectoryJournal,
+    check_batches_can_be_read,
+    draw_of,
+    numbers,
+)
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
-from dpsgd.runs.plan import Asked, Execution, planned, resumed
+from dpsgd.runs.plan import Asked, Execution, Start, begun, planned, resumed
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.spec import RunSpec
@@ -103,20 +107,15 @@ class Run:
         RunDirectory.refuse_existing(out)
         plan = planned(spec, task, name, execution)
         if Processes.current().first:
-            if spec.insecure_seed is None:
-                root = RootKey.from_entropy()
-            else:
-                root = RootKey.from_insecure_seed(spec.insecure_seed)
-            terms = plan.job.terms(plan.record, plan.digest, root)
+            terms, where = plan.job.terms(plan.record), plan.job.environment()
+            drawing = drawing_digest(plan.job.mechanism.sampler)
             with RunDirectory.create(out) as made:
                 made.write_json("config.json", plan.record)
-                made.write_json("environment.json", environment())
+                made.write_json("environment.json", where)
                 made.write_json("guarantee.json", plan.guarantee.record())
                 made.write_json(DATA, {"data": [plan.digest]})
-                with Ledger.create(made.ledger_path, terms) as ledger:
-                    root.begin_run(ledger.history.name)
+                with Ledger.create(made.ledger_path, terms, drawing, where) as ledger:
                     ledger.audited(plan.audit)
-                root.save(made.root_path)
         return cls(RunDirectory(out), plan.job.task, execution, plan.job)
 
     @classmethod
@@ -133,8 +132,7 @@ class Run:
         """Opens the run in a directory, which `train` resumes from its last checkpoint.
 
         `task` is by default made again of what the configuration says; all else is as for `create`.
-        Other devices than before add up in another order, so that an attempt begins and steps that
-        were declared already count once more.
+        Devices, processes and versions may be others than before.
 
         Raises:
           FileNotFoundError: if there is no run.
@@ -145,19 +143,19 @@ class Run:
     def train(self) -> Run:
         """Trains to the end, evaluates, and writes model and report; returns this run.
 
-        No step is replayed: a batch is a function of seed and step. The ledger decides whether
-        declared steps are repeated bit for bit, or taken anew and counted again (`Ledger.resume`).
+        Each call draws its own noise, and nothing is repeated: steps that were declared and lost
+        count again (`dpsgd.runs.decision`).
 
         Raises:
-          FileNotFoundError: if the root secret or the data of the run are gone.
+          FileNotFoundError: if the data of the run are gone.
           ValueError: if ledger, checkpoints, batches or data are damaged, another process is at it,
             or it cannot resume as its guarantee assumes.
           OSError: if the disk is full; `train` then resumes.
           Stopped: if SIGTERM or SIGINT asked for it; `train` then resumes.
         """
         if not self._finished():
-            with self._resumed() as (job, ledger, root, checkpoint):
-                self._record = self._finish(job, ledger, root, checkpoint)
+            with self._resumed() as (ledger, start):
+                self._record = self._finish(ledger, start)
         return self
 
     def report(self) -> dict[str, Any]:
@@ -176,10 +174,10 @@ class Run:
     ) -> int | None:
         """Draws the batches of all steps that the run has left, and returns how many files.
 
-        `train` then reads them in their order in place of rows at random, to the same bits. They
-        are those of the attempt in which the run would resume, which begins by this if it must: if
-        anything that an attempt depends on changes afterwards, they are refused, and drawn again.
-        As secret as the seed, they are destroyed when the run ends.
+        `train` then reads them in their order in place of rows at random. They are those of the
+        attempt in which the run would resume, which begins by this if it must. If that is killed,
+        they are refused, and drawn again. As secret as the seed, they are destroyed when the run
+        ends.
 
         Args:
           path: Folder to make for them; if batches of this run lie there, others take their place.
@@ -196,7 +194,7 @@ class Run:
         """
         if self._finished():
             return None
-        with self._resumed() as (job, ledger, root, checkpoint):
+        with self._resumed() as (ledger, (job, checkpoint, keys)):
             check_batches_can_be_read(job)
             history, step = ledger.history, int(checkpoint.state.step) if checkpoint else 0
             of = draw_of(job, history, step)
@@ -204,7 +202,7 @@ class Run:
                 batch_files.forget(before, history.name)
             batch_files.refuse_existing(path)  # what lies there is not noted, nor ever removed
             self.folder.note_batches(path)
-            seed = root.sampling_seed(of.attempt)
+            seed = constant_seed(of.sampler, keys.sampling, step)
             make_folder(path, 0o700)
             try:
                 self._execution.progress(
@@ -212,6 +210,9 @@ class Run:
                 )
                 digests = write(path, of, seed, job.data)
                 batch_files.write_manifest(path, of, seed, digests, job.data)
+                if not keys.root.insecure:
+                    last = history.attempts[-1]
+                    write_stop(self.folder.path, Stop(history.heads[last.line], step, None, seed))
             except BaseException:
                 batch_files.forget(path, history.name)
                 raise
@@ -227,69 +228,67 @@ class Run:
         return True
 
     @contextmanager
-    def _resumed(self) -> Iterator[tuple[Job, Ledger, RootKey, Checkpoint | None]]:
-        """Holds the ledger; yields the job, root and checkpoint of what is left of the run."""
-        processes, job, self._job = Processes.current(), self._job, None
+    def _resumed(self) -> Iterator[tuple[Ledger, Start]]:
+        """Holds the ledger, so that no other process works here; yields what is left of the run."""
+        job, self._job = self._job, None
         asked = None if job else Asked(self.folder, self._execution.progress)
-        with Ledger.open(self.folder.ledger_path, processes) as ledger:
+        with Ledger.open(self.folder.ledger_path, Processes.current()) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
-            root = self.folder.root()
-            try:
-                root.begin_run(ledger.history.name)
-            except ValueError as error:
-                raise ValueError(f"{self.folder.root_path}: {error}") from None
-            # Others' noise would be another.
-            processes.check_alike({"root secret": root.blind("processes")})
             if job is not None and ledger.history.untouched:
-                yield job, ledger, root, None  # it was planned, compiled and audited just now
+                yield ledger, begun(self.folder, job, ledger)  # audited just now
                 return
             if asked is None:  # another process was at it since
                 asked = Asked(self.folder, self._execution.progress)
-            job, checkpoint = resumed(self.folder, asked, ledger, root, self._task, self._execution)
-            yield job, ledger, root, checkpoint
+            yield ledger, resumed(self.folder, asked, ledger, self._task, self._execution)
 
-    def _finish(
-        self, job: Job, ledger: Ledger, root: RootKey, checkpoint: Checkpoint | None
-    ) -> dict[str, Any]:
-        """Trains from `checkpoint` to the end, evaluates, and writes model and report."""
-        folder, (_, stages, progress, _), record = self.folder, self._execution, None
-        stages.begin("train")
-        last = checkpoint or Checkpoint(job.start(), NO_HEAD, 0.0)
-        with _full_disk_explained(folder):
+    def _finish(self, ledger: Ledger, start: Start) -> dict[str, Any]:
+        """Trains to the end, evaluates, and writes model and report."""
+        (job, checkpoint, keys), processes = start, Processes.current()
+        self._execution.stages.begin("train")
+        state = checkpoint.state if checkpoint else job.start()
+        with _full_disk_explained(self.folder):
             with stop_requests() as stop:
-                journal = DirectoryJournal(job, folder, ledger, last, stop, self._execution)
-                state = job.train(last.state, root, journal)
-            params = on_one_device(state.params)
-            processes = Processes.current()
+                journal = DirectoryJournal(job, self.folder, ledger, keys, stop, self._execution)
+                journal.begin(state, checkpoint.seconds if checkpoint else 0.0)
+                state = job.train(state, keys, journal)
+            params, record = on_one_device(state.params), None
             if processes.first:
-                stages.begin("evaluate")
-                released = ledger.history.released
-                known = released and folder.params_path.exists()
-                if not (known and folder.params_digest() == released):
-                    folder.write_params(params)
-                ledger.release(folder.params_digest())
-                progress("evaluating")
-                metrics = numbers(job.task.metrics(params))
-                stages.begin("accounting")
-                sampler = job.mechanism.sampler
-                rate = sampler.num_steps * sampler.expected_batch_size / journal.seconds
-                record = {
-                    **proved(ledger.history),
-                    "ledger_head": ledger.history.head,
-                    "metrics": metrics,
-                    "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
-                    "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
-                    "stage_seconds": stages.seconds(),
-                    "training_seconds": journal.seconds,
-                    "examples_per_second": rate,
-                }
-                journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
-                folder.write_json("guarantee.json", ledger.history.guarantee().record())
-                config = folder.read_json("config.json")
-                folder.write_text("report.md", report.markdown(record, config, origin()))
-                folder.write_json("report.json", record)
-                folder.forget()
+                record = self._release(job, ledger, journal, params)
         return processes.share(record, patience=math.inf)
+
+    def _release(
+        self, job: Job, ledger: Ledger, journal: DirectoryJournal, params: PyTree
+    ) -> dict[str, Any]:
+        """Writes the model, closes the ledger, evaluates, and writes the report."""
+        folder, (_, stages, progress, _) = self.folder, self._execution
+        stages.begin("evaluate")
+        released = ledger.history.released
+        known = released and folder.params_path.exists()
+        if not (known and folder.params_digest() == released):
+            folder.write_params(params)
+        ledger.release(folder.params_digest())
+        progress("evaluating")
+        metrics = numbers(job.task.metrics(params))
+        stages.begin("accounting")
+        sampler = job.mechanism.sampler
+        rate = sampler.num_steps * sampler.expected_batch_size / journal.seconds
+        record = {
+            **proved(ledger.history),
+            "ledger_head": ledger.history.head,
+            "metrics": metrics,
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(job.params)),
+            "calibration": folder.read_json(CALIBRATION) if job.refinement else None,
+            "stage_seconds": stages.seconds(),
+            "training_seconds": journal.seconds,
+            "examples_per_second": rate,
+        }
+        journal.log.write(job.mechanism.num_steps, record["epsilon_upper"], rate)
+        folder.write_json("guarantee.json", ledger.history.guarantee().record())
+        config = folder.read_json("config.json")
+        folder.write_text("report.md", report.markdown(record, config, origin()))
+        folder.write_json("report.json", record)
+        folder.forget()
+        return record
 
 
 def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:
@@ -307,7 +306,7 @@ def _full_disk_explained(folder: RunDirectory) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL:
             raise
         raise OSError(
             f"the disk is full; nothing is lost: make room, and `dpsgd resume {folder.path}` "

@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import json
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
@@ -284,21 +283,6 @@ def _settings(task: Task) -> dict[str, Any] | None:
     except ValueError:
         return None
     return settings
-
-
-def identity(task: Task, name: str | None) -> str:
-    """Returns a text that two tasks have in common only if their settings and classes are the same.
-
-    What is more than settings cannot be compared: it is told apart by the code of the module in
-    which it is found by its name, and where it is not found so, it is never the same twice.
-    """
-    settings = _settings(task)
-    if settings is None:
-        known = name is not None and ":" in name and find(name) is task
-        return str(name) if known else secrets.token_hex(16)
-    kind = f"{type(task).__module__}:{type(task).__qualname__}"
-    fields = {key: value for key, value in settings.items() if key != "data"}
-    return f"{kind} {json.dumps(fields, sort_keys=True)}"
 
 
 def load(

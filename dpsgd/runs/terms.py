@@ -1,10 +1,10 @@
-"""What the cost of an attempt depends on but for its steps, and a private selection of attempts."""
+"""Terms of a run, on which the cost of its steps depends; and a private selection of runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,16 +22,17 @@ from samplers.settings import kind_of, name_of
 
 @dataclass(frozen=True)
 class Terms:
-    """Everything but the steps that the price of an attempt depends on, and what it ran on.
+    """Everything but the steps that the price of a run depends on, and what names it.
 
     Attributes:
       mechanism: Sampler, sigma and C.
       delta: The delta at which the guarantee is given.
       reproducible_noise: Whether the noise came from a seed that can be guessed.
-      fingerprint: Whatever the numbers of a step depend on, as JSON values: releases are repeated
-        only where all of it is unchanged. It must not tell anything about private data.
+      config: Digest of the configuration, see `config_digest`.
       unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
         the data is an example.
+      lazy_tables: Whether noise of tables is deferred.
+      trained: Names of the parameters that are trained, where others are frozen.
       initial: Trained model that the run started from; None for fresh parameters.
       not_covered: Sentences of the task about what its guarantee does not cover.
     """
@@ -39,25 +40,27 @@ class Terms:
     mechanism: Mechanism
     delta: float
     reproducible_noise: bool
-    fingerprint: Mapping[str, Any]
+    config: str = ""
     unit: str = ""
+    lazy_tables: bool = False
+    trained: tuple[str, ...] = ()
     initial: Initial | None = None
     not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
 
-    def segment(self, steps: range | None = None) -> Segment:
+    def segment(self, steps: range | None = None, rows: str = "") -> Segment:
         """Returns these steps, by default all, as they are accounted for."""
         how: dict[str, Any] = {} if steps is None else {"steps": steps}
         return Segment(
             self.mechanism,
             unit=self.unit,
             reproducible_noise=self.reproducible_noise,
-            lazy_tables=self.fingerprint.get("tables") == "lazy",
+            lazy_tables=self.lazy_tables,
             initial=self.initial,
             not_covered=self.not_covered,
-            rows=str(self.fingerprint.get("data") or ""),
+            rows=rows,
             **how,
         )
 
@@ -69,7 +72,9 @@ class Terms:
                 "unit": self.unit,
                 "delta": self.delta,
                 "reproducible_noise": self.reproducible_noise,
-                "fingerprint": self.fingerprint,
+                "config": self.config,
+                **({"lazy_tables": True} if self.lazy_tables else {}),
+                **({"trained": self.trained} if self.trained else {}),
                 **({"initial": initial_record(self.initial)} if self.initial else {}),
                 **({"not_covered": self.not_covered} if self.not_covered else {}),
             }
@@ -85,14 +90,17 @@ class Terms:
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
-        body = {"initial": None, "not_covered": [], **body}
+        absent: dict[str, Any] = {"lazy_tables": False, "trained": [], "initial": None}
+        body = {**absent, "not_covered": [], **body}
         initial = found("initial", dict[str, Any] | None)
         return cls(
             mechanism_from_record(body),
             check_guarantee_delta(found("delta", float)),
             found("reproducible_noise", bool),
-            found("fingerprint", dict[str, Any]),
+            found("config", str),
             found("unit", str),
+            found("lazy_tables", bool),
+            tuple(found("trained", list[str])),
             None if initial is None else initial_from_record(initial),
             tuple(found("not_covered", list[str])),
         )
@@ -201,22 +209,25 @@ class Selection:
 
     Attributes:
       count: The law of the number of trials, which stays secret.
-      candidates: What a trial may be, each equally likely; their fingerprints hold the digest of
-        the "config" that a trial of it has.
+      candidates: What a trial may be, each equally likely.
+      settings: Configuration of each candidate's trials, as JSON values.
       score: The metric by which the best is chosen.
       better: Which of its values are better.
-      fingerprint: What else it was begun with, as JSON values; it tells nothing of private data.
+      request: What else it was begun with, as JSON values; it tells nothing of private data.
     """
 
     count: TrialCount
     candidates: tuple[Terms, ...]
+    settings: tuple[Mapping[str, Any], ...]
     score: str
     better: Literal["higher", "lower"]
-    fingerprint: Mapping[str, Any]
+    request: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("a selection needs at least one candidate")
+        if len(self.settings) != len(self.candidates):
+            raise ValueError("each candidate has settings of its own")
         if len({(terms.delta, terms.unit) for terms in self.candidates}) > 1:
             raise ValueError("candidates must have one delta, and protect one unit")
 
@@ -225,8 +236,9 @@ class Selection:
         candidates = [terms.record() for terms in self.candidates]
         return {
             **self.summary(),
-            "fingerprint": dict(self.fingerprint),
+            "request": dict(self.request),
             "candidates": candidates,
+            "settings": to_json(self.settings),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -250,9 +262,10 @@ class Selection:
         return cls(
             TrialCount(found("mean_trials", float), found("trials_shape", float)),
             tuple(map(Terms.from_record, found("candidates", list[Any]))),
+            tuple(found("settings", list[dict[str, Any]])),
             found("score", str),
             found("better", Literal["higher", "lower"]),
-            found("fingerprint", dict[str, Any]),
+            found("request", dict[str, Any]),
         )
 
     def check_released(self, terms: Terms) -> None:
@@ -274,17 +287,4 @@ class Selection:
 
 def is_trial_of(candidate: Terms, terms: Terms) -> bool:
     """Returns whether a run of these terms was trained as a candidate declares."""
-    same = dataclasses.replace(terms, fingerprint={}) == dataclasses.replace(
-        candidate, fingerprint={}
-    )
-    return same and candidate.fingerprint["config"] == terms.fingerprint["config"]
-
-
-BLINDED = ("data", "program")
-"""What only equal secrets make comparable."""
-
-
-def differing(fingerprints: Sequence[Mapping[str, Any]], but: Collection[str] = ()) -> list[str]:
-    """Returns the names of what is not alike in all of these fingerprints, but for some."""
-    names = dict.fromkeys(name for one in fingerprints for name in one if name not in but)
-    return [n for n in names if any(one.get(n) != fingerprints[0].get(n) for one in fingerprints)]
+    return dataclasses.replace(terms, trained=()) == candidate

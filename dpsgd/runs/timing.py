@@ -13,7 +13,6 @@ import numpy as np
 
 from dpsgd.engine.loop import train_blocks
 from dpsgd.runs.job import Training
-from dpsgd.runs.processes import Processes
 
 PyTree = Any
 Clock = Callable[[], float]
@@ -41,8 +40,8 @@ def time_steps(
 ) -> Timing:
     """Returns the time of one epoch on this machine, of the compiled program of a run.
 
-    Nothing private is read: rows are synthetic, of the shapes of the run's own, and the keys are of
-    a root that serves nothing else. Any noise serves, as the program is the same.
+    Nothing private is read: rows are synthetic, of the shapes of the run's own. Any noise serves,
+    as the program is the same.
     """
     algorithm, mechanism, state, layout = job.algorithm, job.mechanism, job.start(), job.layout
     sampler = mechanism.sampler
@@ -56,9 +55,7 @@ def time_steps(
             mechanism,
             state._replace(step=begin),
             rows,
-            root=Processes.current().root(),
             layout=layout,
-            run="timing",
         )
         began = clock()
         for block in blocks:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import (
@@ -38,6 +37,7 @@ from dpsgd.runs.support import check
 from dpsgd.runs.task import Task, check_task, data_digest, exceptions_of, settled, task_record
 from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import noise
+from dpsgd.selection.vault import VaultSecret
 from samplers import BatchSampler
 
 _SHARE = 0.7
@@ -111,30 +111,29 @@ class Candidates:
         """Digest of the training rows, as secret as the rows."""
         return data_digest(self.task, *self.rows)
 
-    def fingerprint(self, root: RootKey | None = None) -> dict[str, Any]:
-        """Returns the terms of a resumed selection, blinded by `root`."""
+    def request(self, secret: VaultSecret | None = None) -> dict[str, Any]:
+        """Returns what a selection is begun with, the data's digest blinded by its secret."""
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),
             "candidates": hashlib.sha256(grid.encode()).hexdigest(),
-            "data": root.blind(self.data) if root else self.data,
+            "data": secret.blind(self.data) if secret else self.data,
         }
 
-    def declared(self, root: RootKey) -> Selection:
+    def declared(self, secret: VaultSecret) -> Selection:
         """Returns the selection as declared, with each candidate's noise."""
         population = self.rows[1]
-        terms = []
+        terms, settings = [], []
         for spec in self._with_noise():
             run = resolved(spec, population)
             unit = run.mechanism.sampler.protected_unit(population)
             digest = config_digest({"task": self.record, **spec.record()})
-            stated = {"config": digest, "settings": to_json(spec.record())}
-            if isinstance(spec.tables, Lazy):
-                stated["tables"] = "lazy"
-            excepted = exceptions_of(self.task)
-            terms.append(Terms(run.mechanism, run.delta, False, stated, unit, not_covered=excepted))
-        fingerprint = self.fingerprint(root)
-        selection = Selection(self.count, tuple(terms), self.score, self.better, fingerprint)
+            lazy, excepted = isinstance(spec.tables, Lazy), exceptions_of(self.task)
+            about: dict[str, Any] = {"lazy_tables": lazy, "not_covered": excepted}
+            terms.append(Terms(run.mechanism, run.delta, False, digest, unit, **about))
+            settings.append(to_json(spec.record()))
+        how = self.score, self.better, self.request(secret)
+        selection = Selection(self.count, tuple(terms), tuple(settings), *how)
         epsilon = cost([selection.trials()], terms[0].delta).epsilon
         if epsilon is None or math.isinf(epsilon.upper):
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")
@@ -165,7 +164,7 @@ class Candidates:
         """
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
-            run = resolved(spec_of_trial(terms), self.rows[1])
+            run = resolved(spec_of_trial(selection, number - 1), self.rows[1])
             job = Job.of(self.task, run, rows=self.rows)
             if (job.mechanism, job.delta, job.unit) != (terms.mechanism, terms.delta, terms.unit):
                 raise ValueError(f"candidate {number} would train differently than declared")
@@ -230,9 +229,9 @@ class Candidates:
         return goal
 
 
-def spec_of_trial(terms: Terms) -> RunSpec:
+def spec_of_trial(selection: Selection, number: int) -> RunSpec:
     """Returns the run configuration of a declared candidate's trials."""
-    return RunSpec.from_record(terms.fingerprint["settings"], "the ledger", execute=True)
+    return RunSpec.from_record(dict(selection.settings[number]), "the ledger", execute=True)
 
 
 def _cost_class(law: Noise, sampler: BatchSampler) -> bool | Noise:

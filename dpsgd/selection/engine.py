@@ -20,8 +20,8 @@ import jax
 
 from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.directory import SECRETS, RunDirectory
+from dpsgd.runs.draws import read_stop
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run
@@ -31,12 +31,12 @@ from dpsgd.runs.task import Task
 from dpsgd.runs.terms import Selection, Terms, is_trial_of
 from dpsgd.selection.candidates import Candidates, spec_of_trial
 from dpsgd.selection.release import NOTHING, ended, release, release_nothing
-from dpsgd.selection.vault import Vault
+from dpsgd.selection.vault import Vault, VaultSecret
 
 DEFAULT_COUNT = TrialCount(mean=10.0, shape=0.0)
 """Default law of the number of trials: logarithmic with mean 10."""
 
-ROOT = "root.key"
+SECRET_FILE = "selection.key"
 
 _STATUS = ("RESOURCE_EXHAUSTED", "INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 """Status codes of XLA that an error may name: they reveal nothing about rows."""
@@ -98,12 +98,12 @@ def select(
                 f"{out} holds a selection that cannot resume without the secrets it began with; "
                 "what it declared counts all the same: name another folder"
             )
-        root = RootKey.load(out / SECRETS / ROOT)
-        selection = _declared(request, folder, root)
+        secret = VaultSecret.load(out / SECRETS / SECRET_FILE, folder.history().name)
+        selection = _declared(request, folder, secret)
         if exists:
             request.rehearse(selection, progress)
         with stop_requests() as stop, _nameless_errors(folder):
-            _carry_out(request, selection, folder, root, stop, progress)
+            _carry_out(request, selection, folder, secret, stop, progress)
     destroy(out / SECRETS)
     if (out / NOTHING).exists():
         raise ValueError(
@@ -118,35 +118,26 @@ def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], N
     progress("compiling the candidates")
     wanted.check_programs()
     progress("finding the noise for the guarantee that is wanted")
-    root = RootKey.from_entropy()
-    selection = wanted.declared(root)
+    secret = VaultSecret.drawn()
+    selection = wanted.declared(secret)
     wanted.rehearse(selection, progress)
     with RunDirectory.create(folder.path) as directory:
         content, head = line_of({"selection": selection.record()}, NO_HEAD)
         make_folder(directory.path / SECRETS, 0o700)
-        root.begin_run(head)
-        root.save(directory.path / SECRETS / ROOT)
+        secret.save(directory.path / SECRETS / SECRET_FILE, head)
         write_atomically(directory.ledger_path, lambda file: file.write(content))
 
 
-def _declared(wanted: Candidates, folder: RunDirectory, root: RootKey | None) -> Selection:
+def _declared(wanted: Candidates, folder: RunDirectory, secret: VaultSecret | None) -> Selection:
     """Returns the selection begun in a folder, which must equal the request.
 
-    A copy of an unfinished selection is refused. An unfinished selection has its root.
+    An unfinished selection has its secret.
     """
     history, path = folder.history(), folder.path
     selection = history.selection
     assert selection is not None
-    if root is not None:
-        root.begin_run(history.name)
-        if root.is_copy:
-            raise ValueError(
-                f"{path} is a copy of a selection that is not finished: both would have the same "
-                "number of trials, and two releases under one number have another cost; resume "
-                "it where it was begun, or begin another one"
-            )
-    ours, theirs = wanted.fingerprint(root), dict(selection.fingerprint)
-    if root is None:  # and with it, what made the data's digest comparable, is destroyed
+    ours, theirs = wanted.request(secret), dict(selection.request)
+    if secret is None:  # and with it, what made the data's digest comparable, is destroyed
         theirs["data"] = folder.data()[-1] if folder.finished else wanted.data
     changed = [key for key, value in ours.items() if theirs.get(key) != value]
     changed += ["score"] * ((selection.score, selection.better) != (wanted.score, wanted.better))
@@ -163,17 +154,17 @@ def _carry_out(
     wanted: Candidates,
     selection: Selection,
     folder: RunDirectory,
-    root: RootKey,
+    secret: VaultSecret,
     stop: Callable[[], bool],
     progress: Callable[[str], None],
 ) -> None:
     """Runs all trials, and releases the best."""
     progress("trials are under way; how many is a secret, and so is the time that they take")
     law, better = selection.count, selection.better
-    with contextlib.closing(Vault(folder.path / SECRETS, root, law, better)) as vault:
+    with contextlib.closing(Vault(folder.path / SECRETS, secret, law, better)) as vault:
 
-        def candidate(trial: int) -> Terms:
-            return selection.candidates[vault.candidate(trial, len(selection.candidates))]
+        def candidate(trial: int) -> int:
+            return vault.candidate(trial, len(selection.candidates))
 
         vault.clear()
         with _silence():  # between trials as well: also the gaps of a live line could be counted
@@ -181,33 +172,39 @@ def _carry_out(
                 if stop():
                     raise Stopped
                 trial = vault.done + 1
-                vault.finish(_score(wanted, candidate(trial), vault.folder(trial)))
+                vault.finish(_score(wanted, selection, candidate(trial), vault.folder(trial)))
         best = vault.best
         assert best is not None, "there is at least one trial"
         progress("releasing the best")
         if best.score is None:
             release_nothing(folder)
         else:
-            release(wanted, candidate(best.number), vault.folder(best.number), folder, root)
+            terms = selection.candidates[candidate(best.number)]
+            release(wanted, terms, vault.folder(best.number), folder, secret)
 
 
 class _ProgramError(Exception):
     """Error of a trial that depends on the program; the text names its kind alone."""
 
 
-def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
-    """Runs a trial, and returns its score; None for a failed trial.
+def _score(wanted: Candidates, selection: Selection, number: int, path: Path) -> float | None:
+    """Runs a trial of a candidate, and returns its score; None for a failed trial.
+
+    A trial that stopped cleanly goes on; one that was killed begins again with fresh randomness.
 
     A trained model depends on private rows, and so does the success of computing with it: a trial
     fails by an arithmetic error, or by a ValueError after training. All other errors are the
     program's, independent of the rows (docs/explanation/secrecy-of-a-selection.md).
     """
+    terms = selection.candidates[number]
     while True:
         try:
+            if path.exists() and not _goes_on(path):
+                _discard(path)
             if path.exists():
                 record = resume(path, wanted.task)
             else:
-                record = run(wanted.task, spec_of_trial(terms), path, name=wanted.name)
+                record = run(wanted.task, spec_of_trial(selection, number), path, name=wanted.name)
         except (Stopped, OSError, MemoryError):
             raise
         except Exception as error:
@@ -222,8 +219,20 @@ def _score(wanted: Candidates, terms: Terms, path: Path) -> float | None:
             raise _ProgramError(f"{status} ({code})" if named else status) from None
         if _as_declared(RunDirectory(path).history(), terms):
             return record["metrics"].get(wanted.score)
-        # Under another name: what is destroyed in part is no trial to resume (`Vault.clear`).
-        destroy(path.rename(path.with_name(f"{path.name}.gone")))
+        _discard(path)
+
+
+def _discard(path: Path) -> None:
+    """Destroys a trial, under another name: a part of it is no trial to resume (`Vault.clear`)."""
+    destroy(path.rename(path.with_name(f"{path.name}.gone")))
+
+
+def _goes_on(path: Path) -> bool:
+    """Returns True if a trial is of one attempt still: trained to its end, or cleanly stopped."""
+    folder = RunDirectory(path)
+    if folder.finished:
+        return _whole(folder.history())
+    return read_stop(path) is not None and len(folder.history().attempts) == 1
 
 
 def _as_declared(history: History, terms: Terms) -> bool:
@@ -232,7 +241,13 @@ def _as_declared(history: History, terms: Terms) -> bool:
         declared, trained = terms.record(), history.attempts[0].terms.record()
         names = [name for name in declared if declared[name] != trained.get(name)]
         raise AssertionError(f"a trial was trained otherwise than declared: {', '.join(names)}")
-    return [g.steps for g in history.attempts] == [range(terms.mechanism.num_steps)]
+    return _whole(history)
+
+
+def _whole(history: History) -> bool:
+    """Returns True if a finished run took each step once."""
+    (first, *others) = history.attempts
+    return not others and first.steps == range(first.terms.mechanism.num_steps)
 
 
 @contextmanager

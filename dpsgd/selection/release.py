@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from dpsgd.files import write_atomically
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs import report
 from dpsgd.runs.directory import CALIBRATION, DATA, RunDirectory
-from dpsgd.runs.fingerprint import environment, fingerprint, task_code_digest
-from dpsgd.runs.history import NO_HEAD, History, line_of
+from dpsgd.runs.environment import code_digest, environment
+from dpsgd.runs.history import History, line_of
+from dpsgd.runs.records import to_json
 from dpsgd.runs.result import proved
-from dpsgd.runs.task import identity
 from dpsgd.runs.terms import Terms
 from dpsgd.selection.candidates import Candidates
+from dpsgd.selection.vault import VaultSecret
 
 NOTHING = "nothing_released.json"
 """File in place of a model after every trial failed."""
@@ -41,7 +41,7 @@ def release_nothing(folder: RunDirectory) -> None:
 
 
 def release(
-    wanted: Candidates, terms: Terms, best: Path, folder: RunDirectory, root: RootKey
+    wanted: Candidates, terms: Terms, best: Path, folder: RunDirectory, secret: VaultSecret
 ) -> None:
     """Writes the run directory of the best trial.
 
@@ -50,20 +50,15 @@ def release(
       terms: Terms of the best trial's candidate.
       best: Directory of the best trial's run.
       folder: Directory to write.
-      root: Root key of the selection.
+      secret: Secret of the selection.
     """
     trial = RunDirectory(best)
     record, trial_report = trial.read_json("config.json"), trial.read_json("report.json")
-    task, name, sampler = wanted.task, record["task"]["name"], terms.mechanism.sampler
-    code = task_code_digest(task, name, sampler, identity=identity(task, name))
-    stated = fingerprint(record, wanted.data, root, code, "")
-    if terms.segment().lazy_tables:
-        stated["tables"] = "lazy"
-    if trained := trial.history().attempts[-1].terms.fingerprint.get("trained"):
-        stated["trained"] = trained
+    terms = dataclasses.replace(terms, trained=trial.history().attempts[0].terms.trained)
+    nonce = secret.blind("model")  # a second attempt writes the same bytes
     content = trial.params_path.read_bytes()
     lines = {"audit": trial_report["audit"]}, {"released": hashlib.sha256(content).hexdigest()}
-    history = _write_ledger(folder, dataclasses.replace(terms, fingerprint=stated), root, lines)
+    history = _write_ledger(folder, terms, nonce, lines)
     folder.write_json("config.json", record)
     folder.write_json("environment.json", environment())
     folder.write_json("guarantee.json", history.guarantee().record())
@@ -84,14 +79,15 @@ def release(
 
 
 def _write_ledger(
-    folder: RunDirectory, terms: Terms, root: RootKey, last: Iterable[dict[str, Any]]
+    folder: RunDirectory, terms: Terms, nonce: str, last: Iterable[dict[str, Any]]
 ) -> History:
     """Appends the release of a model of these terms, and the `last` lines, to the ledger."""
     content = folder.ledger_path.read_bytes()
     head, content = folder.history().name, content[: content.index(b"\n") + 1]
-    beginning = {"attempt": 0, "first_step": 0, "origin": NO_HEAD, "nonce": root.blind("model")}
-    steps: dict[str, Any] = {"steps": [0, terms.mechanism.num_steps]}
-    for body in (beginning | terms.record(), steps, *last):
+    where = to_json({**environment(), "code": code_digest()})
+    beginning = {"attempt": 0, "first_step": 0, "drawing": "", "nonce": nonce, **terms.record()}
+    steps: dict[str, Any] = {"declare": [0, terms.mechanism.num_steps]}
+    for body in ({**beginning, "environment": where}, steps, *last):
         line, head = line_of(body, head)
         content += line
     history = History.parse(content, folder.ledger_path)

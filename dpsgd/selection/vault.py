@@ -1,12 +1,13 @@
-"""Secret folder of an unfinished selection: root, journal of trials, and their runs.
+"""Secret folder of an unfinished selection: its secret, journal of trials, and their runs.
 
-The number of trials, their candidates and ties are functions of the root; a trial is finished once
-its line is in the journal. See docs/explanation/secrecy-of-a-selection.md.
+The number of trials, their candidates and ties are functions of the secret; a trial is finished
+once its line is in the journal. See docs/explanation/secrecy-of-a-selection.md.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -18,8 +19,76 @@ import numpy as np
 
 from accounting import TrialCount
 from dpsgd.files import SECRET, destroy, open_own, parse_json
-from dpsgd.noise.keys import RootKey
 from dpsgd.runs.records import checked
+
+
+class VaultSecret:
+    """Secret of a selection, 256 bits in a file of its vault that only its owner reads.
+
+    >>> VaultSecret(bytes(32)).stream("ties", 1) == VaultSecret(bytes(32)).stream("ties", 2)
+    False
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """Stores 32 bytes; prefer `drawn` and `load`."""
+        self._secret = secret
+
+    @classmethod
+    def drawn(cls) -> VaultSecret:
+        """Returns a secret from the operating system's entropy."""
+        return cls(os.urandom(32))
+
+    def save(self, path: Path, selection: str) -> None:
+        """Writes the secret of the selection of this name to a new file, which knows its number."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(path, flags, SECRET), "wb") as file:
+            os.fchmod(file.fileno(), SECRET)
+            number = os.fstat(file.fileno()).st_ino
+            record = {"secret": self._secret.hex(), "selection": selection, "number": number}
+            file.write(json.dumps(record).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: Path, selection: str) -> VaultSecret:
+        """Reads the secret of a selection.
+
+        Raises:
+          OSError: If it cannot be read.
+          ValueError: If the file is a link, damaged, a copy, or of another selection.
+        """
+        with os.fdopen(open_own(path, os.O_RDONLY, SECRET), "rb") as file:
+            number, content = os.fstat(file.fileno()).st_ino, file.read(2**12)
+        folder = path.parent.parent
+        try:
+            record = checked(parse_json(content), dict[str, Any], "secret")
+            found = cls(bytes.fromhex(checked(record["secret"], str, "secret")))
+            name, known = record["selection"], record["number"]
+        except (ValueError, LookupError):  # whose message may quote the file
+            raise ValueError(f"{path} is damaged, or of an earlier version") from None
+        if name != selection:
+            raise ValueError(f"{path} is the secret of another selection: restore its own")
+        if known != number:
+            raise ValueError(
+                f"{folder} is a copy of a selection that is not finished: both would have the same "
+                "number of trials, and two releases under one number have another cost; resume "
+                "it where it was begun, or begin another one"
+            )
+        return found
+
+    def stream(self, purpose: str, number: int) -> int:
+        """Returns 256 pseudorandom bits, independent for each purpose and number."""
+        how: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd selection"}
+        return int.from_bytes(hashlib.blake2b(f"{purpose} {number}".encode(), **how).digest())
+
+    def blind(self, text: str) -> str:
+        """Returns a keyed digest, which shows nothing of `text` and is equal for equal texts."""
+        return hashlib.blake2b(
+            text.encode(), digest_size=16, key=self._secret, person=b"dpsgd blind"
+        ).hexdigest()
+
+    def __repr__(self) -> str:
+        return "VaultSecret(<secret>)"
 
 
 @dataclass(frozen=True)
@@ -57,9 +126,9 @@ class Vault:
       best: Best finished trial; None before the first.
     """
 
-    def __init__(self, path: Path, root: RootKey, law: TrialCount, better: Any) -> None:
+    def __init__(self, path: Path, secret: VaultSecret, law: TrialCount, better: Any) -> None:
         """Opens the folder of a selection, and draws the number of trials if it is new."""
-        self.path, self._root, self._better = path, root, better
+        self.path, self._secret, self._better = path, secret, better
         self._trials = path / "trials"
         self._trials.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -68,7 +137,7 @@ class Vault:
             self._lock()
             lines = self._read()
             if not lines:
-                key = self._stream("number of trials", 0) >> 128
+                key = secret.stream("number of trials", 0) >> 128
                 generator = np.random.Generator(np.random.Philox(key=key))
                 lines = [{"trials": law.draw(generator)}]
                 self._append(lines[0])
@@ -92,7 +161,7 @@ class Vault:
           trial: Number of the trial.
           candidates: Number of candidates.
         """
-        return self._stream("candidates", trial) % candidates
+        return self._secret.stream("candidates", trial) % candidates
 
     def folder(self, trial: int) -> Path:
         """Returns the directory of a trial's run."""
@@ -113,13 +182,9 @@ class Vault:
 
     def _take(self, score: float | None) -> None:
         self.done += 1
-        trial = Trial(self.done, score, self._stream("ties", self.done))
+        trial = Trial(self.done, score, self._secret.stream("ties", self.done))
         if self.best is None or trial.merit(self._better) > self.best.merit(self._better):
             self.best = trial
-
-    def _stream(self, purpose: str, number: int) -> int:
-        """Returns 256 pseudorandom bits, independent for each purpose and number."""
-        return self._root.child(f"selection: {purpose}").sampling_seed(number)
 
     def _lock(self) -> None:
         try:

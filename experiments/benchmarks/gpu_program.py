@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Mechanism, dpsgd
+from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.case import Figure, at, require
 from experiments.benchmarks.models import Model, clicks
 from experiments.benchmarks.programs import ADAM

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpsgd import LazyTables, Mechanism, RootKey, clipped_grad, dpsgd
+from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd
 from dpsgd.core.algorithm import Algorithm, Schedules
 from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
 from dpsgd.engine.lazy.group import find_tables
@@ -20,6 +20,7 @@ from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import BlockInputs, Watch, block_function, flush_noise
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.gradients.rows import LocatedExample, declared_rows
+from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.models import Model
 from experiments.benchmarks.timing import Spent
 from samplers import Deterministic

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.runs.fingerprint import environment
+from dpsgd.runs.environment import environment
 from experiments.benchmarks.case import Case, Figure, LeftOut
 
 FLAGS = "XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS"

@@ -22,12 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpsgd
-from dpsgd import RootKey, RunSpec
+from dpsgd import RunSpec
 from dpsgd.audit.report import CheckResult
 from dpsgd.core.state import TrainState
 from dpsgd.engine.blocks import plan_blocks
 from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.engine.step import BlockInputs, Watch, compiled_block
+from dpsgd.noise.keys import RootKey
 from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import resolve, resolved
 from dpsgd.runs.task import rows_of

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd import RootKey
 from dpsgd.core.gaussian import add_gaussian_noise
+from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.case import Figure, at, figure
 from experiments.benchmarks.models import clicks
 from experiments.benchmarks.programs import (

@@ -22,7 +22,7 @@ import optax
 
 from accounting import MultistageProfile, epsilon
 from accounting.profile import format_delta
-from dpsgd import Mechanism, RootKey, dpsgd, train
+from dpsgd import Mechanism, dpsgd, train
 from experiments.figures.drawing import Layout
 from experiments.papers.episodic import PublishedTheorem3
 from experiments.results.computed import Job
@@ -111,7 +111,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
                 Mechanism(sampler, job["sigma"], CLIP),
                 params,
                 data,
-                root=RootKey.from_insecure_seed(seed),
+                insecure_seed=seed,
                 audit=False,
             ).params
         accuracies.append(task.evaluate(params, blocks_of(test))["accuracy"])

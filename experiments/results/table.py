@@ -243,7 +243,7 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
     task_settings = {k: v for k, v in dict(run.task["settings"]).items() if k not in COLUMNS}
     if not (private := record["noise_multiplier"] > 0):
         options |= dict.fromkeys(WITH_NOISE & options.keys())
-    fingerprint = run.history.attempts[-1].terms.fingerprint
+    attempt = run.history.attempts[-1]
     stages = record["stage_seconds"]
     metrics = {k: math.nan if x is None else x for k, x in record["metrics"].items()}
     return {
@@ -265,8 +265,8 @@ def row_of(name: str, run: FinishedRun) -> dict[str, Any]:
         "training_seconds": record["training_seconds"],
         "examples_per_second": record["examples_per_second"],
         "params_sha256": record["params_sha256"],
-        SPECIFICATION: fingerprint.get("config"),
-        CODE: fingerprint.get("code"),
+        SPECIFICATION: attempt.terms.config,
+        CODE: attempt.environment.get("code"),
     }
 
 

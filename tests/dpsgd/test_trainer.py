@@ -16,7 +16,6 @@ from flax import nnx
 from dpsgd import (
     Mechanism,
     Refinement,
-    RootKey,
     Segment,
     cost,
     dpsgd,
@@ -73,17 +72,14 @@ def doubled(clipped_sum, *arguments):
     return jax.tree.map(lambda leaf: 2 * leaf, total), diagnostics
 
 
-def test_a_run_that_fails_its_audit_never_begins_and_leaves_its_root():
-    root, seen = RootKey.from_entropy(), []
+def test_a_run_that_fails_its_audit_never_begins():
+    seen = []
     twice = functools.partial(doubled, ALGORITHM.clipped_sum)
     with pytest.raises(ValueError, match="a step releases what the definition") as failed:
-        trained(
-            ALGORITHM._replace(clipped_sum=twice), root=root, on_block=lambda *of: seen.append(of)
-        )
+        trained(ALGORITHM._replace(clipped_sum=twice), on_block=lambda *of: seen.append(of))
     assert "do not train it" in str(failed.value)
     assert "\n" not in str(failed.value)
     assert not seen
-    root.begin_run()  # or raises, where one was begun
 
 
 @pytest.mark.long
@@ -161,11 +157,9 @@ def test_rows_of_an_audit_may_be_given(rows_of_audits):
     ],
 )
 def test_rows_that_are_not_like_the_data_are_refused_in_a_line(generated, message, rows_of_audits):
-    root = RootKey.from_entropy()
     with pytest.raises(ValueError, match=message) as refused:
-        trained(generated=generated, root=root)
+        trained(generated=generated)
     assert "\n" not in str(refused.value)
-    root.begin_run()
 
 
 TREE = UnitTree.from_columns({"who": np.arange(N) // 6})
@@ -182,14 +176,12 @@ def test_a_loss_that_could_see_other_examples_is_refused_before_its_run_begins(
     sampler, rows, audit
 ):
     algorithm = dpsgd(lambda w, x: jnp.sum(jnp.dot(shared(x["x"]), w)), optax.sgd(0.1))
-    root, mechanism = RootKey.from_entropy(), Mechanism(sampler, 1.0, 1.0)
+    mechanism = Mechanism(sampler, 1.0, 1.0)
     with pytest.raises(ValueError, match="custom_vmap"):
-        trained(algorithm, mechanism, rows, root=root, audit=audit)
-    root.begin_run()
+        trained(algorithm, mechanism, rows, audit=audit)
     declared = []
     state = algorithm.init(jnp.ones(D), mechanism)
-    root = RootKey.from_entropy()
-    blocks = train_blocks(algorithm, mechanism, state, rows, root=root, declare=declared.append)
+    blocks = train_blocks(algorithm, mechanism, state, rows, declare=declared.append)
     with pytest.raises(ValueError, match="custom_vmap"):
         next(blocks)
     assert not declared
@@ -241,7 +233,7 @@ def test_a_refined_run_is_the_run_and_its_sums_and_its_guarantee_that_of_both():
     of, ends = dataclasses.replace(SUMS, full_sums=FullSums(2, 1e-5, 8.0)), []
     for how in ({}, {"mechanism": of, "refinement": Shifted()}):
         with pytest.warns(UserWarning, match="NO GUARANTEE"):
-            ends.append(trained(root=RootKey.from_insecure_seed(1), audit=False, **how).params)
+            ends.append(trained(insecure_seed=1, audit=False, **how).params)
     plain, found = ends
     np.testing.assert_allclose(found - plain, data()["x"].mean(0), atol=1e-4)
     guarantee = trained(mechanism=SUMS, refinement=Shifted(), audit=False).guarantee
@@ -256,13 +248,12 @@ def test_a_run_whose_sums_fail_their_audit_never_begins(monkeypatch):
         return sound._replace(clipped_sum=functools.partial(doubled, sound.clipped_sum))
 
     monkeypatch.setattr(queries, "dpsgd", twice)
-    root, seen = RootKey.from_entropy(), []
+    seen = []
     wanted = "sums over all rows: a step releases what the definition"
     of = dataclasses.replace(SUMS, full_sums=FullSums(2, 2.0, 0.1))  # which clips
     with pytest.raises(ValueError, match=wanted):
-        trained(mechanism=of, refinement=Shifted(), root=root, on_block=lambda *of: seen.append(of))
+        trained(mechanism=of, refinement=Shifted(), on_block=lambda *of: seen.append(of))
     assert not seen
-    root.begin_run()  # or raises
 
 
 def test_a_stopped_run_releases_no_sums(monkeypatch):
@@ -293,10 +284,8 @@ def test_a_refinement_that_could_see_other_rows_is_refused_before_its_run_begins
         def reads(self, params, example):
             return shared(example["x"])
 
-    root = RootKey.from_entropy()
     with pytest.raises(ValueError, match="custom_vmap"):
-        trained(mechanism=SUMS, refinement=Mixing(), root=root, audit=audit)
-    root.begin_run()
+        trained(mechanism=SUMS, refinement=Mixing(), audit=audit)
 
 
 @dataclass(frozen=True)
@@ -352,9 +341,9 @@ def test_equal_losses_train_with_their_own_fields(kind, made):
     mechanism = Mechanism(SHUFFLED.sampler, 1e-3, 1e6)
 
     def reached(loss):
-        algorithm, root = dpsgd(loss, optax.sgd(1e-3)), RootKey.from_insecure_seed(0)
+        algorithm = dpsgd(loss, optax.sgd(1e-3))
         with pytest.warns(UserWarning, match="seed"):
-            return trained(algorithm, mechanism, root=root, audit=False).params
+            return trained(algorithm, mechanism, insecure_seed=0, audit=False).params
 
     for scale in (1.0, 3.0):
         wanted = reached(lambda w, example, of=scale: of * loss_fn(w, example))
@@ -395,7 +384,7 @@ MISTAKEN = {
     "modules": ({"params": lambda: {"a": [module()]}}, r"params\['a'\]\[0\] is the module Linear"),
     "loss of a batch": ({"loss": over_batch}, "loss_fn takes a batch.*the loss of one example"),
     "losses of a batch": ({"loss": each_of_batch}, "loss_fn takes a batch.*of one example"),
-    "root": ({"root": 0}, r"root is of type int; pass RootKey.from_entropy\(\)"),
+    "seed": ({"insecure_seed": -1}, r"insecure_seed must be in \[0, 2\*\*64\), got -1"),
     "endless data": ({"rows": Endless}, "data is Endless, not an array.*pass arrays"),
     "endless column": ({"rows": lambda: {"x": EndlessOfLength()}}, r"data\['x'\] is EndlessOf"),
 }
@@ -405,15 +394,15 @@ def begun(wrong, *, blocks):
     """Begins a run with a mistaken argument, without the tests' checks of annotations."""
     algorithm = dpsgd(wrong.get("loss", loss_fn), optax.sgd(0.1))
     params, rows = wrong.get("params", lambda: jnp.ones(D))(), wrong.get("rows", data)()
-    root = wrong.get("root", RootKey.from_entropy())
+    seed = wrong.get("insecure_seed")
     if not blocks:
-        return inspect.unwrap(train)(algorithm, SHUFFLED, params, rows, root=root)
+        return inspect.unwrap(train)(algorithm, SHUFFLED, params, rows, insecure_seed=seed)
     state = ALGORITHM.init(jnp.ones(D), SHUFFLED, data())
     if "loss" in wrong:
         state = algorithm.init(params, SHUFFLED, rows)
     if "params" in wrong:
         state = state._replace(raw_params=params)
-    return next(inspect.unwrap(train_blocks)(algorithm, SHUFFLED, state, rows, root=root))
+    return next(inspect.unwrap(train_blocks)(algorithm, SHUFFLED, state, rows, insecure_seed=seed))
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["train", "train_blocks"])

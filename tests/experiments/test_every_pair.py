@@ -275,14 +275,14 @@ def check(row, days, home, command):
         assert 0.9 * float(target[1]) < report["epsilon_upper"] <= float(target[1])
 
     (attempt,) = read(run / "ledger.jsonl").attempts
-    stated, mechanism = attempt.terms.fingerprint, attempt.terms.mechanism
+    stated, mechanism = attempt.terms, attempt.terms.mechanism
     assert attempt.steps == range(mechanism.num_steps)
     calibrated = row["calibration"] == "--calibration KIND"
     assert not calibrated or mechanism.full_sums is not None
     assert len(report["initial_names"]) == bool(row["start"])
     assert report["epsilon_upper_together"] is None or row["start"] in ("run", "export")
     lazy = row["tables"] == "--tables lazy"
-    assert not lazy or (stated["tables"] == "lazy" and report["lazy_tables"])
+    assert not lazy or (stated.lazy_tables and report["lazy_tables"])
 
     after, task = params_of(run), task_of(run)
     fresh = dict(zip(leaf_names(task.init(0)), jax.tree.leaves(task.init(0)), strict=True))
@@ -290,7 +290,7 @@ def check(row, days, home, command):
     pattern = {"part": TRAINED, "table": TABLES}.get(row["train"], {}).get(KINDS[kind][0], "")
     trained = {name for name in after if re.search(pattern, name)}
     moved = {name for name in after if after[name].tobytes() != before[name].tobytes()}
-    assert trained == set(stated.get("trained", after))
+    assert trained == set(stated.trained or after)
     # A row of one rating has no gradient in the factors.
     inert = kind == "ratings" and row["train"] == "part" and not private
     assert bool(moved) != inert

@@ -19,7 +19,6 @@ from dpsgd import (
     Mechanism,
     Platt,
     Refinement,
-    RootKey,
     dpsgd,
 )
 from dpsgd.audit.audit import audit_queries
@@ -28,6 +27,7 @@ from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import queries
 from dpsgd.engine.loop import train_blocks
+from dpsgd.noise.keys import RootKey
 from samplers import Deterministic, Poisson
 from tests.dpsgd.mixing import shared
 
@@ -245,17 +245,16 @@ def costs_are_those_of_one_gaussian_release():
 
 def every_sum_is_declared_before_its_noise():
     declared, of = [], whole()
-    root = RootKey.from_entropy()
-    queries.refine(Kept(), of, PARAMS, ROWS, root=root, declare=declared.append)
+    queries.refine(Kept(), of, PARAMS, ROWS, declare=declared.append)
     assert declared == [range(of.sampler.num_steps, of.num_steps)]
 
 
 def noise_is_none_of_the_steps():
     # The same program under the run's own key is what the steps would have drawn from.
-    root, of = RootKey.from_insecure_seed(3), whole()
-    found = queries.refine(Kept(), of, PARAMS, ROWS, root=root).params
+    of = whole()
+    found = queries.refine(Kept(), of, PARAMS, ROWS, insecure_seed=3).params
     algorithm, sums, state, read, _ = queries.sums_run(Kept(), of.sums_mechanism(), PARAMS, ROWS)
-    *_, block = train_blocks(algorithm, sums, state, read, root=root)
+    *_, block = train_blocks(algorithm, sums, state, read, insecure_seed=3)
     assert np.abs(np.asarray(found) - np.asarray(block.state.params["state"])).min() > 0
 
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 from planting import Fault, after, before, largest_norm, planted
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, with_rows
+from dpsgd import LazyTables, Mechanism, dpsgd, with_rows
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SILENT, deferred_checks
 from dpsgd.audit.runtime.differential import STEP as RELEASED
@@ -14,6 +14,7 @@ from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.core.gaussian import STEP, VALUE
 from dpsgd.core.state import join_leaves
 from dpsgd.engine.lazy import rows
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]

@@ -17,7 +17,6 @@ from dpsgd import (
     Independent,
     Mechanism,
     Noise,
-    RootKey,
     dpsgd,
 )
 from dpsgd.audit.probe import Probe
@@ -26,6 +25,7 @@ from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.core.algorithm import nothing_frozen
 from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.engine.feed import Layout
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, Deterministic, Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]

@@ -14,9 +14,10 @@ import optax
 import pytest
 from planting import SEAMS, Fault, after, before, largest_norm, plant, planted, seam
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Mechanism, dpsgd
 from dpsgd.audit import audit
 from dpsgd.core.algorithm import privatize
+from dpsgd.noise.keys import RootKey
 from samplers import Poisson
 
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
@@ -287,7 +288,7 @@ STEPS = {
     "the step within the block names the noise": Fault("step", in_block),
     "a public key from the second block on": Fault("executable", after(public_key)),
     "the key of the first attempt for all": Fault(
-        "keys", before(lambda attempt: {"attempt": 0 * attempt})
+        "keys", before(lambda keys: {"keys": dataclasses.replace(keys, attempt=0)})
     ),
     "the noise of a block used for the next one as well": Fault("block", blocks_by_twos),
     "every block trains on the first one's batches": Fault("plans", after(first_plan)),

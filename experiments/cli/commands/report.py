@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpsgd.files import write_atomically
-from dpsgd.runs.fingerprint import origin
+from dpsgd.runs.environment import origin
 from experiments.cli.console import Console
 from experiments.cli.questions.results import MARKDOWN, Report
 from experiments.results.clicks import Rows

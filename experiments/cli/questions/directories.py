@@ -72,10 +72,9 @@ class Batches(Question):
     """Draw the batches of all steps that a run has left, and write them in step order.
 
     For rows on storage without random access: `dpsgd resume` then reads the files one after the
-    other, to the same bits, and destroys them in the end. The run must have been begun (`dpsgd
-    train ... --begin`) with --data-on host, and resume where and as it would now: if anything else
-    changes, its batches are drawn again. They are as secret as its root: who reads them knows who
-    takes part.
+    other, and destroys them in the end. The run must have been begun (`dpsgd train ... --begin`)
+    with --data-on host; after a kill its batches are drawn again. They are as secret as the
+    sampling seed: who reads them knows who takes part.
 
     Attributes:
       run: Run directory.

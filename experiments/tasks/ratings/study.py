@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from accounting import Bound, calibrate, epsilon
-from dpsgd import Mechanism, RootKey, dpsgd, train
+from dpsgd import Mechanism, dpsgd, train
 from experiments.papers.contribution import private_quantile
 from experiments.papers.pure_release import WithPureReleaseProfile
 from experiments.tasks.ratings import factorization
@@ -111,7 +111,7 @@ class Study:
         mechanism = Mechanism(self.sampler, noise_multiplier, self.model.clip(cap))
         params, _ = train(
             self._algorithm, mechanism, self.model.start, data, block_steps=STEPS,
-            root=RootKey.from_insecure_seed(seed),
+            insecure_seed=seed,
             audit=False,  # hundreds of runs without printed guarantees
         )  # fmt: skip
         return self.model.error(params)

@@ -10,9 +10,10 @@ import pytest
 from scipy import stats
 
 from accounting import Bound, GaussianProfile, PoissonProfile, epsilon
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Mechanism, dpsgd
 from dpsgd.audit.black_box import black_box_audit, bound_epsilon
 from dpsgd.audit.trials import Runs, scores_of
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

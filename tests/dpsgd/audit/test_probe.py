@@ -8,12 +8,13 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Mechanism, dpsgd
 from dpsgd.audit.probe import Probe, held
 from dpsgd.engine import loop
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.step import Watch
+from dpsgd.noise.keys import RootKey
 from samplers import Poisson
 
 pytestmark = pytest.mark.audit
@@ -120,7 +121,7 @@ def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_relea
     columns = jax.tree.map(np.array, program.columns)
     data_on = "host" if program.layout.streamed else "device"
     blocks = train_blocks(
-        ALGORITHM, program.mechanism, state, columns, root=RootKey.from_insecure_seed(9),
+        ALGORITHM, program.mechanism, state, columns, insecure_seed=9,
         block_steps=4, data_on=data_on,
     )  # fmt: skip
     next(blocks)

@@ -24,7 +24,6 @@ from accounting.profile import ContradictoryBounds
 from accounting.releases import EnvelopeProfile
 from dpsgd import (
     Mechanism,
-    RootKey,
     RunSpec,
     Segment,
     Trials,
@@ -78,7 +77,7 @@ DELTAS = {
     "train": lambda delta: trained(delta=delta),
     "until": lambda delta: MECHANISM.until(epsilon=1.0, delta=delta),
     "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),
-    "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False, {}).record()),
+    "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False).record()),
     "a run": lambda delta: RunSpec.of(MECHANISM.sampler, noise_multiplier=1.0, target_delta=delta),
     "a default cap": lambda delta: Poisson(**SIZES, target_delta=delta),
     "few units": lambda delta: RunSpec.of(
@@ -123,7 +122,7 @@ def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler)
 @pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
 @EVERY_SAMPLER
 def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
-    terms = Terms(mechanism(sampler), DELTA, False, {})
+    terms = Terms(mechanism(sampler), DELTA, False)
     with Ledger.create(tmp_path / "ledger.jsonl", terms) as ledger:
         ledger.declare(range(14))
         told = ledger.history.guarantee()
@@ -296,9 +295,9 @@ def test_the_default_delta_of_a_run_goes_by_the_units_that_are_protected(populat
         assert by_n == (1e-5 if delta == 3e-6 else 1e-6)
 
 
-def test_an_insecure_root_gives_no_clean_epsilon():
+def test_an_insecure_seed_gives_no_clean_epsilon():
     with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
-        found = trained(root=RootKey.from_insecure_seed(1)).guarantee
+        found = trained(insecure_seed=1).guarantee
     assert found.sentence().startswith("NO GUARANTEE: reproducible noise")
     assert found.record()["epsilon_upper"] is None
 
@@ -337,19 +336,17 @@ def test_the_unit_is_what_the_data_have():
     assert trained().guarantee.unit == "example"
 
 
-def test_a_unit_that_the_data_do_not_have_is_refused_and_the_root_is_left():
-    root = RootKey.from_entropy()
+def test_a_unit_that_the_data_do_not_have_is_refused():
     data = np.zeros(1000, np.float32)
     for sampler, message in (
         (UserPoisson(1000, 10, max_contributions=3), "a user may hold"),
         (SAMPLERS["units"], "no units"),
     ):
         with pytest.raises(ValueError, match=message) as error:
-            trained(data, sampler, root=root)
+            trained(data, sampler)
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="delta"):
-        trained(delta=0.0, root=root)
-    trained(root=root)
+        trained(delta=0.0)
 
 
 # --- A whole costs no less than a part of it ------------------------------------------------------
@@ -363,18 +360,19 @@ def priced(sampler, sigma, count=0, of_sums=1.5):
 
 def declared(sigma):
     """What a ledger says of a costly whole run, and of a step of a cheap one."""
-    found = History()
+    found = History(heads=["name"])
     for index, (each, steps) in enumerate([(sigma, range(30)), (20.0, range(10, 11))]):
-        terms = Terms(mechanism(SAMPLERS["deterministic"], each), DELTA, False, {})
-        found.attempts.append(Attempt(index, index, terms, "", steps, index))
+        terms = Terms(mechanism(SAMPLERS["deterministic"], each), DELTA, False)
+        found.attempts.append(Attempt(index, terms, steps))
     return found.guarantee()
 
 
 def selected(sigma):
     """What the best of some trials costs, of a costly candidate and a cheap one."""
     both = [mechanism(SAMPLERS["deterministic"], each) for each in (sigma, 9.0)]
-    terms = tuple(Terms(one, DELTA, False, {"config": ""}) for one in both)
-    return cost([Selection(TrialCount(3.0, 1.0), terms, "loss", "lower", {}).trials()], DELTA)
+    terms = tuple(Terms(one, DELTA, False) for one in both)
+    how = ({}, {}), "loss", "lower", {}
+    return cost([Selection(TrialCount(3.0, 1.0), terms, *how).trials()], DELTA)
 
 
 def epsilon_is(change):
@@ -499,13 +497,13 @@ IN_ORDER = [
 
 def random_run(rng):
     """A finished run of random attempts, some of no step and some of sums over all rows alone."""
-    found = History(released="digest")
+    found = History(released="digest", heads=["name"])
     for index in range(rng.integers(1, 4)):
         mechanism = IN_ORDER[rng.integers(len(IN_ORDER))]
         first = [0, 30, rng.integers(30)][rng.integers(3)]
         steps = range(first, rng.integers(first, mechanism.num_steps + 1))
-        terms = Terms(mechanism, DELTA, False, {})
-        found.attempts.append(Attempt(index, index, terms, "", steps, index))
+        terms = Terms(mechanism, DELTA, False)
+        found.attempts.append(Attempt(index, terms, steps))
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks, with_rows
+from dpsgd import LazyTables, Mechanism, dpsgd, train_blocks, with_rows
 from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.feed import Layout
@@ -45,7 +45,7 @@ ROWS = {  # some counted from the end of the table, or beyond it
 POISSON = Poisson(N, batch_size=20, epochs=2)
 USERS = UnitTree.from_columns({"user": np.repeat(np.arange(20), N // 20)})
 UNITS = Multistage(USERS, (5, 4), steps=STEPS, clipped_level=1)
-ROOT = RootKey.from_insecure_seed(0)
+SEED = 0
 TABLES = LazyTables(optax.cosine_decay_schedule(0.3, STEPS), 0.9)
 OPTIMIZER = optax.sgd(0.1)
 
@@ -100,7 +100,7 @@ def trained(placement, loss_fn=loss, sampler=POISSON, sigma=1e-3, state=None, bl
     algorithm = dpsgd(loss_fn, OPTIMIZER, tables=TABLES, microbatch_size=5)
     mechanism = Mechanism(sampler, sigma, 1.0)
     state = algorithm.init(PARAMS, mechanism, ROWS) if state is None else state
-    how = {"root": ROOT, "block_steps": DUE, "placement": placement, **how}
+    how = {"insecure_seed": SEED, "block_steps": DUE, "placement": placement, **how}
     seen = []
     taken = train_blocks(algorithm, mechanism, state, ROWS, **how)
     for block in itertools.islice(taken, blocks):
@@ -186,7 +186,7 @@ def test_a_look_up_beyond_a_table_reads_its_nearest_row_as_in_dense_tables():
     mechanism = Mechanism(POISSON, 0.0, 1.0)
     ids = np.clip(ROWS["ids"], 0, R - 1)
     state = algorithm.init(PARAMS, mechanism)
-    for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, root=ROOT):
+    for block in train_blocks(algorithm, mechanism, state, ROWS | {"ids": ids}, insecure_seed=SEED):
         end = block.state
     kept = [x for x in jax.tree.leaves(end.opt_state) if x.ndim == 2]
     found = [table.momentum for table in lazily[-1].tables.values()]

@@ -13,12 +13,13 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import BandedToeplitz, Independent, Mechanism, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
 from dpsgd.engine import feed
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import program
+from dpsgd.noise.keys import RootKey
 from samplers import Deterministic, Poisson
 from tests.dpsgd.engine.collectives import Collective, collectives
 
@@ -39,7 +40,8 @@ ROWS = {
 POISSON = Poisson(N, batch_size=20, epochs=2)
 SEVERAL = dataclasses.replace(POISSON, overflow="accumulate", max_batch_size=11)
 ORDERED = Deterministic(N, batch_size=20, epochs=2)
-ROOT = RootKey.from_insecure_seed(0)
+SEED = 0
+ROOT = RootKey.from_insecure_seed(SEED)
 
 
 def loss(params, example):
@@ -62,7 +64,7 @@ def on(count, shard_rows_from=None):
 def trained(algorithm, mechanism, placement, state=None, data_on="device", **how):
     """Returns all blocks' last states on the host, and the last block."""
     state = algorithm.init(PARAMS, mechanism) if state is None else state
-    how = {"root": ROOT, "block_steps": 8, **how}
+    how = {"insecure_seed": SEED, "block_steps": 8, **how}
     seen = []
     for block in train_blocks(
         algorithm, mechanism, state, ROWS, placement=placement, data_on=data_on, **how

@@ -13,7 +13,7 @@ import pytest
 from scipy import optimize, special
 
 from accounting import GaussianProfile, calibrate
-from dpsgd import Mechanism, Platt, Refinement, RootKey, calibration_sums
+from dpsgd import Mechanism, Platt, Refinement, calibration_sums
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.calibration import RULES, Affine, Temperature
 from dpsgd.engine.newton import hessian_weight
@@ -136,8 +136,8 @@ class Kind:
     def fitted(self, data, sums=None, seed=0, of=None):
         sums = sums or FullSums(self.rule.steps, 1e-6, self.rule.l2_clip_norm)
         mechanism = Mechanism(Poisson(len(data["y"]), 10), 1.0, 1.0, full_sums=sums)
-        root = RootKey.from_insecure_seed(seed)
-        return np.asarray(refine(of or self.of, mechanism, (), data, root=root).params)
+        found = refine(of or self.of, mechanism, (), data, insecure_seed=seed)
+        return np.asarray(found.params)
 
 
 PLATT = Kind(

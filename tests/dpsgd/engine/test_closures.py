@@ -14,7 +14,6 @@ from jax import lax
 from jax.experimental import io_callback
 
 from dpsgd import Mechanism, dpsgd, public, train, train_blocks
-from dpsgd.noise.keys import RootKey
 from samplers import Deterministic
 
 N, D = 90, 3
@@ -147,7 +146,7 @@ def test_a_loop_of_blocks_refuses_held_rows_too():
     algorithm = dpsgd(sound_loss, optimizer_of(HOLDERS["closure"](ROWS)))
     state = algorithm.init(PARAMS, MECHANISM, ROWS)
     with pytest.raises(ValueError, match="the optimizer holds"):
-        next(train_blocks(algorithm, MECHANISM, state, ROWS, root=RootKey.from_entropy()))
+        next(train_blocks(algorithm, MECHANISM, state, ROWS))
 
 
 def like(x):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train
+from dpsgd import Mechanism, dpsgd, train
 from dpsgd.gradients.clipping import clipped_grad
 from samplers import BallsAndBins, Poisson
 
@@ -31,11 +31,10 @@ def loss(params, example, key):
 
 def trained(data_on, columns, *, audit=False, dtype=np.float32, **law):
     mechanism = Mechanism(SAMPLERS[data_on], 1.0, 1.0, **law)
-    root = RootKey.from_insecure_seed(1)
     start = {"w": np.zeros(3, dtype)}
     # A loss of its own is compiled anew.
     algorithm = dpsgd(functools.partial(loss), optax.adam(optax.cosine_decay_schedule(0.1, 10)))
-    how = {"root": root, "data_on": data_on, "audit": audit}
+    how = {"insecure_seed": 1, "data_on": data_on, "audit": audit}
     return train(algorithm, mechanism, start, columns, **how).params["w"]
 
 

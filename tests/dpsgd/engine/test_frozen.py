@@ -27,7 +27,6 @@ from dpsgd.engine.loop import train_blocks
 from dpsgd.gradients.frozen import RunLoss, frozen_leaves, leaf_names
 from dpsgd.gradients.rules import PerLayerClipping
 from dpsgd.noise.correlated import BandedToeplitz
-from dpsgd.noise.keys import RootKey
 from samplers import Deterministic
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
@@ -93,8 +92,7 @@ def test_nothing_is_kept_or_summed_for_a_frozen_leaf_and_others_are_trained_as_i
         loss = with_rows(lookups, lambda p, rows, example: loss_of_rows(held | p, rows, example))
         algorithm = dpsgd(loss, ADAMW, tables=tables, clipping=PerLayerClipping())
         state = algorithm.init(params, mechanism, ROWS)
-        root = RootKey.from_insecure_seed(0)
-        for block in train_blocks(algorithm, mechanism, state, ROWS, root=root):
+        for block in train_blocks(algorithm, mechanism, state, ROWS, insecure_seed=0):
             after = jax.device_get(block.state)
         rest = after.opt_state, after.noise, [after.raw_params[name] for name in alone]
         kept[len(params)] = [np.asarray(x).tobytes() for x in jax.tree.leaves(rest)]
@@ -116,7 +114,7 @@ def test_frozen_leaves_are_found_by_rows_and_have_no_clipping_budget():
     with pytest.raises(
         ValueError, match=r"params\['stopped table'\].*init\(params, mechanism, rows"
     ):
-        next(train_blocks(algorithm, mechanism, state, ROWS, root=RootKey.from_insecure_seed(0)))
+        next(train_blocks(algorithm, mechanism, state, ROWS, insecure_seed=0))
     rule = PerLayerClipping(("table", "bias", "weight"), (1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="'weight' is the first match of no trained parameter"):
         train(dpsgd(loss_fn, ADAMW, clipping=rule), mechanism, start(), ROWS, delta=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import BandedToeplitz, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import BandedToeplitz, Mechanism, dpsgd, train_blocks
 from dpsgd.engine import loop
 from dpsgd.runs.checkpoint import Checkpoint, Checkpoints
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
@@ -24,7 +24,7 @@ SAMPLERS = [
     BallsAndBins(**SIZES, max_batch_size=10, num_shards=3),
 ]
 QUICK = [*SAMPLERS[:-1], pytest.param(SAMPLERS[-1], marks=pytest.mark.long)]
-ROOT = RootKey(bytes(range(32)), insecure=True)  # several tests train under it
+SEED = 3
 
 
 def loss(params, example):
@@ -51,7 +51,7 @@ def initial():
 def run(mechanism, state, **how):
     """The steps at which blocks end, and the last state."""
     ends = []
-    how = {"root": ROOT, "block_steps": 4, **how}
+    how = {"insecure_seed": SEED, "block_steps": 4, **how}
     for block in train_blocks(ALGORITHM, mechanism, state, data(), **how):
         ends.append(block.steps.stop)
         state = block.state
@@ -70,11 +70,11 @@ def assert_same_bits(a, b):
 def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     private, checkpoints = mechanism(sampler), Checkpoints(tmp_path / "checkpoints")
     ends = []
-    blocks = train_blocks(ALGORITHM, private, initial(), data(), root=ROOT, block_steps=4)
+    blocks = train_blocks(ALGORITHM, private, initial(), data(), insecure_seed=SEED, block_steps=4)
     for block in blocks:
         ends.append(block.steps.stop)
         if len(ends) == 2:
-            checkpoints.save(Checkpoint(block.state, "", 0.0))
+            checkpoints.save(Checkpoint(block.state, 0, "", 0.0))
     assert ends[-1] == sampler.num_steps
     rest, resumed = run(private, checkpoints.latest(initial()).state)
     assert rest == ends[2:]
@@ -86,9 +86,9 @@ def test_a_resumed_run_ends_in_the_same_bits(sampler, tmp_path):
     [(SAMPLERS[0], 1.0), (SAMPLERS[3], 0.0)],
     ids=["noise alone", "batches alone"],
 )
-def test_another_attempt_draws_other_noise_and_other_batches(sampler, noise_multiplier):
+def test_another_call_draws_other_noise_and_other_batches(sampler, noise_multiplier):
     private = mechanism(sampler, noise_multiplier)
-    first, second = (run(private, initial(), attempt=g)[1] for g in (0, 1))
+    first, second = (run(private, initial(), insecure_seed=None)[1] for _ in range(2))
     assert not np.array_equal(first.params["w"], second.params["w"])
 
 
@@ -112,7 +112,7 @@ def test_a_block_is_declared_before_it_runs_and_runs_only_if_declared(monkeypatc
 
     monkeypatch.setattr(loop, "compiled_block", compile_block)
     blocks = train_blocks(
-        ALGORITHM, private, initial(), data(), root=ROOT, block_steps=4, declare=declare
+        ALGORITHM, private, initial(), data(), insecure_seed=SEED, block_steps=4, declare=declare
     )
     for first in (0, 4):  # nothing is declared, and no noise is drawn, ahead of its block
         assert next(blocks).steps.start == first
@@ -131,7 +131,7 @@ def test_a_run_keeps_the_program_with_which_it_began_whatever_is_set_meanwhile(m
 
     monkeypatch.setattr(loop, "compiled_block", compile_block)
     blocks = train_blocks(
-        ALGORITHM, mechanism(SAMPLERS[2]), initial(), data(), root=ROOT, block_steps=4
+        ALGORITHM, mechanism(SAMPLERS[2]), initial(), data(), insecure_seed=SEED, block_steps=4
     )
     next(blocks)
     with jax.default_matmul_precision("bfloat16"):
@@ -181,7 +181,7 @@ def test_blocks_of_64_steps_have_the_bits_of_single_steps(mechanism):
     def steps(block_steps):
         seen, state = [], algorithm.init(np.zeros(63, np.float32), mechanism)
         for block in train_blocks(
-            algorithm, mechanism, state, rows, root=ROOT, block_steps=block_steps
+            algorithm, mechanism, state, rows, insecure_seed=SEED, block_steps=block_steps
         ):
             watched = np.asarray(block.watched)[: len(block.steps)]
             seen.append(np.stack([*block.diagnostics, *watched.T]))

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dpsgd import Mechanism, RootKey, dpsgd, train
+from dpsgd import Mechanism, dpsgd, train
 from dpsgd.engine.modules import split_module
 from samplers import Deterministic
 
@@ -123,4 +123,4 @@ def test_training_refuses_parameters_with_other_state(params, message):
     algorithm = dpsgd(lambda params, example: 0.0, optax.sgd(0.1))
     mechanism, data = Mechanism(Deterministic(4, 2), 1.0, 1.0), {"x": np.zeros((4, 3), np.float32)}
     with pytest.raises(ValueError, match=message):
-        train(algorithm, mechanism, params, data, root=RootKey.from_entropy())
+        train(algorithm, mechanism, params, data)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from recording import recorder
 
-from dpsgd import Mechanism, RootKey, Segment, cost, dpsgd, train_blocks
+from dpsgd import Mechanism, Segment, cost, dpsgd, train_blocks
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
@@ -23,7 +24,8 @@ SAMPLERS = {
     "accumulating poisson": Poisson(N, B, EPOCHS, overflow="accumulate", max_batch_size=3),
 }
 EVERY_SAMPLER = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-ROOT = RootKey.from_insecure_seed(7)
+SEED = 7
+ROOT = RootKey.from_insecure_seed(SEED)
 STEPS = SAMPLERS["poisson"].num_steps
 
 
@@ -37,7 +39,7 @@ ALGORITHM = dpsgd(loss_fn, recorder(STEPS))
 def releases(sampler, rows):
     """The noised sum of every step, all at the same parameters: float64[steps, 6]."""
     mechanism, state = Mechanism(sampler, 1.0, CLIP), ALGORITHM.init(jnp.ones((2, 3)))
-    for block in train_blocks(ALGORITHM, mechanism, state, rows, root=ROOT):
+    for block in train_blocks(ALGORITHM, mechanism, state, rows, insecure_seed=SEED):
         found = jax.device_get(block.state.opt_state.releases)
     return np.float64(found).reshape(STEPS, -1) * sampler.expected_batch_size
 

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd, train, train_blocks, trainer
+from dpsgd import Mechanism, dpsgd, train, train_blocks, trainer
 from dpsgd.engine import feed
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
 N = 60
@@ -66,11 +67,11 @@ ALGORITHM = dpsgd(loss_fn, OPTIMIZER)
 SHUFFLED = Mechanism(SAMPLERS["shuffle"], 1.0, 1.0)
 
 
-def blocks(sampler, sigma, clip, *, of=ALGORITHM, root=None, columns=None, **how):
+def blocks(sampler, sigma, clip, *, of=ALGORITHM, columns=None, **how):
     mechanism, state = Mechanism(sampler, sigma, clip), of.init(start())
-    root = root or RootKey.from_insecure_seed(3)
     rows = data() if columns is None else columns
-    return train_blocks(of, mechanism, state, rows, root=root, **{"block_steps": 4, **how})
+    how = {"insecure_seed": 3, "block_steps": 4, **how}
+    return train_blocks(of, mechanism, state, rows, **how)
 
 
 def trained(of=ALGORITHM, params=None, columns=None, **how):
@@ -85,10 +86,9 @@ SHARDS = pytest.param(Poisson(N, 8, 2, max_batch_size=12, num_shards=2), id="sha
 @pytest.mark.short("shuffle", "poisson", "balls-and-bins")
 @pytest.mark.parametrize("sampler", [*of_samplers(long=["accumulating poisson"]), SHARDS])
 def test_without_noise_and_clipping_it_is_plain_optax_training_on_the_same_batches(sampler):
-    root = RootKey.from_insecure_seed(3)
-    for block in blocks(sampler, 0.0, np.inf, root=root):
+    for block in blocks(sampler, 0.0, np.inf):
         got = jax.tree.map(np.asarray, block.state.params)
-    source = BatchSource(sampler, root.sampling_seed(0))
+    source = BatchSource(sampler, RootKey.from_insecure_seed(3).sampling_seed())
     params, opt_state = start(), OPTIMIZER.init(start())
     for step in range(sampler.num_steps):
         taken = np.zeros(N, np.float32)
@@ -135,8 +135,8 @@ def test_runs_that_differ_in_numbers_share_one_program(caplog):
     def final(algorithm, mechanism, learning_rate, seed):
         state = algorithm.init(start())
         state.opt_state.hyperparams["learning_rate"] = jnp.float32(learning_rate)
-        root = RootKey.from_insecure_seed(seed)
-        for block in train_blocks(algorithm, mechanism, state, data(), root=root, block_steps=4):
+        how = {"insecure_seed": seed, "block_steps": 4}
+        for block in train_blocks(algorithm, mechanism, state, data(), **how):
             params = np.asarray(block.state.params["w"])
         return params
 
@@ -204,67 +204,23 @@ def test_no_more_than_two_blocks_are_ever_under_way(monkeypatch):
     assert waited == [2, 3]
 
 
-def test_a_root_serves_one_run_and_a_seed_warns_that_nothing_is_guaranteed():
-    root = RootKey.from_entropy()
-    trained(root=root)
-    other = {**data(), "x": data()["x"] + 1}
-    with pytest.raises(ValueError, match="already begun under this root"):
-        trained(columns=other, root=root)
-    with pytest.raises(ValueError, match="already begun under this root"):
-        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, root=root))
-    root = RootKey.from_entropy()
-    for _ in range(2):  # which repeats itself, or goes on
-        next(blocks(SAMPLERS["poisson"], 1.0, 1.0, root=root))
-    with pytest.raises(ValueError, match="already begun under this root"):
-        trained(root=root)
-    root = RootKey.from_insecure_seed(1)
-    for _ in range(2):  # a run may be repeated where there is no guarantee to lose
+def test_a_seed_repeats_a_run_and_warns_that_nothing_is_guaranteed():
+    found = []
+    for _ in range(2):
         with pytest.warns(UserWarning, match="NO GUARANTEE: reproducible noise"):
-            trained(root=root)
+            found.append(trained(insecure_seed=1))
+    assert jax.tree.all(jax.tree.map(np.array_equal, *found))
 
 
-POISSON = SAMPLERS["poisson"]
-SOUND = {"of": ALGORITHM, "mechanism": Mechanism(POISSON, 1.0, 1.0), "rows": data()}
-CHANGES = {
-    "data": {"rows": {**data(), "x": data()["x"] * (np.arange(N) > 0)[:, None]}},
-    "mechanism": {"mechanism": Mechanism(POISSON, 2.0, 1.0)},
-    "parameters": {"shift": 1.0},
-    "program": {"of": dpsgd(lambda params, row: 2 * loss_fn(params, row), OPTIMIZER)},
-}
-CHANGES["program in other blocks"] = {**CHANGES["program"], "block_steps": 2}
-
-
-def begun(root, *, of, mechanism, rows, shift=0.0, state=None, **how):
-    state = state or of.init(jax.tree.map(lambda x: x + shift, start()))
-    how = {"block_steps": 4, **how}
-    return next(train_blocks(of, mechanism, state, rows, root=root, **how))
-
-
-@pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("what", CHANGES)
-def test_one_noise_serves_one_use(what, saved, tmp_path):
-    root = RootKey.from_entropy()
-    if saved:
-        root.save(tmp_path / "root.key")
-    kept = begun(root, **SOUND)
-    root = RootKey.load(tmp_path / "root.key") if saved else root
-    with pytest.raises(ValueError, match=f"had other .*{what[:4]}.*from_entropy"):
-        begun(root, **{**SOUND, **CHANGES[what]})
-    again = begun(root, **SOUND)
-    assert (np.asarray(again.watched) == np.asarray(kept.watched)).all()
-    went_on = begun(root, **SOUND, state=again.state)
-    begun(root, **{**SOUND, **CHANGES[what]}, attempt=1)
-    other = went_on.state._replace(step=jnp.int32(4))
-    with pytest.raises(ValueError, match="had other parameters"):
-        begun(root, **SOUND, state=other)
-
-
-def test_a_child_of_a_root_serves_one_use_as_well():
-    root = RootKey.from_entropy()
-    begun(root.child("a"), **SOUND)
-    begun(root.child("b"), **{**SOUND, **CHANGES["data"]})
-    with pytest.raises(ValueError, match="had other data"):
-        begun(root.child("a"), **{**SOUND, **CHANGES["data"]})
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_two_calls_share_neither_noise_nor_draws(sampler):
+    noised, silent = (
+        [next(blocks(SAMPLERS[sampler], sigma, clip, insecure_seed=None)) for _ in range(2)]
+        for sigma, clip in ((1e3, 1.0), (0.0, np.inf))
+    )
+    for runs, alike in ((noised, False), (silent, sampler == "deterministic")):
+        ends = (block.state.params for block in runs)
+        assert jax.tree.all(jax.tree.map(np.array_equal, *ends)) == alike
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -305,11 +261,11 @@ def test_blocks_overwrite_no_array_of_the_caller(kept):
     else:  # and one whose state holds the parameters
         optimizer = optax.GradientTransformation(lambda p: p, lambda g, s, p: (g, s))
     algorithm, silent = dpsgd(loss_fn, optimizer), Mechanism(SAMPLERS["shuffle"], 0.0, 1.0)
-    state, root = algorithm.init(params), RootKey.from_insecure_seed(3)
+    state = algorithm.init(params)
     before = jax.tree.map(np.array, (params, rate, state))
     # Handed over, the state is overwritten, and nothing of which it was made.
     own = algorithm.init(params)
-    [*_, last] = train_blocks(algorithm, silent, own, data(), root=root, donate=True)
-    [*_, again] = train_blocks(algorithm, silent, state, data(), root=root)
+    [*_, last] = train_blocks(algorithm, silent, own, data(), insecure_seed=3, donate=True)
+    [*_, again] = train_blocks(algorithm, silent, state, data(), insecure_seed=3)
     jax.tree.map(np.testing.assert_array_equal, (params, rate, state), before)
     jax.tree.map(np.testing.assert_array_equal, last.state, again.state)

@@ -9,11 +9,12 @@ import optax
 import pytest
 
 from accounting import Bound
-from dpsgd import Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import Mechanism, dpsgd, train_blocks
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.black_box import black_box_audit
 from dpsgd.engine import loop
 from dpsgd.engine.step import block_function
+from dpsgd.noise.keys import RootKey
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -34,7 +35,8 @@ ROWS = TASKS * CLASSES * EACH
 SHUFFLED = np.random.default_rng(1).permutation(ROWS)
 TREE = UnitTree.from_columns({name: column[SHUFFLED] for name, column in COLUMNS.items()})
 TASK = COLUMNS["task"][SHUFFLED]
-ROOT = RootKey.from_insecure_seed(3)
+SEED = 3
+ROOT = RootKey.from_insecure_seed(SEED)
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
 
@@ -65,7 +67,7 @@ def releases(sampler, data, loss=unit_loss, *, sigma=1.0):
     algorithm, mechanism = still(loss), Mechanism(sampler, sigma, CLIP)
     state = algorithm.init(jnp.ones(4))
     found = []
-    for block in train_blocks(algorithm, mechanism, state, data, root=ROOT, block_steps=1):
+    for block in train_blocks(algorithm, mechanism, state, data, insecure_seed=SEED, block_steps=1):
         found.append(1.0 - np.asarray(block.state.params, np.float64))
     return np.array(found) * sampler.expected_batch_size
 
@@ -102,7 +104,7 @@ def test_a_loss_sees_the_levels_below_its_unit_as_axes(monkeypatch):
         sampler = Multistage(TREE, (3, 2, 4), clipped_level=level)
         algorithm, mechanism = dpsgd(loss, optax.sgd(1.0)), Mechanism(sampler, 1.0, CLIP)
         state = algorithm.init(jnp.ones(4))
-        next(train_blocks(algorithm, mechanism, state, rows(), root=ROOT))
+        next(train_blocks(algorithm, mechanism, state, rows(), insecure_seed=SEED))
         assert set(shapes) == {((*axes, 4), axes)}
         assert sampler.expected_batch_size == 24 / np.prod(axes)
         shapes.clear()

@@ -11,7 +11,6 @@ from recording import recorder
 
 from dpsgd import (
     Mechanism,
-    RootKey,
     clipped_grad,
     dpsgd,
     explain,
@@ -19,11 +18,13 @@ from dpsgd import (
 )
 from dpsgd.audit.audit import audit_program
 from dpsgd.gradients.losses import example_keys, takes_key
+from dpsgd.noise.keys import Keys, RootKey
 from samplers import BallsAndBins, BatchSource, Multistage, Poisson, Shuffle, UnitTree
 from samplers.shards import Shards
 
 N, D = 40, 2
-ROOT = RootKey.from_insecure_seed(7)
+SEED = 7
+ROOT = RootKey.from_insecure_seed(SEED)
 
 
 def drawn(key):
@@ -67,8 +68,7 @@ def releases(sampler, *, zeroed=(), microbatch_size=None, attempt=0, block_steps
         Mechanism(sampler, 0.0, np.inf),
         algorithm.init(jnp.zeros((N, D))),
         columns(zeroed),
-        root=ROOT,
-        attempt=attempt,
+        keys=Keys(ROOT, attempt),
         block_steps=block_steps,
         **how,
     ):
@@ -132,7 +132,7 @@ def test_a_unit_that_is_clipped_as_one_has_one_key_that_of_its_first_row():
 
     algorithm, mechanism = dpsgd(loss, recorder(6)), Mechanism(sampler, 0.0, np.inf)
     state = algorithm.init(jnp.zeros((N, D)))
-    for block in train_blocks(algorithm, mechanism, state, columns(), root=ROOT):
+    for block in train_blocks(algorithm, mechanism, state, columns(), insecure_seed=SEED):
         found = np.asarray(block.state.opt_state.releases) * 4
     for step, draws in enumerate(expected(0, 6)):
         first = sampler.episode(ROOT.sampling_seed(0), step).examples[:, 0]

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from accounting import epsilon
-from dpsgd import BandedToeplitz, Independent, Mechanism, RootKey
+from dpsgd import BandedToeplitz, Independent, Mechanism
 from dpsgd.core.gaussian import grid, standard_normal
 from dpsgd.noise.correlated import banded_square_root, error_of_sums, rounded
+from dpsgd.noise.keys import RootKey
 from dpsgd.noise.registry import noise_from_record
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 

@@ -1,6 +1,10 @@
-"""Kills training runs, goes on with them, and compares what is left with an undisturbed run.
+"""Kills training runs, goes on with them, and holds what is left against an undisturbed run.
 
-    python crash_driver.py TASK FOLDER SAMPLER [NAME ...]
+    python crash_driver.py TASK FOLDER SAMPLER SEED [NAME ...]
+
+With a SEED, which is insecure, the bits must be those of the undisturbed run; with "secret", what
+was drawn must have been declared before, and no process may share noise or draw a step twice by
+one seed.
 
 TASK is what `config.json` says of a task: {"name": "module:object"}, and "settings" of a class.
 
@@ -28,8 +32,9 @@ import jax
 from dpsgd.core.queries import FullSums
 from dpsgd.engine import calibration as calibrations
 from dpsgd.runs import job, run
-from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS
-from dpsgd.runs.fingerprint import code_digest
+from dpsgd.runs.directory import CALIBRATION, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.draws import STOP
+from dpsgd.runs.environment import code_digest
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import load
 from samplers.settings import SETTINGS
@@ -45,8 +50,10 @@ SAMPLERS["balls-and-bins-lazy"] = SETTINGS["balls-and-bins"](**SIZES)  # and of 
 OPERATIONS = ("write", "fsync", "replace", "rename", "unlink", "rmdir", "ftruncate")
 
 
-def go_on(task, out, sampler):
+def go_on(task, out, sampler, seed):
     """What a user does: resume if there is a run, else train."""
+    told = out.with_suffix(".drawn")
+    job.train_blocks = telling(job.train_blocks, lambda line: append_line(told, line))
     # Whoever begins compiles apart from whoever goes on, as a user's processes do: the same bits
     # must come of another compilation. Within either, the first process compiles for all.
     programs = out.parent / ("programs-of-resumed" if out.exists() else "programs-of-begun")
@@ -63,12 +70,38 @@ def go_on(task, out, sampler):
         tables="lazy" if sampler.endswith("lazy") else "dense",
         flush_every=6 if sampler.endswith("lazy") else None,
         checkpoint_seconds=0.0,
-        insecure_seed=1,  # so that an undisturbed run draws the same
+        insecure_seed=None if seed == "secret" else int(seed),
         audit=False,
     )
     record = json.loads(task)
     trained = load({"settings": {}, **record}, "TASK")
     run.run(trained, config, out, name=record["name"])
+
+
+def append_line(path, line):
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def telling(train_blocks, tell):
+    """Blocks of training whose draws are told: by which noise key and seeds, and which steps."""
+
+    def told(algorithm, mechanism, state, data, *, keys, declare, **how):
+        sampler, seeds = mechanism.sampler, keys.sampling
+
+        def declared(steps):
+            assert not (declare.__self__._folder.path / STOP).exists(), "a seed is on the disk"
+            declare(steps)
+            drawn = [sampler.drawn_epoch(step // sampler.steps_per_epoch) for step in steps]
+            by = [f"{seeds(epoch) if callable(seeds) else seeds:x}" for epoch in drawn]
+            history = declare.__self__._ledger.history
+            line = {"attempt": len(history.attempts) - 1, "noise": keys.noise.tolist()}
+            line["process"] = os.getpid()
+            tell({**line, "steps": [steps.start, steps.stop], "seeds": by})
+
+        return train_blocks(algorithm, mechanism, state, data, keys=keys, declare=declared, **how)
+
+    return told
 
 
 def fork(work):
@@ -109,14 +142,14 @@ def watch_operations(run, before):
         setattr(os, operation, watched(operation, getattr(os, operation)))
 
 
-def crash_points(task, out, sampler):
+def crash_points(task, out, sampler, seed):
     """Trains undisturbed; returns the names of all file operations, in order."""
     names = out.with_suffix(".operations")
 
     def work():
         with open(names, "w") as file:
             watch_operations(out, lambda name, *call: print(name, file=file, flush=True))
-            go_on(task, out, sampler)
+            go_on(task, out, sampler, seed)
 
     assert fork(work) == 0
     return names.read_text().splitlines()
@@ -145,9 +178,32 @@ def assert_same(out, reference, what):
         sys.exit(f"{what}: {left ^ expected | stray} should not be there, or should")
 
 
-def at_points(task, folder, sampler, chosen):
+def assert_sound(out, reference, what):
+    """What two processes drew was declared, by keys and seeds that they do not share."""
+    history = RunDirectory.open(out).history()
+    lines = [json.loads(line) for line in out.with_suffix(".drawn").read_text().splitlines()]
+    counted = {(attempt.index, step) for attempt in history.attempts for step in attempt.steps}
+    taken = [(line["attempt"], step) for line in lines for step in range(*line["steps"])]
+    seeds = [
+        pair for line in lines for pair in zip(line["seeds"], range(*line["steps"]), strict=True)
+    ]
+    if not {*taken} <= counted:
+        sys.exit(f"{what}: steps were taken that are not declared")
+    if len({*taken}) < len(taken) or len({*seeds}) < len(seeds):
+        sys.exit(f"{what}: steps were drawn twice")
+    if len(history.attempts) > 2 or history.attempts[-1].steps.stop != max(taken)[1] + 1:
+        sys.exit(f"{what}: {history.attempts}")
+    if {path.name for path in out.iterdir()} != {path.name for path in reference.iterdir()}:
+        sys.exit(f"{what}: other files are left than of an undisturbed run")
+    noise = {(tuple(line["noise"]), line["process"]) for line in lines}
+    if len({key for key, _ in noise}) < len({process for _, process in noise}):
+        sys.exit(f"{what}: two processes have one noise")
+
+
+def at_points(task, folder, sampler, seed, chosen):
     reference = folder / "reference"
-    points = crash_points(task, reference, sampler)
+    points = crash_points(task, reference, sampler, seed)
+    check = assert_sound if seed == "secret" else assert_same
     for number, point in enumerate(chosen or points):
         if point not in points:
             sys.exit(f"no operation is called {point!r}; there are {points}")
@@ -155,24 +211,24 @@ def at_points(task, folder, sampler, chosen):
 
         def work(out=out, point=point):
             die_at(out, point)
-            go_on(task, out, sampler)
+            go_on(task, out, sampler, seed)
 
         status = fork(work)
         if status != -signal.SIGKILL:
             sys.exit(f"{point}: not killed but {status}")
-        status = fork(lambda out=out: go_on(task, out, sampler))
+        status = fork(lambda out=out: go_on(task, out, sampler, seed))
         if status:
             sys.exit(f"{point}: going on failed with {status}")
-        assert_same(out, reference, point)
-        print(f"{point}: the same bits", flush=True)
+        check(out, reference, point)
+        print(f"{point}: held", flush=True)
 
 
 if __name__ == "__main__":  # whoever collects tests imports this too, and is to keep what it has
     # Blocks so short that the run has several, and a checkpoint after each.
-    task, folder, (sampler, *points) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    task, folder, (sampler, seed, *points) = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     job.BLOCK_STEPS = 2 if sampler.endswith("lazy") else 4
     # A task that offers a calibration has one, on however few rows.
     calibrations.calibration_sums = lambda kind, num_examples, **about: FullSums(3, 4.0)
     folder.mkdir(parents=True, exist_ok=True)
     code_digest()  # of what is imported now: whoever edits a file meanwhile changes no run
-    at_points(task, folder, sampler, points)
+    at_points(task, folder, sampler, seed, points)

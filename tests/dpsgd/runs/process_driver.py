@@ -27,8 +27,8 @@ from dpsgd.engine import placement as placement_module
 from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs import job, run
-from dpsgd.runs.checkpoint import PENDING
-from dpsgd.runs.fingerprint import code_digest, task_code_digest
+from dpsgd.runs.draws import STOP
+from dpsgd.runs.environment import code_digest
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import together
 from dpsgd.runs.stop import STOPPED, Stopped
@@ -49,7 +49,6 @@ def folder(tmp_path):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     # Of what is imported now: whoever edits a file meanwhile changes no run.
     code_digest()
-    task_code_digest(tiny_task.line)
     return tmp_path
 
 
@@ -265,18 +264,28 @@ def test_what_differs(folder):
         assert not run.out.exists()
 
 
-def test_other_number(folder):
-    """On another number of processes a run goes on as another attempt, and counts as such."""
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_other_number(folder, how):
+    """Other processes go on after a stop in the attempt, and after a kill in another."""
     run = Run(folder / "run", 2, all={"before": slowly, "insecure_seed": None})
     run.await_steps(8)
     planned = json.loads((run.out / "guarantee.json").read_text())["epsilon_upper"]
-    os.kill(run.trainer(1), signal.SIGKILL)
-    check_ended(run)
+    if how == "stopped":
+        os.kill(run.pids[1], signal.SIGTERM)
+        assert run.end(WITHIN) == [STOPPED] * 2
+    else:
+        os.kill(run.trainer(1), signal.SIGKILL)
+        check_ended(run)
+    assert (run.out / STOP).exists() == (how == "stopped")
     go_on(run.out, 3)
     *_, steps, epsilon, _ = outcome(run.out)
-    assert [number for number, _ in steps] == [0, 1]
-    assert steps[1][1].start > 0
-    assert epsilon > planned
+    if how == "stopped":
+        assert len(steps) == 1
+        assert epsilon == planned
+    else:
+        assert [number for number, _ in steps] == [0, 1]
+        assert epsilon > planned
+    assert not (run.out / STOP).exists()
 
 
 def test_between_line_and_sum(folder):
@@ -320,7 +329,7 @@ def test_sharded(folder):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_lazy(folder, devices):
-    """Pending noise lies in both processes: one dies before a flush, and they go on."""
+    """One dies between two flushes, and they go on from the last."""
     words = tiny_task.Words(words=2_000)
     given = {"tables_learning_rate": 1.0, "tables_momentum": 0.9, "flush_every": 12}
     how = {"task": words, "tables": "lazy", **given}
@@ -332,7 +341,6 @@ def test_lazy(folder, devices):
     run.await_steps(20)
     os.kill(run.trainer(1), signal.SIGKILL)
     check_ended(run)
-    assert list((run.out / "checkpoints").glob(f"*{PENDING}.npz"))
     assert outcome(go_on(run.out, 2, devices=devices, all=how)) == whole
 
 
@@ -384,7 +392,7 @@ def another_program():
 def noise_of_each():
     """Each process has noise of its own, and so a model of its own."""
     noise_key = RootKey.noise_key
-    RootKey.noise_key = lambda root, attempt: noise_key(root, attempt + jax.process_index())
+    RootKey.noise_key = lambda root, attempt=0: noise_key(root, attempt + jax.process_index())
 
 
 def a_shard_for_both():
@@ -444,7 +452,7 @@ def dying():
 
     def append_and_die(self, body):
         append(self, body)
-        if body.get("steps", [0])[0] == 8:
+        if body.get("declare", [0])[0] == 8:
             os.kill(os.getpid(), signal.SIGKILL)
 
     Ledger._append = append_and_die

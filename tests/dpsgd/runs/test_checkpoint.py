@@ -13,7 +13,6 @@ import pytest
 from several import together
 
 from dpsgd.core.state import Table, TrainState
-from dpsgd.engine.placement import Placement
 from dpsgd.runs import checkpoint
 from dpsgd.runs.checkpoint import KEPT, Checkpoint, Checkpoints
 from dpsgd.runs.processes import Processes
@@ -37,7 +36,7 @@ def checkpoints(tmp_path):
 
 
 def save(checkpoints, step, **kind):
-    checkpoints.save(Checkpoint(state(step, **kind), f"head {step}", 1.5))
+    checkpoints.save(Checkpoint(state(step, **kind), 0, f"head {step}", 1.5))
 
 
 def files(checkpoints):
@@ -61,34 +60,42 @@ def test_the_newest_two_are_kept_and_come_back_bit_for_bit(checkpoints):
     assert len(files(checkpoints)) == KEPT == 2
 
 
-def pending(step, table=None):
-    table = (
-        Table(jnp.ones((4, 2)), None, steps=jnp.full(4, step, jnp.int32))
-        if table is None
-        else table
-    )
-    params = {"table": table.values, "w": jnp.float32([step])}
-    return TrainState(jnp.int32(step), params, ()).with_tables({0: table})
+def test_no_checkpoint_is_made_of_a_state_with_pending_noise(checkpoints):
+    table = Table(jnp.ones((4, 2)), None, steps=jnp.zeros(4, jnp.int32))
+    pending = TrainState(jnp.int32(1), {"table": table.values}, ()).with_tables({0: table})
+    with pytest.raises(ValueError, match="pending noise: flush it"):
+        checkpoints.save(Checkpoint(pending, 0, "head", 1.5))
+    assert not checkpoints.folder.exists()
 
 
-def test_the_newest_without_noise_that_is_pending_is_kept_and_found_by_itself(checkpoints):
-    for step in (1, 2, 3, 4, 5, 6):
-        kind = state if step in (2, 3) else pending
-        checkpoints.save(Checkpoint(kind(step), f"head {step}", 1.5))
-    assert [path.name.lstrip("0") for path in files(checkpoints)] == [
-        "3.npz",
-        "5.pending.npz",
-        "6.pending.npz",
-    ]
-    assert {path.stat().st_mode & 0o777 for path in files(checkpoints)} == {0o600}
-    newest = checkpoints.latest(LIKE, pending(0))
-    jax.tree.map(np.testing.assert_array_equal, newest.state, pending(6))
-    assert newest.state.pending
-    assert_is(checkpoints.latest(LIKE, LIKE), 3)  # a run without lazy tables reads none of those
-    assert_is(checkpoints.latest(LIKE), 3)
-    assert checkpoints.latest_head() == "head 6"
-    checkpoints.destroy_after(5)
-    assert [path.name.lstrip("0") for path in files(checkpoints)] == ["3.npz", "5.pending.npz"]
+def test_a_checkpoint_takes_the_room_that_was_kept_for_it(checkpoints):
+    for step in (1, 2, 3):
+        checkpoints.reserve(checkpoints.room(state(step)))
+        (kept,) = checkpoints.folder.glob(".reserved*")
+        place, room = kept.stat().st_ino, kept.stat().st_size
+        save(checkpoints, step)
+        newest = files(checkpoints)[-1].stat()
+        assert (newest.st_ino, newest.st_size <= room) == (place, True)
+        assert not list(checkpoints.folder.glob(".*"))
+        assert_is(checkpoints.latest(LIKE), step)
+
+
+def test_where_there_is_no_room_none_is_taken(checkpoints, monkeypatch):
+    def full(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.reserve(checkpoints.room(state(1)))
+    assert not files(checkpoints)
+
+
+def test_checkpoints_after_a_step_are_destroyed(checkpoints):
+    for step in (1, 2):
+        save(checkpoints, step)
+    checkpoints.destroy_after(1)
+    assert_is(checkpoints.latest(LIKE), 1)
+    assert len(files(checkpoints)) == 1
 
 
 @pytest.mark.parametrize("stride", [29, pytest.param(7, marks=pytest.mark.long)])
@@ -108,10 +115,9 @@ def test_a_flipped_byte_anywhere_is_noticed_or_without_effect(checkpoints, strid
     assert fell_back > len(whole) / stride / 4
 
 
-@pytest.mark.parametrize("kind", [state, pending])
-def test_what_is_cut_or_of_another_checkpoint_gives_way_to_the_one_before(checkpoints, kind):
+def test_what_is_cut_or_of_another_checkpoint_gives_way_to_the_one_before(checkpoints):
     for step in (1, 2, 3):
-        checkpoints.save(Checkpoint(kind(step), f"head {step}", float(step)))
+        checkpoints.save(Checkpoint(state(step), step, f"head {step}", float(step)))
     older, newest = files(checkpoints)[-2:]
     content = newest.read_bytes()
     with np.load(older) as other, np.load(newest) as saved:
@@ -121,7 +127,7 @@ def test_what_is_cut_or_of_another_checkpoint_gives_way_to_the_one_before(checkp
         np.savez(newest, allow_pickle=False, **arrays)
 
     changed = [name for name in whole if not np.array_equal(whole[name], others[name])]
-    assert {"ledger_head", "seconds", "sha256", "state.step"} < set(changed)
+    assert {"attempt", "ledger_head", "seconds", "sha256", "state.step"} < set(changed)
     damages = [lambda n=n: newest.write_bytes(content[:n]) for n in (0, 1, 100, -1)]
     damages += [lambda name=n: holds(**{**whole, name: others[name]}) for n in changed]
     damages += [lambda m=m: holds(**{n: x for n, x in whole.items() if n != m}) for m in whole]
@@ -129,16 +135,17 @@ def test_what_is_cut_or_of_another_checkpoint_gives_way_to_the_one_before(checkp
     damages += [lambda: shutil.copy(older, newest.with_name("000000000009.npz"))]
     for damage in damages:
         damage()
-        found = checkpoints.latest(LIKE, pending(0))
-        assert (int(found.state.step), found.ledger_head, found.seconds) == (2, "head 2", 2.0)
+        found = checkpoints.latest(LIKE)
+        assert found.place == (2, 2, "head 2")
+        assert found.seconds == 2.0
     newest.with_name("000000000009.npz").unlink()
     holds(**whole)
-    assert int(checkpoints.latest(LIKE, pending(0)).state.step) == 3
+    assert int(checkpoints.latest(LIKE).state.step) == 3
     for path in files(checkpoints):
         path.write_bytes(content[:100])
     assert checkpoints.latest_head() is None
     with pytest.raises(ValueError, match="every checkpoint is damaged"):
-        checkpoints.latest(LIKE, pending(0))
+        checkpoints.latest(LIKE)
 
 
 @pytest.mark.parametrize("kind", [{"size": 4}, {"dtype": jnp.float16}], ids=["shape", "dtype"])
@@ -204,7 +211,7 @@ def save_parts(folder, steps=(1, 2), count=2, dtype=np.float32):
             rows = Dealt(whole.params["table"], processes.index, count)
             noise = Dealt(whole.noise, processes.index, count, axis=1)
             state = whole._replace(raw_params={**whole.params, "table": rows}, noise=noise)
-            Checkpoints(folder, processes).save(Checkpoint(state, f"head {step}", 1.5))
+            Checkpoints(folder, processes).save(Checkpoint(state, 0, f"head {step}", 1.5))
 
     assert together(count, work) == [None] * count
 
@@ -251,36 +258,6 @@ def test_a_part_that_is_damaged_takes_all_to_the_checkpoint_before(tmp_path, dea
     assert_all_have(tmp_path / "c", 1, count=1)
     # Its head is known all the same: a ledger that is older than that is refused.
     assert Checkpoints(tmp_path / "c").latest_head() == "head 2"
-
-
-def test_rows_whose_noise_is_pending_lie_in_parts_that_go_with_their_checkpoint(tmp_path, dealt):
-    folder, whole = tmp_path / "c", np.arange(8, dtype=np.float32).reshape(4, 2)
-
-    def work(processes):
-        for step in (1, 2, 3, 4):
-            rows = Dealt(whole + step, processes.index, 2)
-            one = pending(step, Table(rows, None, steps=np.full(4, step, np.int32)))
-            if step == 1:
-                one = TrainState(np.int32(1), {"table": rows}, ())
-            Checkpoints(folder, processes).save(Checkpoint(one, f"head {step}", 1.5))
-
-    assert together(2, work) == [None, None]
-    kept = {f"{1:012d}": "", f"{3:012d}": ".pending", f"{4:012d}": ".pending"}
-    kinds = ("npz", "part-0-of-2", "part-1-of-2")
-    assert {path.name for path in folder.iterdir()} == {
-        f"{name}{end}.{kind}" for name, end in kept.items() for kind in kinds
-    }
-    like = pending(0, Table(whole, None, steps=np.zeros(4, np.int32)))
-    found = Checkpoints(folder).latest(TrainState(np.int32(0), {"table": whole}, ()), like)
-    placed = Placement(tuple(jax.devices()[:1])).put_state(found.state)
-    np.testing.assert_array_equal(placed.raw_params["table"], whole + 4)
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    Checkpoints(folder).destroy_after(3)
-    assert {path.name.partition(".")[0] for path in folder.iterdir()} == {
-        f"{step:012d}" for step in (1, 3)
-    }
-    Checkpoints(folder).remove()
-    assert not folder.exists()
 
 
 def test_a_checkpoint_that_one_process_cannot_read_is_read_by_none(tmp_path, dealt):

@@ -8,8 +8,8 @@ from tiny_task import assert_same, config_of, line, run_and_stop, short_blocks
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
 from dpsgd.engine.feed import Streamed
-from dpsgd.runs import job
-from dpsgd.runs.ledger import read
+from dpsgd.runs.draws import STOP
+from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.run import Run
 
 HOST = {"data_on": "host", "insecure_seed": 3}
@@ -46,7 +46,7 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
     resume(out)
     assert_same(out, whole)
     assert not folder.exists()
-    assert not {"root.key", "batches.json", "checkpoints"} & {f.name for f in out.iterdir()}
+    assert not {"secret.json", "batches.json", "checkpoints"} & {f.name for f in out.iterdir()}
 
 
 @pytest.mark.parametrize("when", ["before the run", "at the stop"])
@@ -68,32 +68,28 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
     assert not folder.exists()
 
 
-def test_a_real_secret_draws_what_the_run_itself_would_draw(tmp_path):
-    """Two copies of one begun run, of which one draws ahead, end in the same bits."""
-    Run.create(line, config_of(data_on="host"), tmp_path / "a")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    Run.open(tmp_path / "a").draw(tmp_path / "batches")
-    if read(tmp_path / "a" / "ledger.jsonl").head != read(tmp_path / "b" / "ledger.jsonl").head:
-        pytest.fail("drawing began an attempt that training would not have begun")
-    resume(tmp_path / "a")
-    resume(tmp_path / "b")
-    assert_same(tmp_path / "a", tmp_path / "b")
-
-
-def test_a_new_attempt_needs_new_batches_and_counts_as_ever(tmp_path, monkeypatch):
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "stopped"])
+def test_batches_belong_to_the_attempt_that_drew_them(tmp_path, monkeypatch, begun):
     out, folder = tmp_path / "run", tmp_path / "batches"
-    run_and_stop(line, config_of(data_on="host"), out)
+    if begun:
+        Run.create(line, config_of(data_on="host"), out)
+    else:
+        run_and_stop(line, config_of(data_on="host"), out)
     Run.open(out).draw(folder)
-    digest = job.Job.program_digest
-    monkeypatch.setattr(job.Job, "program_digest", lambda self: digest(self) + " changed")
+    stop = (out / STOP).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Streamed, "hold", refuse_rows)
+        assert resume(shutil.copytree(out, tmp_path / "copy"))["attempts"] == 1
+    Run.open(out).draw(folder)  # again, as a run that ends destroys them
+    (out / STOP).unlink()  # as a process that is killed would have
+    with Ledger.open(out / "ledger.jsonl") as ledger:
+        first = ledger.history.attempts[0].steps.stop
+        ledger.declare(range(first, first + 8))
+    (out / STOP).write_bytes(stop)
     with pytest.raises(ValueError, match=r"another attempt.*draw them again.*batches\.json"):
         resume(out)
-    history = read(out / "ledger.jsonl")
-    assert [g.steps for g in history.attempts] == [range(0, 16), range(16, 16)]
     Run.open(out).draw(folder)
-    resume(out)
-    history = read(out / "ledger.jsonl")
-    assert [g.steps for g in history.attempts] == [range(0, 16), range(16, 30)]
+    assert resume(out)["attempts"] == 2  # the second one had taken no step
     assert not folder.exists()
 
 
@@ -156,4 +152,4 @@ def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resu
     assert folder.exists()
     resume(out)
     assert not folder.exists()
-    assert not (out / "root.key").exists()
+    assert not (out / STOP).exists()

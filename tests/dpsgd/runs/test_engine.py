@@ -10,6 +10,7 @@ import pytest
 from tiny_task import Line, config_of, line
 
 from dpsgd import NoiseMultiplier, RunSpec, resume, run
+from dpsgd.engine.programs import digest
 from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import choose, resolved
 from dpsgd.runs.result import FinishedRun
@@ -72,7 +73,7 @@ def test_a_loss_that_could_see_other_examples_is_refused_before_a_step_is_declar
     with pytest.raises(ValueError, match="examples could mix: the loss uses custom_vmap_call"):
         run(Mixing(), config, tmp_path / "run")
     ledger = tmp_path / "run" / "ledger.jsonl"
-    assert not ledger.exists() or '"steps"' not in ledger.read_text()
+    assert not ledger.exists() or '"declare"' not in ledger.read_text()
 
 
 def test_an_existing_directory_is_left_as_it_is(tmp_path):
@@ -115,5 +116,6 @@ def test_equal_tasks_train_with_their_own_fields(kind):
         assert task == Faint()
         rows = rows_of(task)
         chosen, _ = choose(spec, task, rows)
-        programs.add(Job.of(task, resolved(chosen, rows[1]), rows=rows).program_digest())
+        (program,) = Job.of(task, resolved(chosen, rows[1]), rows=rows).programs()
+        programs.add(digest(program))
     assert len(programs) == 2

@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from own_sampler import Coins
@@ -27,9 +26,7 @@ from accounting import epsilon
 from dpsgd import RunSpec, resume, run
 from dpsgd.models.model import export
 from dpsgd.noise.correlated import banded_square_root
-from dpsgd.runs import checkpoint, plan
-from dpsgd.runs.fingerprint import task_code_digest
-from dpsgd.runs.history import LedgerError
+from dpsgd.runs import plan
 from dpsgd.runs.ledger import read
 from samplers.settings import SETTINGS, settings_of
 
@@ -103,24 +100,6 @@ def test_bands_that_are_chosen_are_recorded_and_shown(ran):
     assert f"C{shown}" in (folder / "whole" / "report.md").read_text()
 
 
-def lost(state):
-    return state._replace(noise=jax.tree.map(np.zeros_like, state.noise))
-
-
-def shifted(state):
-    """By a step, as each row is that of another."""
-    return state._replace(noise=jax.tree.map(lambda rows: np.roll(rows, 1, axis=0), state.noise))
-
-
-@pytest.mark.parametrize("bug", [lost, shifted])
-def test_a_history_that_is_lost_or_shifted_shows(bug, ran, tmp_path, monkeypatch):
-    restore = checkpoint._restore
-    monkeypatch.setattr(checkpoint, "_restore", lambda *of: bug(restore(*of)))
-    out = shutil.copytree(ran("auto bands")[0] / "stopped", tmp_path / "run")
-    with pytest.raises(ValueError, match="does not hold the noise of its steps"):
-        resume(out)
-
-
 def test_a_resumed_run_decides_nothing_and_goes_on_with_its_own_noise_alone(
     ran, tmp_path, monkeypatch
 ):
@@ -133,7 +112,7 @@ def test_a_resumed_run_decides_nothing_and_goes_on_with_its_own_noise_alone(
     record, before = contents(out, "config.json"), (out / "ledger.jsonl").read_bytes()
     other = {"bands": 2, "coefficients": [1.0, 0.5]}
     (out / "config.json").write_text(json.dumps({**record, **other}))
-    with pytest.raises(LedgerError, match="begun with banded toeplitz noise and resumes only so"):
+    with pytest.raises(ValueError, match="is not what the run was begun with"):
         resume(out)
     assert (out / "ledger.jsonl").read_bytes() == before
     (out / "config.json").write_text(json.dumps(record))
@@ -148,7 +127,7 @@ def test_a_part_is_trained_and_named_and_the_rest_keeps_its_bits(ran, tmp_path):
     folder = ran("table")[0] / "whole"
     for leaf, before in words.init(0).items():
         assert np.array_equal(params_of(folder)[f"['{leaf}']"], before) == (leaf != "table")
-    assert read(folder / "ledger.jsonl").attempts[0].terms.fingerprint["trained"] == ["table"]
+    assert read(folder / "ledger.jsonl").attempts[0].terms.trained == ("table",)
     export(folder, tmp_path / "model", task=words)
     assert contents(tmp_path / "model", "guarantee.json")["trained"] == ["table"]
 
@@ -182,7 +161,7 @@ def test_a_calibration_of_what_train_leaves_alone_is_refused_or_left_out(tmp_pat
 # --- A sampler from outside the package ----------------------------------------------------------
 
 
-def test_a_sampler_of_ones_own_is_known_by_its_qualified_name_and_its_code(ran):
+def test_a_sampler_of_ones_own_is_known_by_its_qualified_name(ran):
     folder, lines = ran("own sampler")
     assert contents(folder / "stopped", "config.json")["sampler"] == {
         "name": "own_sampler:Coins", "batch_size": 16, "epochs": 3, "num_shards": 1, "heads": 0.25,
@@ -193,4 +172,3 @@ def test_a_sampler_of_ones_own_is_known_by_its_qualified_name_and_its_code(ran):
     assert contents(folder / "resumed", "report.json")["sampler"] == "own_sampler:Coins"
     cost = history.attempts[0].terms.mechanism.privacy()
     assert epsilon(cost, 1e-5) == epsilon(sampler.privacy(1.0), 1e-5)
-    assert task_code_digest(line, None, sampler) != task_code_digest(line)

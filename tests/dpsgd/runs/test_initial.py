@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_task import Line, Words, config_of, edit, line, params_of, run_and_stop
+from tiny_task import Line, Words, config_of, line, params_of, run_and_stop
 
 from accounting import Bound, TrialCount, epsilon
 from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.core.segments import Initial, Trials
 from dpsgd.models.model import export
+from dpsgd.runs.draws import STOP
 from dpsgd.runs.initial import initial_params
 from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle
@@ -85,7 +86,7 @@ def test_known_start_is_priced_together_with_the_run(models, form, tmp_path, cap
     shown = capsys.readouterr().out
     together = Bound(0, record["epsilon_upper_together"]).format_upper()
     assert f"in all 2 runs: epsilon <= {together}, for at most 2 attempts of 6 ep" in shown
-    said = f"{BEGUN}epsilon <= {together} (this run and {form} together); for the other rows, "
+    said = f"{BEGUN}epsilon <= {together} (this run and {form} together), for at most "
     export(out, tmp_path / "exported", task=line)
     exported = json.loads((tmp_path / "exported" / "guarantee.json").read_text())
     for place in (
@@ -130,7 +131,7 @@ def test_ledger_keeps_an_initial_model_that_no_other_run_trained(models, tmp_pat
 
 def test_ledger_states_both_prices_of_an_interrupted_initial_run(tmp_path, capsys):
     cut = run_and_stop(LATER, config_of(), tmp_path / "cut")
-    edit(cut, '"learning_rate": 0.003', '"learning_rate": 0.004')
+    (cut / STOP).unlink()  # as if it was killed
     alone = resume(cut)["epsilon_upper_otherwise"]
     record = run(line, config(init_from=str(cut), noise_multiplier=9.0), tmp_path / "out")
     main(["ledger", str(tmp_path / "out"), "--with", str(cut)])
@@ -240,7 +241,7 @@ def test_selections_and_samplers_from_elsewhere_are_priced_by_no_run():
 def test_terms_with_an_initial_model_survive_the_ledger():
     mechanism = Mechanism(Poisson(1000, batch_size=10, max_batch_size=40), 2.0, 1.0)
     cut = Segment(mechanism, range(7), reproducible_noise=True, not_covered=("labels",))
-    terms = Terms(mechanism, 1e-5, False, {}, initial=Initial("0", (Segment(mechanism), cut), "a"))
+    terms = Terms(mechanism, 1e-5, False, initial=Initial("0", (Segment(mechanism), cut), "a"))
     read_back = Terms.from_record(json.loads(json.dumps(terms.record())))
     assert read_back == terms
     assert read_back.initial.name == "a"
@@ -348,7 +349,7 @@ def test_a_cut_run_resumes_from_the_same_start_alone(models, tmp_path):
     with pytest.raises(FileNotFoundError, match="start does not exist"):
         resume(cut)
     run(LATER, config(), start)
-    with pytest.raises(ValueError, match="is no longer the model that the run started from"):
+    with pytest.raises(ValueError, match="line 1: the run was begun with another initial"):
         resume(cut)
     shutil.rmtree(start)
     shutil.move(tmp_path / "moved", start)
@@ -366,7 +367,7 @@ def test_only_finished_runs_of_one_unit_are_counted_together(models, chain, tmp_
     sampler = Multistage(tree, draws=(2, 2, 2), steps=4)
     attempt = dataclasses.replace(
         chain[0].attempts[0],
-        terms=Terms(Mechanism(sampler, 1.0, 1.0), 1e-5, False, {}, unit="example"),
+        terms=Terms(Mechanism(sampler, 1.0, 1.0), 1e-5, False, unit="example"),
         steps=range(4),
     )
     for attempts in ([attempt], [attempt, *chain[0].attempts]):  # also before a change of course

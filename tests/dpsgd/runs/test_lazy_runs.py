@@ -11,8 +11,8 @@ from tiny_task import assert_same, config_of, contents, declared, watched, words
 
 from dpsgd import resume, run
 from dpsgd.audit.report import AuditReport
-from dpsgd.runs import fingerprint, job
-from dpsgd.runs.ledger import Ledger, LedgerError
+from dpsgd.runs import job
+from dpsgd.runs.checkpoint import Checkpoints
 from dpsgd.runs.stop import Stopped
 
 
@@ -62,8 +62,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.short("20-killed")
-@pytest.mark.parametrize(("step", "how"), [(8, "stopped"), (12, "stopped"), (20, "killed")])
-def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
+@pytest.mark.parametrize(("step", "how"), [(12, "stopped"), (20, "killed")])
+def test_a_run_that_flushes_at_the_same_steps_ends_in_the_bits_of_an_undisturbed_one(
     tmp_path, whole, step, how
 ):
     out = begun(tmp_path / "run", step, how, insecure_seed=3)
@@ -74,24 +74,21 @@ def test_a_run_that_goes_on_unchanged_ends_in_the_bits_of_an_undisturbed_one(
     assert contents(out, "report.json")["lazy_tables"]
 
 
-def test_a_damaged_checkpoint_is_not_gone_on_with_by_others(tmp_path, monkeypatch):
-    out = begun(tmp_path / "run", 20)
-    newest = out / "checkpoints" / f"{20:012d}.pending.npz"
-    newest.write_bytes(newest.read_bytes()[:-100])
-    monkeypatch.setattr(fingerprint, "code_digest", lambda: "other code")
-    resume(out, words)
-    # And not from 16, beyond which steps are declared.
-    assert declared(out) == [range(0, 20), range(12, 30)]
+def test_no_checkpoint_has_pending_noise_and_a_clean_stop_flushes(tmp_path, monkeypatch):
+    saved, save = [], Checkpoints.save
 
+    def saving(self, checkpoint):
+        assert not checkpoint.state.pending
+        saved.append(int(checkpoint.state.step))
+        save(self, checkpoint)
 
-def test_a_ledger_begins_no_attempt_that_would_draw_what_is_pending_again(tmp_path):
-    out = begun(tmp_path / "run", 20)
-    with Ledger.open(out / "ledger.jsonl") as ledger:
-        last = ledger.history.attempts[-1]
-        where = {"step": 16, "origin": ledger.history.head, "repeatable": False}
-        with pytest.raises(LedgerError, match="would be drawn twice"):
-            ledger.resume(last.terms, pending=True, **where)
-    assert declared(out) == [range(0, 20)]
+    monkeypatch.setattr(Checkpoints, "save", saving)
+    resume(begun(tmp_path / "stopped", 20))
+    killed = begun(tmp_path / "killed", 20, "killed")
+    resume(killed)
+    assert saved == [12, 20, 24, 30, 12, 24, 30]
+    assert declared(tmp_path / "stopped") == [range(30)]
+    assert declared(killed) == [range(20), range(12, 30)]
 
 
 def test_an_audit_sees_where_a_run_goes_on_and_none_of_its_rows(tmp_path, monkeypatch):

@@ -60,12 +60,14 @@ OF_UNITS = [
 """Samplers whose units are not the rows, 40 steps each."""
 
 
-def terms(sampler=BINS, *, noise_multiplier=SIGMA, code="a", reproducible=False):
+def terms(sampler=BINS, *, noise_multiplier=SIGMA, reproducible=False):
     mechanism = Mechanism(sampler, noise_multiplier, 2.0 if noise_multiplier else math.inf)
-    return Terms(mechanism, DELTA, reproducible, {"code": code, "devices": ["cpu"]})
+    return Terms(mechanism, DELTA, reproducible, "configuration")
 
 
-OTHER_CODE = terms(code="b")
+def begin(ledger, step):
+    """Begins another attempt."""
+    return ledger.begin(ledger.history.attempts[0].terms, step=step, drawing="", environment={})
 
 
 def declared(path, sampler=BINS, blocks=((0, 8), (8, 16))):
@@ -99,7 +101,6 @@ def test_a_whole_run_is_priced_by_the_file_alone(path, sampler):
         assert read(path).guarantee().epsilon.upper == 0.0  # nothing was declared
         for start in range(0, 40, 8):
             ledger.declare(range(start, start + 8))
-        assert ledger.resume(terms(sampler), step=40, origin=ledger.history.head, repeatable=True)
         assert read(path) == ledger.history
     (attempt,) = read(path).attempts  # these are the terms that it was created with
     assert attempt.terms.record() == terms(sampler).record()
@@ -111,72 +112,23 @@ def test_a_whole_run_is_priced_by_the_file_alone(path, sampler):
     assert len(path.read_text()) < 4_000  # the shape of the tree, and not the tree
 
 
-OTHERS = [terms(), terms(code="b"), terms(noise_multiplier=3.0), terms(SAMPLERS[1])]
-
-
-@given(data=st.data())
-def test_whatever_is_taken_anew_is_counted_again_under_keys_of_its_own(tmp_path_factory, data):
-    """A run dies, resumes from any checkpoint, and changes, in any order."""
-    path = tmp_path_factory.mktemp("run") / "ledger.jsonl"
-    Ledger.create(path, OTHERS[0]).close()
-    counted, keys = [(OTHERS[0], 0, 0)], [read(path).attempts[0].key]
-    saved, begun = [(0, NO_HEAD, 0)], (0, NO_HEAD)  # checkpoints: step, head, attempt
-    for _ in range(data.draw(st.integers(0, 8))):
-        wanted = data.draw(st.sampled_from(OTHERS))
-        step, origin, index = data.draw(st.sampled_from(saved))
-        repeatable = data.draw(st.booleans())
-        last, first, stop = counted[-1]
-        on_path = index == len(counted) - 1 or (step, origin) == begun
-        same = wanted == last and on_path and (repeatable or step >= stop)
-        with Ledger.open(path) as ledger:
-            how = {"step": step, "origin": origin, "repeatable": repeatable}
-            attempt = ledger.resume(wanted, **how)
-            if not same:
-                counted.append((wanted, step, step))
-                keys.append(attempt.key)
-                begun, stop, first = (step, origin), step, step
-            reached = min(40, step + data.draw(st.integers(1, 12)))
-            if reached > step:
-                ledger.declare(range(step, reached))
-                counted[-1] = (wanted, first, max(stop, reached))
-                saved.append((reached, ledger.history.head, len(counted) - 1))
-    history = read(path)
-    assert [attempt.key for attempt in history.attempts] == keys
-    assert len(set(keys)) == len(keys)
-    assert 0 not in keys
-    found = [(attempt.terms.record(), attempt.steps) for attempt in history.attempts]
-    assert found == [(one.record(), range(first, stop)) for one, first, stop in counted]
-
-
-def test_steps_run_again_under_other_keys_cost_more_and_void_what_they_void(path):
+def test_steps_of_another_attempt_cost_more(path):
     with Ledger.create(path, terms()) as ledger:
         ledger.declare(range(16))
-        once, head = ledger.history.guarantee(), ledger.history.head
-        ledger.resume(OTHER_CODE, step=0, origin=NO_HEAD, repeatable=True)
+        once = ledger.history.guarantee()
+        assert begin(ledger, 0).steps == range(0)
         ledger.declare(range(16))
         twice = ledger.history.guarantee()
         assert twice == cost(ledger.history.parts, DELTA)
         assert twice.epsilon.upper > once.epsilon.upper
         assert twice.attack_advantage.upper < 2 * once.attack_advantage.upper
         assert not any("mechanism was changed" in note for note in twice.notes)
-        ledger.resume(terms(noise_multiplier=3.0), step=16, origin=head, repeatable=True)
-        ledger.declare(range(16, 24))
-        (note,) = [n for n in ledger.history.guarantee().notes if "mechanism was changed" in n]
-        assert "only if no change was decided by looking at what was released" in note
-        ledger.resume(terms(reproducible=True), step=16, origin=head, repeatable=True)
-        assert ledger.history.guarantee().epsilon is not None  # it has released nothing yet
-        ledger.declare(range(16, 17))
-    assert "guesses the seed" in read(path).guarantee().sentence()
+    assert read(path).guarantee() == twice
 
 
-def test_a_tree_of_the_same_shape_with_other_examples_is_another_and_only_its_shape_is_kept(path):
-    with Ledger.create(path, terms(OF_UNITS[0])) as ledger:
-        ledger.declare(range(8))
-        sampler = read(path).attempts[0].terms.mechanism.sampler
-        moved = UnitTree(TREE.starts, TREE.leaves[::-1].copy(), TREE.labels)
-        other = terms(Multistage(moved, (3, 2, 2), steps=40))
-        how = {"step": 8, "origin": ledger.history.head, "repeatable": True}
-        assert ledger.resume(other, **how).index == 1
+def test_of_a_tree_its_shape_alone_is_kept(path):
+    Ledger.create(path, terms(OF_UNITS[0])).close()
+    sampler = read(path).attempts[0].terms.mechanism.sampler
     with pytest.raises(ValueError, match="only the shape of this sampler's tree is known"):
         BatchSource(sampler, seed=1).batch(0)
 
@@ -191,23 +143,22 @@ def nameless():
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"),
+    ("sampler", "environment", "why"),
     [
-        (terms(nameless()), "has no sampler 'nameless.<locals>.Local'"),
-        (replace(terms(), fingerprint={"at": object()}), "JSON has no object"),
+        (nameless(), {}, "has no sampler 'nameless.<locals>.Local'"),
+        (BINS, {"at": object()}, "JSON has no object"),
     ],
-    ids=["sampler", "fingerprint"],
+    ids=["sampler", "environment"],
 )
-def test_what_could_not_be_read_back_is_not_written(path, bad, why):
+def test_what_could_not_be_read_back_is_not_written(path, sampler, environment, why):
     with pytest.raises(ValueError, match=why):
-        Ledger.create(path, bad)
+        Ledger.create(path, terms(sampler), "", environment)
     assert path.read_bytes() == b""
 
 
 def test_numbers_of_numpy_are_numbers(path):
-    plain, numpy = (replace(terms(), fingerprint={"n": n}) for n in (2, np.int64(2)))
-    with Ledger.create(path, numpy) as ledger:
-        assert ledger.resume(plain, step=0, origin=NO_HEAD, repeatable=True).index == 0
+    Ledger.create(path, terms(), "", {"n": np.int64(2)}).close()
+    assert read(path).attempts[0].environment == {"n": 2}
 
 
 SUMS = FullSums(3, 6.0)
@@ -235,8 +186,7 @@ def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
         whole = ledger.history.guarantee()
         with pytest.raises(ValueError, match="beyond the run's last step"):
             ledger.declare(range(43, 44))
-        again = replace(with_sums, fingerprint={"code": "b"})
-        ledger.resume(again, step=40, origin=ledger.history.heads[1], repeatable=True)
+        begin(ledger, 40)
         ledger.declare(range(40, 43))
         twice = ledger.history.guarantee()
     assert str(whole.epsilon) in caveat
@@ -251,49 +201,7 @@ def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
     assert any(str(SUMS) in note for note in twice.notes)
 
 
-# --- Which keys ----------------------------------------------------------------------------------
-
-
-def resumed(path, **changes):
-    """The attempt in which a run goes on at step 8, from a checkpoint of its own path."""
-    how = {"terms": terms(), "step": 8, "repeatable": True} | changes
-    with Ledger.open(path) as ledger:
-        how.setdefault("origin", ledger.history.heads[1])
-        return ledger.resume(how.pop("terms"), **how)
-
-
-KEYS = {
-    "bits that do not repeat": ({"repeatable": False}, 1),
-    "nothing to repeat": ({"step": 16, "repeatable": False, "alone": True}, 0),
-    "a copy": ({"step": 16, "alone": False}, 0),
-    "a copy whose bits do not repeat": ({"step": 16, "repeatable": False, "alone": False}, 1),
-}
-
-
-@pytest.mark.parametrize(("changes", "index"), KEYS.values(), ids=KEYS)
-def test_keys_are_kept_only_where_the_same_sums_come_again_or_none_did(path, changes, index):
-    declared(path)
-    if changes.get("step") == 16:
-        changes = changes | {"origin": read(path).head}
-    found = resumed(path, **changes)
-    assert found.index == index
-    assert 0 < found.key < 2**64
-    assert (found.key == read(path).attempts[0].key) == (index == 0)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"repeatable": False}, {"terms": OTHER_CODE}],
-    ids=["machine", "code"],
-)
-def test_copies_that_are_resumed_in_one_way_get_different_keys(path, changes):
-    """Where bits do not repeat, two sums of equal code differ too: a difference without noise."""
-    declared(path)
-    copy = path.with_name("copy.jsonl")
-    copy.write_bytes(path.read_bytes())
-    attempts = [resumed(at, **changes) for at in (path, copy)]
-    assert [attempt.index for attempt in attempts] == [1, 1]
-    assert len({attempt.key for attempt in (*read(path).attempts, *attempts)}) == 3
+# --- What lines say ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -305,7 +213,6 @@ def test_copies_that_are_resumed_in_one_way_get_different_keys(path, changes):
 )
 def test_terms_that_cannot_be_priced_are_refused(path, changes, message):
     Ledger.create(path, terms(reproducible=True)).close()
-    assert read(path).attempts[0].key == 0
     body = json.loads(path.read_text())
     del body["hash"]
     path.write_bytes(line_of(body | changes, NO_HEAD)[0])
@@ -341,27 +248,36 @@ def test_audits_and_what_was_released_are_lines(path):
 # --- What is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("step", "origin"),
-    [(8, NO_HEAD), (9, 1), (17, 2), (0, "ab" * 32), (8, "ab" * 32), (7, 3), (25, 4)],
-)
-@pytest.mark.parametrize("code", ["b", "c"])
-def test_a_checkpoint_that_this_run_never_wrote_is_refused(path, step, origin, code):
-    declared(path)
-    with Ledger.open(path) as ledger:
-        ledger.resume(OTHER_CODE, step=8, origin=ledger.history.heads[1],
-                      repeatable=True)  # fmt: skip
-        ledger.declare(range(8, 24))
-    content = path.read_bytes()
-    origin = read(path).heads[origin] if isinstance(origin, int) else origin
-    with pytest.raises(LedgerError, match=f"the checkpoint of step {step} "):
-        resumed(path, terms=terms(code=code), step=step, origin=origin)
-    assert path.read_bytes() == content
-    beginning = {"attempt": 2, "first_step": step, "origin": origin, "nonce": "00"}
-    line = line_of(beginning | terms().record(), read(path).head)[0]
-    path.write_bytes(content + line)  # nor is a ledger believed that says so
-    with pytest.raises(LedgerError, match=rf"line 6: .*the checkpoint of step {step} "):
+LINES = {
+    "attempt that follows none": ({"attempt": 2}, "attempt 2 does not follow"),
+    "step that none reached": ({"first_step": 17}, "no attempt has reached step 17"),
+    "steps of a gap": ({"declare": [17, 24]}, "do not follow the ones before"),
+    "steps again": ({"declare": [8, 24]}, "do not follow the ones before"),
+    "steps that the run has not": ({"declare": [16, 41]}, "must be in"),
+    "selection": ({"selection": {}}, "declared before all else"),
+}
+
+
+@pytest.mark.parametrize(("line", "why"), LINES.values(), ids=LINES)
+def test_a_line_that_does_not_fit_those_before_is_not_believed(path, line, why):
+    content = declared(path).read_bytes()
+    if {"attempt", "first_step"} & line.keys():
+        line = {"attempt": 1, "first_step": 8, "drawing": "", "environment": {}} | line
+    path.write_bytes(content + line_of(line, read(path).head)[0])
+    with pytest.raises(LedgerError, match=f"line 4: .*({why})"):
         read(path)
+
+
+def test_an_insecure_run_repeats_steps_in_its_one_attempt(path):
+    with Ledger.create(path, terms(reproducible=True)) as ledger:
+        ledger.declare(range(8))
+        before = path.read_bytes()
+        ledger.declare(range(4, 8))
+        assert path.read_bytes() == before
+        ledger.declare(range(4, 12))
+        assert ledger.history.attempts[0].steps == range(12)
+        with pytest.raises(ValueError, match="has one attempt"):
+            begin(ledger, 8)
 
 
 @pytest.mark.parametrize("steps", [16, 40])
@@ -378,9 +294,8 @@ def test_nothing_follows_the_release_which_follows_all_steps(path, steps):
         for more in (
             lambda: ledger.audited("passed"),
             lambda: ledger.release("another"),
-            lambda: ledger.resume(OTHER_CODE, step=40, origin=head,
-                                  repeatable=True),
-        ):  # fmt: skip
+            lambda: begin(ledger, 40),
+        ):
             with pytest.raises(LedgerError, match=r"is closed|other parameters were released"):
                 more()
     assert path.read_bytes() == content
@@ -430,12 +345,12 @@ def test_a_line_that_a_crash_tore_counts_nothing_and_is_removed(path, cut):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("steps", [(16, 24), (6, 12), (8, 41)], ids=["gap", "back", "beyond"])
+@pytest.mark.parametrize("steps", [(16, 24), (0, 12), (8, 41)], ids=["gap", "back", "beyond"])
 def test_steps_that_do_not_join_or_go_beyond_the_run_are_refused(path, steps):
     declared(path, blocks=[(0, 8)])
     with Ledger.open(path) as ledger:
-        ledger.resume(OTHER_CODE, step=8, origin=ledger.history.head, repeatable=True)
-        with pytest.raises(ValueError, match=r"does not join|beyond the run's last"):
+        begin(ledger, 8)
+        with pytest.raises(ValueError, match=r"does not follow|beyond the run's last"):
             ledger.declare(range(*steps))
 
 
@@ -499,7 +414,7 @@ def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(pat
     with Ledger.create(path, terms(sampler)) as ledger:
         lines = []
         for first in range(0, 1_000_000, 250):
-            steps = {"steps": [first, first + 250]}
+            steps = {"declare": [first, first + 250]}
             line, head = line_of(steps, ledger.history.head)
             ledger.history.extend(steps, head)
             lines.append(line)
@@ -508,4 +423,4 @@ def test_reading_a_million_declared_steps_takes_no_time_that_anybody_notices(pat
     before = time.process_time()
     assert len(read(path).attempts[0].steps) == 1_000_000
     assert time.process_time() - before < 1.5
-    assert json.loads(lines[-1])["steps"][1] == 1_000_000
+    assert json.loads(lines[-1])["declare"][1] == 1_000_000

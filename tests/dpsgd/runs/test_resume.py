@@ -1,14 +1,13 @@
 """A run that stops goes on as if it had not, is counted exactly, and tells nobody its secrets."""
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
 import signal
 import stat
-from unittest.mock import Mock
 
-import jax
 import numpy as np
 import pytest
 from tiny_task import (
@@ -17,52 +16,29 @@ from tiny_task import (
     assert_same,
     config_of,
     contents,
+    declared,
     edit,
     line,
     run_and_stop,
     sigterm,
     watched,
-    words,
+    weights,
 )
 
 from accounting import epsilon
-from dpsgd import Independent, RootKey, Run, resume, run
-from dpsgd.engine.placement import Placement
+from dpsgd import Independent, Run, resume, run
+from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.models.model import export
-from dpsgd.runs import fingerprint, job, report
+from dpsgd.runs import job, report
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
+from dpsgd.runs.draws import STOP, drawing_digest
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
+from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
+from samplers.settings import SETTINGS
 
 # --- Stopping and going on -----------------------------------------------------------------------
-
-
-KNOWN_BY = {
-    "config", "data", "code", "task_code", "program", "initial_params", "packages", "python",
-    "platform", "cpu_count", "cpus_allowed", "processor", "backend", "devices",
-    "compiler_options", "xla_flags",
-}  # fmt: skip
-
-
-@pytest.mark.short("one device-dense")
-@pytest.mark.parametrize(
-    ("task", "settings", "more"),
-    [
-        (line, {}, set()),
-        (words, {"tables": "lazy", "tables_learning_rate": 1.0}, {"tables"}),
-    ],
-    ids=["dense", "lazy"],
-)
-@pytest.mark.parametrize("placed", [None, Placement.default()], ids=["one device", "placed"])
-def test_an_attempt_is_known_by_all_that_its_numbers_depend_on(
-    tmp_path, task, settings, more, placed
-):
-    Run.create(task, config_of(**settings), tmp_path / "run", placement=placed)
-    (attempt,) = read(tmp_path / "run" / "ledger.jsonl").attempts
-    options = jax.config.values.keys() | os.environ.keys()  # which have a test of their own
-    expected = KNOWN_BY | more | ({"placement"} if placed else set())
-    assert attempt.terms.fingerprint.keys() - options == expected
 
 
 def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
@@ -102,7 +78,7 @@ def test_the_signals_mean_again_what_they_meant(handler):
 def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
     assert {path.name for path in stopped.iterdir()} == {
         "config.json", "environment.json", "guarantee.json", "ledger.jsonl",
-        "root.key", "checkpoints", DATA, DIAGNOSTICS,
+        STOP, "checkpoints", DATA, DIAGNOSTICS,
     }  # fmt: skip
     history = RunDirectory.open(stopped, finished=False).history()
     (attempt,) = history.attempts
@@ -121,11 +97,11 @@ def test_a_run_that_stopped_keeps_what_it_needs_and_knows_what_it_cost(stopped):
 
 def test_what_a_crash_may_leave_is_mended_without_a_trace(stopped, finished):
     with open(stopped / "ledger.jsonl", "ab") as file:
-        file.write(b'{"steps": [16, 2')
-    (stopped / "checkpoints" / ".000000000024.npz.unfinished").write_bytes(b"PK")
+        file.write(b'{"declare": [16, 2')
+    for name in (".000000000024.npz.unfinished", ".reserved"):
+        (stopped / "checkpoints" / name).write_bytes(b"PK")
     RunDirectory.open(stopped, finished=False).history()
-    resume(stopped)
-    assert_same(stopped, finished)
+    assert resume(stopped)["attempts"] == 1
     assert {path.name for path in stopped.iterdir()} == {path.name for path in finished.iterdir()}
 
 
@@ -136,128 +112,249 @@ def test_a_finished_run_costs_what_was_promised_and_is_tidied_up(finished):
     guarantee = RunDirectory.open(finished).history().guarantee()
     assert guarantee.sentence() == promised["guarantee"]
     assert report["attempts"] == 1
-    assert not (finished / "root.key").exists()
+    assert not (finished / STOP).exists()
     assert not (finished / "checkpoints").exists()
     assert resume(finished) == report
 
 
-def change_settings(out):
-    edit(out, '"learning_rate": 0.003', '"learning_rate": 0.004')
+def kill(out, steps=0):
+    """Has a stopped run be one that was killed, after it had declared some further steps."""
+    (out / STOP).unlink()
+    if steps:
+        with Ledger.open(out / "ledger.jsonl") as ledger:
+            ledger.declare(range(16, 16 + steps))
+    return out
 
 
-CHANGES = {
-    "code": (fingerprint, "code_digest", lambda: "other code"),
-    "task code": (job, "task_code_digest", lambda *of, **more: "other code"),
-    "description": (Line, "describe", lambda task: {"loss": "another"}),
-    "start": (Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)}),
-    "data": dataclasses.replace(line, seed=1),
-    "class": Scaled(),
-    "settings": line,
-}
-
-
-@pytest.mark.short("data", "code", "settings", "start")
-@pytest.mark.parametrize("changed", CHANGES)
-def test_what_is_changed_begins_an_attempt_and_is_counted_in_addition(
-    stopped, monkeypatch, changed
-):
-    task, lines = CHANGES[changed], []
-    if isinstance(task, tuple):
-        monkeypatch.setattr(*task)
-        task = line
-    elif changed == "settings":
-        change_settings(stopped)
-    (noted,) = RunDirectory(stopped).data()
-    report = resume(stopped, task, progress=lines.append)
-    assert len(RunDirectory(stopped).data()) == (2 if changed == "data" else 1)
-    assert RunDirectory(stopped).data()[0] == noted
-    first, second = read(stopped / "ledger.jsonl").attempts
-    assert (first.steps, second.steps) == (range(16), range(16, 30))
-    assert first.key != second.key
-    sampler = first.terms.mechanism.sampler
-    price = epsilon(sampler.privacy_of(1.0, [first.steps, second.steps]), 1e-5)
+@pytest.mark.parametrize("lost", [0, 8])
+def test_a_killed_run_goes_on_in_a_new_attempt_and_counts_what_it_lost(stopped, lost):
+    lines = []
+    report = resume(kill(stopped, lost), progress=lines.append)
+    first, second = declared(stopped)
+    assert (first, second) == (range(16 + lost), range(16, 30))
+    sampler = read(stopped / "ledger.jsonl").attempts[0].terms.mechanism.sampler
+    price = epsilon(sampler.privacy_of(1.0, [first, second], same_rows=True), 1e-5)
     assert (report["epsilon_lower"], report["epsilon_upper"]) == (price.lower, price.upper)
-    entered = epsilon(sampler.with_epochs(4).privacy(1.0), 1e-5).upper  # the second one twice
-    assert epsilon(sampler.privacy(1.0), 1e-5).upper < price.upper < entered
-    assert report["epsilon_upper_otherwise"] == entered
+    assert epsilon(sampler.privacy(1.0), 1e-5).upper < price.upper
+    entered = [range(-(-first.stop // 10) * 10), range(10, 30)]
+    otherwise = epsilon(sampler.privacy_of(1.0, entered, same_rows=True), 1e-5).upper
+    assert report["epsilon_upper_otherwise"] == otherwise > price.upper
     assert report["attempts"] == 2
-    assert any(one.startswith("changed since: ") for one in lines)
 
 
 def test_planned_guarantee_is_withdrawn_by_a_new_attempt(stopped, monkeypatch):
-    """Also for an equal fingerprint: on a GPU no step is repeated."""
-    shutil.rmtree(stopped / "checkpoints")
-    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
     monkeypatch.setattr(job.Training, "train", stop_there)
     with pytest.raises(KeyboardInterrupt):
-        resume(stopped)
-    first, second = read(stopped / "ledger.jsonl").attempts
-    assert first.terms.fingerprint == second.terms.fingerprint
+        resume(kill(stopped))
+    assert declared(stopped) == [range(16), range(16, 16)]
     assert not (stopped / "guarantee.json").exists()
 
 
-def test_correlated_noise_that_is_begun_anew_begins_without_history(tmp_path, monkeypatch):
-    config = config_of(bands=2, coefficients=(1.0, 0.5))
-    out = run_and_stop(line, config, tmp_path / "run")
-    change_settings(out)
-    begun, train_blocks = [], job.train_blocks
+def test_the_price_of_a_kill_at_half_of_an_epoch_is_that_of_its_lost_steps():
+    """At the noise and bins of the page on partial epochs, with two blocks of steps lost."""
+    sampler = BallsAndBins(625 * 8, 8)
+    ends = [range(312 + 2 * BLOCK_STEPS), range(312, 625)]
+    assert BLOCK_STEPS == 64
+    assert epsilon(sampler.privacy(0.5), 1e-5).upper == pytest.approx(3.59, abs=0.01)
+    assert epsilon(sampler.privacy_of(0.5, ends, same_rows=True), 1e-5).upper <= 3.80
 
-    def seen(algorithm, mechanism, state, *rest, **how):
-        begun.append([np.asarray(row).any() for row in state.noise])
+
+def train_blocks_told(monkeypatch, tell):
+    """Has `tell(state, keys)` called when steps are about to be taken."""
+    train_blocks = job.train_blocks
+
+    def told(algorithm, mechanism, state, *rest, **how):
+        tell(state, how["keys"])
         return train_blocks(algorithm, mechanism, state, *rest, **how)
 
-    monkeypatch.setattr(job, "train_blocks", seen)
+    monkeypatch.setattr(job, "train_blocks", told)
+
+
+def test_noise_goes_on_with_its_history_in_an_attempt_and_without_in_a_new_one(
+    tmp_path, monkeypatch
+):
+    config = config_of(bands=2, coefficients=(1.0, 0.5))
+    out = run_and_stop(line, config, tmp_path / "run")
+    killed = kill(shutil.copytree(out, tmp_path / "killed"))
+    begun = []
+    train_blocks_told(
+        monkeypatch, lambda state, keys: begun.append([np.asarray(x).any() for x in state.noise])
+    )
     # A process that dies before anything is saved begins as the one before it.
     with monkeypatch.context() as patch:
         patch.setattr(job.Training, "train", stop_there)
         with pytest.raises(KeyboardInterrupt):
-            resume(out)
-    report = resume(out)
-    first, second = read(out / "ledger.jsonl").attempts
-    assert (first.steps, second.steps) == (range(16), range(16, 30))
-    assert begun == [[False]]
+            resume(killed)
+    report = resume(killed)
+    assert resume(out)["attempts"] == 1
+    assert begun == [[False], [True]]
+    first = read(killed / "ledger.jsonl").attempts[0]
+    assert declared(killed) == [range(16), range(16, 30)]
     independent = dataclasses.replace(first.terms.mechanism, noise=Independent())
-    segments = independent.privacy_of([first.steps, second.steps])
+    segments = independent.privacy_of(declared(killed), same_rows=True)
     assert report["epsilon_upper"] == epsilon(segments, 1e-5).upper
 
 
-@pytest.mark.short("killed")
-@pytest.mark.parametrize("declared", [0, 8], ids=["stopped", "killed"])
-def test_copies_share_no_noise_where_bits_do_not_repeat(stopped, tmp_path, monkeypatch, declared):
-    """As on a GPU, where two copies of one program differ in the last bits of their sums."""
-    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
-    if declared:
-        with Ledger.open(stopped / "ledger.jsonl") as ledger:
-            ledger.declare(range(16, 16 + declared))
-    root = RootKey.load(stopped / "root.key")
-    root.begin_run(read(stopped / "ledger.jsonl").name)
-    root.hold()  # the fixture is a copy by itself
+def drawn_by(seeds, sampler, steps):
+    """The examples that a process draws in each of some steps."""
+    source = BatchSource(sampler, seeds)
+    return [np.concatenate(source.cut(step)[0]) for step in steps]
+
+
+@pytest.mark.parametrize("name", ["balls-and-bins", "balls-and-bins, fixed", "shuffle", "poisson"])
+def test_each_example_takes_part_once_an_epoch_over_a_clean_stop(tmp_path, monkeypatch, name):
+    kind, _, fixed = name.partition(", ")
+    more = {"assignment": "fixed"} if fixed else {}
+    sampler = SETTINGS[kind](batch_size=16, epochs=3, **more)
+    told = []
+    train_blocks_told(monkeypatch, lambda state, keys: told.append((int(state.step), keys)))
+    out = run_and_stop(line, config_of(sampler=sampler), tmp_path / "run")
+    kept = json.loads((out / STOP).read_text())
+    killed = kill(shutil.copytree(out, tmp_path / "killed"))
+    for folder in (out, killed):
+        resume(folder)
+    (_, first), (at, second), (_, anew) = told
+    assert at == 16
+    sampler = read(out / "ledger.jsonl").attempts[0].terms.mechanism.sampler
+    begin, end = 10 * bool(not fixed), 20  # of the epoch that was interrupted
+    before, after, other = (
+        drawn_by(keys.sampling, sampler, range(*steps))
+        for keys, steps in ((first, (begin, 16)), (second, (16, end)), (anew, (16, end)))
+    )
+    if kind == "poisson":
+        assert kept["seed"] is None  # steps are drawn one by one: no seed is kept
+    else:
+        whole = np.sort(np.concatenate([*before[-6:], *after]))
+        assert np.array_equal(whole, np.arange(160))
+    assert not all(map(np.array_equal, after, other))
+    # No seed of another epoch was on the disk, and none serves two attempts.
+    seeds = [{keys.sampling(epoch) for epoch in range(3)} for keys in (first, second, anew)]
+    shared = seeds[0] & seeds[1]
+    assert shared == (set() if kind == "poisson" else {int(kept["seed"], 16)})
+    assert not seeds[2] & (seeds[0] | seeds[1])
+
+
+def test_no_two_processes_draw_equal_noise_also_from_copies(stopped, tmp_path, monkeypatch):
     copies = [shutil.copytree(stopped, tmp_path / name) for name in ("one", "two")]
-    runs = [stopped, *copies]
-    for out in runs:
+    killed = [kill(shutil.copytree(stopped, tmp_path / f"killed {k}")) for k in (1, 2)]
+    noise = []
+    train_blocks_told(
+        monkeypatch, lambda state, keys: noise.extend([keys.noise, keys.of_sums.noise, keys.loss])
+    )
+    for out in (stopped, *copies, *killed):
         resume(out)
-    before = read(stopped / "ledger.jsonl").attempts[0].key
-    last = [read(out / "ledger.jsonl").attempts[-1] for out in runs]
-    assert len({g.key for g in last}) == 3
-    # Whose bits nobody repeats goes on; a copy, or whoever had declared more, begins anew.
-    assert [g.key == before for g in last] == [not declared, False, False]
-    assert [g.steps for g in last[1:]] == [range(16, 30)] * 2
-    params = [np.load(out / "params.npz")["['w']"] for out in runs]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert not np.array_equal(params[one], params[other])  # as under one noise they would
-    counted = [read(out / "ledger.jsonl").guarantee().epsilon.upper for out in runs]
-    assert counted[1] == counted[2] > epsilon(last[0].terms.mechanism.privacy(), 1e-5).upper
+    assert len({key.tobytes() for key in noise}) == len(noise) == 15
+    params = [weights(out) for out in (stopped, *copies, *killed)]
+    for k, one in enumerate(params):
+        assert not any(np.array_equal(one, other) for other in params[:k])
 
 
-def test_a_copy_that_began_anew_is_no_copy_anymore(stopped, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpsgd.runs.plan.repeats_exactly", lambda: False)
-    copy = shutil.copytree(stopped, tmp_path / "copy")
+def test_a_seed_lies_on_the_disk_only_between_a_stop_and_the_next_declaration(
+    tmp_path, monkeypatch
+):
+    seen, declare = [], Ledger.declare
+
+    def declaring(self, steps):
+        seen.append((self.path.parent / STOP).exists())
+        return declare(self, steps)
+
+    monkeypatch.setattr(Ledger, "declare", declaring)
+    out = run_and_stop(line, config_of(), tmp_path / "run")
+    assert stat.S_IMODE((out / STOP).stat().st_mode) == 0o600
+    kept = (out / STOP).read_bytes()
+    resume(out)
+    assert seen == [False] * 4
+    assert not (out / STOP).exists()
+    assert kept  # and nobody who restores it continues a finished run
+    (out / STOP).write_bytes(kept)
+    assert resume(out)["attempts"] == 1
+    assert not (out / STOP).exists()
+
+
+def test_a_stop_of_another_step_or_attempt_continues_nothing(stopped):
+    kept = (stopped / STOP).read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "train_blocks", watched(sigterm_at(0)))
+        with pytest.raises(Stopped):
+            resume(stopped)
+    assert declared(stopped) == [range(24)]
+    (stopped / STOP).write_bytes(kept)
+    assert resume(stopped)["attempts"] == 2
+
+
+@pytest.mark.parametrize("when", ["declared", "saved"])
+def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
+    def full(*of, **how):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with monkeypatch.context() as patch:
-        patch.setattr(job.Training, "train", stop_there)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                resume(copy)
-    assert len(read(copy / "ledger.jsonl").attempts) == 2
+        if when == "declared":
+            patch.setattr(Ledger, "_append", full)
+        else:
+            patch.setattr(RunDirectory, "append_diagnostics", full)
+        with pytest.raises(OSError, match="the disk is full; nothing is lost"):
+            resume(stopped)
+    assert (stopped / STOP).exists()
+    assert resume(stopped)["attempts"] == 1
+
+
+def test_other_code_of_the_sampler_begins_an_attempt(stopped, monkeypatch):
+    monkeypatch.setattr("dpsgd.runs.plan.drawing_digest", lambda sampler: "other code")
+    assert resume(stopped)["attempts"] == 2
+
+
+def test_a_digest_of_draws_tells_samplers_apart_and_is_the_same_again():
+    kinds = [BallsAndBins(160, 16, epochs=2, assignment=mode) for mode in ("redrawn", "fixed")]
+    kinds += [kind(160, 16) for kind in (BallsAndBins, Poisson, Shuffle, Deterministic)]
+    kinds += [Poisson(160, 16, max_batch_size=18)]
+    assert len({drawing_digest(one) for one in kinds}) == len(kinds)
+    assert [drawing_digest(one) for one in kinds] == [drawing_digest(one) for one in kinds]
+
+
+UNCOVERED = {
+    "loss": Scaled(),
+    "start": (Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)}),
+}
+
+
+@pytest.mark.parametrize("changed", UNCOVERED)
+def test_other_code_of_the_task_goes_on_in_the_attempt(stopped, monkeypatch, changed):
+    task = UNCOVERED[changed]
+    if isinstance(task, tuple):
+        monkeypatch.setattr(*task)
+        task = line
+    assert resume(stopped, task)["attempts"] == 1
+
+
+REFUSED = {
+    "configuration": ('"learning_rate": 0.003', '"learning_rate": 0.004'),
+    "noise": ('"noise_multiplier": 1.0', '"noise_multiplier": 2.0'),
+    "rows": dataclasses.replace(line, seed=1),
+    "description": (Line, "describe", lambda task: {"headline": "other"}),
+    "digest of rows": None,
+}
+
+
+@pytest.mark.parametrize("changed", REFUSED)
+def test_another_configuration_or_other_rows_are_refused_with_their_file(
+    stopped, monkeypatch, changed
+):
+    given, task, what = REFUSED[changed], None, "config.json"
+    if changed == "rows":
+        task, what = given, f"{DATA}: the run was begun on other rows"
+    elif changed == "digest of rows":
+        (stopped / DATA).unlink()
+        what = f"{DATA} is missing"
+    elif changed == "description":
+        monkeypatch.setattr(*given)
+        what = "describes itself otherwise than when the run was begun .headline, better, width"
+    else:
+        edit(stopped, *given)
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=what) as refused:
+        resume(stopped, task)
+    assert "\n" not in str(refused.value)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
 def test_diagnostics_have_each_step_once(finished, tmp_path):
@@ -287,12 +384,9 @@ def test_a_ledger_that_was_rolled_back_is_refused(stopped, finished, tmp_path, d
             refuse(out)
 
 
-LAZY = {"tables": "lazy", "tables_learning_rate": 1.0, "tables_momentum": 0.0, "flush_every": 100}
-
-
-def often(task, settings, out):
+def often(task, out):
     """A stopped run with checkpoints of steps 8 and 16."""
-    return run_and_stop(task, config_of(checkpoint_seconds=0.0, **settings), out)
+    return run_and_stop(task, config_of(checkpoint_seconds=0.0), out)
 
 
 def damage_an_array(path):
@@ -302,14 +396,9 @@ def damage_an_array(path):
     np.savez(path, allow_pickle=False, **{**arrays, name: arrays[name] + 1})
 
 
-@pytest.mark.short("newest *")
-@pytest.mark.parametrize(
-    ("task", "settings", "damaged"),
-    [(line, {}, True), (line, {}, False), (words, LAZY, True)],
-    ids=["newest damaged", "newest gone", "lazy, newest damaged"],
-)
-def test_a_checkpoint_of_another_run_is_refused(tmp_path, task, settings, damaged):
-    ours, theirs = (often(task, settings, tmp_path / name) for name in ("ours", "theirs"))
+@pytest.mark.parametrize("damaged", [True, False], ids=["newest damaged", "newest gone"])
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, damaged):
+    ours, theirs = (often(line, tmp_path / name) for name in ("ours", "theirs"))
     older, newest = sorted((ours / "checkpoints").iterdir())
     shutil.copy(theirs / "checkpoints" / older.name, older)
     if damaged:
@@ -324,10 +413,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, task, settings, damage
     assert resume(ours)["epsilon_upper"] >= resume(theirs)["epsilon_upper"]
 
 
-@pytest.mark.parametrize("changed", [False, True])
-def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
-    stopped, finished, monkeypatch, changed
-):
+def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(stopped, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(report, "markdown", stop_there)
         with pytest.raises(KeyboardInterrupt):
@@ -338,23 +424,17 @@ def test_a_run_that_dies_between_its_release_and_its_report_ends_all_the_same(
     with pytest.raises(ValueError, match="has released its model"):
         resume(copy)  # which is not trained again
     assert (copy / "ledger.jsonl").read_bytes() == closed
-    assert closed == (finished / "ledger.jsonl").read_bytes()
-    if changed:  # of which another attempt would be made, had it a step to take
-        monkeypatch.setattr(fingerprint, "code_digest", lambda: "other")
     record = resume(stopped)
     assert (stopped / "ledger.jsonl").read_bytes() == closed
     assert record["params_sha256"] == RunDirectory(stopped).params_digest()
-    assert_same(stopped, finished)
+    assert record["attempts"] == 1
 
 
-def test_a_second_process_and_a_missing_secret_or_run_are_refused(stopped, tmp_path):
+def test_a_second_process_and_a_missing_run_are_refused(stopped, tmp_path):
     with Ledger.open(stopped / "ledger.jsonl"):
         with pytest.raises(LedgerError, match="another process is training"):
             resume(stopped)
         RunDirectory.open(stopped, finished=False).history()
-    (stopped / "root.key").unlink()
-    with pytest.raises(FileNotFoundError, match="no root key"):
-        resume(stopped)
     with pytest.raises(FileNotFoundError, match="is not the directory of a run"):
         resume(tmp_path / "nothing")
 
@@ -370,7 +450,7 @@ class Picky(Line):
     ("task", "why"),
     [
         (Line(rows=240), "has 240 training examples, and .* was begun on 160"),
-        (Line(width=4), r"does not hold|of another|\['w'\]"),
+        (Line(width=4), r"describes itself otherwise .*\(width\)"),
         (Picky(), r"no such rows as those of {'headline': 'test_error'"),
     ],
     ids=["rows", "model", "by the task's own check"],
@@ -400,22 +480,20 @@ def test_a_damaged_or_older_configuration_is_refused_in_one_line(
         assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("change", [{"noise_multiplier": 50.0}, {"l2_clip_norm": 9.0}])
-def test_a_run_without_a_step_left_does_not_take_over_another_mechanism(tmp_path, change):
-    """Its report would name a noise that nothing was released under."""
-    out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunDirectory, "write_params", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run(line, config_of(), out)
-    config, ledger = out / "config.json", (out / "ledger.jsonl").read_bytes()
-    asked = config.read_text()
-    config.write_text(json.dumps({**json.loads(asked), **change}))
-    with pytest.raises(ValueError, match=r"no step left to take.*restore the configuration$"):
-        resume(out, line)
-    assert (out / "ledger.jsonl").read_bytes() == ledger
-    config.write_text(asked)
-    assert resume(out, line)["attempts"] == 1
+@pytest.mark.parametrize("field", ["generation", "fingerprint"])
+def test_a_run_of_an_earlier_version_is_refused_in_one_line_that_names_it(stopped, finished, field):
+    body = {"attempt": 0, "first_step": 0, field: {}, "hash": "00"}
+    for out, use in ((stopped, resume), (stopped, read_run), (finished, FinishedRun.read)):
+        before = (out / "ledger.jsonl").read_bytes()
+        (out / "ledger.jsonl").write_text(json.dumps(body) + "\n")
+        with pytest.raises(LedgerError, match=r"is of version 0.2.0 or earlier") as refused:
+            use(out)
+        assert "\n" not in str(refused.value)
+        (out / "ledger.jsonl").write_bytes(before)
+
+
+def read_run(out):
+    return RunDirectory.open(out, finished=False).history()
 
 
 # --- Secrets -------------------------------------------------------------------------------------
@@ -425,8 +503,8 @@ def test_a_run_without_a_step_left_does_not_take_over_another_mechanism(tmp_path
 def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, umask):
     before = os.umask(umask)
     try:
-        out = run_and_stop(line, config_of(insecure_seed=3), tmp_path / "new" / "runs" / "run")
-        owns = {out / "root.key", out / "checkpoints", *(out / "checkpoints").iterdir()}
+        out = run_and_stop(line, config_of(), tmp_path / "new" / "runs" / "run")
+        owns = {out / STOP, out / "checkpoints", *(out / "checkpoints").iterdir()}
         owns |= {out / DATA, out / DIAGNOSTICS}
         for path in (out, out.parent, out.parent.parent, *out.rglob("*")):
             most = 0o700 if path in owns or umask else 0o755
@@ -438,15 +516,7 @@ def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, uma
         os.umask(before)
 
 
-def test_a_root_of_another_run_is_refused(stopped, finished, tmp_path):
-    other = run_and_stop(line, config_of(), tmp_path / "other")
-    (stopped / "root.key").unlink()
-    shutil.copy2(other / "root.key", stopped / "root.key")
-    with pytest.raises(ValueError, match=r"root.*: a run was already begun under"):
-        resume(stopped)
-
-
-@pytest.mark.parametrize("name", ["root.key", "ledger.jsonl", "checkpoints", DIAGNOSTICS])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints", DIAGNOSTICS])
 def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
     (stopped / name).rename(tmp_path / "elsewhere")
     (stopped / name).symlink_to(tmp_path / "elsewhere")
@@ -455,25 +525,29 @@ def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
     assert "\n" not in str(refused.value)
 
 
-def leaks(run, paths):
-    """Files that hold the root secret of a run, or what is derived from it, in some form."""
-    root, attempt = RootKey.load(run / "root.key"), read(run / "ledger.jsonl").attempts[0].key
-    noise, seed = root.noise_key(attempt), root.sampling_seed(attempt)
-    raw = [root._secret, noise.tobytes(), seed.to_bytes(32, "little"), seed.to_bytes(32, "big")]
-    text = [root._secret.hex(), str(seed), *(str(word) for word in noise.tolist())]
-    secrets = [*raw, *(item.encode() for item in text)]
-    files = [path for path in paths if path.is_file()]
-    return [path.name for path in files if any(one in path.read_bytes() for one in secrets)]
-
-
-def test_a_run_holds_no_secret_but_in_its_one_file_and_an_export_none_and_nothing_else(
-    stopped, finished, tmp_path
+def test_no_file_holds_a_secret_but_the_seed_of_a_stop_and_an_export_none(
+    finished, tmp_path, monkeypatch
 ):
-    assert leaks(stopped, stopped.rglob("*")) == ["root.key"]
+    told = []
+    train_blocks_told(monkeypatch, lambda state, keys: told.append(keys))
+    stopped = run_and_stop(line, config_of(), tmp_path / "run")
+    (keys,) = told
+    files = {path.name: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+
+    def holders(number):
+        """The files with a secret number, in some form."""
+        raw = [number.to_bytes(32, end) for end in ("little", "big")]
+        forms = [*raw, f"{number:x}".encode(), str(number).encode()]
+        return {name for name, content in files.items() if any(x in content for x in forms)}
+
+    root = int.from_bytes(keys.root._secret, "little")
+    secret = [root, keys.root.sampling_seed(), *(keys.sampling(epoch) for epoch in (0, 2))]
+    secret += [int.from_bytes(key.tobytes(), "little") for key in (keys.noise, keys.of_sums.noise)]
+    assert not set().union(*map(holders, secret))
+    assert holders(keys.sampling(1)) == {STOP}
     out = tmp_path / "out"
     export(finished, out)  # the same run
     assert {path.name for path in out.rglob("*")} == {"params.npz", "model.json", "guarantee.json"}
-    assert leaks(stopped, out.iterdir()) == []
     with np.load(out / "params.npz") as bundle, np.load(finished / "params.npz") as whole:
         assert bundle.files == whole.files == ["['w']"]
         np.testing.assert_array_equal(bundle["['w']"], whole["['w']"])
@@ -490,9 +564,7 @@ def test_a_run_holds_no_secret_but_in_its_one_file_and_an_export_none_and_nothin
         export(stopped, tmp_path / "other")
 
 
-def test_what_a_run_writes_depends_on_a_row_by_the_model_and_blinded_digests_alone(
-    tmp_path, monkeypatch
-):
+def test_what_a_run_writes_depends_on_a_row_by_the_model_alone(tmp_path, monkeypatch):
     """On data sets that differ in one row, with the same noise and the same batches."""
     runs, ledgers, usual = [tmp_path / "a", tmp_path / "b"], [], Line.columns
 
@@ -511,7 +583,6 @@ def test_what_a_run_writes_depends_on_a_row_by_the_model_and_blinded_digests_alo
         for one in lines:
             del one["hash"]
         assert lines.pop() == {"released": RunDirectory(out).params_digest()}
-        assert lines[0]["fingerprint"].pop("data") == RootKey.from_insecure_seed(5).blind(digest)
         ledgers.append(lines)
     assert ledgers[0] == ledgers[1]
     a, b = (np.load(out / "params.npz") for out in runs)
@@ -530,16 +601,9 @@ def test_what_a_run_writes_depends_on_a_row_by_the_model_and_blinded_digests_alo
     assert a["metrics"]["test_num_examples"] == b["metrics"]["test_num_examples"]
 
 
-def test_a_description_that_was_withdrawn_is_not_left_in_the_configuration(stopped, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Line, "describe", lambda task: {"loss": "another"})
-        patch.setattr(Ledger, "resume", stop_there)
-        with pytest.raises(KeyboardInterrupt):
-            resume(stopped, line)
-    assert contents(stopped, "config.json")["task"]["description"] != line.describe()
-    resume(stopped, line)
-    assert FinishedRun.read(stopped).task["description"] == line.describe()
-
-
 def stop_there(*of, **how):
     raise KeyboardInterrupt
+
+
+def sigterm_at(number):
+    return lambda k, block: os.kill(os.getpid(), signal.SIGTERM) if k == number else None

@@ -7,16 +7,16 @@ from several import together
 
 from dpsgd import Mechanism
 from dpsgd.runs import ledger as module
-from dpsgd.runs.history import NO_HEAD, LedgerError
+from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.processes import Lost
 from dpsgd.runs.terms import Terms
 from samplers import Deterministic
 
 
-def terms(code="a"):
+def terms():
     mechanism = Mechanism(Deterministic(num_examples=640, batch_size=64, epochs=4), 2.0, 1.0)
-    return Terms(mechanism, 1e-4, False, {"code": code})
+    return Terms(mechanism, 1e-4, False)
 
 
 @pytest.fixture
@@ -52,9 +52,7 @@ def test_all_see_what_is_declared_before_they_go_on(path):
 def test_an_attempt_that_the_first_begins_is_that_of_all(path):
     def work(ledger, processes):
         ledger.declare(range(8))
-        other = {"step": 0, "origin": NO_HEAD, "repeatable": True}
-        assert ledger.resume(terms(), **other).index == 0
-        return ledger.resume(terms("b"), **other)
+        return ledger.begin(terms(), step=0, drawing="", environment={})
 
     found = shared(work, path)
     assert found[0] == found[1]

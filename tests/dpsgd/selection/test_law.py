@@ -11,10 +11,9 @@ from scipy import stats
 from toy_trials import COUNT, RATES, content, scripted, select, so_many
 
 from accounting import TrialCount
-from dpsgd import RootKey
 from dpsgd.runs.directory import SECRETS
 from dpsgd.selection import engine
-from dpsgd.selection.vault import Vault
+from dpsgd.selection.vault import Vault, VaultSecret
 
 CANDIDATES = (None, 0.2, 0.5, 0.5)
 """Scores of four candidates: one fails, two are equally good."""
@@ -42,7 +41,7 @@ def law_of_released(count):
 @contextlib.contextmanager
 def vault_of(folder, seed, count, better="lower"):
     folder.mkdir(exist_ok=True)
-    vault = Vault(folder, RootKey.from_insecure_seed(seed), count, better)
+    vault = Vault(folder, VaultSecret(seed.to_bytes(32)), count, better)
     try:
         yield vault
     finally:
@@ -155,8 +154,10 @@ def test_killed_at_any_file_operation_a_selection_goes_on_to_the_same_release(
     here, to = tmp_path / "here", tmp_path / "snapshots"
     here.mkdir()
     to.mkdir()
-    monkeypatch.setattr(RootKey, "from_entropy", lambda: RootKey(b"r" * 32, insecure=False))
-    monkeypatch.setattr(RootKey, "is_copy", False)  # these copies stand for the folder itself
+    secret = VaultSecret(b"r" * 32)
+    monkeypatch.setattr(VaultSecret, "drawn", lambda: secret)
+    # These copies stand for the folder itself.
+    monkeypatch.setattr(VaultSecret, "load", lambda path, selection: secret)
     with so_many(4), scripted(trained) as undisturbed, Snapshots(here, to, every):
         select(here / "out")
     assert len(undisturbed.begun) == 4
@@ -184,7 +185,7 @@ def test_a_selection_that_goes_on_tries_what_is_left_of_the_same_trials(
     trained, tmp_path, monkeypatch
 ):
     out, stop = tmp_path / "out", iter([False, False, False, True])
-    monkeypatch.setattr(Vault, "_stream", lambda self, purpose, number: 7 * number)
+    monkeypatch.setattr(VaultSecret, "stream", lambda self, purpose, number: 7 * number)
     with so_many(4), scripted(trained) as trials:
         with monkeypatch.context() as patch:
             asked = contextlib.nullcontext(lambda: next(stop))

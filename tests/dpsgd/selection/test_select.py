@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from tiny_task import (
     few_rows_are_calibrated,
     line,
     params_of,
+    watched,
 )
 from toy_trials import (
     COUNT,
@@ -34,9 +36,10 @@ from toy_trials import (
 )
 
 from accounting import SelectionProfile, TrialCount, attack_advantage, epsilon
-from dpsgd import Mechanism, RootKey, cost, resume
+from dpsgd import Mechanism, cost, resume
 from dpsgd.files import destroy
 from dpsgd.models.model import export, read_model
+from dpsgd.runs import job
 from dpsgd.runs.directory import SECRETS, RunDirectory
 from dpsgd.runs.history import LedgerError, line_of
 from dpsgd.runs.resolve import resolved
@@ -45,7 +48,7 @@ from dpsgd.runs.stop import Stopped
 from dpsgd.runs.terms import Selection, Terms
 from dpsgd.selection import engine
 from dpsgd.selection.candidates import Candidates, spec_of_trial
-from dpsgd.selection.vault import Vault
+from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import Deterministic, Poisson, Population
 from samplers.settings import SETTINGS
 
@@ -149,7 +152,7 @@ SCORES = dict(zip(RATES, (0.323232, 0.2, 0.454545), strict=True))
 def test_nothing_of_losers_or_their_number_remains(trained, tmp_path, capfd, monkeypatch):
     """One trial and seven leave equal names, sizes, modes, times and lines, but for the model."""
     shown = {}
-    monkeypatch.setattr(RootKey, "from_entropy", lambda: RootKey(b"s" * 32, insecure=False))
+    monkeypatch.setattr(VaultSecret, "drawn", lambda: VaultSecret(b"s" * 32))
     for count in (1, 7):
         out, lines = tmp_path / str(count) / "out", []
         out.parent.mkdir()
@@ -189,7 +192,9 @@ def test_secret_files_are_overwritten_and_no_trial_is_seen_to_come_or_go(trained
     assert len(seen) == 3
     assert len(set(seen)) == 1
     held = content(kept)
-    assert {"secret-root.key", "secret-journal.jsonl", "1-params.npz", "2-ledger.jsonl"} <= {*held}
+    assert {"secret-selection.key", "secret-journal.jsonl", "1-params.npz", "2-ledger.jsonl"} <= {
+        *held
+    }
     assert not any(any(one) for one in held.values())
 
 
@@ -231,7 +236,7 @@ def test_while_it_is_under_way_its_secrets_are_the_owners_and_its_ledger_is_publ
             select(out)
     secrets = out / SECRETS
     assert seen[secrets] == 0o700
-    assert seen[secrets / "root.key"] == seen[secrets / "journal.jsonl"] == 0o600
+    assert seen[secrets / "selection.key"] == seen[secrets / "journal.jsonl"] == 0o600
     assert stat.S_IMODE((out / "ledger.jsonl").stat().st_mode) == 0o644
     assert set(os.listdir(out)) == {"ledger.jsonl", SECRETS}
 
@@ -404,9 +409,6 @@ def test_a_trial_that_was_destroyed_in_part_is_begun_anew(trained, tmp_path, mon
         raise Stopped
 
     with scripted(trained) as trials, so_many(2):
-        monkeypatch.setattr(
-            engine, "resume", lambda path, task: RunDirectory.open(path, finished=False)
-        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "destroy", killed)
             with pytest.raises(Stopped):
@@ -414,6 +416,38 @@ def test_a_trial_that_was_destroyed_in_part_is_begun_anew(trained, tmp_path, mon
         select(out)
     assert len(trials.begun) == 3
     assert set(os.listdir(out)) == RELEASED
+
+
+class Killed(BaseException):
+    """What ends a process at once."""
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_trial_goes_on_after_a_stop_and_begins_again_after_a_kill(how, tmp_path, monkeypatch):
+    begun, train_blocks, out = [], job.train_blocks, tmp_path / "out"
+
+    def told(algorithm, mechanism, state, *rest, keys, **more):
+        begun.append((int(state.step), keys.noise.tobytes()))
+        return train_blocks(algorithm, mechanism, state, *rest, keys=keys, **more)
+
+    def end(number, block):
+        if number == 1 and how == "killed":
+            raise Killed
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(job, "train_blocks", told)
+    monkeypatch.setattr(job, "BLOCK_STEPS", 8)
+    configs = [candidate(checkpoint_seconds=0.0)]
+    with so_many(1):
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "train_blocks", watched(end))
+            with pytest.raises((Killed, Stopped)):
+                select(out, configs)
+        record = select(out, configs)
+    assert [step for step, _ in begun] == [0, 16 if how == "stopped" else 0]
+    assert begun[0][1] != begun[1][1]
+    assert record["attempts"] == 1
 
 
 def test_a_trial_of_another_mechanism_than_declared_is_never_released(trained, tmp_path):
@@ -442,8 +476,8 @@ def test_unequal_candidates_cost_what_the_dearest_does(differing, dearest):
     upper = [epsilon(SelectionProfile(m.privacy(), COUNT), 1e-5).upper for m in (cheap, dear)]
     assert upper[0] < 0.9 * upper[1]
     order = [dear, cheap] if dearest == "first" else [cheap, dear]
-    terms = tuple(Terms(m, 1e-5, False, {"config": str(m)}) for m in order)
-    found = cost([Selection(COUNT, terms, SCORE, "lower", {}).trials()], 1e-5)
+    terms = tuple(Terms(m, 1e-5, False, str(m)) for m in order)
+    found = cost([Selection(COUNT, terms, ({}, {}), SCORE, "lower", {}).trials()], 1e-5)
     assert found.epsilon.upper == pytest.approx(upper[1], rel=1e-6)
     assert found.total_variation.upper >= attack_advantage(dear.privacy()).upper
 
@@ -469,9 +503,9 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
     config = candidate(noise_multiplier=None, target_epsilon=8.0)
     with few_rows_are_calibrated():
         asked = Candidates(calibrated, None, (config,), SCORE, "lower", COUNT)
-        selection = asked.declared(RootKey.from_entropy())
+        selection = asked.declared(VaultSecret.drawn())
         (terms,) = selection.candidates
-        assert terms.mechanism == resolved(spec_of_trial(terms), asked.rows[1]).mechanism
+        assert terms.mechanism == resolved(spec_of_trial(selection, 0), asked.rows[1]).mechanism
     assert terms.mechanism.full_sums == SUMS
     whole = SelectionProfile(terms.mechanism.privacy(), COUNT)
     upper = epsilon(whole, terms.delta).upper
@@ -493,9 +527,9 @@ def test_trials_may_differ_in_their_noise_each_with_as_much_as_it_needs(kinds, s
     wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
     configs = [candidate(**{"sampler": ORDER, **wanted, **kind}, optimizer="sgd") for kind in kinds]
     asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
-    selection = asked.declared(RootKey.from_entropy())
+    selection = asked.declared(VaultSecret.drawn())
     mechanisms = [terms.mechanism for terms in selection.candidates]
-    trials = map(spec_of_trial, selection.candidates)
+    trials = (spec_of_trial(selection, number) for number in range(len(kinds)))
     assert mechanisms == [resolved(trial, asked.rows[1]).mechanism for trial in trials]
     assert [m.noise.bands for m in mechanisms] == [kind.get("bands") or 1 for kind in kinds]
     sigmas = [m.noise_multiplier for m in mechanisms]

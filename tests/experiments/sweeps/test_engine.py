@@ -215,8 +215,8 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     (run,) = (out / "runs").iterdir()
     one = FinishedRun.read(run)
     (first,) = one.history.attempts
-    terms = dataclasses.replace(first.terms, fingerprint={**first.terms.fingerprint, "code": ""})
-    other = dataclasses.replace(one, history=History([dataclasses.replace(first, terms=terms)]))
+    elsewhere = dataclasses.replace(first, environment={**first.environment, "code": ""})
+    other = dataclasses.replace(one, history=History([elsewhere]))
     assert engine._remarks([one, one]) == []
     assert engine._remarks([one, other]) == ["the runs are not alike in: code"]
     (run / DATA).rename(run / "elsewhere")

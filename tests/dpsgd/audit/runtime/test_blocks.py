@@ -7,10 +7,11 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import Mechanism, RootKey, dpsgd
+from dpsgd import Mechanism, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.engine import feed, loop
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, FullBatch, Multistage, Poisson, Shuffle, UnitTree
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]
@@ -113,10 +114,10 @@ def no_noise_in_the_first_block_after_a_resume(patch):
 
 
 def the_keys_of_the_first_attempt(patch):
-    def keys(algorithm, root, attempt, sound=loop.keys_of):
-        return sound(algorithm, root, 0)
+    def first(algorithm, keys, sound=loop.keys_of):
+        return sound(algorithm, dataclasses.replace(keys, attempt=0))
 
-    patch.setattr(loop, "keys_of", keys)
+    patch.setattr(loop, "keys_of", first)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, with_rows
+from dpsgd import LazyTables, Mechanism, dpsgd, with_rows
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime import deferred
@@ -16,6 +16,7 @@ from dpsgd.audit.runtime.deferred import FLUSHED, LAW, SIZES, deferred_checks
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
 from dpsgd.engine.lazy.laws import RunLaws
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

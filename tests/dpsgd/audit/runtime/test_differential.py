@@ -8,13 +8,14 @@ import numpy as np
 import optax
 import pytest
 
-from dpsgd import BandedToeplitz, Diagnostics, Mechanism, RootKey, dpsgd
+from dpsgd import BandedToeplitz, Diagnostics, Mechanism, dpsgd
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.report import AuditReport
 from dpsgd.audit.runtime.blocks import block_checks
 from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.audit.runtime.releases import loud
 from dpsgd.gradients.rules import AutomaticClipping, PerLayerClipping
+from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, Deterministic, Poisson
 
 pytestmark = [pytest.mark.audit, pytest.mark.usefixtures("unoptimised")]

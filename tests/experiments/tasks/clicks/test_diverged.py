@@ -33,7 +33,7 @@ def test_it_is_a_finished_run_whose_metrics_are_undefined(diverged):
     assert record["epsilon_upper"] > 0
     found = FinishedRun.read(diverged)
     assert found.record["epsilon_upper"] == record["epsilon_upper"]
-    assert not (diverged / "root.key").exists()
+    assert not (diverged / "secret.json").exists()
 
 
 @pytest.mark.short("evaluate", "resume", "export")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsgd import LazyTables, Mechanism, RootKey, dpsgd, train_blocks
+from dpsgd import LazyTables, Mechanism, dpsgd, train_blocks
 from dpsgd.runs.optimizer import ADAM, Cosine, hyperparameters
 from dpsgd.runs.recommendation import RecommendationRequest as Request
 from dpsgd.runs.recommendation import Settings, about_sigma, generic
@@ -195,9 +195,7 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
         state = algorithm.init(task.init(0), mechanism, columns)
         sizes = hyperparameters(found.learning_rate, steps)
         state = state._replace(opt_state=state.opt_state._replace(hyperparams=sizes))
-        for block in train_blocks(
-            algorithm, mechanism, state, columns, root=RootKey.from_insecure_seed(0)
-        ):
+        for block in train_blocks(algorithm, mechanism, state, columns, insecure_seed=0):
             state = block.state
         metrics = task.evaluate(state.params, task.store.blocks("validation"))
         assert metrics["log_loss"] < 0.75  # of Adam alone it is 0.6

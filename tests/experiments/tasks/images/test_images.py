@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dpsgd import Mechanism, RootKey, dpsgd, train
+from dpsgd import Mechanism, dpsgd, train
 from experiments.tasks.classes import class_metrics
 from experiments.tasks.images import sources
 from experiments.tasks.images.metrics import few_shot_metrics
@@ -241,7 +241,7 @@ def test_a_few_shot_run_is_audited_and_learns_classes_that_it_never_saw():
     sampler = Multistage(data.population.tree, (7, 5, 4), steps=80, **of)
     trained = train(
         dpsgd(task.loss, optax.adam(0.01)), Mechanism(sampler, 0.1, 1.0), params, data,
-        root=RootKey.from_insecure_seed(0), audit=False,
+        insecure_seed=0, audit=False,
     )  # fmt: skip
     accuracy = [task.metrics(p)["validation_accuracy"] for p in (params, trained.params)]
     assert accuracy[1] > accuracy[0] + 0.02

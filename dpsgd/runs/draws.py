@@ -1,0 +1,146 @@
+"""Sampling seeds of a run: in memory while it runs, and in a file after a clean stop alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpsgd.files import (
+    DAMAGED,
+    SECRET,
+    destroy,
+    fsync_folder,
+    parse_json,
+    reserve,
+    write_atomically,
+)
+from dpsgd.noise.keys import Keys, Seeds
+from dpsgd.runs.decision import Continue, Decision, Stop
+from dpsgd.runs.records import checked
+from samplers import BatchSampler, BatchSource
+from samplers.settings import name_of
+
+STOP = "secret.json"
+"""File of a clean stop, with the sampling seed of an epoch that is not at its end."""
+
+_RESERVED = ".secret.reserved"
+_PUBLIC_SEED = 0
+_STEPS = 64  # of each epoch, whose passes are looked at
+
+
+class EpochSeeds:
+    """Sampling seed of each drawn epoch, independent of the others'.
+
+    >>> seeds = EpochSeeds(7, {1: 5})
+    >>> seeds(1), seeds(0) == seeds(2), seeds
+    (5, False, EpochSeeds(<secret>))
+    """
+
+    def __init__(self, secret: int, known: dict[int, int]) -> None:
+        """Derives seeds from a 256-bit secret, but for those of epochs that are known."""
+        self._secret, self._known = secret.to_bytes(32, "little"), dict(known)
+
+    def __call__(self, epoch: int) -> int:
+        if epoch in self._known:
+            return self._known[epoch]
+        how: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd epoch"}
+        return int.from_bytes(hashlib.blake2b(epoch.to_bytes(8, "little"), **how).digest())
+
+    def __repr__(self) -> str:
+        return "EpochSeeds(<secret>)"
+
+
+def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None) -> Keys:
+    """Returns fresh keys for what is left of a run, and the seed of an epoch that goes on."""
+    keys = Keys.of(insecure_seed)
+    if insecure_seed is not None:
+        return keys
+    stop = decision.stop if isinstance(decision, Continue) else None
+    # In processes that did not read the file, too: seeds must be the same in all.
+    if stop is not None and stop.seed is not None and stop.epoch is None:
+        return Keys(keys.root, seeds=stop.seed)
+    if ":" in name_of(type(sampler)):  # its epochs may share what the seed draws
+        return keys
+    known = {stop.epoch: stop.seed} if stop and stop.seed is not None else {}
+    return Keys(keys.root, seeds=EpochSeeds(keys.root.sampling_seed(), known))  # type: ignore[arg-type]
+
+
+def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:
+    """Returns the clean stop at a step, with the seed that the next process needs."""
+    if step >= sampler.num_steps:
+        return Stop(attempt, step)
+    if not callable(seeds):
+        return Stop(attempt, step, None, seeds)
+    following = sampler.drawn_epoch(step // sampler.steps_per_epoch)
+    begun = step > 0 and sampler.drawn_epoch((step - 1) // sampler.steps_per_epoch) == following
+    if not begun or sampler.as_entered([range(1)]) == [[range(1)]]:  # steps are independent
+        return Stop(attempt, step)
+    return Stop(attempt, step, following, seeds(following))
+
+
+def constant_seed(sampler: BatchSampler, seeds: Seeds, step: int) -> int:
+    """Returns the seed of batches drawn ahead from a step: its epoch's, which serves later ones."""
+    if not callable(seeds):
+        return seeds
+    return seeds(sampler.drawn_epoch(min(step, sampler.num_steps - 1) // sampler.steps_per_epoch))
+
+
+def reserve_stop(folder: Path) -> None:
+    """Keeps room on the disk for a clean stop, unless there is some."""
+    if not (folder / _RESERVED).exists():
+        reserve(folder / _RESERVED, 1024)
+
+
+def write_stop(folder: Path, stop: Stop) -> None:
+    """Writes a clean stop, for its owner alone."""
+    record = {**stop._asdict(), "seed": None if stop.seed is None else f"{stop.seed:x}"}
+    record["sha256"] = _digest(record)
+    content = json.dumps(record).encode() + b"\n"
+    where: Any = {"mode": SECRET, "reserved": folder / _RESERVED}
+    write_atomically(folder / STOP, lambda file: file.write(content), **where)
+
+
+def read_stop(folder: Path) -> Stop | None:
+    """Returns the clean stop that was left behind; None if there is none, or it is damaged."""
+    try:
+        record = checked(parse_json((folder / STOP).read_bytes()), dict[str, Any], STOP)
+        if record.pop("sha256") != _digest(record):
+            return None
+        seed = record.pop("seed")
+        return Stop(**record, seed=None if seed is None else int(seed, 16))
+    except DAMAGED:
+        return None
+
+
+def destroy_stop(folder: Path) -> None:
+    """Destroys what a clean stop left; when this returns, no seed is on the disk."""
+    (folder / _RESERVED).unlink(missing_ok=True)
+    if (folder / STOP).exists():
+        destroy(folder / STOP)
+        fsync_folder(folder)
+
+
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def drawing_digest(sampler: BatchSampler) -> str:
+    """Returns a digest of what a sampler's code draws under a public seed, in two epochs.
+
+    It tells nothing of a run's own draws. Of several shards, it looks at the first.
+    """
+    found = hashlib.sha256()
+    source = BatchSource(sampler, _PUBLIC_SEED, shards=range(1))
+    length = sampler.steps_per_epoch
+    for epoch in range(min(2, -(-sampler.num_steps // length))):
+        first, stop = epoch * length, min((epoch + 1) * length, sampler.num_steps)
+        for step in np.unique(np.linspace(first, stop - 1, _STEPS).astype(np.int64)).tolist():
+            for parts in source.cut(step):
+                for examples in parts:
+                    found.update(len(examples).to_bytes(8, "little"))
+                    found.update(np.asarray(examples, np.int64).tobytes())
+    return found.hexdigest()

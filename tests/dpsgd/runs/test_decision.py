@@ -1,0 +1,188 @@
+"""How a run resumes, held against a model of ten lines over thousands of random histories."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpsgd import Mechanism
+from dpsgd.runs.decision import Continue, NewAttempt, Refuse, Saved, Stop, decide
+from dpsgd.runs.history import History, LedgerError, line_of
+from dpsgd.runs.terms import Terms
+from samplers import BallsAndBins
+
+STEPS = 12
+TERMS = Terms(Mechanism(BallsAndBins(24, 8, epochs=4), 1.0, 1.0), 1e-3, False, config="a")
+
+
+class Folder:
+    """Files of a run, and what every process has drawn with which seed."""
+
+    def __init__(self, terms=TERMS):
+        self.terms, self.history, self.saved, self.stop = terms, History(), [], None
+        self.drawing, self.drawn, self.names = "one", [], itertools.count()
+        self.append({"attempt": 0, "first_step": 0, "nonce": "n", **terms.record()})
+
+    def append(self, body):
+        if "attempt" in body:
+            body |= {"drawing": self.drawing, "environment": {}}
+        self.history.read_on(line_of(body, self.history.head)[0], Path("ledger"))
+
+    def resume(self, rng):
+        """Goes on until it is killed or stops; returns the decision, and what it was made of."""
+        history = self.history
+        found = decide(history, self.saved, self.stop, self.terms, self.drawing)
+        if isinstance(found, Refuse):
+            return found
+        if isinstance(found, NewAttempt):
+            self.saved = [one for one in self.saved if one.step <= found.step]
+            self.append({"attempt": len(history.attempts), "first_step": found.step})
+        seed = found.stop.seed if isinstance(found, Continue) and found.stop else next(self.names)
+        step, self.stop = found.step, None
+        while step < STEPS:
+            if rng.random() < 0.2:
+                return found  # killed
+            stop = min(STEPS, step + int(rng.integers(1, 4)))
+            self.append({"declare": [step, stop]})
+            if rng.random() < 0.2:
+                return found
+            self.drawn += [(len(self.history.attempts) - 1, seed, k) for k in range(step, stop)]
+            step = stop
+            if rng.random() < 0.5:
+                self.saved.insert(0, Saved(step, len(history.attempts) - 1, history.head))
+                if rng.random() < 0.4:
+                    begun = history.heads[history.attempts[-1].line]
+                    self.stop = Stop(begun, step, 0, seed)
+                    return found
+        return found
+
+
+def model(folder):
+    """Continues what has drawn nothing beyond its checkpoint by the same code and seed."""
+    last, index = folder.history.attempts[-1], len(folder.history.attempts) - 1
+    step, by = (folder.saved[0].step, folder.saved[0].attempt) if folder.saved else (0, -1)
+    if not last.steps and step == last.steps.start and last.drawing == folder.drawing:
+        return Continue
+    if by != index or step != last.steps.stop:
+        return NewAttempt
+    kept = folder.stop is not None and folder.stop.step == step
+    alike = last.drawing == folder.drawing
+    return Continue if step == STEPS or (kept and alike) else NewAttempt
+
+
+@pytest.mark.short("0", "1")
+@pytest.mark.parametrize("seed", range(5))
+def test_random_histories_are_resumed_as_the_model_does(seed):
+    rng = np.random.default_rng(seed)
+    decided = set()
+    for _ in range(400):
+        folder = Folder()
+        for _ in range(12):
+            act = rng.random()
+            if act < 0.1 and folder.saved:
+                folder.saved.pop(0)  # the newest checkpoint is damaged
+            elif act < 0.2:
+                folder.drawing = str(rng.choice(["one", "another"]))
+            elif act < 0.25:
+                folder.stop = None
+            else:
+                expected = model(folder)
+                found = folder.resume(rng)
+                assert type(found) is expected
+                decided.add(expected)
+        counted = {(g.index, step) for g in folder.history.attempts for step in g.steps}
+        assert {(index, step) for index, _, step in folder.drawn} <= counted
+        # No seed draws a step twice, and an attempt that takes a step once takes it by one seed.
+        by_seed = [(seed, step) for _, seed, step in folder.drawn]
+        assert len(by_seed) == len(set(by_seed))
+        taken = [(index, step) for index, _, step in folder.drawn]
+        assert len(taken) == len(set(taken))
+    assert decided == {Continue, NewAttempt}
+
+
+def stopped(at=8):
+    """A folder of one attempt that stopped cleanly."""
+    folder = Folder()
+    for first in range(0, at, 4):
+        folder.append({"declare": [first, first + 4]})
+        folder.saved.insert(0, Saved(first + 4, 0, folder.history.head))
+    folder.stop = Stop(folder.history.heads[0], at, 2, 7)
+    return folder
+
+
+def decided(folder, **changes):
+    how = {"checkpoints": folder.saved, "stop": folder.stop, "terms": folder.terms} | changes
+    return decide(folder.history, drawing="one", **how)
+
+
+def test_a_clean_stop_continues_with_its_seed_and_nothing_else_does():
+    folder = stopped()
+    assert decided(folder) == Continue(folder.saved[0], folder.stop)
+    stop = folder.stop
+    for other in (
+        None,
+        stop._replace(attempt="of another attempt"),
+        stop._replace(step=4),
+    ):
+        assert decided(folder, stop=other) == NewAttempt(folder.saved[0])
+    assert decided(folder, checkpoints=folder.saved[1:]) == NewAttempt(folder.saved[1])
+    assert decided(folder, checkpoints=[]) == NewAttempt(None)
+    folder.append({"declare": [8, 12]})
+    assert decided(folder) == NewAttempt(folder.saved[0])
+
+
+def test_a_state_of_an_earlier_attempt_is_not_continued_by_a_later_one():
+    folder = stopped()
+    folder.append({"attempt": 1, "first_step": 4})
+    folder.append({"declare": [4, 8]})
+    stop = folder.stop._replace(attempt=folder.history.heads[3])
+    assert decided(folder, stop=stop) == NewAttempt(folder.saved[0])
+    own = Saved(8, 1, folder.history.head)
+    assert decided(folder, checkpoints=[own], stop=stop) == Continue(own, stop)
+
+
+def test_an_insecure_seed_always_continues():
+    folder = Folder(dataclasses.replace(TERMS, reproducible_noise=True))
+    folder.append({"declare": [0, 8]})
+    folder.saved = [Saved(4, 0, folder.history.head)]
+    assert decided(folder, stop=None) == Continue(folder.saved[0])
+
+
+def with_noise(sigma):
+    mechanism = dataclasses.replace(TERMS.mechanism, noise_multiplier=sigma)
+    return dataclasses.replace(TERMS, mechanism=mechanism)
+
+
+REFUSED = {
+    "configuration": ({"terms": dataclasses.replace(TERMS, config="b")}, "another config"),
+    "noise": ({"terms": with_noise(2.0)}, "line 1: .*another noise_multiplier"),
+    "seed": ({"terms": dataclasses.replace(TERMS, reproducible_noise=True)}, "reproducible_noise"),
+    "older ledger": ({"checkpoints": [Saved(8, 0, "ab" * 32)]}, "rolled back or replaced"),
+    "another attempt": ({"checkpoints": [Saved(4, 1, "head 1")]}, "is not of this run"),
+    "step not declared": ({"checkpoints": [Saved(9, 0, "head 2")]}, "had declared the steps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_no_guarantee_covers_is_refused(changes, why):
+    folder = stopped()
+    if "checkpoints" in changes:
+        heads = {f"head {k}": head for k, head in enumerate(folder.history.heads)}
+        saved = changes["checkpoints"][0]
+        changes = {"checkpoints": [saved._replace(head=heads.get(saved.head, saved.head))]}
+    found = decided(folder, **changes)
+    assert isinstance(found, Refuse)
+    with pytest.raises(LedgerError, match=why):
+        raise LedgerError(found.reason)
+    assert "\n" not in found.reason
+
+
+def test_a_closed_ledger_is_not_trained_on():
+    folder = stopped(12)
+    folder.append({"released": "digest"})
+    assert decided(folder) == Continue(folder.saved[0])
+    found = decided(folder, checkpoints=folder.saved[1:])
+    assert isinstance(found, Refuse)
+    assert "has released its model" in found.reason
