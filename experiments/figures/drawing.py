@@ -149,6 +149,8 @@ def draw_layout(table: pl.DataFrame, layout: Layout) -> Figure:
         given = {"title": name, **layout.axes.get("", {}), **layout.axes.get(name, {})}
         with mpl.rc_context(STYLE):
             axes.set(**given)
+        if given.get("yscale") == "log":
+            axes.set_yscale("log", nonpositive="mask")
         if layout.floor:
             axes.set_ylim(bottom=points.filter(curve=layout.floor)["lower"].to_numpy().min() / 100)
         label_short(axes.xaxis)

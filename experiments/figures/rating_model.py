@@ -37,7 +37,7 @@ from experiments.tasks.ratings.study import (
     split,
 )
 
-CAPS = (5, 10, 20, 50, 100, 200, 400, 700)
+CAPS, SMALL_CAPS = (5, 10, 20, 50, 100, 200, 400, 700), (5, 50, 200)
 """Candidate caps, a public list, up to the size of the catalogue."""
 COLORS = {0.0: "black", 0.1: "#CC79A7", 1.0: "#D55E00", 3.0: "#0072B2", 8.0: "#009E73"}
 LINEAR, FACTORIZED = (0.1, 1.0, 3.0), (1.0, 3.0, 8.0)
@@ -88,13 +88,13 @@ LAYOUT = Layout(
 def jobs(options: Namespace) -> Iterator[Job]:
     """Yields the curves of the exponential mechanism, or one of DP-SGD, at a time."""
     shared = {"ratings": options.ratings, "seeds": options.seeds}
-    shared["caps"] = (5, 50, 200) if options.small else CAPS
-    for panel, (_, epsilons) in MODELS.items():
-        if epsilons is LINEAR:
+    shared["caps"] = SMALL_CAPS if options.small else CAPS
+    for panel, (model, epsilons) in MODELS.items():
+        if model is LinearRatings:
             yield {**shared, "panel": panel, "kind": "law", "epsilons": epsilons}
         for epsilon in (0.0, *epsilons):
             yield {**shared, "panel": panel, "kind": "DP-SGD", "epsilon": epsilon}
-        if epsilons is FACTORIZED:
+        if model is FactorizedRatings:
             for epsilon in epsilons:
                 yield {**shared, "panel": panel, "kind": "chosen cap", "epsilon": epsilon}
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.figures import FIGURES, comparison, crossing, delta, drawing, never_worse
+from experiments.figures import (
+    FIGURES,
+    comparison,
+    crossing,
+    delta,
+    drawing,
+    episodes,
+    never_worse,
+    rating_model,
+)
 from experiments.figures import __main__ as figures
 from experiments.figures.__main__ import figure_of, main, parser
 from experiments.results import computed
@@ -213,7 +222,11 @@ SMALL = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_figure_is_computed_and_drawn(name, tmp_path, capsys):
+def test_a_small_figure_is_computed_and_drawn(name, tmp_path, capsys, monkeypatch):
+    models = {panel: (model, (3.0,)) for panel, (model, _) in rating_model.MODELS.items()}
+    monkeypatch.setattr(rating_model, "MODELS", models)
+    monkeypatch.setattr(rating_model, "SMALL_CAPS", (5, 20))
+    monkeypatch.setattr(episodes, "STEPS", 20)
     assert main([name, "--small", str(tmp_path / "a.svg")]) == 0
     assert (tmp_path / "a.svg").stat().st_size > 10_000
     printed = capsys.readouterr().out
