@@ -164,12 +164,12 @@ def test_impossible_sizes_are_refused_in_one_line(make_epochs, arguments, messag
 
 WRONG_KINDS = {
     "Poisson(10, 2.5)": "batch_size must be an integer >= 1, got 2.5",
-    "Shuffle('10', 2)": "num_examples must be an integer, got '10'",
-    "Deterministic(10, 2, None)": "epochs must be an integer, got None",
-    "Poisson(10, 2, max_batch_size=4.0)": "max_batch_size must be an integer, got 4.0",
-    "Poisson(10, 2, overflow='drop')": 'overflow must be "truncate" or "accumulate", got \'drop\'',
-    "BallsAndBins(10, 2, assignment='new')": 'assignment must be "redrawn" or "fixed"',
-    "Shuffle(10, 2, order=None)": 'order must be "redrawn" or "fixed"',
+    "Shuffle('10', 2)": "num_examples must be an integer >= 1, got '10'",
+    "Deterministic(10, 2, None)": "epochs must be an integer >= 1, got None",
+    "Poisson(10, 2, max_batch_size=4.0)": "max_batch_size must be an integer >= 1, got 4.0",
+    "Poisson(10, 2, overflow='drop')": "overflow must be truncate or accumulate, got drop",
+    "BallsAndBins(10, 2, assignment='new')": "assignment must be redrawn or fixed",
+    "Shuffle(10, 2, order=None)": "order must be redrawn or fixed",
     "BatchSource(Poisson(10, 2), 0.5)": "the sampling seed must be an integer",
 }
 
