@@ -28,8 +28,8 @@ STEPS = "blocks are given the keys, scales and steps of the run"
 FIRST = "the loop's first step releases what its batch does"
 _COPIES = "every device has the same state"
 
-_SHORT = 4  # steps of a block, where full ones cost seconds
-_TAIL = 6  # last steps, of two short blocks
+_SHORT = 2  # steps of a block, where full ones cost seconds
+_TAIL = 3  # last steps, of two short blocks
 _ATTEMPT = 1
 _WORK = 2**33  # coordinates of gradients formed in a full block, at most
 

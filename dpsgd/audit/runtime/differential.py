@@ -162,7 +162,8 @@ class _Steps:
         if not self._steady.size:
             return
         yield from self._parts_of(own.l2_clip_norm, "C", 2)
-        yield from self._parts_of(self._source_norms.min() / 2, "C below all norms", _PARTS)
+        low = self._source_norms.min() / 2
+        yield from self._parts_of(low, "C below all norms", _PARTS, beside_padding=True)
         yield from self._parts_of(2 * self.largest, "C above all norms", 1)
         one = self._numbers[self._steady[:1]]
         special = {"NaN": [x for x in (self._probe.nan,) if x is not None]}
@@ -198,13 +199,13 @@ class _Steps:
         steady = self._numbers[self._steady] if self._steady.size else self._numbers[:1]
         return np.resize(steady, self._every.size)
 
-    def _parts_of(self, clip: float, words: str, most: int) -> Iterator[_Look]:
+    def _parts_of(
+        self, clip: float, words: str, most: int, *, beside_padding: bool = False
+    ) -> Iterator[_Look]:
         """Yields releases under one clip norm that cover the places of a batch."""
         probe, mechanism = self._probe, quiet(self._probe.mechanism, clip)
         parts = self._parts(mechanism)
         chosen = sorted({*np.linspace(0, len(parts) - 1, most).astype(int).tolist()})
-        hidden = [0 if probe.nan is None else probe.nan, 0, int(self._full[-1])]
-        padding = np.resize(hidden, probe.places)
         for number in chosen:
             part = parts[number]
             members, at = self._full[part], part
@@ -213,6 +214,10 @@ class _Steps:
                 members = np.append(members, np.full(others.size, self._poison))
                 at = np.append(part, others)
             yield _Look(f"{part.size} examples, {words}", members, mechanism, at)
+        if not beside_padding:
+            return
+        hidden = [0 if probe.nan is None else probe.nan, 0, int(self._full[-1])]
+        padding = np.resize(hidden, probe.places)
         half, end = parts[0][::2], parts[0][-1:]
         yield _Look(f"half a batch, {words}", self._full[half], mechanism, half, padding)
         yield _Look(f"one example, {words}", self._full[end], mechanism, end, padding)
