@@ -100,7 +100,8 @@ REFUSED = [
     ({"--non-private"}, starting("--clipping") - {"--clipping flat"}, "non-private and clipping"),
     ({"--bands 2"}, SAMPLERS - SEPARATED, "bands"),
     ({"--calibration KIND"}, set(KINDS) - set(CALIBRATED), "calibration"),
-    (LAZY, {"images", "part"}, "tables lazy: the loss has no table"),
+    (LAZY, {"images"}, "tables lazy: the loss declares no look-ups"),
+    (LAZY, {"part"}, "tables lazy: no derivative of the loss reaches a declared table"),
     ({"--calibration KIND"}, {"part", "table"}, "calibration platt cannot be had: it would"),
     (
         {"--noise-multiplier 1"},
