@@ -179,12 +179,15 @@ class _Tests:
         examples = np.concatenate([draw.examples for draw in self._draws])
         steps = np.concatenate([draw.steps for draw in self._draws])
         every, single = np.zeros(self._size, int), np.arange(self._size)
-        ranges, halves = single * min(_GROUPS, self._size) // self._size, np.arange(self._length)
+        ranges = single * min(_GROUPS, self._size) // self._size
         by_step = np.arange(self._length)
         coarse = by_step * min(_GROUPS, self._length) // self._length
         halves = by_step * min(2, self._length) // self._length
         once = self._law.once
-        for rows, columns in ((every, by_step), (ranges, coarse), (single, halves)):
+        chunks = self._watched // len(self._sampler.chunk_range(0))
+        chunks = np.unique(chunks, return_inverse=True)[1]
+        parts = (every, by_step), (ranges, coarse), (single, halves), (chunks, halves)
+        for rows, columns in parts:
             count, trials, expected = self._table(examples, steps, rows, columns)
             yield _binomial(count, trials, expected / trials)
             count, trials, expected = (np.cumsum(x, axis=1) for x in (count, trials, expected))
