@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.signal import lfilter
 
 from dpsgd.audit import reference
 from dpsgd.core.mechanism import Mechanism
@@ -158,8 +157,13 @@ def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: 
     """
     index = np.arange(size)
     if isinstance(noise, BandedToeplitz):
-        z = np.array([reference.normals(noise_key, t, leaf, index) for t in range(step + 1)])
-        return lfilter([1.0], noise.coefficients, z, axis=0)[-1]
+        first, *others = noise.coefficients
+        history: list[np.ndarray] = []
+        for t in range(step + 1):
+            earlier = zip(others, reversed(history), strict=False)
+            z = reference.normals(noise_key, t, leaf, index)
+            history.append((z - sum(c * x for c, x in earlier)) / first)
+        return history[-1]
     if not isinstance(noise, Independent):
         raise TypeError(f"noise={noise!r} has no reference; use Independent or BandedToeplitz")
     return reference.normals(noise_key, step, leaf, index)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
 from dpsgd.gradients.frozen import AbsentTable, RunLoss, leaf_names
-from dpsgd.gradients.isolation import isolated
+from dpsgd.gradients.isolation import Isolated, isolated
 from dpsgd.gradients.losses import Keyed, LossByContents, LossFn, loss_row, takes_key
 
 PyTree = Any
@@ -134,7 +134,7 @@ def _clipped(name: str, index: Any, shapes: dict[str, tuple[int, ...]]) -> jax.A
     return jnp.clip(index, 0, last).astype(jnp.int32)
 
 
-def declared_rows(loss_fn: LossFn) -> RowLoss | None:
+def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
     """Returns the `RowLoss` in a run's loss, or None if it declares no look-ups.
 
     Only wrappers that read no value of a table are looked through.
@@ -144,9 +144,7 @@ def declared_rows(loss_fn: LossFn) -> RowLoss | None:
     return loss_fn if isinstance(loss_fn, RowLoss) else None
 
 
-def traced_places(
-    declared: RowLoss, loss_fn: LossFn, params: PyTree, example: PyTree
-) -> Callable[[PyTree], dict[str, jax.Array]]:
+def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: PyTree) -> Isolated:
     """Returns the look-ups as a trace on one row, which cannot mix examples.
 
     Args:
@@ -172,7 +170,7 @@ def locate(loss_fn: LossFn, rows: PyTree, places: dict[str, jax.Array]) -> PyTre
     return LocatedExample(rows, places)
 
 
-def index_ranges(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, int]:
+def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dict[int, int]:
     """Returns table sizes by example leaf of row indices; empty without declared look-ups.
 
     Args:
@@ -181,7 +179,7 @@ def index_ranges(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, 
       example: One example, or its shapes.
     """
     declared = declared_rows(loss_fn)
-    if declared is None:
+    if declared is None or loss_fn is None:
         return {}
     sizes = dict(zip(leaf_names(params), map(jnp.shape, jax.tree.leaves(params)), strict=True))
     trace = traced_places(declared, loss_fn, params, example)
