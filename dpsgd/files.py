@@ -71,6 +71,11 @@ def reserve(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
+def unfinished_path(path: Path) -> Path:
+    """Returns the temporary file of `write_atomically`, which a dying process may leave."""
+    return path.with_name(f".{path.name}.unfinished")
+
+
 def write_atomically(
     path: Path,
     write: Callable[[IO[bytes]], Any],
@@ -93,7 +98,7 @@ def write_atomically(
     Raises:
       OSError: If it cannot be written, or another process is writing it; `path` is then unchanged.
     """
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = unfinished_path(path)
     used = reserved is not None and reserved.exists()
     if reserved is not None and used:
         os.replace(reserved, unfinished)

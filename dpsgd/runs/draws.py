@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpsgd.files import (
     fsync_folder,
     parse_json,
     reserve,
+    unfinished_path,
     write_atomically,
 )
 from dpsgd.noise.keys import Keys, Seeds
@@ -117,10 +119,15 @@ def read_stop(folder: Path) -> Stop | None:
 
 
 def destroy_stop(folder: Path) -> None:
-    """Destroys what a clean stop left; when this returns, no seed is on the disk."""
+    """Destroys what a clean stop left; when this returns, no seed is on the disk.
+
+    A process that died as it wrote the stop has left the seed under a temporary name.
+    """
     (folder / _RESERVED).unlink(missing_ok=True)
-    if (folder / STOP).exists():
-        destroy(folder / STOP)
+    seeds = folder / STOP, unfinished_path(folder / STOP)
+    if left := [path for path in seeds if os.path.lexists(path)]:
+        for path in left:
+            destroy(path)
         fsync_folder(folder)
 
 

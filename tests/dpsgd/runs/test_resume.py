@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,6 +270,34 @@ def test_a_seed_lies_on_the_disk_only_between_a_stop_and_the_next_declaration(
     (out / STOP).write_bytes(kept)
     assert resume(out)["attempts"] == 1
     assert not (out / STOP).exists()
+
+
+def test_a_seed_whose_writing_was_killed_is_destroyed_before_a_step_is_declared(
+    tmp_path, monkeypatch
+):
+    seen, declare = [], Ledger.declare
+
+    def declaring(self, steps):
+        seen.append(any(b'"seed"' in path.read_bytes() for path in self.path.parent.glob(".s*")))
+        return declare(self, steps)
+
+    def killed(path, renamed):
+        if renamed.name == STOP:
+            raise SystemExit
+        return replace(path, renamed)
+
+    replace = os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        patch.setattr(Path, "unlink", lambda *of, **how: None)  # nor does it tidy up
+        with pytest.raises(SystemExit):
+            run_and_stop(line, config_of(), tmp_path / "run")
+    left = tmp_path / "run" / f".{STOP}.unfinished"
+    assert b'"seed"' in left.read_bytes()
+    monkeypatch.setattr(Ledger, "declare", declaring)
+    assert resume(tmp_path / "run")["attempts"] == 2
+    assert seen == [False] * 2
+    assert not left.exists()
 
 
 def test_a_stop_of_another_step_or_attempt_continues_nothing(stopped):
