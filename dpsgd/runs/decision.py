@@ -94,6 +94,12 @@ def decide(
     saved = checkpoints[0] if checkpoints else None
     if saved and (why := contradiction(history, saved)):
         return Refuse(why)
+    of_stop = [one for one in history.attempts if stop and history.heads[one.line] == stop.attempt]
+    if stop and of_stop and stop.step > of_stop[0].steps.stop:
+        return Refuse(
+            f"the run stopped at step {stop.step:,}, which its ledger does not declare: it was "
+            "rolled back or cut; restore the newer ledger"
+        )
     step = saved.step if saved else 0
     if step < terms.mechanism.num_steps and history.released:
         return Refuse(

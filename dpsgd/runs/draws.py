@@ -15,6 +15,7 @@ from dpsgd.files import (
     SECRET,
     destroy,
     fsync_folder,
+    open_own,
     parse_json,
     reserve,
     unfinished_path,
@@ -24,6 +25,7 @@ from dpsgd.noise.keys import Keys, Seeds
 from dpsgd.runs.decision import Continue, Decision, Stop
 from dpsgd.runs.records import checked
 from samplers import BatchSampler, BatchSource
+from samplers.randomness import check_seed
 from samplers.settings import name_of
 
 STOP = "secret.json"
@@ -31,6 +33,7 @@ STOP = "secret.json"
 
 _RESERVED = ".secret.reserved"
 _PUBLIC_SEED = 0
+_MOST_BYTES = 1024
 _STEPS = 64  # of each epoch, whose passes are looked at
 
 
@@ -65,10 +68,18 @@ def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None
     # In processes that did not read the file, too: seeds must be the same in all.
     if stop is not None and stop.seed is not None and stop.epoch is None:
         return Keys(keys.root, seeds=stop.seed)
-    if ":" in name_of(type(sampler)):  # its epochs may share what the seed draws
+    if not _by_epoch(sampler):
         return keys
     known = {stop.epoch: stop.seed} if stop and stop.seed is not None else {}
     return Keys(keys.root, seeds=EpochSeeds(keys.root.sampling_seed(), known))  # type: ignore[arg-type]
+
+
+def _by_epoch(sampler: BatchSampler) -> bool:
+    return ":" not in name_of(type(sampler))  # epochs of others may share what the seed draws
+
+
+def _no_seeds(epoch: int) -> int:
+    return 0
 
 
 def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:
@@ -94,7 +105,7 @@ def constant_seed(sampler: BatchSampler, seeds: Seeds, step: int) -> int:
 def reserve_stop(folder: Path) -> None:
     """Keeps room on the disk for a clean stop, unless there is some."""
     if not (folder / _RESERVED).exists():
-        reserve(folder / _RESERVED, 1024)
+        reserve(folder / _RESERVED, _MOST_BYTES)
 
 
 def write_stop(folder: Path, stop: Stop) -> None:
@@ -106,16 +117,34 @@ def write_stop(folder: Path, stop: Stop) -> None:
     write_atomically(folder / STOP, lambda file: file.write(content), **where)
 
 
-def read_stop(folder: Path) -> Stop | None:
-    """Returns the clean stop that was left behind; None if there is none, or it is damaged."""
+def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
+    """Returns the clean stop that was left behind; None if there is none, or it is damaged.
+
+    Args:
+      folder: Run directory.
+      sampler: Sampler of the run. A stop without the seed that the sampler needs is damaged.
+
+    Raises:
+      ValueError: If the file is a link, or has other names: the seed would stay there.
+    """
     try:
-        record = checked(parse_json((folder / STOP).read_bytes()), dict[str, Any], STOP)
+        descriptor = open_own(folder / STOP, os.O_RDONLY, SECRET)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(_MOST_BYTES)
+    try:
+        record = checked(parse_json(content), dict[str, Any], STOP)
         if record.pop("sha256") != _digest(record):
             return None
-        seed = record.pop("seed")
-        return Stop(**record, seed=None if seed is None else int(seed, 16))
+        kinds = {"attempt": str, "step": int, "epoch": int | None, "seed": str | None}
+        attempt, step, epoch, seed = (checked(record[name], kinds[name], STOP) for name in kinds)
+        stop = Stop(attempt, step, epoch, None if seed is None else check_seed(int(seed, 16)))
     except DAMAGED:
         return None
+    needed = stop_at(step, attempt, sampler, _no_seeds if _by_epoch(sampler) else 0)
+    seeded = stop.seed is not None or (needed.seed is None and epoch is None)
+    return stop if seeded and epoch in (None, needed.epoch) else None
 
 
 def destroy_stop(folder: Path) -> None:

@@ -298,7 +298,8 @@ def _decided(
     folder: RunDirectory, ledger: Ledger, saved: Sequence[Saved], terms: Terms, drawing: str
 ) -> Continue | NewAttempt:
     """Returns how a run resumes, the same in all processes, or refuses it."""
-    decision = decide(ledger.history, saved, read_stop(folder.path), terms, drawing)
+    stop = read_stop(folder.path, terms.mechanism.sampler)
+    decision = decide(ledger.history, saved, stop, terms, drawing)
     if isinstance(decision, Refuse):
         raise LedgerError(f"{folder.ledger_path}: {decision.reason}")
     Processes.current().check_alike({"files of the run": repr(decision)})

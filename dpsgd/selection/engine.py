@@ -232,7 +232,9 @@ def _goes_on(path: Path) -> bool:
     folder = RunDirectory(path)
     if folder.finished:
         return _whole(folder.history())
-    return read_stop(path) is not None and len(folder.history().attempts) == 1
+    history = folder.history()
+    sampler = history.attempts[0].terms.mechanism.sampler
+    return len(history.attempts) == 1 and read_stop(path, sampler) is not None
 
 
 def _as_declared(history: History, terms: Terms) -> bool:

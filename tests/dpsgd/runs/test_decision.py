@@ -133,6 +133,13 @@ def test_a_clean_stop_continues_with_its_seed_and_nothing_else_does():
     assert decided(folder) == NewAttempt(folder.saved[0])
 
 
+def test_a_ledger_that_is_older_than_its_stop_is_refused():
+    folder = stopped()
+    found = decided(folder, checkpoints=[], stop=folder.stop._replace(step=9))
+    assert isinstance(found, Refuse)
+    assert found.reason.startswith("the run stopped at step 9, which its ledger does not declare")
+
+
 def test_a_state_of_an_earlier_attempt_is_not_continued_by_a_later_one():
     folder = stopped()
     folder.append({"attempt": 1, "first_step": 4})

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from dpsgd.engine.feed import BLOCK_STEPS
 from dpsgd.models.model import export
 from dpsgd.runs import job, report
 from dpsgd.runs.directory import DATA, DIAGNOSTICS, RunDirectory
-from dpsgd.runs.draws import STOP, drawing_digest
+from dpsgd.runs.draws import STOP, drawing_digest, read_stop
 from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.stop import Stopped, stop_requests
@@ -311,6 +312,20 @@ def test_a_stop_of_another_step_or_attempt_continues_nothing(stopped):
     assert resume(stopped)["attempts"] == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"epoch": [1]}, {"epoch": 2}, {"seed": None}, {"seed": "-5"}, {"step": 16.0}],
+    ids=str,
+)
+def test_a_stop_without_the_seed_that_its_sampler_needs_continues_nothing(stopped, changes):
+    record = json.loads((stopped / STOP).read_text()) | changes
+    del record["sha256"]
+    record["sha256"] = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    (stopped / STOP).write_text(json.dumps(record))
+    sampler = read(stopped / "ledger.jsonl").attempts[0].terms.mechanism.sampler
+    assert read_stop(stopped, sampler) is None
+
+
 @pytest.mark.parametrize("when", ["declared", "saved"])
 def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
     def full(*of, **how):
@@ -545,7 +560,7 @@ def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, uma
         os.umask(before)
 
 
-@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints", DIAGNOSTICS])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints", DIAGNOSTICS, STOP])
 def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
     (stopped / name).rename(tmp_path / "elsewhere")
     (stopped / name).symlink_to(tmp_path / "elsewhere")
