@@ -21,7 +21,7 @@ import jax
 from accounting import TrialCount
 from dpsgd.files import destroy, make_folder, write_atomically
 from dpsgd.runs.directory import SECRETS, RunDirectory
-from dpsgd.runs.draws import read_stop
+from dpsgd.runs.draws import STOP, read_stop
 from dpsgd.runs.history import NO_HEAD, History, line_of
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.run import resume, run
@@ -232,6 +232,8 @@ def _goes_on(path: Path) -> bool:
     folder = RunDirectory(path)
     if folder.finished:
         return _whole(folder.history())
+    if not (path / STOP).exists():
+        return False
     history = folder.history()
     sampler = history.attempts[0].terms.mechanism.sampler
     return len(history.attempts) == 1 and read_stop(path, sampler) is not None

@@ -6,6 +6,7 @@ once its line is in the journal. See docs/explanation/secrecy-of-a-selection.md.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -206,5 +207,11 @@ class Vault:
         return checked(lines, list[dict[str, Any]], location)
 
     def _append(self, line: dict[str, Any]) -> None:
-        os.write(self._journal, f"{json.dumps(line)}\n".encode())
-        os.fsync(self._journal)
+        content, length = f"{json.dumps(line)}\n".encode(), os.fstat(self._journal).st_size
+        try:
+            if os.write(self._journal, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._journal)
+        except OSError:
+            os.ftruncate(self._journal, length)
+            raise

@@ -1,5 +1,6 @@
 """Of a selection the best model stays, under the guarantee of the whole, and nothing else."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -398,6 +399,16 @@ def test_an_error_of_the_disk_names_no_trial_and_loses_none(trained, tmp_path):
         assert f"{SECRETS}/" not in str(error.value)
         select(out)
     assert len(trials.begun) == 3
+
+
+def test_a_line_of_the_journal_that_is_written_in_part_is_not_there(tmp_path):
+    write, vault = os.write, Vault(tmp_path, VaultSecret(bytes(32)), COUNT, "higher")
+    with contextlib.closing(vault), pytest.MonkeyPatch.context() as patch:
+        before = (tmp_path / "journal.jsonl").read_bytes()
+        patch.setattr(os, "write", lambda file, content: write(file, content[:5]))
+        with pytest.raises(OSError, match="No space left"):
+            vault.finish(0.5)
+        assert (vault.done, (tmp_path / "journal.jsonl").read_bytes()) == (0, before)
 
 
 def test_a_trial_that_was_destroyed_in_part_is_begun_anew(trained, tmp_path, monkeypatch):
