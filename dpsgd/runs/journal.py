@@ -203,7 +203,7 @@ def _batches(
             return BatchFiles(path, draw_of(job, history, step), seed, job.data)
         except ValueError as error:
             raise ValueError(
-                f"{error}; or remove {folder.path / BATCHES}, and the run draws its own"
+                f"{error}; or remove {path} and {folder.path / BATCHES}, and the run draws its own"
             ) from None
 
     return opened
