@@ -60,10 +60,11 @@ class Run:
         task: Task | None,
         execution: Execution,
         job: Job | None = None,
+        name: str = "",
     ) -> None:
-        """Holds a run; use `create` and `open`."""
+        """Holds a run, with the job and the ledger's name of one made here; use `create`."""
         self.folder: RunDirectory = folder
-        self._task, self._execution, self._job = task, execution, job
+        self._task, self._execution, self._job, self._name = task, execution, job, name
         self._record: dict[str, Any] | None = None
 
     @classmethod
@@ -105,7 +106,7 @@ class Run:
         out = Path(out)
         execution = Execution(placement, Stages(started), progress, log)
         RunDirectory.refuse_existing(out)
-        plan = planned(spec, task, name, execution)
+        plan, made_name = planned(spec, task, name, execution), None
         if Processes.current().first:
             terms, where = plan.job.terms(plan.record), plan.job.environment()
             drawing = drawing_digest(plan.job.mechanism.sampler)
@@ -116,7 +117,9 @@ class Run:
                 made.write_json(DATA, {"data": [plan.digest]})
                 with Ledger.create(made.ledger_path, terms, drawing, where) as ledger:
                     ledger.audited(plan.audit)
-        return cls(RunDirectory(out), plan.job.task, execution, plan.job)
+                    made_name = ledger.history.name
+        made_name = Processes.current().share(made_name)
+        return cls(RunDirectory(out), plan.job.task, execution, plan.job, made_name)
 
     @classmethod
     def open(
@@ -234,10 +237,11 @@ class Run:
         asked = None if job else Asked(self.folder, self._execution.progress)
         with Ledger.open(self.folder.ledger_path, Processes.current()) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
-            if job is not None and ledger.history.untouched:
+            history = ledger.history
+            if job is not None and history.untouched and history.name == self._name:
                 yield ledger, begun(self.folder, job, ledger)  # audited just now
                 return
-            if asked is None:  # another process was at it since
+            if asked is None:  # another process was at it since, or made another run here
                 asked = Asked(self.folder, self._execution.progress)
             yield ledger, resumed(self.folder, asked, ledger, self._task, self._execution)
 

@@ -59,6 +59,18 @@ def test_a_run_that_was_made_here_and_trained_elsewhere_resumes_where_that_was(
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_run_whose_folder_is_another_run_now_is_trained_as_that_was_begun(tmp_path):
+    made = Run.create(line, config_of(noise_multiplier=1.0), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    Run.create(line, config_of(noise_multiplier=4.0), tmp_path / "run")
+    trained = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job.Training, "train", lambda self, *of: trained.append(self.mechanism))
+        with pytest.raises(AttributeError):  # no state comes back
+            made.train()
+    assert trained[0] == read(tmp_path / "run" / "ledger.jsonl").attempts[0].terms.mechanism
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.default_int_handler])
 def test_the_signals_mean_again_what_they_meant(handler):
     before = signal.signal(signal.SIGINT, handler)
