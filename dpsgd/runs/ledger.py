@@ -184,6 +184,7 @@ class Ledger:
         assert self._descriptor is not None, "process 0 writes the ledger"
         if self.history.released:
             raise LedgerError(f"{self.path} is closed: the run is finished, and releases no more")
+        self._check_in_place(self._descriptor)
         line, head = line_of(body, self.history.head)
         length = os.fstat(self._descriptor).st_size
         try:
@@ -195,6 +196,17 @@ class Ledger:
             os.ftruncate(self._descriptor, length)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.history.extend(body, head)
+
+    def _check_in_place(self, descriptor: int) -> None:
+        """Raises LedgerError if the locked file has lost its name: nobody would read its lines."""
+        try:
+            if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+                return
+        except FileNotFoundError:
+            pass
+        raise LedgerError(
+            f"{self.path} was replaced or removed while the run had it open: restore it from a copy"
+        )
 
     def _follow(self) -> None:
         """Reads on what process 0 has written, and compares the ledger with its."""

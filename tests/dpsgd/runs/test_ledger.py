@@ -394,6 +394,19 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(path, monkeypatch, fails):
     assert read(path).attempts[0].steps == range(0, 24)
 
 
+@pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "removed"])
+def test_nothing_is_declared_in_a_ledger_that_lost_its_place(path, replaced):
+    declared(path)
+    content = path.read_bytes()
+    with Ledger.open(path) as ledger:
+        path.unlink()
+        if replaced:
+            path.write_bytes(content)
+        with pytest.raises(LedgerError, match="was replaced or removed while the run had it open"):
+            ledger.declare(range(16, 24))
+        assert ledger.history.attempts[0].steps == range(0, 16)
+
+
 def test_a_declaration_is_on_the_disk_when_it_returns(path, monkeypatch):
     synced = []
     fsync = os.fsync
