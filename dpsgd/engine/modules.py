@@ -175,7 +175,8 @@ def _recorded_lookups(
 
         def read(name: str, ids: Array) -> Array:
             asked.setdefault(name, []).append(ids.ravel())
-            return jax.numpy.zeros((*ids.shape, tables[name].shape[1]), tables[name].dtype)
+            # Values of the parameters: indices that depend on rows are refused below.
+            return jax.numpy.take(tables[name], ids, axis=0, mode="clip")
 
         call(params, read, example, *key)
         return {name: jax.numpy.concatenate(ids) for name, ids in asked.items()}

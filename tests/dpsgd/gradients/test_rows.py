@@ -198,10 +198,11 @@ def looped(module, x):
     [
         (Word(), lambda m, x: m.table.attend(m.table(x[0])).sum(), "is read whole by attend"),
         (Word(), lambda m, x: m.table(jnp.argmax(m.weight[...]) + x).sum(), "depend on its param"),
+        (Word(), lambda m, x: m.table(jnp.argmax(m.table(x[0]))).sum(), "depend on its param"),
         (Word(), looped, "inside a loop"),
         (nnx.Linear(2, 1, rngs=nnx.Rngs(0)), lambda m, x: m(x).sum(), "has no nnx.Embed"),
     ],
-    ids=["tied weights", "ids of parameters", "loop", "no layer"],
+    ids=["tied weights", "ids of parameters", "ids of rows", "loop", "no layer"],
 )
 def test_modules_whose_look_ups_cannot_be_declared_are_refused(module, loss, named):
     def ask():
