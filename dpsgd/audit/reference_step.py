@@ -115,14 +115,13 @@ def clip_factors(
     >>> clip_factors(FLAT, [np.array([[3.0, 4.0], [0.3, 0.4]])], [[0]], 1.0)[0].tolist()
     [0.2, 1.0]
     """
+    require_reference(clipping)
     squares = [sum(_square_sums(gradients[k]) for k in group) for group in groups]
     norms = [np.sqrt(square) for square in squares]
     finite = np.all([np.isfinite(norm) for norm in norms], axis=0)
     shares: Sequence[float] = [1.0] * len(groups)
     if isinstance(clipping, PerLayerClipping):
         shares = clipping.shares or shares
-    elif type(clipping) not in (type(FLAT), AutomaticClipping):
-        raise TypeError(f"clipping={clipping!r} has no reference; use a built-in rule")
     factors = []
     for norm, share in zip(norms, shares, strict=True):
         bound = l2_clip_norm * math.sqrt(share / sum(shares))
@@ -133,6 +132,12 @@ def clip_factors(
                 factor = np.minimum(1.0, bound / norm)
         factors.append(np.where(finite, factor, 0.0))
     return factors
+
+
+def require_reference(clipping: ClippingRule) -> None:
+    """Raises TypeError unless `clipping` is a built-in rule."""
+    if type(clipping) not in (type(FLAT), PerLayerClipping, AutomaticClipping):
+        raise TypeError(f"clipping={clipping!r} has no reference; use a built-in rule")
 
 
 def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: int) -> np.ndarray:

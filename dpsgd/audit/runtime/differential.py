@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend import core
 
 from dpsgd.audit.probe import Probe
-from dpsgd.audit.reference_step import clip_factors
+from dpsgd.audit.reference_step import clip_factors, require_reference
 from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.expected import ExpectedNoise, spread_places
 from dpsgd.audit.runtime.releases import LARGE, UNIT, Release, cast_error, loud, norm, quiet
@@ -32,6 +32,7 @@ PyTree = Any
 STEP = "a step releases what the definition of DP-SGD does"
 ADDS_UP = "sums over different rows add up"
 UNCLIPPED = f"{ADDS_UP}, unclipped"
+ADJACENT = "sums over places next to each other add up"
 
 _OWN = 2.0**-10  # of an example's norm: error of its own arithmetic
 _MOVES = 4  # random moves of the parameters by relative rounding
@@ -41,6 +42,7 @@ _FEW = 3  # examples of a large model
 _PLACES = 2**15  # coordinates of a release compared; 8 times as many of one of noise alone
 _TOGETHER = 2.0**-2  # of C: error of a batch, at most
 _PARTS = 4  # parts of the batch compared under each clip norm
+_ADJACENT = 256  # places whose sums are added up, the first and the last
 _RAISED = range(0, 36, 5)  # powers of 2 by which C is raised until it clips nothing
 
 
@@ -92,6 +94,10 @@ def step_checks(probe: Probe) -> list[CheckResult]:
     if steps.largest > 0:
         raised = quiet(probe.mechanism, 8 * steps.largest)
         checks.append(_additivity_check(probe, raised, UNCLIPPED))
+    if not steps.large:
+        half = min(probe.places, _ADJACENT) // 2
+        ends = np.union1d(np.arange(half), np.arange(probe.places - half, probe.places))
+        checks.append(_additivity_check(probe, quiet(probe.mechanism), ADJACENT, ends))
     return checks
 
 
@@ -109,11 +115,13 @@ class _Steps:
 
     Attributes:
       largest: Largest norm of a gradient; 0 if unknown.
+      large: True for a model of which fewer releases are compared.
     """
 
     def __init__(self, probe: Probe, expected: ExpectedNoise, places: list[np.ndarray]):
         self._probe, self._expected, self._places = probe, expected, places
         large = sum(leaf.size for leaf in jax.tree.leaves(probe.state.params)) > LARGE
+        self.large = large
         units = range(min(probe.units, _FEW) if large else probe.units)
         self._numbers = np.array([*units, *([] if probe.nan is None else [probe.nan])])
         shards = probe.mechanism.sampler.num_shards if probe.algorithm.takes_key else 1
@@ -470,30 +478,41 @@ def _why_no_gradients(probe: Probe, *, large: bool) -> str:
     if probe.tables and large:
         return "a gradient of a large table is not formed"
     try:
-        clip_factors(algorithm.clipping, [np.ones((1, 1))], [[0]], 1.0)
+        require_reference(algorithm.clipping)
     except TypeError as error:
         return str(error)
     return ""
 
 
-def _additivity_check(probe: Probe, mechanism: Mechanism, name: str) -> CheckResult:
+def _additivity_check(
+    probe: Probe, mechanism: Mechanism, name: str, adjacent: np.ndarray | None = None
+) -> CheckResult:
     """Checks that what rows add depends on no other rows: S(A) + S(B) = S(A and B).
 
-    All rows differ, and so do the rows of tables that they look up. Each lies in one place of the
-    batch in all releases.
+    By default all rows differ, and so do the rows of tables that they look up. Each row lies in one
+    place of the batch in all releases.
+
+    Args:
+      probe: Probe of the program.
+      mechanism: Scales of the releases.
+      name: Name of the check.
+      adjacent: Places to use, every other one for A; by default strewn ones, one for each row.
     """
-    count = min(probe.units, probe.places)
+    count = min(probe.units, probe.places) if adjacent is None else adjacent.size
     if count < 2:
         return CheckResult.skipped(name, "a batch has one row")
     clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
-    at = np.random.default_rng(1).permutation(probe.places)[:count]
-    halves = np.array_split(np.arange(count), 2)
+    at, numbers = adjacent, np.arange(count)
+    halves = [numbers[::2], numbers[1::2]]
+    if at is None:
+        at = np.random.default_rng(1).permutation(probe.places)[:count]
+        halves = np.array_split(numbers, 2)
     empty = probe.release((), mechanism)
     noise = norm((1, empty)) * b
-    one, other = (probe.release(half, mechanism, at=at[half]) for half in halves)
+    one, other = (probe.release(half % probe.units, mechanism, at=at[half]) for half in halves)
     sizes = [max(0.0, norm((1, x), (-1, empty)) * b) for x in (one, other)]
     added = [one.pop(0) + other.pop(0) for _ in range(len(one))]
-    whole = probe.release(np.arange(count), mechanism, at=at)
+    whole = probe.release(numbers % probe.units, mechanism, at=at)
     off = norm((1, whole), (-1, added), (1, empty)) * b
     unit = 4 * UNIT + max(cast_error(dtype) for dtype in probe.dtypes)
     deferred = sum(probe.sizes[k] for k in probe.tables)  # whose noise does not cancel

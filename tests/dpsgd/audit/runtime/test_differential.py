@@ -92,6 +92,9 @@ BUGS = {
     "the neighbour's norm, in microbatches above 64": lambda b: b.rows(
         norm=jnp.roll(b.norm, int(b.size > 64))
     ),
+    "5 % of the neighbour's excess in one place": lambda b: b.rows(
+        norm=jnp.where(b.place == 5, 0.95 * b.norm + 0.05 * jnp.roll(b.norm, 1), b.norm)
+    ),
     "2 C in batches above 16": lambda b: b.rows(b.clip * (1 + (b.count > 16))),
     "the batch is clipped": lambda b: clipped(b.rows(jnp.inf).sum(0)[None], b.clip),
     "pairs are clipped": lambda b: clipped(
@@ -231,6 +234,7 @@ RULES = {
     "no gradient": (dpsgd(without_gradient, SGD), {}),
     "NaN is a missing value": (dpsgd(reading_missing, SGD), {}),
     "per-layer": (dpsgd(loss_fn, SGD, clipping=PerLayerClipping(("w", "b"))), {}),
+    "shares": (dpsgd(loss_fn, SGD, clipping=PerLayerClipping(("w", "b"), (1.0, 3.0))), {}),
     "automatic": (dpsgd(loss_fn, SGD, clipping=AutomaticClipping()), {}),
     "own rule": (dpsgd(loss_fn, SGD, clipping=OwnRule(1.0)), {}),
     "bands": (dpsgd(loss_fn, SGD), {"sampler": CYCLE, "noise": BandedToeplitz((1.0, 0.5))}),
