@@ -463,7 +463,9 @@ def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list
     n, cap, last = len(sampler.shard_range(0)), sampler.shard_batch_size, sampler.num_shards - 1
     size = min(n, 2 * cap)
     members, share = some_members(np.random.default_rng(0), n, size), cap / size
-    steps = sorted({*range(min(_CUTS, sampler.num_steps)), sampler.num_steps - 1})
+    end, length = sampler.num_steps, sampler.steps_per_epoch
+    second_epoch = range(length, min(length + 8, end))
+    steps = sorted({*range(min(_CUTS, end)), *second_epoch, end - 1})
     drawn = [(0, step, 0) for step in steps]
     drawn += [(0, step, shard) for step in steps[:8] for shard in sorted({last, (last + 1) // 2})]
     drawn += [(seed, step, 0) for seed in range(1, 9) for step in steps[:8]]
@@ -491,6 +493,8 @@ def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list
     seeds = np.array([one[0] for one in drawn])
     same = (step[first] == step[second]) & (seeds[first] == seeds[second])
     pooled = [both[(first % 2 == 0) & (second == first + 1)], both[same & (of_shard[first] == 0)]]
+    alone = (of_shard[first] == 0) & (of_shard[second] == 0) & (seeds[first] == seeds[second])
+    pooled.append(both[alone & (step[second] == step[first] + length)])
     yield (
         "every step, shard and seed cuts by itself",
         [
