@@ -22,3 +22,10 @@ def test_every_order_of_examples_is_equally_likely_over_several_buckets(small_ch
     for seed in range(2400):
         counts[tuple(sampler.plan(seed, 0).examples.tolist())] += 1
     assert stats.chisquare(list(counts.values())).pvalue > FALSE_ALARM
+
+
+def test_shards_fill_their_buckets_independently(small_chunks):
+    small_chunks(32)
+    sampler = Shuffle(256, 8, num_shards=2)
+    buckets = [sampler.bucket(seed=1, epoch=0, chunk=1, shard=shard).tolist() for shard in (0, 1)]
+    assert buckets[0] != buckets[1]
