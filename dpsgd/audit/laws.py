@@ -95,8 +95,10 @@ def _binomial(count: Any, trials: Any, probability: Any) -> Any:
 
 
 def _seed(number: int) -> int:
-    """Returns a seed that differs from the first in one bit, or is longer."""
-    return _SEED ^ (1 << (127 - number) if 0 < number < 128 else number << 128)
+    """Returns a seed of 128 bits that differs from the first, in one bit for the first 127."""
+    if 0 < number < 128:
+        return _SEED ^ (1 << (127 - number))
+    return _SEED ^ (number * 0xD1342543DE82EF95D1342543DE82EF95) % 2**128
 
 
 class _Tests:

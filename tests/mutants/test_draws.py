@@ -205,7 +205,7 @@ def weighed(where, factor=0.0, plus=0.0):
 def held_by_all(sound):
     def drawn(self, epoch):
         if len(self.shards) == 1 < self.sampler.num_shards:
-            return [self.sampler.shard_plan(self._seed, epoch, 0)]
+            return [self.sampler.shard_plan(self._seed(epoch), epoch, 0)]
         return sound(self, epoch)
 
     return drawn

@@ -229,5 +229,6 @@ def functional(
     config: ModelConfig, schema: Schema, seed: int
 ) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
     """Returns (params, logit_fn, loss_fn) of a model, drawn by a public seed."""
-    params, logit_fn = split_module(_initialiser(config, schema)(jax.random.key(seed)))
-    return params, logit_fn, pure_functions(config, schema).loss
+    params, _ = split_module(_initialiser(config, schema)(jax.random.key(seed)))
+    functions = pure_functions(config, schema)
+    return params, functions.logit, functions.loss

@@ -281,7 +281,7 @@ TAMPERED = {
     "an unfinished run": (unfinished, EVERY - {"ledger", "resume"}, "dpsgd: "),
     "another verdict": (edited(audit="passed"), EVERY, "states another audit"),
     "another digest": (edited(params_sha256="ab" * 32), EVERY, "states another params_sha256"),
-    "another configuration": (reconfigured, WHOLE, "config.json is not what the run was trained"),
+    "another configuration": (reconfigured, WHOLE, "config.json is not what the run was begun"),
     "another model": (
         another_model, READERS, "params.npz is not the model that the run's ledger says was"),
 }  # fmt: skip

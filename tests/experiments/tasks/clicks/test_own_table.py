@@ -151,7 +151,7 @@ AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["t.csv", "--label", "y", "--numbers", "age"], "give a FILE or several, and then the ST"),
+        (["t.csv", "--label", "y", "--numbers", "age"], "dpsgd prepare csv needs FILES"),
         (["t.csv", "t.csv", "--label", "y", "--numbers", "age"], "t.csv is a file; the last path"),
         (["t.csv", "s", "--label", "y"], "name the columns to learn from"),
         (["t.csv", "s", "--label", "y", "--numbers", "a"], "t.csv: has no column a; it has y, c"),

@@ -111,7 +111,7 @@ def test_data_that_do_not_fit_are_refused_before_anything_is_declared(
 def test_a_run_resumes_on_its_own_store_alone(store, stopped, tmp_path, capsys):
     other = other_store(tmp_path)
     assert main(["resume", str(stopped), "--data", str(other.path)]) == 2
-    assert "the run was begun on other rows" in capsys.readouterr().err
+    assert "the task describes itself otherwise" in capsys.readouterr().err
     moved = shutil.copytree(store, tmp_path / "moved")
     assert main(["resume", str(stopped), "--data", str(moved)]) == 0
     assert RunDirectory(stopped).data() == [Store.open(store).digest]
