@@ -249,7 +249,7 @@ def test_every_shipped_sweep_can_be_asked_for_by_name(path):
 
 
 def test_the_file_that_the_help_shows_is_a_sweep():
-    help_text = SweepQuestion.__doc__
+    help_text = SweepQuestion.__doc__.partition("Attributes:")[0]
     lines = [line for line in help_text.splitlines() if line.startswith(" " * 8)]
     sweep = Sweep.parse(textwrap.dedent("\n".join(lines)).encode(), "the help")
     assert len(sweep.grid[0].cells()) == 2 * (3 + 1)
