@@ -352,7 +352,7 @@ STEPS = {
         before(
             lambda norm, l2_clip_norm: {
                 "l2_clip_norm": jnp.where(
-                    norm.scale * jnp.sqrt(norm.square) > 1000 * l2_clip_norm, jnp.inf, l2_clip_norm
+                    norm.scale * norm.length > 1000 * l2_clip_norm, jnp.inf, l2_clip_norm
                 )
             }
         ),
