@@ -68,7 +68,7 @@ def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({}))
-    terms = Terms(Mechanism(Deterministic(100, 10, 1), 1.0, 1.0), 1e-2, False, {})
+    terms = Terms(Mechanism(Deterministic(100, 10, 1), 1.0, 1.0), 1e-2, False)
     Ledger.create(run / "ledger.jsonl", terms).close()
     sizes = ["sampler:poisson", "--num-examples", "100", "--batch-size", "10", "--epochs", "1"]
     questions = [

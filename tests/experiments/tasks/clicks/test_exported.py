@@ -298,7 +298,7 @@ def test_memory_does_not_grow_with_the_file(home, tmp_path, monkeypatch):
             tracemalloc.stop()
 
     peak(1)  # what is made once
-    assert peak(16) < 1.3 * peak(4)
+    assert peak(64) < 1.2 * peak(32)  # Arrow reads some thirty blocks ahead
 
 
 # --- dpsgd evaluate ------------------------------------------------------------------------------
