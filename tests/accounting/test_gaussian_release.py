@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -62,31 +61,6 @@ def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, rel
         upper = basic.delta(epsilon).upper
         assert both.delta(epsilon).lower <= upper
         assert upper <= (1.0 + 1e-6) * sum(p.delta(epsilon / 2).upper for p in parts)
-
-
-def test_it_agrees_with_another_accountant():
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    sampled = pld.from_gaussian_mechanism(
-        0.7, sampling_prob=0.2, value_discretization_interval=1e-3
-    )
-    release = pld.from_gaussian_mechanism(2.0, value_discretization_interval=1e-3)
-    theirs = sampled.self_compose(30).compose(release)
-    product = WithGaussianReleaseProfile(PoissonProfile(0.7, 0.2, 30), 2.0)
-    for delta in (1e-2, 1e-6):
-        bound = product.epsilon(delta)
-        assert bound.lower <= theirs.get_epsilon_for_delta(delta) <= bound.upper + 3e-3
-    bound = product.delta(0.0)
-    assert bound.lower <= theirs.get_delta_for_epsilon(0.0) <= bound.upper * 1.003
-
-
-def test_as_many_releases_are_one_of_less_noise():
-    run, product = BallsAndBinsProfile(1.0, 10, 2), WithGaussianReleaseProfile
-    four = functools.reduce(product, [6.0] * 4, run)
-    assert four.epsilon(DELTA) == product(run, 3.0).epsilon(DELTA)
-    opaque = Opaque(GaussianProfile(1.0))
-    averaged = functools.reduce(product, [6.0] * 4, opaque)
-    assert averaged.epsilon(DELTA) == product(opaque, 3.0).epsilon(DELTA)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])

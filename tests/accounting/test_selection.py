@@ -166,21 +166,6 @@ def test_epsilon_grows_by_shape_plus_one_times_the_least_e_of_the_theorem(count)
     assert best.upper <= 1.01 * (one.upper + (count.shape + 1) * e)
 
 
-@pytest.mark.parametrize("shape", [0.0, 1.0])
-def test_it_is_no_looser_than_renyi_accounting(shape):
-    from dp_accounting import NeighboringRelation, dp_event
-    from dp_accounting.rdp import RdpAccountant
-
-    count = TrialCount(10.0, shape)
-    for sigma in (1.0, 4.0):
-        event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(sigma), count.mean, shape)
-        adjacency = NeighboringRelation.ADD_OR_REMOVE_ONE
-        renyi = RdpAccountant(neighboring_relation=adjacency).compose(event).get_epsilon(1e-6)
-        ours = epsilon(SelectionProfile(GaussianProfile(sigma), count), 1e-6)
-        assert ours.lower <= renyi
-        assert ours.upper <= 1.02 * renyi
-
-
 class Estimated(Profile):
     """An interval that holds with some confidence."""
 

@@ -7,44 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import integrate, stats
 
-from accounting import GaussianProfile, PoissonProfile, UserPoissonProfile
+from accounting import UserPoissonProfile
 
 DELTA = 1e-5
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("sigma", "steps", "rate", "tau"),
-    [
-        (2.0, 100, 0.01, 5),
-        pytest.param(4.0, 300, 0.02, 10, marks=pytest.mark.long),
-        pytest.param(1.0, 1, 0.3, 3, marks=pytest.mark.long),
-        pytest.param(1.5, 20, 0.9, 2, marks=pytest.mark.long),
-    ],
-)
-def test_the_mixture_agrees_with_dp_accounting(sigma, steps, rate, tau):
-    k = np.arange(tau + 1)
-    weights = stats.binom.pmf(k, tau, rate)
-    other = pld.from_mixture_gaussian_mechanism(
-        sigma, k.tolist(), (weights / weights.sum()).tolist(), value_discretization_interval=1e-3
-    ).self_compose(steps)
-    bound = UserPoissonProfile(sigma, steps, rate, tau).epsilon(DELTA)
-    estimate = other.get_epsilon_for_delta(DELTA)
-    slack = 1e-3 * max(1.0, estimate / 10)
-    assert bound.lower - slack <= estimate
-    assert bound.upper == pytest.approx(estimate, abs=2 * slack)
-    assert bound.upper - bound.lower <= 3 * slack
-
-
-def test_one_example_a_user_is_poisson_and_all_in_every_step_the_gaussian_mechanism():
-    one, poisson = UserPoissonProfile(0.7, 20, 0.2, 1), PoissonProfile(0.7, 0.2, 20)
-    assert one.epsilon(DELTA) == poisson.epsilon(DELTA)
-    assert one.delta(0.2) == poisson.delta(0.2)
-    every = UserPoissonProfile(3.0, 9, 1.0, 4)
-    assert every.epsilon(DELTA) == GaussianProfile(0.25).epsilon(DELTA)
 
 
 def test_one_step_equals_the_integral_of_its_definition():
@@ -96,13 +63,6 @@ def test_no_vectors_of_bounded_norm_exceed_the_bound():
             assert attained[1] <= proved[1] + 1e-9
             share = max(share, attained[0] / proved[0])
     assert share > 0.98
-
-
-def test_a_cap_so_high_that_no_grid_serves_costs_as_without_sampling():
-    profile = UserPoissonProfile(0.05, 10, 0.5, 50)
-    bound = profile.epsilon(DELTA)
-    assert bound.upper == profile.ceiling().epsilon(DELTA).upper
-    assert "no finer grid" in bound.note
 
 
 def test_a_tiny_rate_is_answered_on_coarse_grids():
