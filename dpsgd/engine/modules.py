@@ -12,9 +12,9 @@ from jax import Array
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from dpsgd.gradients.frozen import leaf_names, stopped
+from dpsgd.gradients.frozen import named_leaves, stopped
 from dpsgd.gradients.losses import takes_key
-from dpsgd.gradients.rows import RowLoss, with_rows
+from dpsgd.gradients.rows import RowLoss
 
 PyTree = Any
 
@@ -111,15 +111,7 @@ def module_with_rows(
 
         return call(params, read, example, *key)
 
-    if keyed:
-        return params, with_rows(
-            lambda example, key: lookups(example, key),
-            lambda params, rows, example, key: loss_of_rows(params, rows, example, key),
-        )
-    return params, with_rows(
-        lambda example: lookups(example),
-        lambda params, rows, example: loss_of_rows(params, rows, example),
-    )
+    return params, RowLoss(lookups, loss_of_rows, keyed, keyed)
 
 
 _Read = Callable[[str, Array], Array]
@@ -142,10 +134,12 @@ class _Reader:
         rows = self.read(self.name, jax.numpy.asarray(inputs))
         return rows if self.dtype is None else rows.astype(self.dtype)
 
-    def attend(self, query: Array) -> NoReturn:
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):  # which Python asks for
+            raise AttributeError(attribute)
         raise ValueError(
-            f"{self.name} is read whole by attend, so its look-ups cannot be declared; use "
-            "split_module, and train without tables="
+            f"{self.name} is read otherwise than by look-ups, as .{attribute}; call the layer, or "
+            "use split_module, and train without tables="
         )
 
 
@@ -171,7 +165,7 @@ def _recorded_lookups(
 
     def asked_for(params: PyTree, example: PyTree, *key: Any) -> dict[str, Array]:
         asked: dict[str, list[Array]] = {}
-        tables = dict(zip(leaf_names(params), jax.tree.leaves(params), strict=True))
+        tables = named_leaves(params)
 
         def read(name: str, ids: Array) -> Array:
             asked.setdefault(name, []).append(ids.ravel())

@@ -180,6 +180,20 @@ def leaf_names(params: PyTree) -> list[str]:
     return names
 
 
+def named_leaves(params: PyTree) -> dict[str, Any]:
+    """Returns the leaves of parameters by name, see `leaf_names`.
+
+    Raises:
+      ValueError: If two parameters have one path, such as {"a.b": x, "a": {"b": y}}.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_absent)
+    labels = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ValueError(f"two parameters have the name {twice!r}; rename one")
+    return dict(zip(leaf_names(params), (leaf for _, leaf in leaves), strict=True))
+
+
 def matching_leaves(params: PyTree, pattern: str) -> set[int]:
     """Returns indices of leaves whose names match a pattern.
 

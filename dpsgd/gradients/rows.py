@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from dpsgd.gradients.frozen import AbsentTable, RunLoss, leaf_names
+from dpsgd.gradients.frozen import AbsentTable, RunLoss, leaf_names, named_leaves
 from dpsgd.gradients.isolation import Isolated, isolated
-from dpsgd.gradients.losses import Keyed, LossByContents, LossFn, loss_row, takes_key
+from dpsgd.gradients.losses import Keyed, LossByContents, LossFn, loss_row
 
 PyTree = Any
 
@@ -57,9 +57,10 @@ def with_rows(
                 f"{name} takes {given} arguments; define it as {name}({expected}) or "
                 f"{name}({expected}, key)"
             )
-    if _num_required(lookups) == 2 and _num_required(loss) == 3:
+    lookups_keyed, keyed = _num_required(lookups) == 2, _num_required(loss) == 4
+    if lookups_keyed and not keyed:
         raise ValueError("lookups takes a key, but loss does not; give loss a key argument, too")
-    return RowLoss(lookups, loss)
+    return RowLoss(lookups, loss, lookups_keyed, keyed)
 
 
 def _num_required(function: Callable[..., Any]) -> int:
@@ -78,17 +79,26 @@ class LocatedExample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RowLoss:
-    """Loss with declared look-ups, see `with_rows`."""
+    """Loss with declared look-ups, see `with_rows`.
+
+    Attributes:
+      lookups: Function of the example, and of its key if `lookups_keyed`.
+      loss: Function of parameters, rows and example, and of the example's key if `keyed`.
+      lookups_keyed: True if the look-ups depend on the key.
+      keyed: True if the loss takes a key.
+    """
 
     lookups: Callable[..., dict[str, jax.Array]]
     loss: Callable[..., jax.Array]
+    lookups_keyed: bool
+    keyed: bool
 
     @property
     def __signature__(self) -> inspect.Signature:
         """Returns the signature of the loss without rows."""
-        signature = inspect.signature(self.loss)
-        parameters = list(signature.parameters.values())
-        return signature.replace(parameters=parameters[:1] + parameters[2:])
+        names = "params", "example", *["key"] * self.keyed
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def __call__(self, params: PyTree, example: PyTree, *key: Any) -> jax.Array:
         """Returns the loss of an example, from whole tables or from tables of a batch's rows."""
@@ -111,13 +121,13 @@ class RowLoss:
           example: One example.
           *key: Key of the example, if the loss takes one.
         """
-        shapes = dict(zip(leaf_names(params), map(jnp.shape, jax.tree.leaves(params)), strict=True))
-        ids = self.lookups(example, *key[: _num_required(self.lookups) - 1])
+        ids = self.lookups(example, *key[: self.lookups_keyed])
         if not isinstance(ids, dict):
             raise ValueError(
                 "lookups must return a dict {name of a table: row indices}, not "
                 f"{type(ids).__name__}"
             )
+        shapes = {name: jnp.shape(leaf) for name, leaf in named_leaves(params).items()}
         return {name: _clipped(name, index, shapes) for name, index in ids.items()}
 
 
@@ -163,13 +173,6 @@ def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: P
     return isolated(places, loss_row(loss_fn, example))
 
 
-def locate(loss_fn: LossFn, rows: PyTree, places: dict[str, jax.Array]) -> PyTree:
-    """Returns rows of a batch, as `loss_rows` gives them, with the places of their look-ups."""
-    if takes_key(loss_fn):
-        return Keyed(LocatedExample(rows.example, places), rows.key)
-    return LocatedExample(rows, places)
-
-
 def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dict[int, int]:
     """Returns table sizes by example leaf of row indices; empty without declared look-ups.
 
@@ -181,7 +184,7 @@ def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dic
     declared = declared_rows(loss_fn)
     if declared is None or loss_fn is None:
         return {}
-    sizes = dict(zip(leaf_names(params), map(jnp.shape, jax.tree.leaves(params)), strict=True))
+    tables = named_leaves(params)
     trace = traced_places(declared, loss_fn, params, example)
     names = trace.structure.unflatten(range(trace.structure.num_leaves))
     ranges: dict[int, int] = {}
@@ -189,5 +192,5 @@ def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dic
         outputs = [k == output for k in range(len(names))]
         _, used = partial_eval.dce_jaxpr(trace.trace.jaxpr, outputs)
         for leaf in [leaf for leaf, is_used in enumerate(used) if is_used]:
-            ranges[leaf] = max(ranges.get(leaf, 0), sizes[name][0])
+            ranges[leaf] = max(ranges.get(leaf, 0), tables[name].shape[0])
     return ranges

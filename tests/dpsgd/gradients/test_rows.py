@@ -122,6 +122,12 @@ REFUSED = {
     "indexed": (called(loss=lambda p, r, e: p["table"][3].sum()), r"read rows\['table'\]"),
     "summed": (called(loss=lambda p, r, e: jnp.sum(p["table"])), r"read rows\['table'\]"),
     "added": (called(loss=lambda p, r, e: jnp.ones(D) + p["table"]), r"read rows\['table'\]"),
+    "two of one name": (
+        lambda: with_rows(lambda e: {"a.b": e}, lambda p, r, e: 0.0)(
+            {"a.b": jnp.ones(2), "a": {"b": jnp.ones(2)}}, 1
+        ),
+        "two parameters have the name 'a.b'; rename one",
+    ),
     "two arguments": (called(loss=lambda p, e: 0.0), r"define it as loss\(params, rows, example"),
     "no arguments": (called(lambda: {}), r"define it as lookups\(example\)"),
     "key": (called(lambda e, key: {}), "give loss a key argument"),
@@ -196,13 +202,14 @@ def looped(module, x):
 @pytest.mark.parametrize(
     ("module", "loss", "named"),
     [
-        (Word(), lambda m, x: m.table.attend(m.table(x[0])).sum(), "is read whole by attend"),
+        (Word(), lambda m, x: m.table.attend(m.table(x[0])).sum(), r"than by look-ups, as .attend"),
+        (Word(), lambda m, x: m.table.embedding[x[0]].sum(), r"than by look-ups, as .embedding"),
         (Word(), lambda m, x: m.table(jnp.argmax(m.weight[...]) + x).sum(), "depend on its param"),
         (Word(), lambda m, x: m.table(jnp.argmax(m.table(x[0]))).sum(), "depend on its param"),
         (Word(), looped, "inside a loop"),
         (nnx.Linear(2, 1, rngs=nnx.Rngs(0)), lambda m, x: m(x).sum(), "has no nnx.Embed"),
     ],
-    ids=["tied weights", "ids of parameters", "ids of rows", "loop", "no layer"],
+    ids=["tied weights", "table", "ids of parameters", "ids of rows", "loop", "no layer"],
 )
 def test_modules_whose_look_ups_cannot_be_declared_are_refused(module, loss, named):
     def ask():
