@@ -13,7 +13,7 @@ import numpy as np
 
 from dpsgd.audit.synthetic import probe_columns, varied_rows
 from dpsgd.audit.tables import TableSnapshot, put_rows
-from dpsgd.core.algorithm import Algorithm, Schedules
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Diagnostics, Table, TrainState, join_leaves
 from dpsgd.engine.feed import Layout
@@ -128,8 +128,8 @@ class Probe:
         like = self.state._replace(noise=noise)
         self.program = self.layout.program(algorithm, mechanism, like, synthetic.columns)
         self._spent: Any = None
-        self._schedules = Schedules(algorithm.groups, sampler.num_steps)
-        self._known: dict[range, tuple[Any, ...]] = {}
+        self._laws = algorithm.gap_laws(sampler.num_steps)
+        self._known: dict[range, Any] = {}
         self.snapshot: TableSnapshot | None = None
         if self.state.tables:
             self.snapshot = TableSnapshot(self.state)
@@ -287,9 +287,9 @@ class Probe:
     def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
         """Returns a state, which is given away, with all deferred noise."""
         state = self.layout.put_state(state)
-        known = self._schedules.flush_arrays(int(state.step))
-        how = known, self._noise_key(attempt), mechanism.scales(), self.layout.placement
-        return flush_noise(self.algorithm, state, *how)
+        laws = self._laws.flush_arrays(int(state.step))
+        arguments = state, laws, self._noise_key(attempt), mechanism.scales()
+        return flush_noise(self.algorithm, arguments, self.layout.placement)
 
     def blocks(
         self,
@@ -372,7 +372,8 @@ class Probe:
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))
         steps = range(int(state.step), int(state.step) + 1)
         if steps not in self._known:
-            self._known[steps] = self._schedules.block_arrays(steps, self.layout.block_steps)
+            laws = self._laws and self._laws.block_arrays(steps, self.layout.block_steps)
+            self._known[steps] = laws
         key, scales = self._noise_key(attempt), mechanism.scales()
         inputs = BlockInputs(data, plan, key, scales, watch, loss_key, self._known[steps])
         after, log, _ = self.program(state, inputs)

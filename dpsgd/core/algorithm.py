@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 
 from dpsgd.core.gaussian import add_row_noise
-from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Diagnostics, Scales, TrainState
 
 PyTree = Any
 
 
 class Context(NamedTuple):
-    """Inputs of a parameter group in a step, beside the training state."""
+    """Inputs of lazy tables in a step, beside the training state."""
 
     noise_key: Any
     scales: Scales
-    schedule: Any = None
-    """Arrays of the group's `Schedule`; None for a group without one."""
-    place: Any = 0
-    """Index of the step in its block."""
-    shapes: PyTree = None
+    laws: Any
+    """Laws of the step, or of a flush."""
+    shapes: PyTree
     """Global shapes of all parameters, sharded ones included."""
-    exchange: Any = None
-    """Communication between devices, see `dpsgd.engine.placement.Exchange`."""
+    placement: Any
+    """Devices that compute, a `dpsgd.engine.placement.Placement`."""
     return_gradient: Any = False
-    """True to return the private mean gradient in place of updated parameters, for an audit."""
+    """True to return the private mean gradient in place of updated rows, for an audit."""
 
 
 class View(NamedTuple):
-    """Inputs of a step's derivative: parameters and examples as parameter groups view them."""
+    """Inputs of a step's derivative: parameters, and examples that read them."""
 
     params: PyTree
     batch: PyTree
@@ -41,103 +38,6 @@ class View(NamedTuple):
     """[B]; 0 for padding."""
     keys: tuple[Any, ...]
     """Keys [B] of the examples, if the loss takes one."""
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """Public numbers for all steps of a run, known beforehand."""
-
-    def block_arrays(self, steps: range, room: int) -> Any:
-        """Returns the arrays of consecutive steps, padded to `room` steps."""
-
-    def flush_arrays(self, steps: int) -> Any:
-        """Returns the arrays of a flush after `steps` steps."""
-
-
-@runtime_checkable
-class ParamGroup(Protocol):
-    """Group of parameter leaves with its own noise and update.
-
-    Each function takes the whole training state and returns it with the group's part changed. The
-    last group of an algorithm has all leaves that no other group has. By default a group views the
-    parameters unchanged and has no pending noise.
-    """
-
-    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        """Returns the group's leaf indices; none for the last group.
-
-        Args:
-          params: Parameters, or their shapes.
-          mechanism: Mechanism of the run.
-          rows: Training rows, or their shapes; None if unknown.
-
-        Raises:
-          ValueError: If the group cannot train these parameters under this mechanism.
-        """
-
-    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        """Returns the first state with the group's part added.
-
-        Args:
-          state: State before the first step, without the group's part.
-          leaves: Indices of the group's leaves.
-        """
-
-    def schedule(self, num_steps: int) -> Schedule | None:
-        """Returns the group's schedule for `num_steps` steps, or None."""
-        return None
-
-    def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Any]:
-        """Returns the inputs of the derivative, and data for `update`.
-
-        Args:
-          state: Training state before the step.
-          view: Inputs of the derivative after the groups before this one.
-          context: Context of the step.
-        """
-        return view, None
-
-    def update(
-        self,
-        state: TrainState,
-        total: PyTree,
-        viewed: Any,
-        context: Context,
-    ) -> tuple[TrainState, PyTree]:
-        """Returns the state after a noisy update of the group's leaves.
-
-        The step count stays unchanged.
-
-        Args:
-          state: Training state before the update.
-          total: Sum of clipped gradients, a tree like the differentiated parameters, with
-            `optax.MaskedNode` for frozen leaves.
-          viewed: Data that `view` returned.
-          context: Context of the step.
-
-        Returns:
-          The state, and the private mean gradient of the last group's leaves; None from other
-          groups.
-        """
-
-    def flush(self, state: TrainState, context: Context) -> TrainState:
-        """Returns the state with the group's pending noise added."""
-        return state
-
-
-class Schedules:
-    """Schedules of all parameter groups of a run."""
-
-    def __init__(self, groups: tuple[ParamGroup, ...], num_steps: int) -> None:
-        self._by_group = [group.schedule(num_steps) for group in groups]
-
-    def block_arrays(self, steps: range, room: int) -> tuple[Any, ...]:
-        """Returns `Schedule.block_arrays` of each group."""
-        return tuple(s and s.block_arrays(steps, room) for s in self._by_group)
-
-    def flush_arrays(self, steps: int) -> tuple[Any, ...]:
-        """Returns `Schedule.flush_arrays` of each group."""
-        return tuple(s and s.flush_arrays(steps) for s in self._by_group)
 
 
 def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
@@ -164,12 +64,12 @@ class Algorithm(NamedTuple):
     the batch if it shards the parameters, and `frozen`, the indices of the leaves without a sum."""
     update: Callable[..., tuple[TrainState, PyTree]]
     """(state, sum, noise_key, scales) -> (state after one noisy update, private mean gradient of
-    `dense_params`, in their types). Keyword arguments are `viewed` and `contexts`, inputs of each
-    parameter group that needs them."""
+    `dense_params`, in their types). Keyword arguments are `viewed` and `context`, for lazy
+    tables."""
     takes_key: bool = False
     """True if the loss takes a key."""
-    groups: tuple[ParamGroup, ...] = ()
-    """Parameter groups; the last one has all leaves that are in no other."""
+    lazy: Any = None
+    """Lazy tables, a `dpsgd.engine.lazy.group.LazyRows`; None if all leaves are dense."""
     frozen: Callable[[PyTree, PyTree], frozenset[int]] = nothing_frozen
     """(params, example), or their shapes -> indices of the leaves that no derivative reaches."""
     foreign_calls: bool = False
@@ -178,12 +78,17 @@ class Algorithm(NamedTuple):
     """Loss of one clipped example or unit; the audit differentiates it by itself."""
     clipping: Any = None
     """The `ClippingRule`; None without `loss_fn`."""
+    optimizer: Any = None
+    """The optax transformation of dense leaves, as the scan of closures reads it."""
 
     @property
     def tables(self) -> Any:
         """Settings `LazyTables` of the algorithm; None without lazy tables."""
-        tables_by_group = (getattr(group, "tables", None) for group in self.groups)
-        return next((tables for tables in tables_by_group if tables is not None), None)
+        return self.lazy and self.lazy.tables
+
+    def gap_laws(self, num_steps: int) -> Any:
+        """Returns the `RunLaws` of lazy tables in a run of `num_steps` steps, or None."""
+        return self.lazy and self.lazy.run_laws(num_steps)
 
 
 def privatize(

@@ -1,1 +1,1 @@
-"""Training: the step, its parameter groups, feed and placement."""
+"""Training: the step, its lazy tables, feed and placement."""

@@ -1,4 +1,4 @@
-"""DP-SGD as a product: per-example clipping x noise x parameter groups."""
+"""DP-SGD as a product: per-example clipping x noise x optimizer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpsgd.core.algorithm import Algorithm, Context, ParamGroup, privatize
+from dpsgd.core.algorithm import Algorithm, Context, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
-from dpsgd.core.state import TrainState, split_leaves
+from dpsgd.core.state import Scales, TrainState, split_leaves
 from dpsgd.engine.programs import compiled, contents, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
@@ -102,18 +102,19 @@ def dpsgd(
         raise TypeError(f"tables must be LazyTables(learning_rate, ...), got {tables!r}")
     if foreign_calls:
         loss_fn = ForeignCalls(loss_fn)
-    frozen, lazy = FrozenGroup(loss_fn), () if tables is None else (tables.group(loss_fn),)
-    groups = (*lazy, frozen, DenseGroup(optimizer))
+    lazy = None if tables is None else tables.group(loss_fn)
+    frozen = _Frozen(loss_fn)
     return Algorithm(
-        _Init(groups),
+        _Init(optimizer, frozen, lazy),
         _ClippedSum(loss_fn, microbatch_size, clipping),
-        _Update(groups),
+        _Update(optimizer, lazy),
         keyed,
-        groups,
+        lazy,
         frozen,
         foreign_calls,
         loss_fn,
         clipping,
+        optimizer,
     )
 
 
@@ -121,27 +122,10 @@ def dpsgd(
 
 
 @dataclass(frozen=True)
-class FrozenGroup(ParamGroup):
-    """Parameter group of leaves that no derivative reaches: they stay constant.
-
-    Calling it is `Algorithm.frozen`.
-    """
+class _Frozen:
+    """Indices of the leaves that no derivative reaches, see `Algorithm.frozen`."""
 
     loss_fn: LossFn
-
-    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        if rows is None:
-            return ()
-        example = shapes_of_rows(rows, *(mechanism.sampler.clipped_shape if mechanism else ()))
-        return tuple(sorted(self(params, example)))
-
-    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        return state._replace(frozen={k: () for k in leaves})
-
-    def update(
-        self, state: TrainState, total: PyTree, viewed: None, context: Context
-    ) -> tuple[TrainState, None]:
-        return state, None
 
     def __call__(self, params: PyTree, example: PyTree) -> frozenset[int]:
         try:
@@ -174,26 +158,37 @@ def _takes_batch(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
 
 @dataclass(frozen=True)
 class _Init:
-    groups: tuple[ParamGroup, ...]
+    optimizer: optax.GradientTransformation
+    frozen: _Frozen
+    lazy: Any
 
     def __call__(
         self, params: PyTree, mechanism: Mechanism | None = None, rows: PyTree = None
     ) -> TrainState:
-        leaves = tuple(group.leaves(params, mechanism, rows) for group in self.groups)
+        tables = () if self.lazy is None else self.lazy.leaves(params, mechanism, rows)
+        frozen: frozenset[int] = frozenset()
+        if rows is not None:
+            lead = mechanism.sampler.clipped_shape if mechanism else ()
+            frozen = self.frozen(params, shapes_of_rows(rows, *lead))
         noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
-        return compiled(_initial, (self.groups, leaves, noise), (params,))(params)
+        parts = self.optimizer, self.lazy, tables, tuple(sorted(frozen)), noise
+        return compiled(_initial, parts, (params,))(params)
 
 
 def _initial(
-    groups: tuple[ParamGroup, ...],
-    leaves: tuple[tuple[int, ...], ...],
+    optimizer: optax.GradientTransformation,
+    lazy: Any,
+    tables: tuple[int, ...],
+    frozen: tuple[int, ...],
     noise: Noise | None,
     params: PyTree,
 ) -> TrainState:
     # The optimizer's state may hold the very parameters, and arrays that its maker gave it.
     state = TrainState(jnp.zeros((), jnp.int32), copy_leaves(params), ())
-    for group, group_leaves in zip(groups, leaves, strict=True):
-        state = group.init(state, group_leaves)
+    if lazy is not None:
+        state = lazy.init(state, tables)
+    state = state._replace(frozen={k: () for k in frozen})
+    state = state._replace(opt_state=copy_leaves(optimizer.init(state.dense_params)))
     return state._replace(noise=copy_leaves(noise.init(state.dense_params)) if noise else ())
 
 
@@ -217,43 +212,25 @@ class _ClippedSum:
 
 @dataclass(frozen=True)
 class _Update:
-    groups: tuple[ParamGroup, ...]
-
-    @property
-    def optimizer(self) -> optax.GradientTransformation | None:
-        return getattr(self.groups[-1], "optimizer", None)
-
-    def __call__(self, state, total, noise_key, scales, *, viewed=None, contexts=None):
-        viewed = viewed or [None] * len(self.groups)
-        contexts = contexts or [Context(noise_key, scales)] * len(self.groups)
-        gradient = None
-        for group, group_view, context in zip(self.groups, viewed, contexts, strict=True):
-            state, gradient = group.update(state, total, group_view, context)
-        return state._replace(step=state.step + 1), gradient
-
-
-@dataclass(frozen=True)
-class DenseGroup(ParamGroup):
-    """Parameter group of all remaining leaves, with noise in each at every step.
-
-    The optimizer sees the private mean gradient alone, and only these leaves.
-    """
-
     optimizer: optax.GradientTransformation
+    lazy: Any
 
-    def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
-        return ()
-
-    def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        return state._replace(opt_state=copy_leaves(self.optimizer.init(state.dense_params)))
-
-    def update(
-        self, state: TrainState, total: PyTree, viewed: None, context: Context
+    def __call__(
+        self,
+        state: TrainState,
+        total: PyTree,
+        noise_key: Any,
+        scales: Scales,
+        *,
+        viewed: Any = None,
+        context: Context | None = None,
     ) -> tuple[TrainState, PyTree]:
-        key, scales, old = context.noise_key, context.scales, state.dense_params
+        if context is not None:
+            state = self.lazy.update(state, total, viewed, context)
+        old = state.dense_params
         total, _ = split_leaves(total, {*state.tables, *state.frozen})
-        gradient, noise = privatize(total, state.noise, key, state.step, scales)
+        gradient, noise = privatize(total, state.noise, noise_key, state.step, scales)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, old)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, old)
         state = state.with_tables(state.lazy_tables, optax.apply_updates(old, updates))
-        return state._replace(opt_state=opt_state, noise=noise), gradient
+        return state._replace(step=state.step + 1, opt_state=opt_state, noise=noise), gradient

@@ -6,17 +6,18 @@ rows. Statistics, their bounds, and the choice of noise: docs/explanation/privat
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from accounting import GaussianProfile, calibrate, default_delta
 from dpsgd.core.queries import FullSums
-from dpsgd.engine.newton import derivatives, hessian_weight, logistic_sums, newton_step
 from dpsgd.engine.queries import Refinement
 
 PyTree = Any
@@ -46,16 +47,8 @@ RULES = {
 
 _FIRST_SCALE = 0.7
 """Scale of logits before the first step: clipping makes private logits too steep more often."""
-_LEAST_CURVATURE = 1e-3
 _SCALES = 1 / 8, 4.0
-_PLATT_SQUARE = 5.0  # most of x^2 + 1
-_PLATT_STEP = 0.75, 1.5
-_PLATT_RANGE = _SCALES, (-8.0, 8.0)
-_TEMPERATURE_STEP = 0.75
-_TEMPERATURE_WEIGHT = hessian_weight(1.0)  # k
-_AFFINE_MOMENTS = math.sqrt(3) / 4  # m
-_AFFINE_LEAST_CURVATURE = 0.02
-_AFFINE_RANGE = (1 / 4, 4.0), (-1.0, 1.0)
+_OFF_DIAGONAL = 1.0, math.sqrt(2), 1.0  # so that the norm of a packed Hessian is the matrix's
 
 
 def calibration_sums(
@@ -85,8 +78,67 @@ def calibration_sums(
     return FullSums(steps, sigma, clip)
 
 
+class _Newton(Refinement):
+    """Fit of a scale, and perhaps of a shift, by noised Newton steps of bounded length.
+
+    The state has the fitted numbers in `_units`. A row's vector has the derivatives of its loss:
+    the gradient, and `_weight` times the entries of the Hessian in its upper triangle.
+    """
+
+    rescaled: Callable[..., PyTree]
+    _names: ClassVar[tuple[str, ...]]
+    """Names of the fitted numbers in `summary`."""
+    _first: ClassVar[tuple[float, ...]]
+    _ranges: ClassVar[tuple[tuple[float, float], ...]]
+    _most_step: ClassVar[tuple[float, ...]]
+    _least_curvature: ClassVar[float]
+    _weight: ClassVar[float]
+
+    @property
+    @abc.abstractmethod
+    def _units(self) -> np.ndarray:
+        """Units of the state's numbers."""
+
+    def start(self) -> PyTree:
+        """Returns the initial numbers."""
+        return jnp.asarray(self._units * self._first, jnp.float32)
+
+    def fold(self, state: PyTree, mean: Any) -> PyTree:
+        """Returns the numbers after a Newton step."""
+        gradient, hessian = self._derivatives(mean)
+        curvatures, axes = jnp.linalg.eigh(hessian)
+        curvatures = jnp.maximum(curvatures, self._least_curvature)
+        step = -axes @ ((axes.T @ gradient) / curvatures)
+        most = jnp.asarray(self._units * self._most_step, jnp.float32)
+        step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / most))
+        step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
+        low, high = jnp.asarray(self._units * np.transpose(self._ranges), jnp.float32)
+        return jnp.clip(state + step, low, high)
+
+    def apply(self, params: PyTree, state: PyTree) -> PyTree:
+        """Returns the rescaled parameters."""
+        return self.rescaled(params, *(state / jnp.asarray(self._units, jnp.float32)))
+
+    def summary(self, state: PyTree) -> Mapping[str, Any]:
+        """Returns the fitted numbers by name."""
+        return dict(zip(self._names, state / jnp.asarray(self._units, jnp.float32), strict=True))
+
+    def _vector(self, x: Any, slope: Any, curvature: Any) -> jax.Array:
+        """Returns the vector of a loss of a x + c, given its derivatives by a x + c."""
+        ones, scales = jnp.ones_like(x), jnp.asarray(_OFF_DIAGONAL, jnp.float32)
+        gradient = slope * jnp.stack([x, ones])
+        return jnp.concatenate([gradient, curvature * scales * jnp.stack([x * x, x, ones])])
+
+    def _derivatives(self, mean: Any) -> tuple[Any, Any]:
+        """Returns the gradient and the Hessian in a mean of vectors."""
+        if mean.size == 2:
+            return mean[:1], mean[1:, None] / self._weight
+        square, first, one = mean[2:] / jnp.asarray(_OFF_DIAGONAL, jnp.float32) / self._weight
+        return mean[:2], jnp.array([[square, first], [first, one]])
+
+
 @dataclass(frozen=True)
-class Platt(Refinement):
+class Platt(_Newton):
     """Rescaling of a binary model's logits to a l + c, fitted on the training rows.
 
     Attributes:
@@ -101,49 +153,35 @@ class Platt(Refinement):
     rescaled: Callable[[PyTree, Any, Any], PyTree]
     largest_logit: float = 6.0
 
+    _names = "logit_scale", "logit_shift"
+    _first = _FIRST_SCALE, 0.0
+    _ranges = _SCALES, (-8.0, 8.0)
+    _most_step = 0.75, 1.5
+    _least_curvature = 1e-3
+    _weight = math.sqrt(8 / 5)  # at |(x, 1)|^2 <= 5 the gradient alone has the largest norm
+
     def __post_init__(self) -> None:
         if not 0 < self.largest_logit < math.inf:
             raise ValueError(f"largest_logit must be finite and > 0, got {self.largest_logit}")
 
+    @property
+    def _units(self) -> np.ndarray:
+        return np.array([self.largest_logit / 2, 1.0])
+
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
         """Returns a row's feature x and label y."""
         logit = jnp.asarray(self.logit(params, example), jnp.float32)
-        x = jnp.clip(logit, -self.largest_logit, self.largest_logit) / self._scale
+        x = jnp.clip(logit, -self.largest_logit, self.largest_logit) / (self.largest_logit / 2)
         return {"x": x, "y": jnp.asarray(self.label(example), jnp.float32)}
-
-    def start(self) -> PyTree:
-        """Returns the initial a S and c."""
-        return jnp.array([_FIRST_SCALE * self._scale, 0.0])
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
         """Returns the row's vector v."""
-        x = row["x"]
-        return logistic_sums(state, jnp.stack([x, jnp.ones_like(x)]), row["y"], _PLATT_SQUARE)
-
-    def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns a S and c after a Newton step."""
-        step = newton_step(*derivatives(mean, 2, _PLATT_SQUARE), _LEAST_CURVATURE)
-        units = jnp.array([self._scale, 1.0])
-        step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / (units * jnp.array(_PLATT_STEP))))
-        step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
-        low, high = (units * jnp.array(bounds) for bounds in zip(*_PLATT_RANGE, strict=True))
-        return jnp.clip(state + step, low, high)
-
-    def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the rescaled parameters."""
-        return self.rescaled(params, state[0] / self._scale, state[1])
-
-    def summary(self, state: PyTree) -> Mapping[str, Any]:
-        """Returns a and c."""
-        return {"logit_scale": state[0] / self._scale, "logit_shift": state[1]}
-
-    @property
-    def _scale(self) -> float:
-        return self.largest_logit / 2
+        p = jax.nn.sigmoid(state[0] * row["x"] + state[1])
+        return self._vector(row["x"], p - row["y"], self._weight * p * (1 - p))
 
 
 @dataclass(frozen=True)
-class Temperature(Refinement):
+class Temperature(_Newton):
     """Rescaling of a multi-class model's logits to a z, fitted on the training rows.
 
     Attributes:
@@ -160,10 +198,20 @@ class Temperature(Refinement):
     largest_gap: float = 12.0
 
     kind = "temperature"
+    _names = ("logit_scale",)
+    _first = (_FIRST_SCALE,)
+    _ranges = (_SCALES,)
+    _most_step = (0.75,)
+    _least_curvature = 1e-3
+    _weight = math.sqrt(8)
 
     def __post_init__(self) -> None:
         if not 0 < self.largest_gap < math.inf:
             raise ValueError(f"largest_gap must be finite and > 0, got {self.largest_gap}")
+
+    @property
+    def _units(self) -> np.ndarray:
+        return np.array([self.largest_gap])
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
         """Returns each class's x in [0, 1], and the label's x, NaN without a class."""
@@ -174,38 +222,17 @@ class Temperature(Refinement):
         at_label = jnp.sum(jnp.where(is_label, x, 0.0))
         return {"x": x, "at_label": jnp.where(jnp.any(is_label), at_label, jnp.nan)}
 
-    def start(self) -> PyTree:
-        """Returns the initial a D."""
-        return jnp.array(_FIRST_SCALE * self.largest_gap)
-
     def statistic(self, state: PyTree, row: PyTree) -> Any:
         """Returns the row's vector v."""
         x = row["x"]
-        p = jax.nn.softmax(state * x)
+        p = jax.nn.softmax(state[0] * x)
         mean = jnp.sum(p * x)
         curvature = jnp.sum(p * jnp.square(x - mean))
-        return jnp.stack([mean - row["at_label"], _TEMPERATURE_WEIGHT * curvature])
-
-    def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns a D after a Newton step."""
-        step = -mean[0] / jnp.maximum(mean[1] / _TEMPERATURE_WEIGHT, _LEAST_CURVATURE)
-        step = jnp.clip(
-            step, -_TEMPERATURE_STEP * self.largest_gap, _TEMPERATURE_STEP * self.largest_gap
-        )
-        low, high = (bound * self.largest_gap for bound in _SCALES)
-        return jnp.clip(state + jnp.where(jnp.isfinite(mean).all(), step, 0.0), low, high)
-
-    def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the rescaled parameters."""
-        return self.rescaled(params, state / self.largest_gap)
-
-    def summary(self, state: PyTree) -> Mapping[str, Any]:
-        """Returns a."""
-        return {"logit_scale": state / self.largest_gap}
+        return jnp.stack([mean - row["at_label"], self._weight * curvature])
 
 
 @dataclass(frozen=True)
-class Affine(Refinement):
+class Affine(_Newton):
     """Affine map a u + c of numeric predictions u, least squares on the training rows.
 
     Predictions and labels are in units of half the label's public range, from its middle, and
@@ -225,10 +252,20 @@ class Affine(Refinement):
     largest_residual: float = 1.0
 
     kind = "affine"
+    _names = "prediction_scale", "prediction_shift"
+    _first = 1.0, 0.0
+    _ranges = (1 / 4, 4.0), (-1.0, 1.0)
+    _most_step = math.inf, math.inf
+    _least_curvature = 0.02
+    _weight = math.sqrt(3) / 4
 
     def __post_init__(self) -> None:
         if not 0 < self.largest_residual <= 1:
             raise ValueError(f"largest_residual must lie in (0, 1], got {self.largest_residual}")
+
+    @property
+    def _units(self) -> np.ndarray:
+        return np.ones(2)
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
         """Returns a row's prediction u and residual."""
@@ -237,31 +274,6 @@ class Affine(Refinement):
         bound = self.largest_residual
         return {"u": u, "residual": jnp.clip(u - label, -bound, bound)}
 
-    def start(self) -> PyTree:
-        """Returns a = 1 and c = 0."""
-        return jnp.array([1.0, 0.0])
-
     def statistic(self, state: PyTree, row: PyTree) -> Any:
         """Returns the row's vector v, with the residual at a = 1 and c = 0."""
-        del state
-        u, residual = row["u"], row["residual"]
-        ones = jnp.ones_like(u)
-        moments = _AFFINE_MOMENTS * jnp.stack([u * u, math.sqrt(2) * u, ones])
-        return jnp.concatenate([residual * jnp.stack([u, ones]), moments])
-
-    def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns a and c after the Newton step."""
-        square, first, weight = mean[2:] / (_AFFINE_MOMENTS * jnp.array([1.0, math.sqrt(2), 1.0]))
-        hessian = jnp.array([[square, first], [first, weight]])
-        step = newton_step(mean[:2], hessian, _AFFINE_LEAST_CURVATURE)
-        step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
-        low, high = (jnp.array(bounds) for bounds in zip(*_AFFINE_RANGE, strict=True))
-        return jnp.clip(state + step, low, high)
-
-    def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the rescaled parameters."""
-        return self.rescaled(params, state[0], state[1])
-
-    def summary(self, state: PyTree) -> Mapping[str, Any]:
-        """Returns a and c."""
-        return {"prediction_scale": state[0], "prediction_shift": state[1]}
+        return self._vector(row["u"], row["residual"], self._weight)

@@ -188,7 +188,7 @@ def require_closed(
         host or foreign code.
     """
     traces: tuple[core.ClosedJaxpr, ...] = ()
-    optimizer = getattr(algorithm.groups[-1], "optimizer", None) if algorithm.groups else None
+    optimizer = algorithm.optimizer
     if optimizer is not None:
         leaves, tree = jax.tree.flatten((state.dense_params, state.opt_state))
         shapes = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype) for x in leaves)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm, Schedules
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.batch_files import BatchFiles
@@ -42,13 +42,13 @@ class Layout(NamedTuple):
       block_steps: Number of steps of a full block.
       passes: Number of rows of its plan, each with the indices of one pass.
       streamed: True if each block's rows travel with it; otherwise all rows lie on the device.
-      placement: Devices that compute; None for one.
+      placement: Devices that compute.
     """
 
     block_steps: int
     passes: int
     streamed: bool
-    placement: Placement | None = None
+    placement: Placement
 
     @classmethod
     def choose(
@@ -61,9 +61,9 @@ class Layout(NamedTuple):
         placement: Placement | None = None,
     ) -> Layout:
         """Returns the layout of a run, with `train_blocks` arguments."""
-        leaves = jax.tree.leaves(data)
+        leaves, placement = jax.tree.leaves(data), placement or Placement.one()
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-        if data_on is None and len(_process_shards(sampler, placement)) < sampler.num_shards:
+        if data_on is None and len(placement.shards(sampler)) < sampler.num_shards:
             data_on = "host"
         if sampler.num_examples > MAX_EXAMPLES:  # 32 bits number them in a program
             if data_on == "device":
@@ -73,10 +73,7 @@ class Layout(NamedTuple):
                 )
             data_on = "host"
         if data_on is None:
-            # None for CPUs, which share the host's memory.
-            memory = jax.local_devices()[0].memory_stats() or {}
-            free = memory.get("bytes_limit", math.inf) - memory.get("bytes_in_use", 0)
-            data_on = "host" if size > free / 2 else "device"
+            data_on = "host" if size > placement.free_memory / 2 else "device"
         if data_on == "host":
             a_step = sampler.padded_batch_size * size / sampler.num_examples
             block_steps = max(1, min(block_steps, int(STREAMED_BYTES / a_step)))
@@ -115,17 +112,16 @@ class Layout(NamedTuple):
         # No weak types, as in `train_blocks`.
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         state = state if state.pending else jax.eval_shape(defer_noise, state)
-        schedules = Schedules(algorithm.groups, sampler.num_steps)
-        first = schedules.block_arrays(range(1), self.block_steps)
+        run_laws = algorithm.gap_laws(sampler.num_steps)
+        laws = run_laws and run_laws.block_arrays(range(1), self.block_steps)
         watch = Watch.nothing(state.raw_params)
         taken = loss_key if algorithm.takes_key else None
         scales = mechanism.scales()
-        return state, BlockInputs(columns, plan, noise_key, scales, watch, taken, first)
+        return state, BlockInputs(columns, plan, noise_key, scales, watch, taken, laws)
 
     def put_state(self, state: Any) -> Any:
         """Puts a state on the devices."""
-        if self.placement is not None:
-            state = self.placement.put_state(state)
+        state = self.placement.put_state(state)
         # No weak types: one program for a state that was just made and for one that was read back.
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), state)
 
@@ -133,10 +129,8 @@ class Layout(NamedTuple):
         """Returns `defer_noise` of a state whose buffers are donated."""
         if state.pending or not state.tables:
             return state
-        shardings = None
-        if self.placement is not None:
-            end = jax.eval_shape(defer_noise, state)
-            shardings = (self.placement.state(state),), self.placement.state(end)
+        end = jax.eval_shape(defer_noise, state)
+        shardings = (self.placement.state(state),), self.placement.state(end)
         how: Any = {"donate_argnums": (0,), "shardings": shardings}
         return program(defer_noise, (), (state,), **how).compiled(state)
 
@@ -183,18 +177,11 @@ class Layout(NamedTuple):
 
     def process_shards(self, sampler: BatchSampler) -> range:
         """Returns the data shards that this process draws."""
-        return (
-            _process_shards(sampler, self.placement) if self.streamed else range(sampler.num_shards)
-        )
+        return self.placement.shards(sampler) if self.streamed else range(sampler.num_shards)
 
     def width(self, sampler: BatchSampler) -> int:
         """Returns the number of places of a pass, padding for the devices included."""
-        size, unit = sampler.padded_batch_size, math.prod(sampler.clipped_shape)
-        return size if self.placement is None else self.placement.width(size, unit)
-
-
-def _process_shards(sampler: BatchSampler, placement: Placement | None) -> range:
-    return range(sampler.num_shards) if placement is None else placement.shards(sampler)
+        return self.placement.width(sampler.padded_batch_size, math.prod(sampler.clipped_shape))
 
 
 @dataclass(frozen=True)
@@ -207,18 +194,12 @@ class Resident:
     def hold(self, data: PyTree) -> PyTree:
         """Returns the data on the devices."""
         data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
-        placement = self.layout.placement
-        if placement is None:
-            return put_on_device(data)
-        return placement.put_whole(data, placement.replicated)
+        return self.layout.placement.put_whole(data, self.layout.placement.replicated)
 
     def put_block(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
         """Returns the rows, and a plan on the devices."""
-        placement = self.layout.placement
-        if placement is None:
-            return rows, put_on_device(plan)
         plan = pad_columns(plan, self.layout.width(self.sampler))
-        return rows, placement.put_whole(plan, placement.plan(plan))
+        return rows, self.layout.placement.put_whole(plan, self.layout.placement.plan(plan))
 
 
 @dataclass(frozen=True)
@@ -237,8 +218,6 @@ class Streamed:
     def put_block(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
         """Puts a NumPy plan and its rows on the devices."""
         placement, width = self.layout.placement, self.layout.width(self.sampler)
-        if placement is None:
-            return put_on_device(with_rows(rows, plan))
         groups = self.sampler.num_shards // len(self.layout.process_shards(self.sampler))
         if len(self.shards) < self.sampler.num_shards:
             device_plan = pad_columns(plan, width // groups)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.algorithm import Algorithm, Schedules
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Diagnostics, TrainState
 from dpsgd.engine.algorithm import copy_buffers
@@ -116,7 +116,7 @@ def train_blocks(
     scales = mechanism.scales()
     watch = watch or Watch.nothing(state.raw_params)
     num_steps = mechanism.sampler.num_steps
-    schedules = Schedules(algorithm.groups, num_steps)
+    laws = algorithm.gap_laws(num_steps)
     if layout is None:
         how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
         layout = Layout.choose(mechanism.sampler, data, **how)
@@ -124,18 +124,18 @@ def train_blocks(
     feed = layout.feed(mechanism.sampler, data, keys.sampling, batches)
     blocks, done = feed.blocks(int(now.step), flush_every), int(now.step)
 
-    def prepare() -> Iterator[tuple[range, BlockInputs, tuple[Any, ...] | None]]:
+    def prepare() -> Iterator[tuple[range, BlockInputs, Any]]:
         for steps, rows, plan in blocks:
-            arrays = schedules.block_arrays(steps, layout.block_steps)
+            arrays = laws and laws.block_arrays(steps, layout.block_steps)
             flushes = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
-            due = schedules.flush_arrays(steps.stop) if flushes else None
+            due = laws.flush_arrays(steps.stop) if laws and flushes else None
             yield steps, BlockInputs(rows, plan, noise_key, scales, watch, loss_key, arrays), due
 
-    def flush(due: tuple[Any, ...] | None = None) -> TrainState:
+    def flush(due: Any = None) -> TrainState:
         nonlocal now
         if now.pending:
-            due = schedules.flush_arrays(done) if due is None else due
-            now = flush_noise(algorithm, now, due, noise_key, scales, layout.placement)
+            due = laws.flush_arrays(done) if due is None else due
+            now = flush_noise(algorithm, (now, due, noise_key, scales), layout.placement)
         return now
 
     under_way: deque[Diagnostics] = deque()
@@ -223,7 +223,7 @@ def check_parameters(params: PyTree) -> None:
 
 
 def _check_state(algorithm: Algorithm, mechanism: Mechanism, state: TrainState) -> None:
-    """Raises ValueError unless `state` fits the parameter groups and the noise."""
+    """Raises ValueError unless `state` fits the algorithm and the noise."""
     if bool(state.tables) != (algorithm.tables is not None):
         raise ValueError(
             "the state was made by an algorithm "

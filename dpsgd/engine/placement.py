@@ -65,6 +65,12 @@ class Placement:
         """Returns the placement on all devices of all processes."""
         return cls(tuple(sorted(jax.devices(), key=_order)), shard_rows_from)
 
+    @classmethod
+    def one(cls) -> Placement:
+        """Returns the placement on JAX's default device."""
+        device = jax.config.values["jax_default_device"]
+        return cls((device if isinstance(device, jax.Device) else jax.local_devices()[0],))
+
     @functools.cached_property
     def mesh(self) -> Mesh:
         """Mesh of the devices, with the one axis `AXIS`."""
@@ -104,8 +110,17 @@ class Placement:
     @property
     def memory(self) -> float:
         """Memory of this process's smallest device, bytes; infinite for CPUs."""
-        local = [d for d in self.devices if d.process_index == jax.process_index()]
-        return min((d.memory_stats() or {}).get("bytes_limit", math.inf) for d in local)
+        return min(limit for limit, _ in self._memory)
+
+    @property
+    def free_memory(self) -> float:
+        """Free memory of this process's fullest device, bytes; infinite for CPUs."""
+        return min(limit - used for limit, used in self._memory)
+
+    @property
+    def _memory(self) -> list[tuple[float, float]]:
+        stats = [self.devices[k].memory_stats() or {} for k in self.here]
+        return [(s.get("bytes_limit", math.inf), s.get("bytes_in_use", 0)) for s in stats]
 
     def fitting(self, state: TrainState, memory: float) -> Placement:
         """Returns this placement, or one that shards tables to fit.
@@ -246,7 +261,9 @@ class Placement:
         return jax.tree.map(_placed, state, self.state(state))
 
     def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
-        """Maps a function over the devices' parts, see `jax.shard_map`."""
+        """Maps a function over the devices' parts, see `jax.shard_map`; one device has them all."""
+        if len(self.devices) == 1:
+            return function
         # Checked, it would put primitives of its own into the trace of a loss.
         how: Any = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": False}
         return jax.shard_map(function, mesh=self.mesh, **how)
@@ -256,6 +273,8 @@ class Placement:
 
         CPUs of several processes add in the order of the devices.
         """
+        if len(self.devices) == 1:
+            return tree
         if self.num_processes == 1 or self.devices[0].platform != "cpu":
             return jax.lax.psum(tree, AXIS)
         leaves, structure = jax.tree.flatten(tree)
@@ -269,6 +288,20 @@ class Placement:
             sums.append(leaf_total.reshape(leaf.shape))
         return jax.tree.unflatten(structure, sums)
 
+    def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
+        """Gathers arrays [B, ...] of all devices, [devices B, ...], within `on_each`."""
+        if len(self.devices) == 1:
+            return list(columns)
+        flat = [x.reshape(len(x), -1) for x in columns]
+        table = jax.lax.all_gather(jnp.concatenate(flat, axis=1), AXIS, tiled=True)
+        pieces = jnp.split(table, np.cumsum([x.shape[1] for x in flat])[:-1], axis=1)
+        shapes = [(len(table), *x.shape[1:]) for x in columns]
+        return [column.reshape(shape) for column, shape in zip(pieces, shapes, strict=True)]
+
+    def first_row(self, here: int, rows: int) -> Any:
+        """Returns the first row of a device with `here` of `rows`, within `on_each`."""
+        return 0 if here == rows else jax.lax.axis_index(AXIS) * here
+
     def describe(self) -> dict[str, Any]:
         """Returns the settings that decide the bits of a step, as JSON values."""
         return {
@@ -279,31 +312,6 @@ class Placement:
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*axes))
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Communication between the devices of a step in `Placement.on_each`; none on one device."""
-
-    placement: Placement | None = None
-
-    def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
-        """Gathers arrays [B, ...] of all devices, [devices B, ...]."""
-        if self.placement is None:
-            return list(columns)
-        flat = [x.reshape(len(x), -1) for x in columns]
-        table = jax.lax.all_gather(jnp.concatenate(flat, axis=1), AXIS, tiled=True)
-        pieces = jnp.split(table, np.cumsum([x.shape[1] for x in flat])[:-1], axis=1)
-        shapes = [(len(table), *x.shape[1:]) for x in columns]
-        return [column.reshape(shape) for column, shape in zip(pieces, shapes, strict=True)]
-
-    def total(self, tree: PyTree) -> PyTree:
-        """Returns the sum over the devices, see `Placement.total`."""
-        return tree if self.placement is None else self.placement.total(tree)
-
-    def first_row(self, here: int, rows: int) -> Any:
-        """Returns the first row of a device with `here` of `rows`."""
-        return 0 if here == rows else jax.lax.axis_index(AXIS) * here
 
 
 def hosted(tree: PyTree) -> PyTree:
@@ -390,7 +398,7 @@ def _hosted(leaf: Any) -> Any:
 
 
 def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+    if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
     if isinstance(leaf, jax.Array) and _is_key(leaf):
         words = _placed(jax.random.key_data(leaf), sharding)

@@ -23,7 +23,7 @@ from dpsgd.core.state import TrainState
 from dpsgd.engine.algorithm import dpsgd
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.loop import columns_of, train_blocks
-from dpsgd.engine.placement import Placement, hosted
+from dpsgd.engine.placement import Placement, hosted, on_one_device
 from dpsgd.engine.programs import compiled, in_32_bits, put_on_device
 from dpsgd.gradients.isolation import isolated
 from dpsgd.noise.keys import Keys
@@ -204,8 +204,7 @@ def refine(
     """
     first, last = mechanism.sampler.num_steps, mechanism.num_steps
     data, mechanism = columns_of(mechanism.sampler, data), mechanism.sums_mechanism()
-    if placement is not None:
-        params = hosted(params)
+    params = on_one_device(params)
     sums = sums_run(refinement, mechanism, params, data, placement)
     algorithm, _, state, rows, _ = sums
     blocks = train_blocks(
@@ -221,10 +220,7 @@ def refine(
     with closing(blocks):
         for block in blocks:
             state = block.state
-    arguments = (
-        params,
-        state.params["state"] if placement is None else hosted(state.params["state"]),
-    )
+    arguments = params, hosted(state.params["state"])
     return compiled(_applied, (refinement,), arguments)(*arguments)
 
 

@@ -17,7 +17,7 @@ from dpsgd.core.algorithm import Algorithm, Context, View
 from dpsgd.core.marks import mark_value
 from dpsgd.core.state import Diagnostics, Scales, TrainState, split_leaves
 from dpsgd.engine.closures import require_closed
-from dpsgd.engine.placement import AXIS, Exchange, Placement
+from dpsgd.engine.placement import AXIS, Placement
 from dpsgd.engine.programs import Program, program, shapes_of_rows
 from dpsgd.gradients.losses import example_keys
 from samplers import BatchSampler
@@ -70,8 +70,8 @@ class BlockInputs(NamedTuple):
     """Values that the block returns to an audit."""
     loss_key: Any = None
     """uint32[2], for a loss with a key."""
-    schedules: tuple[Any, ...] | None = None
-    """Arrays of each parameter group's `Schedule`; None if no group has one."""
+    laws: Any = None
+    """`StepLaws` of lazy tables; None without any."""
 
 
 def block_function(
@@ -101,13 +101,14 @@ def block_program(
     Raises:
       ValueError: As from `require_closed`.
     """
-    parts, shardings = (_Step.create(algorithm, sampler, layout),), None
-    if layout is not None and (placement := layout.placement) is not None:
-        state, replicated = placement.state(arguments[0]), placement.replicated
-        rows = placement.by_rows if layout.streamed else replicated
-        inputs = BlockInputs(rows, placement.plan(arguments[1].plan), *(replicated,) * 5)
-        shardings = (state, inputs), (state, replicated, replicated)
-    built = program(_run_block, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    step = _Step.create(algorithm, sampler, layout)
+    placement = step.placement
+    state, replicated = placement.state(arguments[0]), placement.replicated
+    others: Any = (replicated,) * 5
+    rows = placement.by_rows if step.streamed else replicated
+    inputs = BlockInputs(rows, placement.plan(arguments[1].plan), *others)
+    shardings = (state, inputs), (state, replicated, replicated)
+    built = program(_run_block, (step,), arguments, donate_argnums=(0,), shardings=shardings)
     require_closed(algorithm, sampler, built.traced.jaxpr, arguments[0])
     return built
 
@@ -119,78 +120,65 @@ def compiled_block(*arguments: Any) -> jax.stages.Compiled:
 
 @dataclass(frozen=True)
 class _Step:
-    """Step of a block: views, clipped sum and update, over all parameter groups."""
+    """Step of a block: view of lazy tables, clipped sum and update."""
 
     algorithm: Algorithm
     accumulates: bool
     clipped_shape: tuple[int, ...]
-    placement: Placement | None
+    placement: Placement
     streamed: bool
     """True if each device has other rows, which `places` index."""
 
     @classmethod
     def create(cls, algorithm: Algorithm, sampler: BatchSampler, layout: Any = None) -> _Step:
-        placed = (layout.placement, layout.streamed) if layout else (None, False)
+        placed = (layout.placement, layout.streamed) if layout else (Placement.one(), False)
         return cls(algorithm, sampler.accumulates, sampler.clipped_shape, *placed)
 
     def __call__(
         self, state: TrainState, j: Any, inputs: BlockInputs
     ) -> tuple[TrainState, Diagnostics]:
         """Returns the state after step `j` of the block, and its diagnostics."""
-        placement, shapes = self.placement, jax.eval_shape(lambda: state.raw_params)
-        example = shapes_of_rows(inputs.data, *self.clipped_shape)
-        frozen = functools.partial(self.algorithm.frozen, shapes, example)
-        groups = len(self.algorithm.groups)
-
-        def run(exchange, state, j, inputs):
-            common = j, shapes, exchange, inputs.watch.return_gradient
-            contexts = [
-                Context(inputs.noise_key, inputs.scales, schedule, *common)
-                for schedule in inputs.schedules or (None,) * groups
-            ]
-            summed, viewed = self._sum(state, j, inputs, contexts)
-            total, diagnostics = exchange.total(summed)
-            return self._updated(state, total, viewed, frozen, contexts), diagnostics
-
-        if placement is None:
-            return run(Exchange(), state, j, inputs)
+        placement = self.placement
         if state.tables:  # their rows lie with the devices, and so does the whole step
             specs = placement.specs(state)
+            step = functools.partial(self._lazy_step, jax.eval_shape(lambda: state.raw_params))
             in_specs = specs, WHOLE, self._specs(inputs.plan)
-            step = functools.partial(run, Exchange(placement))
             return placement.on_each(step, in_specs, (specs, WHOLE))(state, j, inputs)
-        total, diagnostics = self._placed_sum(state, j, inputs)
-        returned = inputs.watch.return_gradient
-        context = Context(inputs.noise_key, inputs.scales, return_gradient=returned)
-        viewed, contexts = (None,) * groups, [context] * groups
-        return self._updated(state, total, viewed, frozen, contexts), diagnostics
+        total, diagnostics = self._dense_sum(state, j, inputs)
+        return self._updated(state, total, inputs), diagnostics
 
-    def _placed_sum(
+    def _lazy_step(
+        self, shapes: PyTree, state: TrainState, j: Any, inputs: BlockInputs
+    ) -> tuple[TrainState, Diagnostics]:
+        """Returns a device's part of the state after a step, and the diagnostics of all."""
+        shared = inputs.laws.select(j), shapes, self.placement, inputs.watch.return_gradient
+        context = Context(inputs.noise_key, inputs.scales, *shared)
+        summed, viewed = self._sum(state, j, inputs, context)
+        total, diagnostics = self.placement.total(summed)
+        return self._updated(state, total, inputs, viewed, context), diagnostics
+
+    def _dense_sum(
         self, state: TrainState, j: Any, inputs: BlockInputs
     ) -> tuple[PyTree, Diagnostics]:
         """Returns the clipped sum over the devices and diagnostics, for dense parameters."""
         placement, specs = self.placement, self._specs(inputs.plan)
-        assert placement is not None
         frozen = state.frozen
-        contexts = [Context(None, inputs.scales)] * len(self.algorithm.groups)
         if placement.shards_rows(state):
             # Each device looks up its own rows; what follows is sharded by the compiler.
             batch = placement.on_each(self._batch, (WHOLE, WHOLE, specs), SHARDED)
             how = {"batch_at": batch, "devices": len(placement.devices)}
-            (total, diagnostics), _ = self._sum(state, j, inputs, contexts, **how)
+            (total, diagnostics), _ = self._sum(state, j, inputs, **how)
             shardings, _ = split_leaves(placement.params(state.raw_params), frozen)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
         def device_sum(step, params, j, inputs):
             local_state = TrainState(step, params, (), frozen=frozen)
-            contexts = [Context(None, inputs.scales)] * len(self.algorithm.groups)
-            summed, _ = self._sum(local_state, j, inputs, contexts)
-            return placement.total(summed)
+            return placement.total(self._sum(local_state, j, inputs)[0])
 
         summed = placement.on_each(device_sum, (WHOLE, WHOLE, WHOLE, specs), WHOLE)
         return summed(state.step, state.raw_params, j, inputs)
 
-    def _sum(self, state, j, inputs, contexts, *, batch_at=None, **how):
+    def _sum(self, state, j, inputs, context=None, *, batch_at=None, **how):
         """Returns the clipped sum over the passes of step `j`, diagnostics, and views."""
         batch_at, starts = batch_at or self._batch, inputs.plan.starts
         if state.frozen:
@@ -199,12 +187,11 @@ class _Step:
         def pass_sum(row):
             batch, weights, keys = batch_at(state.step, row, inputs)
             view = View(state.raw_params, batch, weights, keys)
-            viewed = []
-            for group, context in zip(self.algorithm.groups, contexts, strict=True):
-                view, group_view = group.view(state, view, context)
-                viewed.append(group_view)
+            viewed = None
+            if context is not None:
+                view, viewed = self.algorithm.lazy.view(state, view, context)
             batch = view.params, view.batch, view.weights, inputs.scales, *view.keys
-            return self.algorithm.clipped_sum(*batch, **how), tuple(viewed)
+            return self.algorithm.clipped_sum(*batch, **how), viewed
 
         if not self.accumulates:
             return pass_sum(j)
@@ -217,28 +204,27 @@ class _Step:
 
         return jax.lax.fori_loop(starts[j], starts[j + 1], add, zeros)
 
-    def _updated(self, state, total, viewed, frozen, contexts):
+    def _updated(self, state, total, inputs, viewed=None, context=None):
         """Returns the updated state, or its private mean gradient if the watch asks for it."""
         total = jax.tree.map(lambda leaf: mark_value(leaf, "sum"), total)
-        noise_key, scales, *_ = contexts[-1]
+        shapes = context.shapes if context else jax.eval_shape(lambda: state.raw_params)
         # Asked when the loss has been differentiated, which refuses one that examples could mix in.
-        if (frozen_leaves := frozen()) != frozenset(state.frozen):
+        frozen = self.algorithm.frozen(shapes, shapes_of_rows(inputs.data, *self.clipped_shape))
+        if frozen != frozenset(state.frozen):
             leaves = jax.tree_util.tree_leaves_with_path(state.raw_params)
             names = [
-                jax.tree_util.keystr(leaves[k][0])
-                for k in sorted(frozen_leaves ^ state.frozen.keys())
+                jax.tree_util.keystr(leaves[k][0]) for k in sorted(frozen ^ state.frozen.keys())
             ]
             raise ValueError(
                 "the state was made for other frozen parameters than those that no derivative of "
                 f"the loss reaches; they differ in params{', params'.join(names[:3])}: make the "
                 "state by algorithm.init(params, mechanism, rows), with one row or more"
             )
-        how: dict[str, Any] = {}
-        if any(group_view is not None for group_view in viewed):
-            how = {"viewed": viewed, "contexts": contexts}
-        state, gradient = self.algorithm.update(state, total, noise_key, scales, **how)
+        how = {"viewed": viewed, "context": context} if context else {}
+        given = inputs.noise_key, inputs.scales
+        state, gradient = self.algorithm.update(state, total, *given, **how)
         # In the one pass over all coordinates that the update is: a select costs nothing there.
-        chosen = functools.partial(jnp.where, contexts[-1].return_gradient)
+        chosen = functools.partial(jnp.where, inputs.watch.return_gradient)
         return state.with_tables(
             state.lazy_tables, jax.tree.map(chosen, gradient, state.dense_params)
         )
@@ -257,7 +243,6 @@ class _Step:
 
     def _specs(self, plan):
         """Returns the partition of the inputs, for `Placement.on_each`."""
-        assert self.placement is not None
         columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
         whole: Any = WHOLE
         return BlockInputs(SHARDED if self.streamed else whole, columns, *(whole,) * 5)
@@ -284,56 +269,42 @@ def _run_block(
 
 
 def flush_noise(
-    algorithm: Algorithm,
-    state: TrainState,
-    schedules: tuple[Any, ...],
-    noise_key: Any,
-    scales: Scales,
-    placement: Placement | None = None,
+    algorithm: Algorithm, arguments: tuple[Any, ...], placement: Placement
 ) -> TrainState:
     """Returns the state with all pending noise added, which the guarantee covers.
 
     Args:
       algorithm: Training algorithm.
-      state: Training state, whose buffers are donated: no other draw may follow from it.
-      schedules: Arrays of each group from `Schedules.flush_arrays`.
-      noise_key: uint32[4], key of the noise stream.
-      scales: Scales of the mechanism.
-      placement: Devices that compute; by default one.
+      arguments: Training state, whose buffers are donated (no other draw may follow from it); laws
+        of the flush, from `RunLaws.flush_arrays`; uint32[4], key of the noise stream; and scales of
+        the mechanism.
+      placement: Devices that compute.
     """
-    arguments = state, schedules, noise_key, scales
     return flush_program(algorithm, arguments, placement).compiled(*arguments)[0]
 
 
 def flush_program(
-    algorithm: Algorithm, arguments: tuple[Any, ...], placement: Placement | None
+    algorithm: Algorithm, arguments: tuple[Any, ...], placement: Placement
 ) -> Program:
     """Returns the program of `flush_noise`.
 
     It also returns the steps of rows, in the place of the donated buffers.
     """
-    parts, shardings = (algorithm.groups, placement), None
-    if placement is not None:
-        replicated = [placement.replicated] * (len(arguments) - 1)
-        shapes = jax.eval_shape(functools.partial(_flush_all, algorithm.groups, None), *arguments)
-        places = placement.state(arguments[0])
-        steps = {k: table.steps for k, table in places.tables.items()}
-        shardings = (places, *replicated), (placement.state(shapes[0]), steps)
+    replicated, state = [placement.replicated] * (len(arguments) - 1), placement.state(arguments[0])
+    shapes = jax.eval_shape(functools.partial(_flush_all, algorithm.lazy, placement), *arguments)
+    steps = {k: table.steps for k, table in state.tables.items()}
+    shardings = (state, *replicated), (placement.state(shapes[0]), steps)
+    parts = algorithm.lazy, placement
     return program(_flush_all, parts, arguments, donate_argnums=(0,), shardings=shardings)
 
 
-def _flush_all(groups, placement, state, schedules, noise_key, scales):
-    shapes, exchange = jax.eval_shape(lambda: state.raw_params), Exchange(placement)
+def _flush_all(lazy, placement, state, laws, noise_key, scales):
+    shapes, specs = jax.eval_shape(lambda: state.raw_params), placement.specs(state)
 
-    def flush(state, schedules, noise_key, scales):  # of each device its own rows
-        for group, schedule in zip(groups, schedules, strict=True):
-            context = Context(noise_key, scales, schedule, shapes=shapes, exchange=exchange)
-            state = group.flush(state, context)
-        return state
+    def flush(state, laws, noise_key, scales):  # of each device its own rows
+        return lazy.flush(state, Context(noise_key, scales, laws, shapes, placement))
 
-    if placement is not None:
-        specs = placement.specs(state)
-        flush = placement.on_each(flush, (specs, WHOLE, WHOLE, WHOLE), specs)
-    state = flush(state, schedules, noise_key, scales)
+    flush = placement.on_each(flush, (specs, WHOLE, WHOLE, WHOLE), specs)
+    state = flush(state, laws, noise_key, scales)
     tables = {k: table._replace(steps=None) for k, table in state.tables.items()}
     return state._replace(tables=tables), {k: table.steps for k, table in state.tables.items()}

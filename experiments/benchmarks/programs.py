@@ -13,9 +13,10 @@ import optax
 from jax import lax
 
 from dpsgd import LazyTables, Mechanism, clipped_grad, dpsgd
-from dpsgd.core.algorithm import Algorithm, Schedules
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.state import TrainState, defer_noise, join_leaves, split_leaves
 from dpsgd.engine.lazy.group import find_tables
+from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import compiler_options
 from dpsgd.engine.step import BlockInputs, Watch, block_function, flush_noise
 from dpsgd.gradients.frozen import leaf_names
@@ -68,7 +69,7 @@ class Program:
     ) -> None:
         self._algorithm, self._inputs = algorithm, inputs
         self._done, self._block_steps = 0, block_steps
-        self._schedules = Schedules(algorithm.groups, NUM_STEPS) if algorithm else None
+        self._laws = algorithm and algorithm.gap_laws(NUM_STEPS)
         program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
         arguments = jax.eval_shape(start), *self._scheduled()
         compiled: list[Any] = []
@@ -81,12 +82,12 @@ class Program:
         return self._compiled.memory_analysis().temp_size_in_bytes
 
     def _scheduled(self) -> tuple[Any, ...]:
-        """Returns the inputs of the next block, with its schedules if there is an algorithm."""
-        if self._schedules is None:
+        """Returns the inputs of the next block, with the laws of lazy tables."""
+        if self._laws is None:
             return self._inputs
         steps = range(self._done, self._done + self._block_steps)
-        schedules = self._schedules.block_arrays(steps, self._block_steps)
-        return (self._inputs[0]._replace(schedules=schedules),)
+        laws = self._laws.block_arrays(steps, self._block_steps)
+        return (self._inputs[0]._replace(laws=laws),)
 
     def __call__(self) -> None:
         arguments = self._state, *self._scheduled()
@@ -96,10 +97,10 @@ class Program:
     def flush(self) -> None:
         """Draws all pending noise; the steps go on from there."""
         assert self._algorithm is not None
-        assert self._schedules is not None
-        inputs, schedules = self._inputs[0], self._schedules.flush_arrays(self._done)
-        how = schedules, inputs.noise_key, inputs.scales
-        state = flush_noise(self._algorithm, self._state, *how)
+        assert self._laws is not None
+        inputs, laws = self._inputs[0], self._laws.flush_arrays(self._done)
+        arguments = self._state, laws, inputs.noise_key, inputs.scales
+        state = flush_noise(self._algorithm, arguments, Placement.one())
         self._state = jax.block_until_ready(defer_noise(state))
 
 

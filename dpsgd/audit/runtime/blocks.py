@@ -42,7 +42,7 @@ def block_checks(probe: Probe) -> list[CheckResult]:
     size = sum(leaf.size for leaf in jax.tree.leaves(probe.state.raw_params))
     checks = [] if size > LARGE and probe.tables else _Blocks(probe, size).checks()
     placement = probe.layout.placement
-    if placement is not None and len(placement.devices) > 1:
+    if len(placement.devices) > 1:
         path = probe.placement_mismatch()
         detail = f"{len(placement.devices)} devices, after a full batch"
         why = f"state{path} after a step differs from one to another"

@@ -85,8 +85,7 @@ class _Tables:
         count, some = len(values), max(4, _WHOLE // values[0].size)
         if count <= some:
             return np.arange(count, dtype=np.int32)
-        placement = self.probe.layout.placement
-        parts = 1 if placement is None else len(placement.devices)
+        parts = len(self.probe.layout.placement.devices)
         begun = np.append(np.arange(0, count, _PASS), count - _PASS)  # passes of a flush
         begun = np.append(begun[:: -(-begun.size // _BORDERS)], np.arange(parts) * count // parts)
         rest = np.arange(some // 2)

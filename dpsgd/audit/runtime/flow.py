@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core
 
 from dpsgd.audit.report import CheckResult
-from dpsgd.core.algorithm import Algorithm, Schedules
+from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.marks import mark
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import Scales, TrainState, split_leaves
@@ -364,7 +364,7 @@ def _flush(
 ) -> tuple[list[str], frozenset[str]]:
     """Returns what is wrong in what a flush releases, and in what it is given."""
     state, (_, _, key, scales, *_) = arguments
-    known = Schedules(algorithm.groups, num_steps).flush_arrays(0)
+    known = algorithm.gap_laws(num_steps).flush_arrays(0)
     trace = flush_program(algorithm, (state, known, key, scales), layout.placement).traced
     given = _state(state), _all(known, _PUBLIC), _argument(KEY), _scales(scales)
     (end, _), wrong = _through(reader, trace, given)

@@ -1,4 +1,4 @@
-"""Parameter group of lazy tables: a step costs as its batch reads, not as the tables' size.
+"""Lazy tables: a step costs as its batch reads, not as the tables' size.
 
 A row gets the noise of the steps in which no batch read it at its next read, or at a flush, as one
 Gaussian. Claim, proof and limits: docs/explanation/deferred-noise-for-embedding-tables.md.
@@ -22,7 +22,7 @@ from dpsgd.core.state import Table, TrainState, join_leaves, split_leaves
 from dpsgd.engine.lazy.gaps import LinearSgd
 from dpsgd.engine.lazy.laws import LawTables, RunLaws, StepLaws
 from dpsgd.engine.lazy.rows import Rows, flushed_table, read, unique_rows, written
-from dpsgd.engine.placement import Exchange
+from dpsgd.engine.placement import Placement
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.gradients.frozen import frozen_leaves, leaf_names
 from dpsgd.gradients.isolation import ForeignCalls
@@ -63,7 +63,7 @@ class LazyTables:
         LinearSgd((rate,), self.momentum)  # refuses what is out of range
 
     def group(self, loss_fn: LossFn) -> LazyRows:
-        """Returns the parameter group of a loss's tables."""
+        """Returns the tables of a loss."""
         if isinstance(loss_fn, ForeignCalls):
             raise ValueError("foreign_calls=True is not for lazy tables; leave out tables=")
         return LazyRows(self, loss_fn)
@@ -171,11 +171,11 @@ class Share(NamedTuple):
     """Number of rows processed at a time: a device's even share."""
 
     @classmethod
-    def select(cls, numbers: jax.Array, here: int, num_rows: int, exchange: Exchange) -> Share:
+    def select(cls, numbers: jax.Array, here: int, num_rows: int, placement: Placement) -> Share:
         """Returns the share of a device that has `here` rows of a table."""
         if here == num_rows:
             return cls(numbers, 0, None, len(numbers), len(numbers))
-        first, size = exchange.first_row(here, num_rows), -(-len(numbers) * here // num_rows)
+        first, size = placement.first_row(here, num_rows), -(-len(numbers) * here // num_rows)
         is_here = (numbers >= first) & (numbers < first + here)
         room = -(-len(numbers) // size) * size
         (places,) = jnp.nonzero(is_here, size=room, fill_value=len(numbers))
@@ -252,12 +252,22 @@ class Viewed(NamedTuple):
 
 @dataclass(frozen=True)
 class LazyRows:
-    """Parameter group of lazy tables: a step catches up, updates and writes the rows it reads."""
+    """Tables of a loss: a step catches up, updates and writes the rows it reads."""
 
     tables: LazyTables
     loss_fn: LossFn
 
     def leaves(self, params: PyTree, mechanism: Mechanism | None, rows: PyTree) -> tuple[int, ...]:
+        """Returns the leaf indices of the tables.
+
+        Args:
+          params: Parameters, or their shapes.
+          mechanism: Mechanism of the run.
+          rows: Training rows, or their shapes.
+
+        Raises:
+          ValueError: If these parameters cannot be trained under this mechanism.
+        """
         if mechanism is None or rows is None:
             raise ValueError("lazy tables need all of init(params, mechanism, rows)")
         if mechanism.noise_multiplier and mechanism.noise != Independent():
@@ -274,6 +284,7 @@ class LazyRows:
         return tuple(find_tables(self.loss_fn, params, example))
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
+        """Returns the first state with some leaves as tables."""
         _, values = split_leaves(state.raw_params, leaves)
         tables = {
             k: Table(None, jnp.zeros_like(x) if self.tables.momentum else None)
@@ -281,28 +292,36 @@ class LazyRows:
         }
         return state._replace(tables=tables)
 
-    def schedule(self, num_steps: int) -> RunLaws:
+    def run_laws(self, num_steps: int) -> RunLaws:
+        """Returns the laws of all gaps of a run."""
         return RunLaws(self.tables.of_run(num_steps))
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
-        shapes, exchange, tables = context.shapes, context.exchange, state.lazy_tables
+        """Returns the view of a batch's rows, caught up, and data for `update`.
+
+        Args:
+          state: Training state before the step.
+          view: Parameters without values of tables, and examples.
+          context: Context of the step.
+        """
+        shapes, placement, tables = context.shapes, context.placement, state.lazy_tables
         places = self._places(view, shapes)
         names, leaves = leaf_names(shapes), jax.tree.leaves(shapes)
         read_here = []
         for k in tables:
             rows_of_examples = places[names[k]].reshape(len(view.weights), -1)
             read_here.append(jnp.where(view.weights[:, None] > 0, rows_of_examples, len(leaves[k])))
-        pending = _pending(context.schedule.select(context.place).gaps, state.step, context)
+        pending = _pending(context.laws.gaps, state.step, context)
         shares, rows = {}, {}
-        for k, read_rows in zip(tables, exchange.gathered(read_here), strict=True):
+        for k, read_rows in zip(tables, placement.gathered(read_here), strict=True):
             numbers, place_of = unique_rows(read_rows.ravel(), len(leaves[k]))
             places[names[k]] = place_of(places[names[k]])
             here = len(tables[k].steps)
-            shares[k] = Share.select(numbers, here, len(leaves[k]), exchange)
+            shares[k] = Share.select(numbers, here, len(leaves[k]), placement)
             rows[k] = shares[k].read(tables[k], leaf=k, **pending)
         small = {k: x.values for k, x in rows.items()}
         # Rows on other devices are zeros here.
-        small |= exchange.total({k: small[k] for k, share in shares.items() if share.sharded})
+        small |= placement.total({k: small[k] for k, share in shares.items() if share.sharded})
         params = join_leaves(state.params_without_tables, small)
         located = view._replace(params=params, batch=LocatedExample(view.batch, places))
         return located, Viewed(shares, rows)
@@ -317,8 +336,15 @@ class LazyRows:
 
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context
-    ) -> tuple[TrainState, None]:
-        laws = context.schedule.select(context.place)
+    ) -> TrainState:
+        """Returns the state with the rows of a batch updated; its step count stays.
+
+        Args:
+          state: Training state before the update.
+          total: Sum of clipped gradients, a tree like the differentiated parameters.
+          viewed: Data that `view` returned.
+          context: Context of the step.
+        """
         _, totals = split_leaves(total, state.tables)
         tables = {}
         for k, table in state.lazy_tables.items():
@@ -326,17 +352,18 @@ class LazyRows:
             def step(old: Rows, total: jax.Array, k: int = k) -> Rows:
                 key, scales = context.noise_key, context.scales
                 gradient, _ = privatize(total, (), key, state.step, scales, (k, old.numbers))
-                return _updated_rows(old, gradient, laws, context.return_gradient)
+                return _updated_rows(old, gradient, context.laws, context.return_gradient)
 
             tables[k] = viewed.shares[k].written(table, viewed.rows[k], totals[k], step)
-        return state.with_tables(tables), None
+        return state.with_tables(tables)
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
+        """Returns the state with the pending noise of all rows added."""
         leaves = jax.tree.leaves(context.shapes)
-        pending = _pending(context.schedule, state.step, context)
+        pending = _pending(context.laws, state.step, context)
         tables = {}
         for k, table in state.lazy_tables.items():
-            first = context.exchange.first_row(len(table.steps), len(leaves[k]))
+            first = context.placement.first_row(len(table.steps), len(leaves[k]))
             tables[k] = flushed_table(table, _CHUNK, first, leaf=k, **pending)
         return state.with_tables(tables)
 

@@ -122,7 +122,7 @@ class StepLaws(NamedTuple):
 
 
 class RunLaws:
-    """`Schedule` of lazy tables."""
+    """Laws of all gaps of a run."""
 
     def __init__(self, optimizer: LinearSgd) -> None:
         self._optimizer = optimizer
@@ -130,6 +130,7 @@ class RunLaws:
         self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
 
     def block_arrays(self, steps: range, room: int) -> StepLaws:
+        """Returns the laws of consecutive steps, padded to `room` steps."""
         gaps_by_step = [self._gaps.ending_at(step) for step in steps]
         step_sizes = np.zeros(room, np.float32)
         step_sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]
@@ -141,5 +142,6 @@ class RunLaws:
         return StepLaws(step_sizes, momentum, LawTables(self._to_multiple, *gap_laws))
 
     def flush_arrays(self, steps: int) -> LawTables:
+        """Returns the laws of a flush after `steps` steps."""
         gaps = self._gaps.ending_at(steps)
         return LawTables(self._to_multiple, packed(gaps.from_multiples), packed(gaps.from_recent))

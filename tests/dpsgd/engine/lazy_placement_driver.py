@@ -14,7 +14,6 @@ import optax
 import pytest
 
 from dpsgd import LazyTables, Mechanism, dpsgd, train_blocks, with_rows
-from dpsgd.core.algorithm import Schedules
 from dpsgd.core.state import TrainState, defer_noise
 from dpsgd.engine.feed import Layout
 from dpsgd.engine.placement import (
@@ -111,11 +110,11 @@ def trained(placement, loss_fn=loss, sampler=POISSON, sigma=1e-3, state=None, bl
 def programs_of(algorithm, mechanism, like, data, placement, block_steps, num_steps):
     """Returns the compiled block, and what flushes."""
     layout = Layout.choose(mechanism.sampler, data, block_steps=block_steps, placement=placement)
-    known = Schedules(algorithm.groups, num_steps).flush_arrays(block_steps)
+    known = algorithm.gap_laws(num_steps).flush_arrays(block_steps)
     key = jax.ShapeDtypeStruct((4,), jnp.uint32)
     arguments = jax.eval_shape(defer_noise, like), known, key, mechanism.scales()
     block = layout.program(algorithm, mechanism, like, data)
-    return block, flush_program(algorithm, arguments, placement).compiled
+    return block, flush_program(algorithm, arguments, layout.placement).compiled
 
 
 def off(found, expected):

@@ -16,7 +16,6 @@ from accounting import GaussianProfile, calibrate
 from dpsgd import Mechanism, Platt, Refinement, calibration_sums
 from dpsgd.core.queries import FullSums
 from dpsgd.engine.calibration import RULES, Affine, Temperature
-from dpsgd.engine.newton import hessian_weight
 from dpsgd.engine.queries import refine, sums_run
 from samplers import Poisson
 
@@ -271,20 +270,31 @@ def test_public_ranges_that_are_none_are_refused(kind, name, range_, value):
         kind(said, label, vector, value)
 
 
-def test_the_vector_of_a_row_holds_the_derivatives_of_its_log_loss():
-    of = TEMPERATURE.of
-    row = of.reads((), {"z": jnp.array([1.0, -2.0, 0.5, -30.0]), "y": 2})
-    np.testing.assert_allclose(row["x"], [1, 0.75, 11.5 / 12, 0], atol=1e-6)
+def loss_of_two(theta, row):
+    z = theta[0] * row["x"] + theta[1]
+    return jnp.logaddexp(0.0, z) - row["y"] * z
 
-    def loss(theta):
-        return jax.nn.logsumexp(theta * row["x"]) - theta * row["at_label"]
 
-    @jax.jit
-    def both(theta):
-        expected = jax.grad(loss)(theta), hessian_weight(1.0) * jax.hessian(loss)(theta)
-        return of.statistic(theta, row), jnp.stack(expected)
+def loss_of_classes(theta, row):
+    return jax.nn.logsumexp(theta * row["x"]) - theta[0] * row["at_label"]
 
-    np.testing.assert_allclose(*both(jnp.array(7.0)), atol=1e-6)
+
+@pytest.mark.parametrize(
+    ("kind", "example", "loss", "weight"),
+    [
+        (PLATT, {"z": 2.4, "y": 1}, loss_of_two, np.sqrt(8 / 5)),
+        (TEMPERATURE, {"z": [1.0, -2.0, 0.5, -30.0], "y": 2}, loss_of_classes, np.sqrt(8)),
+    ],
+    ids=["platt", "temperature"],
+)
+def test_the_vector_of_a_row_holds_the_derivatives_of_its_log_loss(kind, example, loss, weight):
+    row = kind.of.reads((), jax.tree.map(jnp.asarray, example, is_leaf=lambda x: type(x) is list))
+    theta = kind.of.start() * 0.9 + 0.1
+    gradient, hessian = jax.grad(loss)(theta, row), jax.hessian(loss)(theta, row)
+    i, j = np.triu_indices(len(theta))
+    packed = hessian[i, j] * np.where(i == j, 1, np.sqrt(2))
+    expected = np.append(gradient, weight * packed)
+    np.testing.assert_allclose(kind.of.statistic(theta, row), expected, atol=1e-6)
 
 
 def test_predictions_that_are_all_alike_are_shifted_and_keep_their_scale():

@@ -12,6 +12,7 @@ import pytest
 
 from dpsgd import Mechanism, dpsgd, train, train_blocks, trainer
 from dpsgd.engine import feed
+from dpsgd.engine.placement import Placement
 from dpsgd.noise.keys import RootKey
 from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle
 
@@ -175,13 +176,9 @@ def test_a_changed_function_is_never_run_by_the_program_of_the_old_one():
 def test_data_that_take_more_than_half_of_a_devices_free_memory_stay_on_the_host(
     free, stays, monkeypatch
 ):
-    class Device:
-        def memory_stats(self):
-            return {"bytes_limit": 10_000 + free, "bytes_in_use": 10_000}
-
     gathered = []
     with_rows = feed.with_rows
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(Placement, "free_memory", free)
     monkeypatch.setattr(feed, "with_rows", lambda *of: gathered.append(of) or with_rows(*of))
     next(blocks(SAMPLERS["shuffle"], 1.0, 1.0))  # 24 bytes an example
     assert bool(gathered) == stays

@@ -122,7 +122,8 @@ def test_laws_of_other_steps_are_caught(program, monkeypatch, owner, name, plant
 
 
 def test_training_that_leaves_out_its_last_flush_is_caught(program, monkeypatch):
-    def not_flushed(algorithm, state, *others):
+    def not_flushed(algorithm, arguments, placement):
+        state = arguments[0]
         tables = {k: table._replace(steps=None) for k, table in state.lazy_tables.items()}
         return state.with_tables(tables)
 
