@@ -113,6 +113,10 @@ class Draws:
         runs = [few, range(rest[0], rest[-1] + 1)] if rest else [few]
         self.read = [epoch for epochs in runs for epoch in self._read(0, epochs)]
         self.read += self._read(1, range(1))
+        if not rest and sampler.epochs > 1:  # else a source has begun at one of the last epochs
+            [resumed], read = self._read(0, few[-1:]), self.read[len(few) - 1]
+            if not np.array_equal(resumed.keys(), read.keys()):
+                self._wrong(f"a run that resumes at epoch {few[-1]} reads other batches")
         cap = sampler.shard_batch_size
         self.cut = not sampler.accumulates and cap < sampler.num_examples
         self.cut = self.cut and any((epoch.parts >= cap).any() for epoch in self.read)

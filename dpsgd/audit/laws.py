@@ -129,6 +129,7 @@ class _Tests:
         while sum(map(len, epochs)) < count or len(epochs) < 2:
             epochs.append(range(min(2 if law.redrawn else 1, sampler.epochs)))
         pairs = [(seed, epoch) for seed, some in enumerate(epochs) for epoch in some]
+        self._by_step = np.zeros(self._length, np.int64)  # participations in whole chunks
         self._draws = [self._draw(*pair) for pair in pairs]
 
     def _chosen(self) -> np.ndarray:
@@ -145,11 +146,11 @@ class _Tests:
     def _draw(self, seed: int, epoch: int) -> _Draw:
         sampler, watched = self._sampler, self._watched
         epoch = sampler.drawn_epoch(epoch) if self._law.redrawn else epoch
-        chunks = np.unique(watched // len(sampler.chunk_range(0)))
-        rows = [sampler.participations(_seed(seed), epoch, int(chunk)) for chunk in chunks]
+        rows = [sampler.participations(_seed(seed), epoch, chunk) for chunk in self._chunks]
         examples, steps = (
             np.concatenate(part).astype(np.int64) for part in zip(*rows, strict=True)
         )
+        self._by_step += np.bincount(steps // self._cycle, minlength=self._length)
         at = np.searchsorted(watched, examples)
         some = watched[np.minimum(at, watched.size - 1)] == examples
         return _Draw(seed, epoch, at[some], steps[some] // self._cycle)
@@ -157,6 +158,11 @@ class _Tests:
     @property
     def _size(self) -> int:
         return self._watched.size
+
+    @cached_property
+    def _chunks(self) -> list[int]:
+        """Numbers of the chunks that are drawn."""
+        return np.unique(self._watched // len(self._sampler.chunk_range(0))).tolist()
 
     @cached_property
     def _rates(self) -> np.ndarray:
@@ -196,12 +202,23 @@ class _Tests:
             trials = trials[:, :1] if once else trials
             last = -1 if once else None
             yield _binomial(count, trials, expected / trials)[:, :last]
+        if isinstance(self._law, IndependentRows):
+            yield self._whole_chunks()
         if not once:
             count, trials, expected = self._table(examples, steps, single, 0 * by_step)
             yield _binomial(count, trials, expected / trials)
             count, trials, expected = (np.cumsum(x, axis=0) for x in (count, trials, expected))
             yield _binomial(count, trials, expected / trials)
             yield self._participation()
+
+    def _whole_chunks(self) -> Any:
+        """Returns p-values of the first t steps' participations, of all rows of the chunks."""
+        rows = sum(len(self._sampler.chunk_range(chunk)) for chunk in self._chunks)
+        steps = np.arange(1, self._length + (not self._law.once))
+        trials = len(self._draws) * rows * (1 if self._law.once else steps)
+        rate = self._rates[0, : steps.size]
+        chance = np.cumsum(rate) if self._law.once else np.cumsum(rate) / steps
+        return _binomial(np.cumsum(self._by_step)[: steps.size], trials, chance)
 
     def _table(
         self, examples: np.ndarray, steps: np.ndarray, rows: np.ndarray, columns: np.ndarray
