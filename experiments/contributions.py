@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting import Bound, attack_accuracy
+from accounting import Bound
 from accounting.attack import implied_advantage
-from dpsgd.core.guarantee import ADJACENCY
+from dpsgd.core.guarantee import ADJACENCY, attack_in_words
 from experiments.papers.contribution import bias_bounds, sum_error, sum_sweet_spot
 from experiments.tasks.clicks.files import DataError, open_rows
 from experiments.tasks.clicks.formats import EMPTY, texts
@@ -24,13 +24,10 @@ STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do no
 
 def pure_guarantee(epsilon: float, terms: str) -> str:
     """Returns the sentence that says what pure epsilon-DP releases cost a user, on some terms."""
-    accuracy = attack_accuracy(Bound(0.0, implied_advantage(epsilon, 0.0)))
+    attack = attack_in_words(Bound(0.0, implied_advantage(epsilon, 0.0)), "user")
     # As it was given: `:g` would round a guarantee down.
-    return (
-        f"epsilon <= {epsilon} at delta 0 ({ADJACENCY} adjacency, unit: one user; {terms}); a "
-        "membership attack with a fair prior has an accuracy of at most "
-        f"{accuracy.format_upper()}"
-    )
+    at = f"delta 0 ({ADJACENCY} adjacency, unit: one user; {terms})"
+    return f"epsilon <= {epsilon} at {at}; {attack}"
 
 
 class Usage(NamedTuple):

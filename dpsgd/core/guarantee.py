@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from accounting import Bound, attack_accuracy
@@ -43,6 +44,21 @@ NO_GUARANTEE = "NO GUARANTEE"
 
 UNKNOWN = Bound(0.0, 1.0)
 """Total variation distance that no profile bounds."""
+
+
+def attack_in_words(advantage: Bound, unit: str) -> str:
+    """Returns how often a membership attack with a fair prior is right at most.
+
+    >>> attack_in_words(Bound(0.0, 0.1), "example").partition("whether ")[2]
+    'a given example was used at most 55.1 % of the time'
+
+    Args:
+      advantage: Interval of the attack's largest advantage.
+      unit: Unit of privacy ('example' or 'user').
+    """
+    percent = 100 * Decimal(attack_accuracy(advantage).format_upper())
+    known = "someone who knows everything else can tell whether"
+    return f"{known} a given {unit} was used at most {percent.normalize():f} % of the time"
 
 
 @dataclass(frozen=True)
@@ -196,12 +212,11 @@ class Guarantee:
         return upper if math.isfinite(upper) else None
 
     def attack(self) -> str:
-        """Returns the bound on a membership attack, in words."""
+        """Returns the bound on a membership attack in words."""
         advantage = self.attack_advantage
         if advantage is None:
-            return "nothing bounds the accuracy of a membership attack"
-        accuracy = attack_accuracy(advantage).format_upper()
-        return f"a membership attack with a fair prior has an accuracy of at most {accuracy}"
+            return "nothing bounds how often a membership attack is right"
+        return attack_in_words(advantage, self.unit)
 
     def record(self) -> dict[str, Any]:
         """Returns the guarantee as JSON values, null for infinite ends."""

@@ -101,7 +101,7 @@ def test_private_search_costs_more_than_one_run_and_less_than_all(command):
     said = command("epsilon", *words)
     one, best = upper(said), float(re.findall(r"epsilon <= ([\d.]+)", said)[-1])
     assert one < best < 3 * one
-    alone, search = map(float, re.findall(r"fair prior has an accuracy of at most ([\d.]+)", said))
+    alone, search = (float(x) / 100 for x in re.findall(r"at most ([\d.]+) % of the time", said))
     # The search's is bounded by the chance that one of so many trials differs, not by its epsilon.
     assert alone == pytest.approx(0.5987, abs=1e-3)
     assert alone < search < (1 + implied_advantage(best, 1e-5)) / 2 < 0.95
