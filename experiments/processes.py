@@ -1,13 +1,16 @@
-"""Work for all processors: processes of our own, which end with what asked for them."""
+"""Work for all processors: worker processes, which end with the process that started them."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from typing import TypeVar
 
 _Job = TypeVar("_Job")
@@ -15,6 +18,31 @@ _Result = TypeVar("_Result")
 
 SPAWN = multiprocessing.get_context("spawn")
 """Spawned, since a fork of a process that runs JAX's threads can hang."""
+
+
+def end_with_parent() -> None:
+    """Ends this process once its parent is gone, even in the middle of its work.
+
+    A parent that is killed cannot end its workers, and a pool's workers hold both ends of the pipe
+    that they wait on, so that none of them sees it close.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def pool(workers: int | None = None) -> ProcessPoolExecutor:
+    """Returns a pool of processes that end with this one.
+
+    Args:
+      workers: Number of processes; None for one per processor.
+    """
+    return ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=end_with_parent)
 
 
 @contextmanager
@@ -38,14 +66,14 @@ def each(
     """Yields function(job) for each job, in their order.
 
     Args:
-      function: What is computed; pickled, as jobs and results are.
-      jobs: Its arguments.
-      workers: Number of processes; None for one a processor.
+      function: Function to compute; pickled, as jobs and results are.
+      jobs: Arguments of the calls.
+      workers: As for `pool`.
     """
-    with ProcessPoolExecutor(workers, mp_context=SPAWN) as pool:
+    with pool(workers) as executor:
         try:
             with deaf_to_interrupts():
-                futures = [pool.submit(function, job) for job in jobs]
+                futures = [executor.submit(function, job) for job in jobs]
             for future in futures:
                 yield future.result()
         except BaseException:

@@ -7,13 +7,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.processes import SPAWN
+from experiments.processes import pool
 
 
 class Spent(NamedTuple):
@@ -72,8 +71,8 @@ class Alone(NamedTuple):
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Alone:
     """Returns the result of a module's function in a new process, whose errors are raised."""
-    with ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
-        return pool.submit(_answer, function, arguments).result()
+    with pool(1) as executor:
+        return executor.submit(_answer, function, arguments).result()
 
 
 def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Alone:

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -29,7 +27,7 @@ from dpsgd.runs.stop import Stopped, stop_requests
 from dpsgd.runs.task import Task, load, rows_of
 from experiments.cli.console import counted
 from experiments.cli.errors import mendable
-from experiments.processes import SPAWN, deaf_to_interrupts, each
+from experiments.processes import SPAWN, deaf_to_interrupts, each, end_with_parent
 from experiments.sweeps.config import PlannedRun
 from experiments.tasks import TASKS
 
@@ -239,7 +237,7 @@ def _serve(connection: Connection, task: Mapping[str, Any], cores: set[int]) -> 
     """Carries out runs in a worker process until the parent closes the connection."""
     if cores:
         os.sched_setaffinity(0, cores)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
     def say(line: str) -> None:
         connection.send(Message("progress", line))
@@ -276,10 +274,3 @@ def _outcome(record: Mapping[str, Any], planned: PlannedRun, say: Callable[[str]
             raise
         return Message("failed", line)
     return Message("finished")
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
