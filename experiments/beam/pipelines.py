@@ -43,15 +43,7 @@ class Runner:
         """Has the work of a store done."""
 
         def build(pipeline: beam.Pipeline) -> None:
-            pieces = _reshuffled(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
-            every = beam.pvalue.AsList(pieces)
-            _ = (
-                pipeline
-                | "all ranges" >> beam.Create([None])
-                | "lay out" >> beam.FlatMap(lambda _, parsed: work.lay_out(parsed), every)
-                | "reshuffle pieces" >> beam.Reshuffle()
-                | "write" >> beam.Map(work.write)
-            )
+            _ = _reshuffled(pipeline, "ranges", work.ranges) | "parse" >> beam.Map(work.parse)
 
         self._run(build)
 

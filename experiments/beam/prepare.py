@@ -1,8 +1,9 @@
 """Stores of many files by a pipeline: bit for bit as a single process writes them.
 
-A task may be begun by several workers, and may die at any moment. Each attempt at a piece writes
-into another folder, and names it when all is written; its content depends on the span alone.
-So a piece is whole or absent, however often, and by whomever, it was written.
+Workers parse ranges of the files into pieces, and the process that writes the store reads the
+pieces in their order. A task may be begun by several workers, and may die at any moment. Each
+attempt at a piece writes into another folder, and names it when all is written; its content depends
+on the range alone. So a piece is whole or absent, however often, and by whomever, it was written.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dpsgd.engine.batch_files import write_secret
 from experiments.tasks.clicks.files import RANGE_BYTES, DataError, Span, paths_of, spans_of
 from experiments.tasks.clicks.formats import EMPTY, Format
 from experiments.tasks.clicks.store import (
@@ -30,18 +30,15 @@ from experiments.tasks.clicks.store import (
     columns_of,
     map_column,
     one_line_errors,
-    row_bytes,
 )
-from experiments.tasks.splits import SPLITS, Split, chronological_split
+from experiments.tasks.splits import Columns, blocks_of
 
 NAMED = 10
 """Most faults that an error names."""
 BLOCK_ROWS = 1 << 18
-"""Rows that are assembled at a time."""
-LAYOUT = "layout.json"
-"""File of the splits' sizes, or of the faults."""
-DONE = "done"
-"""File that marks an assembled piece."""
+"""Rows that are copied at a time."""
+RECORD = "piece.json"
+"""File of a piece's number of rows, and of its first fault."""
 
 
 class FaultyFiles(ValueError):
@@ -85,30 +82,30 @@ def prepare(
         PipelineError: If the pipeline failed; the command may be given again.
     """
     paths = [path.absolute() for path in paths_of(sources)]
-    out = Path(out)
     for path in paths:
         format.open(path)  # refused before any work is done
-    with StoreWriter(out, format.schema, hash_seed=format.hash_seed) as writer:
-        # Workers of a run that died may go on for a while: they have a folder of their own.
-        folder = writer.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
-        with one_line_errors(out):
-            folder.mkdir()
-            spans = spans_of(paths, range_bytes if format.layouts else None)
-            carry_out(StoreWork(format, folder, tuple(spans)))
-            layout = json.loads((folder / LAYOUT).read_text())
-            if layout["faults"]:
-                raise FaultyFiles([_error(fault) for fault in layout["faults"]])
-            for span in spans:
-                if not (folder / span.name / DONE).exists():
-                    raise StoreError(f"the pipeline ended and {span.name} was not written")
-            shutil.rmtree(folder)
-        writer.rows.update(layout["rows"])
-        return writer.complete(format.source(paths))
+    writer = StoreWriter(out, format.schema, hash_seed=format.hash_seed)
+    # Workers of a run that died may go on for a while: they have a folder of their own.
+    folder = writer.path.absolute() / f"{WORK}{secrets.token_hex(8)}"
+    spans = spans_of(paths, range_bytes if format.layouts else None)
+    work = StoreWork(format, folder, tuple(spans))
+    return writer.write(_blocks(work, carry_out, writer.out), format.split, format.source(paths))
 
 
-def _error(fault: dict[str, Any]) -> DataError:
-    path, problem = Path(fault.pop("path")), fault.pop("problem")
-    return DataError(path, problem, **fault)
+def _blocks(
+    work: StoreWork, carry_out: Callable[[StoreWork], None], out: Path
+) -> Iterator[Columns]:
+    """Has the work done, and yields the rows of its pieces in order."""
+    with one_line_errors(out):
+        work.folder.mkdir()
+        carry_out(work)
+        pieces = [work.piece(span) for span in work.ranges]
+    if faults := list(_faults(pieces)):
+        raise FaultyFiles(faults)
+    for piece in pieces:
+        yield from blocks_of(work.columns(piece), BLOCK_ROWS)
+        shutil.rmtree(work.folder / piece.span.name)
+    shutil.rmtree(work.folder)
 
 
 @dataclass(frozen=True)
@@ -119,68 +116,37 @@ class Piece:
     rows: int
     """Number of rows; of those before the fault, if it has one."""
     fault: dict[str, Any] | None = None
-    """First fault: path, problem, line (counted in the span), row and column."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Place of a piece's rows in the files of a store."""
-
-    piece: str
-    """Name of the piece."""
-    rows: int
-    first_row: int
-    """Index of its first row in the data set."""
-    total: int
-    """Number of rows of the data set."""
-    offsets: tuple[int, ...]
-    """Number of rows of each split before it."""
-
-    def rows_by_split(self, split: Split) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the indices in the piece of each split's rows, block by block."""
-        for begin in range(0, self.rows, BLOCK_ROWS):
-            rows = np.arange(begin, min(begin + BLOCK_ROWS, self.rows))
-            if split.order == "chronological":
-                numbers = self.first_row + rows
-                ranges = chronological_split(self.total, split.fractions)
-                yield {
-                    name: rows[(numbers >= a) & (numbers < b)] for name, (a, b) in ranges.items()
-                }
-            else:
-                places = split.places(self.first_row + begin, len(rows))
-                yield {name: rows[mask] for name, mask in places.items()}
+    """First fault: problem, line (counted in the span), row and column."""
 
 
 @dataclass(frozen=True)
 class StoreWork:
-    """Work of a store: parse every span; when all are parsed, lay out; write every piece.
-
-    Each task may be begun any number of times, as long as one end of each is reported.
-    """
+    """Work of a store: parse every span, in any order and any number of times."""
 
     format: Format
     folder: Path
     """Folder of the pieces, within the unfinished store."""
     ranges: tuple[Span, ...]
 
-    def parse(self, span: Span) -> Piece:
-        """Writes the columns of a span into a folder of its name."""
+    def parse(self, span: Span) -> None:
+        """Writes the columns of a span, and a record, into a folder of its name."""
         rows, fault = 0, None
         own = self.folder / f".{span.name}.{secrets.token_hex(8)}"
         own.mkdir(mode=0o700)
         try:
             with contextlib.ExitStack() as stack:
                 names = columns_of(self.format.schema)
-                files = {n: stack.enter_context(open(own / n, "xb")) for n in names}
+                files = {n: stack.enter_context(open(own / n, "xb")) for n in (*names, RECORD)}
                 try:
                     opened = self.format.open(Path(span.path), span=span)
                     for block in self.format.encoded(opened):
                         rows += len(block["label"])
-                        for name, file in files.items():
-                            file.write(np.ascontiguousarray(block[name]).data)
+                        for name in names:
+                            files[name].write(np.ascontiguousarray(block[name]).data)
                 except DataError as error:
                     terms = "problem", "line", "row", "column"
-                    fault = {"path": span.path} | {name: getattr(error, name) for name in terms}
+                    fault = {name: getattr(error, name) for name in terms}
+                files[RECORD].write(json.dumps({"rows": rows, "fault": fault}).encode())
                 for file in files.values():
                     file.flush()
                     os.fsync(file.fileno())
@@ -191,60 +157,24 @@ class StoreWork:
                     raise
         finally:
             shutil.rmtree(own, ignore_errors=True)
-        return Piece(span, rows, fault)
 
-    def lay_out(self, pieces: Iterable[Piece]) -> Iterator[Placement]:
-        """Yields the places of all pieces, or nothing if some have faults.
+    def piece(self, span: Span) -> Piece:
+        """Returns the piece of a span; StoreError if it was not written."""
+        try:
+            record = json.loads((self.folder / span.name / RECORD).read_text())
+        except FileNotFoundError:
+            raise StoreError(f"the pipeline ended and {span.name} was not written") from None
+        return Piece(span, **record)
 
-        A row's number is the number of rows before it: rows are not counted before they are parsed.
-        """
-        ordered = sorted(pieces, key=lambda piece: piece.span)
-        if [piece.span for piece in ordered] != sorted(self.ranges):
-            raise StoreError(
-                f"the runner returned {len(ordered):,} ranges of {len(self.ranges):,}, or one of "
-                "them twice: no store was made of them"
-            )
-        faults, sizes, placements = list(_faults(ordered)), dict.fromkeys(SPLITS, 0), []
-        first_row, total = 0, sum(piece.rows for piece in ordered)
-        for piece in ordered if not faults else ():
-            name, offsets = piece.span.name, tuple(sizes.values())
-            placements.append(Placement(name, piece.rows, first_row, total, offsets))
-            for rows in placements[-1].rows_by_split(self.format.split):
-                sizes = {split: sizes[split] + len(rows[split]) for split in SPLITS}
-            first_row += piece.rows
-        for column, kind in columns_of(self.format.schema).items():
-            for split, count in sizes.items():
-                with open(self._file(split, column), "ab") as file:
-                    file.truncate(count * row_bytes(*kind))
-        layout = json.dumps({"faults": faults, "rows": sizes})
-        write_secret(self.folder / LAYOUT, layout.encode())
-        yield from placements
-
-    def write(self, placement: Placement) -> None:
-        """Writes the rows of a piece into the files of the store, at their places.
-
-        The bytes are the same however often, and by whomever, they are written.
-
-        Raises:
-            StoreError: If the piece does not have its rows.
-        """
-        for column, (dtype, width) in columns_of(self.format.schema).items():
-            path = self.folder / placement.piece / column
-            rows = map_column(path, dtype, width, placement.rows)
-            offsets = dict(zip(SPLITS, placement.offsets, strict=True))
-            for indices in placement.rows_by_split(self.format.split):
-                for split in SPLITS:
-                    with open(self._file(split, column), "r+b") as file:
-                        file.seek(offsets[split] * row_bytes(dtype, width))
-                        file.write(np.ascontiguousarray(rows[indices[split]]).data)
-                    offsets[split] += len(indices[split])
-        write_secret(self.folder / placement.piece / DONE, b"")
-
-    def _file(self, split: str, column: str) -> Path:
-        return self.folder.parent / f"{split}.{column}"
+    def columns(self, piece: Piece) -> Columns:
+        """Returns the memory-mapped columns of a piece; StoreError if it lacks rows."""
+        return {
+            name: map_column(self.folder / piece.span.name / name, dtype, width, piece.rows)
+            for name, (dtype, width) in columns_of(self.format.schema).items()
+        }
 
 
-def _faults(pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+def _faults(pieces: Sequence[Piece]) -> Iterator[DataError]:
     """Yields the first fault of each file; `pieces` are in the order of their spans."""
     lines, faulty = 0, -1
     for piece in pieces:
@@ -252,7 +182,7 @@ def _faults(pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
         if piece.fault and piece.span.file != faulty:
             faulty = piece.span.file
             line = piece.fault["line"]
-            yield piece.fault | {"line": line and line + lines}
+            yield DataError(Path(piece.span.path), **piece.fault | {"line": line and line + lines})
         lines += piece.rows
-    if pieces and faulty < 0 and not any(piece.rows for piece in pieces):
-        yield {"path": pieces[0].span.path, "problem": EMPTY}
+    if faulty < 0 and not any(piece.rows for piece in pieces):
+        yield DataError(Path(pieces[0].span.path), EMPTY)

@@ -49,9 +49,7 @@ class Workers:
         self.random = random.Random(seed)
 
     def __call__(self, work):
-        pieces = self.every(work.parse, work.ranges)
-        tasks = self.every(lambda found: list(work.lay_out(found)), [pieces])[0]
-        self.every(work.write, tasks)
+        self.every(work.parse, work.ranges)
 
     def every(self, function, tasks):
         tasks = self.random.sample(list(tasks), len(tasks))
