@@ -24,10 +24,14 @@ def cases_of(area: str) -> list[Case]:
 def parser_of(area: str) -> argparse.ArgumentParser:
     """Returns the options of an area: what every area has, and the settings of its cases."""
     cases = cases_of(area)
+    listed = (
+        f"  {case.name:32} about {case.seconds:.0f} s{', only by -k' * case.asked}"
+        for case in cases
+    )
     parser = argparse.ArgumentParser(
         f"bench {area}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(["cases:", *map(_described, cases)]),
+        epilog="\n".join(["cases:", *listed]),
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="file to which each case adds a line of JSON"
@@ -43,11 +47,6 @@ def parser_of(area: str) -> argparse.ArgumentParser:
             option = f"--{name.replace('_', '-')}"
             parser.add_argument(option, dest=f"set {name}", type=_type(value), metavar="VALUE")
     return parser
-
-
-def _described(case: Case) -> str:
-    remark = ", only by -k" if case.asked else ""
-    return f"  {case.name:32} about {case.seconds:.0f} s{remark}"
 
 
 def _type(value: int | str) -> Callable[[str], Any]:

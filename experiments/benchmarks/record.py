@@ -34,14 +34,12 @@ class Record:
 
     def __init__(self, file: Path | None = None, minutes: float = math.inf) -> None:
         self._file, self._end = file, time.monotonic() + 60 * minutes
-        self._estimated = self._spent = 0.0
         self.entries: list[dict[str, Any]] = []
 
     def run(self, case: Case, command: str, given: Mapping[str, Any], quick: bool = False) -> None:
         """Measures one case; an error ends this case alone, and is kept as one line.
 
-        A case is left out if its estimate exceeds the time left. Estimates grow by the factor by
-        which the cases before took longer than theirs.
+        A case is left out if its estimate exceeds the time left.
 
         Args:
           case: Case to measure.
@@ -56,7 +54,8 @@ class Record:
         }  # fmt: skip
         begin, cpu = time.monotonic(), sum(os.times()[:4])
         try:
-            self._check_time(case)
+            if case.seconds > (left := self._end - begin):
+                raise LeftOut(f"{left:.0f} s are left, and it takes about {case.seconds:.0f}")
             for row in case.function()(**setting):
                 figure_row = (
                     row._replace(bar="", holds=None) if quick and row.unit in SPEED else row
@@ -69,11 +68,9 @@ class Record:
             traceback.print_exc()
             text = " ".join(str(error).split()) or "no message"
             entry |= {"status": "failed", "why": f"{type(error).__name__}: {text:.300}"}
-        spent = time.monotonic() - begin
-        entry |= {"seconds": round(spent, 2), "cpu_seconds": round(sum(os.times()[:4]) - cpu, 2)}
-        if entry["status"] == "done":
-            self._estimated, self._spent = self._estimated + case.seconds, self._spent + spent
-        else:
+        entry["seconds"] = round(time.monotonic() - begin, 2)
+        entry["cpu_seconds"] = round(sum(os.times()[:4]) - cpu, 2)
+        if entry["status"] != "done":
             print(f"{case.name}: {entry['status']}, {entry['why']}")
         self.entries.append(entry)
         if self._file is not None:
@@ -81,12 +78,6 @@ class Record:
             with self._file.open("a") as file:
                 file.write(json.dumps(entry | {"environment": hardware()}) + "\n")
         gc.collect()  # memory of this case must not be missing in the next
-
-    def _check_time(self, case: Case) -> None:
-        slower = max(1.0, self._spent / self._estimated if self._estimated else 1.0)
-        left, needed = self._end - time.monotonic(), case.seconds * slower
-        if needed > left:
-            raise LeftOut(f"{max(left, 0):.0f} s are left, and it takes about {needed:.0f}")
 
     def status(self) -> int:
         """Returns 1 if a bar does not hold or a case failed, 2 if every case was left out."""

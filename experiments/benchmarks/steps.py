@@ -15,11 +15,7 @@ from dpsgd.core.gaussian import add_gaussian_noise
 from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.case import Figure, at, figure
 from experiments.benchmarks.models import clicks
-from experiments.benchmarks.programs import (
-    Program,
-    Steps,
-    clock,
-)
+from experiments.benchmarks.programs import Program, Steps, clock
 from experiments.benchmarks.timing import alone, in_turns
 
 

@@ -79,8 +79,7 @@ def compute(job: Job) -> list[dict[str, Any]]:
     means: list[float | None] = [None] * len(xs)
     if "estimator" in job:
         profile = _estimator(job)
-        estimates = list(profile.estimates(xs))
-        means, bounds = [mean.value for mean, _ in estimates], [bound for _, bound in estimates]
+        means, bounds = map(list, zip(*profile.estimates(xs), strict=True))
         name += f", {profile.num_samples:,} samples" if "seconds" in job else ""
     elif name == DP_ACCOUNTING:
         bounds = _dp_accounting(sigma, bins, xs)

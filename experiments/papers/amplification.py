@@ -1,4 +1,4 @@
-"""Limits of privacy amplification by subsampling, and batch sizes at which it costs no noise.
+"""Limits of privacy amplification by subsampling.
 
 With ε the cost of one release after amplification and c = ε/p, the noise of a mean over a sample is
 up to c/log(1 + c) (Laplace) or about c/√log(1 + c²) (Gaussian, many releases) times that over all.
@@ -9,11 +9,8 @@ Amplification by Subsampling, DifferentialPrivacy.org, 2023.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import ArrayLike
 
 from accounting.calibration import calibrate
@@ -167,56 +164,6 @@ def full_batch_noise(steps: int, *, epsilon: float, delta: float) -> float:
     return calibrate(
         lambda noise: GaussianProfile(noise / math.sqrt(steps)), epsilon=epsilon, delta=delta
     )
-
-
-class SubsamplingAdvice(NamedTuple):
-    """Least batch sizes at which subsampling is (nearly) free, at a fixed budget.
-
-    A batch of b of n examples is sampled at p = b/n. Beyond n not even full batches are covered.
-    """
-
-    step_epsilon: float
-    """√(2ρ/k): ε of one release; the inverse of full batches' noise multiplier."""
-    gaussian_batch_size: int
-    """Batch size for Gaussian noise, by the central limit theorem: an estimate."""
-    laplace_batch_size: int
-    """Batch size for pure ε-DP releases: proved."""
-
-
-def advise_batch_size(
-    num_examples: int, steps: int, *, rho: float, penalty: float = 1.1
-) -> SubsamplingAdvice:
-    """Returns the smallest expected batch sizes at which subsampling is (nearly) free.
-
-    A budget of ρ over k releases is √(2ρ/k) for each; noise rises by less than `penalty` while that
-    is at most c p.
-
-    Args:
-      num_examples: n.
-      steps: k, the number of releases.
-      rho: ρ > 0, the budget in zCDP; full batches with noise multiplier σ have k/(2σ²).
-      penalty: The factor > 1 on the noise that is still called free.
-
-    Source: the rule √(2ρ/k) <= c p.
-
-    >>> advise_batch_size(1_000_000, 10_000, rho=0.5)[1:]
-    (14949, 48437)
-    """
-    check_count("num_examples", num_examples)
-    check_count("steps", steps)
-    _check_positive("rho", rho)
-    if not 1.0 < penalty < math.inf:
-        raise ValueError(f"penalty must exceed 1, got {penalty}")
-    step_epsilon = math.sqrt(2.0 * rho / steps)
-
-    def smallest(penalty_at: Callable[[float], float]) -> int:
-        c = scipy.optimize.brentq(
-            lambda log_c: penalty_at(math.exp(log_c)) - penalty, -40.0, 300.0, xtol=1e-12
-        )
-        return math.ceil(num_examples * step_epsilon / math.exp(c))
-
-    sizes = map(smallest, (gaussian_noise_penalty_many_steps, laplace_noise_penalty))
-    return SubsamplingAdvice(step_epsilon, *sizes)
 
 
 def _check_positive(name: str, value: float) -> None:

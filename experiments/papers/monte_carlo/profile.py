@@ -13,8 +13,6 @@ import numpy as np
 from accounting.checks import check_delta, check_settings
 from accounting.max_events import Epoch, max_event_lower_bound
 from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, Question
-from accounting.profiles.gaussian import as_redrawn
-from experiments.papers.episodic import Estimate
 from experiments.papers.monte_carlo.confidence import (
     TOO_FEW,
     Inequality,
@@ -47,9 +45,7 @@ class MonteCarloProfile:
     Attributes:
       noise_multiplier: σ.
       bins: T, the number of batches of one epoch.
-      epochs: Number of epochs.
-      assignment: "redrawn": bins are drawn anew in each epoch; "fixed": once. The E observations of
-        a fixed bin have their mean as a sufficient statistic: one epoch at σ/√E.
+      epochs: Number of epochs, each with bins drawn anew.
       num_samples: m, samples for each direction.
       beta: β, the probability with which an upper end may fail.
       ranks: Ranks of the order statistics, or None to sample every coordinate.
@@ -67,7 +63,6 @@ class MonteCarloProfile:
     noise_multiplier: float
     bins: int
     epochs: int = 1
-    assignment: Literal["redrawn", "fixed"] = "redrawn"
     num_samples: int = 100_000
     beta: float = 1e-3
     ranks: tuple[int, ...] | None = None
@@ -76,36 +71,35 @@ class MonteCarloProfile:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_settings(self, counts=("bins", "epochs", "num_samples"), mode="assignment")
+        check_settings(self, counts=("bins", "epochs", "num_samples"))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
         ranks = (1,) if self.ranks is None else self.ranks
         if ranks[:1] != (1,) or any(a >= b for a, b in itertools.pairwise(ranks)):
             raise ValueError(f"ranks must begin with 1 and increase, got {ranks}")
-        if self.sampled == "other bins" and self._epochs[1] > 1:
+        if self.sampled == "other bins" and self.epochs > 1:
             raise ValueError(f'sampled: "other bins" is for one epoch, got {self.epochs}')
         # A smaller β would round the confidence to 1, which means proved.
         if not 1e-12 <= self.beta < 1.0:
             raise ValueError(f"beta must be in [1e-12, 1), got {self.beta}")
 
     @property
-    def _epochs(self) -> tuple[Epoch, int]:
-        sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        return Epoch(sigma, self.bins), epochs
+    def _epoch(self) -> Epoch:
+        return Epoch(self.noise_multiplier, self.bins)
 
     @property
     def _rare(self) -> bool:
-        return self.sampled == "rare losses" and self._epochs[1] == 1
+        return self.sampled == "rare losses" and self.epochs == 1
 
     def _lower(self, epsilon: float) -> float:
         # One of several redrawn epochs already costs this much.
-        return max_event_lower_bound(epsilon, self._epochs[0])
+        return max_event_lower_bound(epsilon, self._epoch)
 
     def _event_probability(self, event_epsilon: float, direction: Direction) -> float:
         if not self._rare:
             return 1.0
-        return event_probability(event_epsilon, self._epochs[0], direction)
+        return event_probability(event_epsilon, self._epoch, direction)
 
     def _least_upper(self, event_epsilon: float) -> float:
         """Returns what delta's upper end cannot go below, even if no loss exceeded epsilon."""
@@ -116,14 +110,14 @@ class MonteCarloProfile:
 
     def _curve(self, first: float, rest: float = 1.0) -> Callable[[float], tuple[float, float]]:
         """Returns the mean and the upper end as functions of ε >= `first`, which both fall."""
-        rng, (epoch, epochs) = np.random.default_rng(self.seed), self._epochs
+        rng, epoch = np.random.default_rng(self.seed), self._epoch
         confidence: dict[str, Any] = {"beta": self.beta, "inequality": self.inequality}
         if self.sampled == "other bins":
             ranks = self.ranks or geometric_ranks(self.bins)
             sizes: dict[str, Any] = {"first": first, "rest": rest}
             return other_bins_curve(rng, self.num_samples, epoch, ranks, **sizes, **confidence)
         event = first if self._rare else None
-        how: dict[str, Any] = {"epochs": epochs, "ranks": self.ranks, "event_epsilon": event}
+        how: dict[str, Any] = {"epochs": self.epochs, "ranks": self.ranks, "event_epsilon": event}
         samples = [
             (
                 sample_losses(rng, self.num_samples, epoch, direction, **how),
@@ -147,7 +141,7 @@ class MonteCarloProfile:
         [(_, bound)] = self.estimates([epsilon])
         return bound
 
-    def estimates(self, epsilons: Sequence[float]) -> Iterator[tuple[Estimate, Bound]]:
+    def estimates(self, epsilons: Sequence[float]) -> Iterator[tuple[float, Bound]]:
         """Yields, at each of `epsilons` >= 0, the samples' mean and the bounds on δ.
 
         The mean belongs to the direction with the larger one. The confidence holds for each answer
@@ -159,7 +153,7 @@ class MonteCarloProfile:
                 curve = self._curve(epsilon)
             (mean, upper), lower = curve(epsilon), self._lower(epsilon)
             bound = Bound(lower, min(1.0, max(lower, upper)), 1.0 - self.beta)
-            yield Estimate(mean, "the mean of samples"), bound
+            yield mean, bound
 
     def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
         """Bounds the smallest ε >= 0 at `delta` in (0, 1); `tolerance` is not used."""

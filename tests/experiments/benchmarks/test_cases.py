@@ -105,19 +105,9 @@ def test_a_case_that_fails_or_lacks_something_ends_alone(sizes, status, why, tmp
     assert [entry["status"] for entry in entries][1:] == ["done"] * (len(sizes) - 1)
 
 
-def test_slow_cases_leave_less_time_for_the_next(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
-    usual = figure
-
-    def slow(*row):
-        now[0] += 20
-        return usual(*row)
-
-    monkeypatch.setitem(measured.__globals__, "figure", slow)
-    told = measure(8, 9, minutes=1, seconds=11.0)
-    assert [entry["status"] for entry in told.entries] == ["done", "left out"]
-    assert "it takes about 40" in told.entries[1]["why"]
+def test_a_case_that_takes_more_than_the_time_left_is_left_out():
+    (entry,) = measure(8, minutes=1, seconds=61.0).entries
+    assert (entry["status"], entry["why"]) == ("left out", "60 s are left, and it takes about 61")
 
 
 def test_bars_of_speed_are_left_out_in_small():

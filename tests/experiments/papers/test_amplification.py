@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from experiments.papers.amplification import (
-    advise_batch_size,
     amplify,
     deamplify,
     full_batch_noise,
@@ -84,17 +83,6 @@ def test_gaussian_penalty_falls_to_its_limit_with_many_steps():
     assert 0.0 < many < 0.2 * few
 
 
-def test_advised_batch_sizes_are_the_smallest_of_their_penalty():
-    advice = advise_batch_size(10**6, 10**4, rho=0.5, penalty=1.1)
-    assert advice.step_epsilon == pytest.approx(0.01)
-    for penalty, size in [
-        (gaussian_noise_penalty_many_steps, advice.gaussian_batch_size),
-        (laplace_noise_penalty, advice.laplace_batch_size),
-    ]:
-        c = advice.step_epsilon * 10**6  # times 1/b: c = epsilon/p
-        assert penalty(c / size) <= 1.1 < penalty(c / (size - 1))
-
-
 @pytest.mark.parametrize("probs", [1.0, 0.2, np.linspace(0.1, 0.9, 50)])
 def test_the_mean_squared_error_of_a_sampled_mean_is_that_of_a_simulation(probs):
     rng, epsilon = np.random.default_rng(0), 0.5
@@ -108,8 +96,3 @@ def test_the_mean_squared_error_of_a_sampled_mean_is_that_of_a_simulation(probs)
     # Each row's own theorem 1: the one that is drawn least often pays epsilon, no other more.
     paid = [amplify(1 / (50 * p * scale), 0.0, p)[0] for p in np.atleast_1d(probs)]
     assert max(paid) == paid[0] == pytest.approx(epsilon)
-
-
-def test_a_value_beyond_the_sensitivity_is_refused():
-    with pytest.raises(ValueError, match=r"values must be a row of numbers in \[-1, 1\]"):
-        mean_squared_error([0.5, 1.5], 1.0)

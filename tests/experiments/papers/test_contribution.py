@@ -143,6 +143,7 @@ def test_a_draw_adds_more_to_the_loss_with_the_stated_probability_at_most(failur
     # The hardest class for the bound: one best model, and all others as bad as it allows.
     users, eps, size = 10.0, 1.0, 50
     bound = privacy_excess(users, eps, math.log(size), failure=failure)
+    assert privacy_excess(0, eps, math.log(size), failure=failure) == math.inf
     others = (size - 1) * math.exp(-eps * users * bound)
     assert 0.6 * failure <= others / (1 + others) <= failure
 
@@ -153,21 +154,3 @@ def test_the_published_bound_follows_for_every_grid_of_6561_values_a_parameter()
         published = 8 / (7 * 0.3) * ((d + 1) * math.log(3) + math.log(1 / failure))
         of_ours = 8 * privacy_excess(7.0, 0.3, (d + 1) * math.log(3), failure=failure)
         assert ours <= published == pytest.approx(of_ours)
-
-
-def test_heavy_users_reach_the_cap():
-    def heavy_users(shares, gamma, n, failure):
-        return int(np.sum(shares > gamma + math.sqrt(4 * math.log(n / failure) / n)))
-
-    shares, n, failure = np.array([0.3, 0.25, 0.2] + [0.025] * 10), 2000, 0.5
-    counts = np.random.default_rng(0).multinomial(n, shares, size=400)
-    for gamma, expected in ((0.05, 3), (0.1, 2), (0.15, 1), (0.195, 0)):
-        heavy = heavy_users(shares, gamma, n, failure)
-        assert heavy == expected
-        assert np.mean(counts[:, :heavy].min(axis=1, initial=n) < gamma * n) <= failure / n
-    # Equal users are all heavy below their share, none at it, and a cap moves none of their shares.
-    equal, n, failure = np.full(10, 0.1), 10**6, 0.05
-    assert heavy_users(equal, 0.1, n, failure) == 0
-    assert privacy_excess(0, 1.0, 1.0, failure=failure) == math.inf
-    assert heavy_users(equal, 0.0917, n, failure) == 10
-    assert bias_bounds(np.full(10, n // 10), 91_700).by_distance == pytest.approx(0, abs=1e-9)

@@ -88,12 +88,6 @@ def test_a_bound_of_one_set_of_samples_falls_in_epsilon(inequality, losses, epsi
     assert second <= first * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("mean", "moment"), [(0.5, 0.2), (-0.1, 0.2), (0.5, 1.1)])
-def test_moments_that_no_values_in_0_to_1_have_are_refused(mean, moment):
-    with pytest.raises(ValueError, match="must hold"):
-        bennett_upper_bound(mean, moment, 10, 0.1)
-
-
 def z_score(values, truth):
     return (np.mean(values) - truth) / (np.std(values) / math.sqrt(values.size))
 
@@ -207,68 +201,35 @@ def test_order_statistics_have_beta_marginals_and_beta_spacings(num_draws):
             assert stats.kstest(u[:, j] - u[:, i], gap.cdf).pvalue > 1e-8
 
 
-@pytest.mark.parametrize(
-    ("sigma", "bins"), [(0.5, 2), pytest.param(0.8, 3, marks=pytest.mark.long)]
-)
-def test_profile_brackets_quadrature_in_delta_and_in_epsilon(quadrature, sigma, bins):
-    profile = MonteCarloProfile(sigma, bins, num_samples=50_000, beta=1e-9)
-    assert profile.delta(1.0).confidence == 1 - 1e-9
-    estimated = dict(zip((0.3, 1.0, 2.0), profile.estimates([0.3, 1.0, 2.0]), strict=True))
-    for epsilon in (0.3, 1.0, 2.0):
-        truth = max(quadrature(epsilon, sigma, bins, direction) for direction in DIRECTIONS)
-        bound = profile.delta(epsilon)
-        assert bound.lower <= truth <= bound.upper < 1.3 * truth
-        assert estimated[epsilon][1] == bound
-        assert estimated[epsilon][0].value == pytest.approx(truth, rel=0.05)
-        inverse = profile.epsilon(truth)
-        assert inverse.lower <= epsilon + 1e-6
-        assert epsilon <= inverse.upper < epsilon + 0.2
+ESTIMATORS = [
+    {},
+    {"sampled": "losses"},
+    {"inequality": "bennett"},
+    *({"sampled": "other bins", "inequality": way} for way in ("bennett", "chernoff-hoeffding")),
+]
+CELLS = [(0.5, 2, 1.0), (0.35, 1_000, 3.0), (0.5, 4_492, 4.0)]
+CELLS += [pytest.param(0.8, 3, 2.0, marks=LONG), pytest.param(1.0, 36_000, 0.1, marks=LONG)]
 
 
-@pytest.mark.parametrize("changed", [{"sampled": "losses"}, {"inequality": "bennett"}])
-def test_every_estimator_of_one_delta_holds(quadrature, changed):
-    profile = MonteCarloProfile(0.5, 2, num_samples=20_000, beta=1e-9, **changed)
-    truth = max(quadrature(1.0, 0.5, 2, direction) for direction in DIRECTIONS)
-    assert truth <= profile.delta(1.0).upper < 1.3 * truth
-    assert 1.0 <= profile.epsilon(truth).upper < 1.2
-
-
-@pytest.mark.parametrize("sampled", ["rare losses", "other bins"])
-def test_profile_of_fixed_bins_is_one_epoch_at_the_averaged_noise(sampled):
-    how = {"num_samples": 1_000, "sampled": sampled}
-    fixed = MonteCarloProfile(1.0, 10, epochs=4, assignment="fixed", **how)
-    single = MonteCarloProfile(0.5, 10, **how)
-    assert fixed.delta(1.0) == single.delta(1.0)
-    assert fixed.epsilon(0.05) == single.epsilon(0.05)
-
-
-# --- the certified interval
-
-SHORT = [(2, (0.3, 8.0)), (2, (1.0, 0.1)), (30, (0.5, 2.0)), (36_000, (0.3, 2.0))]
-
-
-POINTS = [(0.3, 0.1), (0.3, 2.0), (0.3, 8.0), (0.5, 0.1), (0.5, 2.0), (1.0, 0.1), (2.0, 0.02)]
-
-
-@pytest.mark.parametrize(
-    ("bins", "sigma", "epsilon"),
-    [
-        pytest.param(bins, *point, marks=() if (bins, point) in SHORT else pytest.mark.long)
-        for bins in (2, 30, 36_000)
-        for point in POINTS
-    ],
-)
-def test_certified_interval_lies_between_the_event_bound_and_the_confidence_bound(
-    bins, sigma, epsilon
-):
-    certified = BallsAndBinsProfile(sigma, bins).delta(epsilon)
-    ranks = geometric_ranks(bins, 1.05) if bins > 100 else None
-    sampled = MonteCarloProfile(sigma, bins, num_samples=5_000, beta=1e-9, ranks=ranks)
-    bound = sampled.delta(epsilon)
-    assert bound.lower <= certified.upper
-    # The confidence bound fails with probability 1e-9; then it would lie below the certified one.
-    assert certified.lower <= bound.upper
-    assert certified.upper <= bound.upper * (1 + 2e-3) + 1e-3 * certified.lower
+@pytest.mark.parametrize(("sigma", "bins", "epsilon"), CELLS)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda how: "-".join(how.values()))
+def test_bounds_of_every_estimator_hold_the_certified_delta(sigma, bins, epsilon, estimator):
+    certified = BallsAndBinsProfile(sigma, bins)
+    other_bins, truth = "other bins" in estimator.values(), certified.delta(epsilon)
+    ranks = geometric_ranks(bins, 1.05) if bins > 3 else None
+    profile = MonteCarloProfile(sigma, bins, num_samples=4_000, beta=1e-9, ranks=ranks, **estimator)
+    [(mean, bound)] = profile.estimates([epsilon])
+    assert bound == profile.delta(epsilon)
+    assert bound.confidence == 1 - 1e-9
+    # Its upper end fails with probability 1e-9; then it would lie below the certified one.
+    assert bound.lower <= truth.upper
+    assert truth.lower <= bound.upper
+    if bins <= 3 or other_bins:
+        assert bound.upper < 2.0 * truth.upper
+        assert mean == pytest.approx(truth.upper, rel=0.3)
+        inverse = profile.epsilon(truth.upper)
+        assert inverse.lower <= epsilon + 1e-3
+        assert certified.epsilon(truth.upper).lower <= inverse.upper < epsilon + 0.6
 
 
 def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
@@ -278,22 +239,6 @@ def test_too_few_samples_are_known_without_drawing_them(monkeypatch):
     assert bound.upper == math.inf
     assert bound.note
     assert bound.lower == pytest.approx(4.0, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("sigma", "bins", "epsilon"), [(0.5, 4_492, 4.0), (0.35, 1_000, 3.0), (0.7, 2, 1.0)]
-)
-@pytest.mark.parametrize("inequality", ["bennett", "chernoff-hoeffding"])
-def test_its_bounds_hold_the_certified_delta_and_are_near_it(sigma, bins, epsilon, inequality):
-    certified = BallsAndBinsProfile(sigma, bins).delta(epsilon)
-    profile = MonteCarloProfile(
-        sigma, bins, num_samples=4_000, beta=1e-9, sampled="other bins", inequality=inequality
-    )
-    [(mean, bound)] = profile.estimates([epsilon])
-    assert bound.confidence == 1 - 1e-9
-    assert bound.lower <= certified.upper
-    assert certified.lower <= bound.upper < 1.8 * certified.upper
-    assert mean.value == pytest.approx(certified.upper, rel=0.1)
 
 
 def test_epsilon_is_finite_at_deltas_far_below_the_inverse_of_the_number_of_samples():
@@ -308,11 +253,6 @@ def test_upper_ends_fall_in_epsilon_and_one_bin_has_nothing_to_sample(quadrature
     uppers = [bound.upper for _, bound in profile.estimates([0.2, 0.5, 1.0, 2.0])]
     assert np.all(np.diff(uppers) < 0)
     assert quadrature(1.0, 1.0, 1, "remove") <= profile.delta(1.0).upper
-
-
-def test_other_bins_of_several_epochs_are_refused():
-    with pytest.raises(ValueError, match="for one epoch, got 2"):
-        MonteCarloProfile(1.0, 10, epochs=2, sampled="other bins")
 
 
 @pytest.mark.parametrize("bins", [1, 2, 3])

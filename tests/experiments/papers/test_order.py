@@ -25,14 +25,9 @@ def pair(sigma, steps, epochs=1):
     ("sigma", "steps", "epochs"),
     [
         (0.3, 2, 1),
-        (1.0, 100, 1),
         (10.0, 1000, 1),
-        pytest.param(10.0, 36_000, 1, marks=LONG),
         (3.0, 10, 5),
-        *(
-            pytest.param(*case, marks=LONG)
-            for case in itertools.product((0.5, 1.0, 3.0), (2, 10, 100, 1000), (2, 5, 20))
-        ),
+        *(pytest.param(*case, marks=LONG) for case in [(10.0, 36_000, 1), (0.5, 1000, 20)]),
     ],
 )
 def test_balls_and_bins_is_worse_at_epsilon_0(sigma, steps, epochs):

@@ -7,7 +7,6 @@ import pytest
 
 from accounting.conversions import to_privacy_loss_distribution
 from experiments.papers.amplification import (
-    advise_batch_size,
     amplify,
     deamplify,
     full_batch_noise,
@@ -16,6 +15,7 @@ from experiments.papers.amplification import (
     laplace_noise_penalty,
     laplace_noise_ratio,
     laplace_noise_scale,
+    mean_squared_error,
 )
 from experiments.papers.contribution import (
     excess_bounds,
@@ -26,7 +26,7 @@ from experiments.papers.contribution import (
 from experiments.papers.episodic import add_remove_profile
 from experiments.papers.exponential_mechanism import exponential_mechanism
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
-from experiments.papers.monte_carlo.confidence import kl_upper_bound
+from experiments.papers.monte_carlo.confidence import bennett_upper_bound, kl_upper_bound
 
 NAN, INF = math.nan, math.inf
 
@@ -47,13 +47,11 @@ BY_NAME = [  # a call, sound arguments of it, and values that it refuses by the 
     (gaussian_noise_penalty_many_steps, {}, {"epsilon_over_prob": [NAN]}),
     (gaussian_noise_penalty, {"steps": 1, "epsilon": 1.0, "delta": 0.1}, {"sampling_prob": [0.0]}),
     (full_batch_noise, {"epsilon": 1.0, "delta": 0.1}, {"steps": [0]}),
-    (advise_batch_size, {"num_examples": 100, "steps": 10, "rho": 1.0},
-     {"rho": [0.0], "penalty": [1.0]}),
     (kl_upper_bound, {"mean": 0.5, "num_samples": 10, "beta": 0.1},
      {"mean": [1.5], "num_samples": [0], "beta": [0.0]}),
     (geometric_ranks, {"num_draws": 10}, {"growth": [1.0]}),
     (MonteCarloProfile, {"noise_multiplier": 1.0, "bins": 2},
-     {"bins": [0], "epochs": [0], "assignment": ["shuffled"], "beta": [1.0, 1e-17],
+     {"bins": [0], "epochs": [0], "beta": [1.0, 1e-17],
       "num_samples": [0], "ranks": [(2,), (1, 1)]}),
 ]  # fmt: skip
 REFUSED = [
@@ -76,6 +74,12 @@ REFUSED = [
     ),
     (lambda: to_privacy_loss_distribution(MonteCarloProfile(1.0, 3, num_samples=10)), "proved"),
     (lambda: MonteCarloProfile(1.0, 2).epsilon(0.0), "delta"),
+    (lambda: MonteCarloProfile(1.0, 10, epochs=2, sampled="other bins"), "for one epoch, got 2"),
+    (lambda: mean_squared_error([0.5, 1.5], 1.0), "values must be a row of numbers in"),
+    *(
+        (partial(bennett_upper_bound, mean, moment, 10, 0.1), "must hold")
+        for mean, moment in [(0.5, 0.2), (-0.1, 0.2), (0.5, 1.1)]
+    ),
 ]
 
 
