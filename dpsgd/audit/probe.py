@@ -119,8 +119,7 @@ class Probe:
         self.units, self.nan, self.huge = synthetic.units, synthetic.nan, synthetic.huge
         self.marked, self.starts = synthetic.marked, synthetic.starts
         self.layout = layout or Layout.choose(sampler, synthetic.columns)
-        self._transport = self.layout.transport(sampler)
-        self.columns = self._transport.hold(synthetic.columns)
+        self.columns = self.layout.hold(synthetic.columns)
         self._passes = min(2, self.layout.passes) if sampler.accumulates else 1
         self.places = self._passes * sampler.padded_batch_size // self.block
         self.frozen = frozenset(state.frozen)
@@ -366,7 +365,7 @@ class Probe:
         """
         plan = members if isinstance(members, IndexBlock) else self._plan(members)
         state, mechanism = self.layout.put_state(state), mechanism or self.mechanism
-        data, plan = self._transport.put_block(self.columns, plan)
+        data, plan = self.layout.put_block(self.mechanism.sampler, self.columns, plan)
         # One sum, whatever the noise.
         loss_key = jnp.asarray(self.root.loss_key(0)) if self.algorithm.takes_key else None
         watch = Watch.nothing(state.raw_params)._replace(return_gradient=np.bool_(return_gradient))

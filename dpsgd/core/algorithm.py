@@ -48,8 +48,8 @@ def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
 class Algorithm(NamedTuple):
     """Private training algorithm as pure functions of explicit state, scales and keys.
 
-    Algorithms made by `dpsgd` from equal arguments are equal and share compiled programs. The
-    functions that run an algorithm take its mechanism.
+    Algorithms made by `dpsgd` from the same functions and equal settings share compiled programs.
+    The functions that run an algorithm take its mechanism.
     """
 
     init: Callable[..., TrainState]

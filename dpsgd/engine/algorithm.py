@@ -15,11 +15,11 @@ from dpsgd.core.algorithm import Algorithm, Context, privatize
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Noise
 from dpsgd.core.state import Scales, TrainState, split_leaves
-from dpsgd.engine.programs import compiled, contents, shapes_of_rows
+from dpsgd.engine.programs import compiled, shapes_of_rows
 from dpsgd.gradients.clipping import clipped_grad
 from dpsgd.gradients.frozen import frozen_leaves
 from dpsgd.gradients.isolation import ForeignCalls
-from dpsgd.gradients.losses import LossByContents, LossFn, loss_row, row_loss, takes_key
+from dpsgd.gradients.losses import LossByIdentity, LossFn, loss_row, row_loss, takes_key
 from dpsgd.gradients.rules import FLAT, ClippingRule
 
 PyTree = Any
@@ -88,12 +88,12 @@ def dpsgd(
     keyed = takes_key(loss_fn)
     try:
         hash(loss_fn)
-    except TypeError:  # such as an object that holds arrays: no other is equal to it
+    except TypeError:  # such as an object that may change: no other is equal to it
         loss_fn = functools.partial(loss_fn)
     if isinstance(loss_fn, ForeignCalls) and not foreign_calls:
         raise ValueError("a loss of ForeignCalls is not covered: say so by foreign_calls=True")
     if not isinstance(loss_fn, types.MethodType) and type(loss_fn).__eq__ is not object.__eq__:
-        loss_fn = LossByContents(loss_fn, contents(loss_fn))
+        loss_fn = LossByIdentity(loss_fn)
     if not hasattr(optimizer, "update"):
         raise TypeError(
             f"optimizer must be one of optax, such as optax.adam(0.01), got {optimizer!r}"
@@ -118,7 +118,7 @@ def dpsgd(
     )
 
 
-# The functions of an algorithm are equal where they are made of equal parts. Closures never are.
+# The functions of an algorithm share programs where they have the same parts. Closures never do.
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -134,11 +133,37 @@ class Layout(NamedTuple):
         how: Any = {"donate_argnums": (0,), "shardings": shardings}
         return program(defer_noise, (), (state,), **how).compiled(state)
 
-    def transport(self, sampler: BatchSampler, shards: range | None = None) -> Resident | Streamed:
-        """Returns the transport of some data shards, by default all."""
+    def hold(self, data: PyTree) -> PyTree:
+        """Returns the data on the devices, or on the host if rows travel with their blocks."""
+        if self.streamed:  # what is mapped from files stays there; other arrays are read whole
+            return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
+        data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
+        return self.placement.put_whole(data, self.placement.replicated)
+
+    def put_block(
+        self, sampler: BatchSampler, rows: PyTree, plan: IndexBlock
+    ) -> tuple[PyTree, IndexBlock]:
+        """Puts a plan of NumPy arrays on the devices, with its rows if they travel.
+
+        Args:
+          sampler: Sampler of the run.
+          rows: Rows from `hold`.
+          plan: Plan of all data shards, or of this process's.
+        """
+        placement, width = self.placement, self.width(sampler)
         if not self.streamed:
-            return Resident(self, sampler)
-        return Streamed(self, sampler, shards or range(sampler.num_shards))
+            plan = pad_columns(plan, width)
+            return rows, placement.put_whole(plan, placement.plan(plan))
+        groups = sampler.num_shards // len(self.process_shards(sampler))
+        if plan.indices.shape[1] < sampler.padded_batch_size:
+            plan = pad_columns(plan, width // groups)
+        else:
+            columns_per_device, local = width // len(placement.devices), placement.here
+            columns = slice(local.start * columns_per_device, local.stop * columns_per_device)
+            plan = select_columns(pad_columns(plan, width, groups), columns)
+        rows, plan = with_rows(rows, plan, len(placement.here))
+        rows = placement.put_parts(rows, placement.by_rows)
+        return rows, placement.put_parts(plan, placement.plan(plan))
 
     def feed(
         self,
@@ -146,8 +171,8 @@ class Layout(NamedTuple):
         data: PyTree,
         seeds: Seeds,
         batches: Callable[[Seeds], BatchFiles] | None = None,
-    ) -> Feed:
-        """Returns the feed of a run, which alone decides the source of rows.
+    ) -> Callable[..., Iterator[Inputs]]:
+        """Returns the blocks of a run, which this function alone finds the rows of.
 
         Args:
           sampler: Sampler of the run.
@@ -155,25 +180,35 @@ class Layout(NamedTuple):
           seeds: Sampling seeds.
           batches: Function of the seeds that opens batches drawn ahead.
 
+        Returns:
+          A function (first step, ends=None) that yields all blocks from a step on, on the devices;
+          one ends at each multiple of `ends`.
+
         Raises:
           ValueError: If batches were drawn ahead, but rows do not travel.
         """
+        draw: Callable[..., Iterator[Inputs]]
         if batches is not None:
             if not self.streamed:
                 raise ValueError("batches drawn ahead bring their rows; take data_on='host'")
-            return Feed(self, batches(seeds).blocks, self.transport(sampler))
-        shards = self.process_shards(sampler)
-        source = BatchSource(sampler, seeds, shards=shards, read_ahead=True)
-        if len(source.rows) < sampler.num_examples:  # what is mapped from files is not read yet
-            data = jax.tree.map(lambda column: column[source.rows.start : source.rows.stop], data)
-        transport = self.transport(sampler, shards)
-        rows = transport.hold(data)
+            draw = batches(seeds).blocks
+        else:
+            shards = self.process_shards(sampler)
+            source = BatchSource(sampler, seeds, shards=shards, read_ahead=True)
+            first, stop = source.rows.start, source.rows.stop
+            if stop - first < sampler.num_examples:  # what is mapped from files is not read yet
+                data = jax.tree.map(lambda column: column[first:stop], data)
+            held = self.hold(data)
 
-        def draw_blocks(first_step: int, block_steps: int, *, ends: int | None) -> Iterator[Inputs]:
-            how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
-            return ((steps, rows, plan) for steps, plan in plan_blocks(source, **how))
+            def draw(first_step: int, block_steps: int, *, ends: int | None) -> Iterator[Inputs]:
+                how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
+                return ((steps, held, plan) for steps, plan in plan_blocks(source, **how))
 
-        return Feed(self, draw_blocks, transport)
+        def blocks(first_step: int, ends: int | None = None) -> Iterator[Inputs]:
+            for steps, rows, plan in draw(first_step, self.block_steps, ends=ends):
+                yield steps, *self.put_block(sampler, rows, plan)
+
+        return blocks
 
     def process_shards(self, sampler: BatchSampler) -> range:
         """Returns the data shards that this process draws."""
@@ -182,67 +217,6 @@ class Layout(NamedTuple):
     def width(self, sampler: BatchSampler) -> int:
         """Returns the number of places of a pass, padding for the devices included."""
         return self.placement.width(sampler.padded_batch_size, math.prod(sampler.clipped_shape))
-
-
-@dataclass(frozen=True)
-class Resident:
-    """Transport of rows that lie on the devices: only indices and weights travel."""
-
-    layout: Layout
-    sampler: BatchSampler
-
-    def hold(self, data: PyTree) -> PyTree:
-        """Returns the data on the devices."""
-        data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
-        return self.layout.placement.put_whole(data, self.layout.placement.replicated)
-
-    def put_block(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
-        """Returns the rows, and a plan on the devices."""
-        plan = pad_columns(plan, self.layout.width(self.sampler))
-        return rows, self.layout.placement.put_whole(plan, self.layout.placement.plan(plan))
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """Transport of rows on the host or memory-mapped: a block's rows travel with it."""
-
-    layout: Layout
-    sampler: BatchSampler
-    shards: range
-
-    def hold(self, data: PyTree) -> PyTree:
-        """Returns the data, with JAX arrays moved to the host."""
-        # What is mapped from files stays there; other arrays that are none of JAX's are read whole.
-        return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
-
-    def put_block(self, rows: PyTree, plan: IndexBlock) -> tuple[PyTree, IndexBlock]:
-        """Puts a NumPy plan and its rows on the devices."""
-        placement, width = self.layout.placement, self.layout.width(self.sampler)
-        groups = self.sampler.num_shards // len(self.layout.process_shards(self.sampler))
-        if len(self.shards) < self.sampler.num_shards:
-            device_plan = pad_columns(plan, width // groups)
-        else:
-            columns_per_device, local = width // len(placement.devices), placement.here
-            columns = slice(local.start * columns_per_device, local.stop * columns_per_device)
-            device_plan = select_columns(pad_columns(plan, width, groups), columns)
-        rows, device_plan = with_rows(rows, device_plan, len(placement.here))
-        rows = placement.put_parts(rows, placement.by_rows)
-        return rows, placement.put_parts(device_plan, placement.plan(device_plan))
-
-
-@dataclass(frozen=True)
-class Feed:
-    """Source of a run's blocks, drawn now or read from files."""
-
-    layout: Layout
-    draw: Callable[..., Iterator[Inputs]]
-    """(first step, steps of a block, ends=) -> inputs of all blocks, on the host."""
-    transport: Resident | Streamed
-
-    def blocks(self, first_step: int, ends: int | None = None) -> Iterator[Inputs]:
-        """Yields all blocks from a step on; one ends at each multiple of `ends`."""
-        for steps, rows, plan in self.draw(first_step, self.layout.block_steps, ends=ends):
-            yield steps, *self.transport.put_block(rows, plan)
 
 
 def keys_of(algorithm: Algorithm, keys: Keys) -> tuple[jax.Array, jax.Array | None]:

@@ -122,7 +122,7 @@ def train_blocks(
         layout = Layout.choose(mechanism.sampler, data, **how)
     now: Any = layout.put_state(state if donate else copy_buffers(state))
     feed = layout.feed(mechanism.sampler, data, keys.sampling, batches)
-    blocks, done = feed.blocks(int(now.step), flush_every), int(now.step)
+    blocks, done = feed(int(now.step), flush_every), int(now.step)
 
     def prepare() -> Iterator[tuple[range, BlockInputs, Any]]:
         for steps, rows, plan in blocks:

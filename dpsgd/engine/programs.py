@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import inspect
 import json
 import os
 import re
-import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 from jaxlib.xla_client import hlo
+
+from dpsgd.gradients.losses import identity
 
 PyTree = Any
 
@@ -92,7 +92,7 @@ def _xla_flags() -> str:
 
 def compiled(
     function: Callable[..., Any],
-    parts: tuple[Hashable, ...],
+    parts: tuple[Any, ...],
     arguments: tuple[Any, ...],
     *,
     donate_argnums: tuple[int, ...] = (),
@@ -104,7 +104,7 @@ def compiled(
 
     Args:
       function: Pure function.
-      parts: Static values; programs are shared by parts that are equal and have equal `contents`.
+      parts: Static values, shared by `identity`.
       arguments: Arguments of a call, or others of their shapes and types.
       donate_argnums: Indices of the arguments whose buffers are donated.
     """
@@ -113,7 +113,7 @@ def compiled(
         # Part of another program, which is compiled by its own options: there, others are refused.
         return functools.partial(function, *parts)
     shapes = tuple(map(jax.typeof, leaves))
-    return _compiled(function, parts, donate_argnums, contents(parts), structure, shapes)
+    return _compiled(function, Parts(*parts), donate_argnums, structure, shapes)
 
 
 class Program:
@@ -131,7 +131,7 @@ class Program:
 
 def program(
     function: Callable[..., Any],
-    parts: tuple[Hashable, ...],
+    parts: tuple[Any, ...],
     arguments: tuple[Any, ...],
     *,
     donate_argnums: tuple[int, ...] = (),
@@ -153,8 +153,8 @@ def program(
     settings = json.dumps(compilation())  # another program under others
     places, tree = jax.tree.flatten(shardings)
     specs = tuple(places), tree
-    settings += contents(parts)
-    return _executable(function, parts, donate_argnums, specs, settings, structure, shapes)
+    static = Parts(*parts)
+    return _executable(function, static, donate_argnums, specs, settings, structure, shapes)
 
 
 def digest(program: jax.stages.Compiled) -> str:
@@ -196,53 +196,22 @@ def arrays_digest(tree: PyTree) -> str:
     return digest.hexdigest()
 
 
-def contents(part: Any) -> str:
-    """Returns a digest of nested values, hidden attributes included.
+class Parts:
+    """Static values of a program, hashed and compared by `identity`.
 
-    Equality may leave out attributes; values that are equal with equal contents have the same
-    arrays, numbers and functions. An object compared by identity stands for itself.
+    Args:
+      *values: Values, which live as long as this object.
     """
-    digest = hashlib.blake2b(digest_size=16)
 
-    def visit(x: Any) -> None:
-        digest.update(f"{type(x).__qualname__} ".encode())
-        if isinstance(x, np.ndarray | np.generic | jax.Array):
-            digest.update(arrays_digest(x).encode())
-        elif x is None or isinstance(x, bool | int | float | complex | str | bytes):
-            digest.update(repr(x).encode())
-        elif isinstance(x, tuple | list):
-            digest.update(f"{len(x)} ".encode())
-            for inner in x:
-                visit(inner)
-        elif isinstance(x, Mapping):
-            visit(list(x.items()))
-        elif isinstance(x, types.MethodType):
-            digest.update(f"{id(x.__self__)} {id(x.__func__)} ".encode())
-        elif type(x).__eq__ is object.__eq__:
-            digest.update(f"{id(x)} ".encode())
-        elif attributes := _attributes(x):
-            visit(attributes)
-        elif isinstance(x, Hashable):
-            digest.update(f"{hash(x)} ".encode())
-        else:
-            digest.update(f"{id(x)} ".encode())
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+        self._identity = identity(values)
 
-    visit(part)
-    return digest.hexdigest()
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
-
-def _attributes(x: Any) -> dict[str, Any]:
-    """Returns the attributes of an object, slots included, without cached properties."""
-    kinds, attrs = type(x).__mro__, dict(getattr(x, "__dict__", {}))
-    slots = [k for kind in kinds for k, v in vars(kind).items() if inspect.ismemberdescriptor(v)]
-    attrs.update((k, getattr(x, k)) for k in slots if hasattr(x, k))
-    cached = functools.cached_property
-    return {k: v for k, v in attrs.items() if not isinstance(getattr(type(x), k, None), cached)}
-
-
-def text_digest(text: str) -> str:
-    """Returns a hash of a text."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parts) and self._identity == other._identity
 
 
 _NAME = re.compile(r"%[\w.-]+")
@@ -304,7 +273,7 @@ def _shape(x):
 
 def _jitted(function, parts, donate_argnums, **shardings):
     return jax.jit(
-        functools.partial(function, *parts),
+        functools.partial(function, *parts.values),
         donate_argnums=donate_argnums,
         compiler_options=compiler_options(),
         **shardings,

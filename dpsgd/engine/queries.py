@@ -41,8 +41,8 @@ _READ_ROWS = 65_536
 class Refinement(abc.ABC):
     """Refinement of a trained model by noisy sums over all rows: a calibration, a mean.
 
-    Subclasses are frozen dataclasses, equal for equal parts: equal refinements share compiled
-    programs. They hold no private data, which would bypass clipping and noise.
+    Subclasses are frozen dataclasses; the calls with one object share compiled programs. They hold
+    no private data, which would bypass clipping and noise.
     """
 
     @property
@@ -149,16 +149,9 @@ def sums_run(
       placement: Devices that compute; by default one.
 
     Raises:
-      ValueError: If a row's inputs or statistic could depend on other rows, the statistic is not a
-        vector, or the refinement has no hash.
+      ValueError: If a row's inputs or statistic could depend on other rows, or the statistic is not
+        a vector.
     """
-    try:
-        hash(refinement)
-    except TypeError as error:
-        raise ValueError(
-            f"{type(refinement).__name__} must be a frozen dataclass of parts that have a hash, "
-            f"such as functions and numbers: {error}"
-        ) from None
     rows = read_rows(refinement, params, data)
     with in_32_bits():
         start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), refinement.start())

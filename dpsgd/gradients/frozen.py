@@ -6,7 +6,6 @@ Their gradient is 0 for every example: a fact of the trace, so that their sum ne
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import partial_eval
+
+from dpsgd.gradients.isolation import WrappedLoss
 
 PyTree = Any
 
@@ -123,11 +124,10 @@ def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
 
 
 @dataclass(frozen=True)
-class RunLoss:
+class RunLoss(WrappedLoss):
     """Loss of a task as a run computes it, with frozen parameters and casts.
 
     Attributes:
-      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
       pattern: Regular expression searched in the names of parameters, see `leaf_names`; parameters
         without a match are read under `stop_gradient`. None trains all.
       compute: Dtype to which float32 parameters are cast before the loss reads them.
@@ -136,7 +136,6 @@ class RunLoss:
       ValueError: When called, if no name matches.
     """
 
-    loss_fn: Callable[..., Any]
     pattern: str | None = None
     compute: str = "float32"
 
@@ -147,11 +146,6 @@ class RunLoss:
         """Returns the loss of a run, `loss_fn` itself without pattern and cast."""
         plain = pattern is None and compute == "float32"
         return loss_fn if plain else cls(loss_fn, pattern, compute)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """Returns the signature of the loss."""
-        return inspect.signature(self.loss_fn)
 
     def __call__(self, params: PyTree, *example: Any) -> Any:
         """Returns the loss."""

@@ -83,8 +83,12 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class ForeignCalls:
-    """Loss that may make host and foreign calls, which no guarantee covers."""
+class WrappedLoss:
+    """Loss that computes another one, of the same signature.
+
+    Attributes:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+    """
 
     loss_fn: Callable[..., Any]
 
@@ -96,6 +100,10 @@ class ForeignCalls:
     def __call__(self, *arguments: Any) -> Any:
         """Returns the loss."""
         return self.loss_fn(*arguments)
+
+
+class ForeignCalls(WrappedLoss):
+    """Loss that may make host and foreign calls, which no guarantee covers."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 
 from dpsgd.gradients.frozen import AbsentTable, RunLoss, leaf_names, named_leaves
 from dpsgd.gradients.isolation import Isolated, isolated
-from dpsgd.gradients.losses import Keyed, LossByContents, LossFn, loss_row
+from dpsgd.gradients.losses import Keyed, LossByIdentity, LossFn, loss_row
 
 PyTree = Any
 
@@ -149,7 +149,7 @@ def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
 
     Only wrappers that read no value of a table are looked through.
     """
-    while isinstance(loss_fn, LossByContents | RunLoss):
+    while isinstance(loss_fn, LossByIdentity | RunLoss):
         loss_fn = loss_fn.loss_fn
     return loss_fn if isinstance(loss_fn, RowLoss) else None
 

@@ -15,7 +15,7 @@ from dpsgd.core.algorithm import Algorithm
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.state import TrainState
 from dpsgd.engine.feed import Layout
-from dpsgd.engine.programs import compilation, contents
+from dpsgd.engine.programs import Parts, compilation
 from dpsgd.noise.keys import RootKey
 from dpsgd.runs.task import arrays_digest
 from samplers import BatchSampler
@@ -101,17 +101,10 @@ def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
     if key[0] is None or not small:
         return make()
-    key = (
-        *key,
-        contents(key),
-        arrays_digest(state),
-        json.dumps(compilation()),
-    )  # another program under others
-    try:
-        if (known := _passed.get(key)) is not None:
-            return known
-    except TypeError:  # a part of it has no hash
-        return make()
+    # Another program under other settings.
+    key = Parts(*key), arrays_digest(state), json.dumps(compilation())
+    if (known := _passed.get(key)) is not None:
+        return known
     found = make()
     if found.passed:
         if len(_passed) == 256:

@@ -313,31 +313,8 @@ class Same:
     __call__ = Scaled.__call__
 
 
-class Slots:
-    """The same with slots in place of a dictionary."""
-
-    __slots__ = ("scale",)
-    __init__, __hash__, __call__ = Same.__init__, Same.__hash__, Scaled.__call__
-
-    def __eq__(self, other):
-        return type(other) is Slots
-
-
-@dataclass(frozen=True)
-class Unnamed:
-    """The same with an attribute that is no field."""
-
-    given: dataclasses.InitVar[object]
-
-    def __post_init__(self, given):
-        object.__setattr__(self, "scale", given)
-
-    __call__ = Scaled.__call__
-
-
-@pytest.mark.parametrize("kind", [Scaled, Same, Slots, Unnamed])
-@pytest.mark.parametrize("made", [float, np.float32, np.array, jnp.array])
-def test_equal_losses_train_with_their_own_fields(kind, made):
+@pytest.mark.parametrize("kind", [Scaled, Same])
+def test_equal_losses_train_with_their_own_fields(kind):
     mechanism = Mechanism(SHUFFLED.sampler, 1e-3, 1e6)
 
     def reached(loss):
@@ -347,7 +324,7 @@ def test_equal_losses_train_with_their_own_fields(kind, made):
 
     for scale in (1.0, 3.0):
         wanted = reached(lambda w, example, of=scale: of * loss_fn(w, example))
-        found = reached(kind({"of": made(scale)}))
+        found = reached(kind({"of": np.array(scale)}))
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
 
 

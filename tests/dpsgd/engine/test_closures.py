@@ -203,27 +203,11 @@ class EqualFields:
         return jax.tree.map(self.function, params), *state[:1]
 
 
-class AlwaysEqual:
-    __slots__ = ("function",)
-
-    def __init__(self, function):
-        self.function = function
-
-    def __eq__(self, other):
-        return type(other) is type(self)
-
-    def __hash__(self):
-        return 1
-
-    __call__ = EqualFields.__call__
-
-
 @pytest.mark.parametrize("place", ["init", "update"])
-@pytest.mark.parametrize("kind", [EqualFields, AlwaysEqual])
-def test_a_host_call_of_an_optimizer_equal_to_a_sound_one_is_refused(kind, place):
+def test_a_host_call_of_an_optimizer_equal_to_a_sound_one_is_refused(place):
     sound = {"init": EqualFields(jnp.abs), "update": EqualFields(jnp.abs)}
-    trained(optimizer=optax.GradientTransformation(**{**sound, place: kind(jnp.abs)}))
-    calling = optax.GradientTransformation(**{**sound, place: kind(HOST["pure_callback"])})
+    trained(optimizer=optax.GradientTransformation(**sound))
+    calling = optax.GradientTransformation(**{**sound, place: EqualFields(HOST["pure_callback"])})
     with pytest.raises(ValueError, match="the optimizer uses pure_callback"):
         trained(optimizer=calling)
 

@@ -7,7 +7,7 @@ from tiny_task import assert_same, config_of, line, run_and_stop, short_blocks
 
 from dpsgd import resume, run
 from dpsgd.engine import batch_files
-from dpsgd.engine.feed import Streamed
+from dpsgd.engine.feed import Layout
 from dpsgd.runs.draws import STOP
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.run import Run
@@ -42,7 +42,7 @@ def test_a_run_on_drawn_batches_releases_the_same_bits_and_destroys_them(
     assert Run.open(out).draw(folder) == 10
     assert not (folder / "seed").exists()
     assert read(out / "ledger.jsonl").attempts[0].steps == range(0, 0)  # nothing is declared
-    monkeypatch.setattr(Streamed, "hold", refuse_rows)
+    monkeypatch.setattr(Layout, "hold", refuse_rows)
     resume(out)
     assert_same(out, whole)
     assert not folder.exists()
@@ -62,7 +62,7 @@ def test_a_run_that_was_stopped_reads_on_at_the_right_step(whole, tmp_path, monk
     else:
         run_and_stop(line, config_of(**HOST), out)
         assert Run.open(out).draw(folder) == 5  # of the 14 steps that are left
-    monkeypatch.setattr(Streamed, "hold", refuse_rows)
+    monkeypatch.setattr(Layout, "hold", refuse_rows)
     resume(out)
     assert_same(out, whole)
     assert not folder.exists()
@@ -78,7 +78,7 @@ def test_batches_belong_to_the_attempt_that_drew_them(tmp_path, monkeypatch, beg
     Run.open(out).draw(folder)
     stop = (out / STOP).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(Streamed, "hold", refuse_rows)
+        patch.setattr(Layout, "hold", refuse_rows)
         assert resume(shutil.copytree(out, tmp_path / "copy"))["attempts"] == 1
     Run.open(out).draw(folder)  # again, as a run that ends destroys them
     (out / STOP).unlink()  # as a process that is killed would have
