@@ -43,6 +43,20 @@ def checked(of):
     return CHECK(of)
 
 
+def unchecked(record, **changed):
+    """Returns a frozen dataclass with other fields, made as by a user, whose types are not checked.
+
+    Args:
+      record: A sound one.
+      changed: Values of fields.
+    """
+    made = object.__new__(type(record))
+    for field in dataclasses.fields(record):
+        object.__setattr__(made, field.name, changed.get(field.name, getattr(record, field.name)))
+    made.__post_init__()
+    return made
+
+
 _INSIDE = set()
 """Code of functions inside others, made before."""
 

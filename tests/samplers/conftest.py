@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -39,9 +38,19 @@ def units_then_poisson(n: int, b: int, epochs: int = 1, **options: Any) -> Batch
     return UnitsThenPoisson(tree, drawn, 0.5, steps=-(-n // b) * epochs, **options)
 
 
-def full_batch(n: int, b: int, epochs: int = 1) -> BatchSampler:
+def full_batch(n: int, b: int, epochs: int = 1, **options: Any) -> BatchSampler:
     """All n examples in each step."""
-    return FullBatch(n, -(-n // b) * epochs)
+    return FullBatch(n, -(-n // b) * epochs, **options)
+
+
+def cut(kind: Callable[..., BatchSampler]) -> Callable[..., BatchSampler]:
+    """Batches that are often cut, or summed in passes."""
+    return lambda n, b, *args, **options: kind(n, b, *args, max_batch_size=b + 1, **options)
+
+
+def cyclic(kind: Callable[..., BatchSampler]) -> Callable[..., BatchSampler]:
+    """Two groups, where there are as many steps."""
+    return lambda n, b, *args, **options: kind(n, b, *args, cycle_length=min(2, n // b), **options)
 
 
 EPOCH_SAMPLERS: dict[str, Callable[..., BatchSampler]] = {
@@ -57,6 +66,12 @@ SAMPLERS = EPOCH_SAMPLERS | {
     "multistage": multistage,
     "units-then-poisson": units_then_poisson,
     "full-batch": full_batch,
+    "full-batch-passes": functools.partial(full_batch, max_batch_size=3),
+    "poisson-cut": cut(Poisson),
+    "balls-and-bins-cut": cut(BallsAndBins),
+    "poisson-passes": functools.partial(cut(Poisson), overflow="accumulate"),
+    "poisson-cyclic": cyclic(Poisson),
+    "balls-and-bins-cyclic": cyclic(BallsAndBins),
 }
 
 
@@ -119,34 +134,3 @@ def assert_law() -> Callable[[np.ndarray, np.ndarray], None]:
             assert stats.chisquare(counts, probabilities * counts.sum()).pvalue > FALSE_ALARM
 
     return check
-
-
-@pytest.fixture
-def outcome_law() -> Callable[[BatchSampler], dict[bytes, float]]:
-    """The exact law of one epoch's participation matrix, from the definition of each sampler."""
-
-    def law(sampler: BatchSampler) -> dict[bytes, float]:
-        n, steps = sampler.num_examples, sampler.steps_per_epoch
-        cells: dict[bytes, float] = {}
-
-        def add(matrix: np.ndarray, probability: float) -> None:
-            key = matrix.astype(np.uint8).tobytes()
-            cells[key] = cells.get(key, 0.0) + probability
-
-        if isinstance(sampler, Poisson):
-            q = sampler.batch_size / n
-            for bits in itertools.product((0, 1), repeat=n * steps):
-                matrix = np.array(bits).reshape(n, steps)
-                add(matrix, q ** matrix.sum() * (1 - q) ** (matrix.size - matrix.sum()))
-        elif isinstance(sampler, BallsAndBins):
-            for bins in itertools.product(range(steps), repeat=n):
-                add(np.eye(steps)[list(bins)], steps**-n)
-        elif isinstance(sampler, Shuffle):
-            orders = list(itertools.permutations(range(n)))
-            for places in orders:
-                add(np.eye(steps)[np.array(places) // sampler.batch_size], 1 / len(orders))
-        else:
-            add(np.eye(steps)[np.arange(n) // sampler.batch_size], 1.0)
-        return cells
-
-    return law

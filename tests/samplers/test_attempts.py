@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import time
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from accounting import GaussianProfile, PoissonProfile, calibrate
-from accounting.profile import UpperEnd
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -89,130 +87,6 @@ def test_ends_chosen_within_limits_cost_at_most_the_entered_draws(sampler):
 
 
 # --- Enumerated draws --------------------------------------------------------------------------
-
-
-def divergences(laws, sigma, epsilon, points=121):
-    """Both directions' delta of P = sum of prob N(v, sigma^2 I) against N(0, sigma^2 I).
-
-    By a product rule on a grid of up to three dimensions; `laws` maps vectors to probabilities.
-    """
-    vectors = np.array(list(laws))
-    used = np.flatnonzero(vectors.any(axis=0))
-    vectors, weights = vectors[:, used], np.array(list(laws.values()))
-    points = {0: 1, 1: 40_001, 2: 1_201}.get(used.size, points)
-    axis, step = np.linspace(
-        -7.5 * sigma, 7.5 * sigma + vectors.max(initial=0.0), points, retstep=True
-    )
-    grid = np.stack(np.meshgrid(*[axis] * used.size, indexing="ij"), -1).reshape(-1, used.size)
-    scale = (2.0 * math.pi * sigma**2) ** (-used.size / 2) * step**used.size
-    q = scale * np.exp(-np.sum(grid**2, -1) / (2.0 * sigma**2))
-    p = sum(
-        w * scale * np.exp(-np.sum((grid - v) ** 2, -1) / (2.0 * sigma**2))
-        for v, w in zip(vectors, weights, strict=True)
-    )
-    e = math.exp(epsilon)
-    return float(np.maximum(p - e * q, 0.0).sum()), float(np.maximum(q - e * p, 0.0).sum())
-
-
-def released(attempts, draws_of_attempt):
-    """The law of an example's participation in all released steps, attempts being independent."""
-    laws = {(): 1.0}
-    for steps in attempts:
-        joint = {}
-        for (v, p), (draw, q) in itertools.product(laws.items(), draws_of_attempt(steps).items()):
-            v = (*v, *(float(draw[t]) for t in steps))
-            joint[v] = joint.get(v, 0.0) + p * q
-        laws = joint
-    return laws
-
-
-def redrawn(weights, epochs):
-    """One of an epoch's steps, each with its weight, anew in every epoch."""
-    rows = np.eye(len(weights))
-    picks = itertools.product(range(len(weights)), repeat=epochs)
-    return {
-        tuple(np.concatenate([rows[i] for i in pick])): math.prod(weights[i] for i in pick)
-        for pick in picks
-    }
-
-
-def fixed(weights, epochs):
-    """One of an epoch's steps, equally likely, the same in every epoch."""
-    return {tuple(np.tile(row, epochs)): weights[0] for row in np.eye(len(weights))}
-
-
-def coins(rate, steps):
-    """Each step by itself."""
-    return {
-        draw: math.prod(rate if taken else 1.0 - rate for taken in draw)
-        for draw in itertools.product((0, 1), repeat=steps)
-    }
-
-
-THIRDS, HALVES = [1 / 3] * 3, [1 / 2] * 2
-BINS = {"num_examples": 600, "overflow": "accumulate"}
-CASES = {
-    # sampler, its draws by an example, attempts, whether both ends are exact
-    "over an edge of epochs": (
-        BallsAndBins(batch_size=300, epochs=2, **BINS), redrawn(HALVES, 2), [range(1, 4)], True,
-    ),
-    "two ranges": (
-        BallsAndBins(batch_size=200, **BINS), redrawn(THIRDS, 1), [[range(1), range(2, 3)]], True,
-    ),
-    "fixed, half and a whole": (
-        BallsAndBins(batch_size=300, epochs=2, assignment="fixed", **BINS), fixed(HALVES, 2),
-        [range(1), range(1, 3)], True,
-    ),
-    "poisson": (
-        Poisson(batch_size=200, **BINS), coins(1 / 3, 3), [range(2), range(2, 3)], True,
-    ),
-    "shuffled": (Shuffle(500, 200), redrawn([0.4, 0.4, 0.2], 1), [range(1, 3)], False),
-    "shuffled without the last batch": (
-        Shuffle(500, 200), redrawn([0.4, 0.4, 0.2], 1), [range(2)], False,
-    ),
-    "shuffled, fixed": (
-        Shuffle(600, 300, epochs=2, order="fixed"), fixed(HALVES, 2), [range(3)], False,
-    ),
-    "cyclic bins": (
-        BallsAndBins(num_examples=600, batch_size=150, cycle_length=2, overflow="accumulate"),
-        {(1, 0, 0, 0): 0.5, (0, 0, 1, 0): 0.5}, [range(1), range(1, 3)], False,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.6, 2.0])
-@pytest.mark.parametrize("case", CASES)
-def test_price_of_attempts_meets_enumerated_draws(case, epsilon):
-    sampler, draws, attempts, exact = CASES[case]
-    steps = [
-        [t for one in ([attempt] if isinstance(attempt, range) else attempt) for t in one]
-        for attempt in attempts
-    ]
-    for sigma in (0.8, 1.5):
-        laws = released(steps, lambda steps: draws)
-        delta = max(divergences(laws, sigma, epsilon))
-        price = sampler.privacy_of(sigma, attempts, same_rows=True).delta(epsilon)
-        slack = 4e-3 * delta + 1e-6
-        assert price.lower <= delta + slack
-        assert price.upper >= delta - slack
-        assert price.lower > 0.0
-        if exact:
-            assert price.lower >= delta - slack
-            assert price.upper <= delta + slack
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0])
-def test_lower_ends_are_those_of_some_example(epsilon):
-    # Steps 0 and 8 are one bin of group 0; 1 and 5 are the bins of group 1; others have none.
-    sampler = BallsAndBins(
-        800, 100, epochs=2, assignment="fixed", cycle_length=4, overflow="accumulate"
-    )
-    price = sampler.privacy_of(0.5, [[range(2), range(5, 6), range(8, 9)]]).delta(epsilon)
-    groups = {(1.0, 1.0): 0.5, (0.0, 0.0): 0.5}, {(1.0, 0.0): 0.5, (0.0, 1.0): 0.5}
-    assert 0.0 < price.lower <= 1.004 * max(max(divergences(g, 0.5, epsilon)) for g in groups)
-    # Of each shard's four rows two are read in the first four steps, in half of these.
-    price = Shuffle(8, 1, num_shards=2).privacy_of(0.2, [range(4)]).delta(epsilon)
-    assert price.lower <= 0.5 * GaussianProfile(0.2).delta(epsilon).upper
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -332,16 +206,6 @@ def test_known_order_counts_the_steps_of_one_example(kind):
     if kind is Deterministic:  # an example of other rows may be in an early step, then a late one
         assert sampler.privacy_of(2.0, halves, same_rows=True) == sampler.privacy(2.0)
         assert upper(sampler.privacy_of(2.0, halves)) == upper(GaussianProfile(1.0))
-
-
-def test_fixed_draws_of_attempts_add_up():
-    # Two half epochs: one count over both ranges would give the price of one participation.
-    sampler = Shuffle(600, 300, order="fixed")
-    price = sampler.privacy_of(1.0, [range(1), range(1, 2)], same_rows=True)
-    assert isinstance(price, UpperEnd)
-    assert price.profile == GaussianProfile(1.0 / math.sqrt(2.0))
-    one = GaussianProfile(1.0).delta(6.0).upper
-    assert price.delta(6.0).lower > 50 * one
 
 
 @pytest.mark.parametrize(

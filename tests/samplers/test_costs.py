@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from scipy import stats
 
 from accounting import (
     BallsAndBinsProfile,
@@ -129,40 +127,3 @@ def test_full_batches_cost_what_deterministic_costs(kind):
     # b = n: everybody takes part in every step, however batches are drawn.
     wanted = epsilon(Deterministic(100, 100, 3).privacy(2.0), 1e-5).upper
     assert epsilon(kind(100, 100, 3).privacy(2.0), 1e-5).upper == pytest.approx(wanted, abs=4e-3)
-
-
-def gaussian_delta(eps, sigma):
-    """Balle and Wang (2018), Theorem 8."""
-    return stats.norm.cdf(0.5 / sigma - eps * sigma) - math.exp(eps) * stats.norm.cdf(
-        -0.5 / sigma - eps * sigma
-    )
-
-
-def test_unequal_batches_of_a_shuffle_post_process_into_equal_ones():
-    # The claim behind the lower bound where b does not divide n: with the example's step t not
-    # uniform, the pair P = sum_t p_t N(2 e_t), Q = sum_t p_t N(e_t) is at least as far apart as
-    # with uniform p_t. Exact in the example of T = 2 by quadrature of H_eps on a grid.
-    sigma, eps = 0.8, 1.0
-    x = np.linspace(-8, 10, 1201)
-    cell = (x[1] - x[0]) ** 2
-
-    def mixture(weights, mean):
-        at, zero = stats.norm.pdf(x, mean, sigma), stats.norm.pdf(x, 0, sigma)
-        return weights[0] * np.outer(at, zero) + weights[1] * np.outer(zero, at)
-
-    def hockey_stick(weights, first, second):
-        gap = mixture(weights, first) - math.exp(eps) * mixture(weights, second)
-        return np.maximum(gap, 0).sum() * cell
-
-    reached = []  # the cost of concrete data: all others -1, or all others 0
-    for first, second in ((2, 1), (1, 2), (1, 0), (0, 1)):
-        even, uneven, sure = (
-            hockey_stick(weights, first, second) for weights in ((0.5, 0.5), (0.7, 0.3), (1, 0))
-        )
-        assert even < uneven < sure
-        assert sure == pytest.approx(gaussian_delta(eps, sigma), rel=1e-3)
-        reached.append(uneven)
-    bound = Shuffle(10, 7).privacy(sigma).delta(eps)  # T = 2, batches of 7 and 3
-    assert bound.lower <= max(reached)
-    assert bound.upper >= max(reached)
-    assert bound.upper == pytest.approx(gaussian_delta(eps, sigma), rel=1e-6)

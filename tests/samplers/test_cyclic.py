@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 
@@ -29,44 +26,6 @@ def test_steps_of_an_example_are_those_of_its_group_in_every_epoch_and_chunk(
     assert not seen[apart % cycle != 0].any()
     if kind is BallsAndBins:
         assert (seen.reshape(31, 3, -1).sum(axis=2) == 1).all()
-
-
-@pytest.mark.short("BallsAndBins*")
-@pytest.mark.parametrize(
-    "sampler", [BallsAndBins(5, 1, cycle_length=2), Poisson(5, 2, cycle_length=2)], ids=repr
-)
-def test_a_cyclic_epoch_has_its_exact_law(sampler, assert_law):
-    # Every matrix is a cell, so that rates, independence and groups are all implied.
-    n, steps = sampler.num_examples, sampler.steps_per_epoch
-    own = [range(i % 2, steps, 2) for i in range(n)]
-    if isinstance(sampler, BallsAndBins):
-        rows = [[((t,), 1 / len(some)) for t in some] for some in own]
-    else:
-        q = 4 / 5
-        rows = [
-            [
-                (chosen, q ** len(chosen) * (1 - q) ** (len(some) - len(chosen)))
-                for size in range(len(some) + 1)
-                for chosen in itertools.combinations(some, size)
-            ]
-            for some in own
-        ]
-    law = {}
-    for outcome in itertools.product(*rows):
-        cell = np.zeros((n, steps), np.uint8)
-        for i, (chosen, _) in enumerate(outcome):
-            cell[i, list(chosen)] = 1
-        law[cell.tobytes()] = math.prod(p for _, p in outcome)
-    rare = {cell for cell, p in law.items() if p < 3e-3}
-    counts = dict.fromkeys(law, 0)
-    for seed in range(3000):
-        counts[matrix(sampler, seed).tobytes()] += 1
-    kept = [cell for cell in law if cell not in rare]
-    together = [[sum(of[cell] for cell in rare)] if rare else [] for of in (counts, law)]
-    assert_law(
-        np.array([counts[cell] for cell in kept] + together[0]),
-        np.array([law[cell] for cell in kept] + together[1]),
-    )
 
 
 @pytest.mark.parametrize(

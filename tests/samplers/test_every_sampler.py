@@ -9,17 +9,18 @@ import dataclasses
 import hashlib
 import math
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from checked_types import unchecked
+from enumeration import matrix_law
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from samplers import BatchSource, Poisson, UserPoisson, batch
+from accounting.records import Refused, field_types, read
+from samplers import BatchSource, Poisson, batch
 from samplers.plans import CHUNK
-from tests.samplers.conftest import matrix
+from tests.samplers.conftest import EPOCH_SAMPLERS, SAMPLERS, matrix
 
 small_runs = st.tuples(
     st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.integers(0, 2**200)
@@ -31,13 +32,16 @@ over_samplers = settings(
 )
 
 
-@pytest.mark.short("poisson", "balls-and-bins", "shuffle", "full-batch", "multistage")
-@given(run=small_runs)
+@pytest.mark.short(
+    "poisson", "balls-and-bins", "shuffle", "full-batch", "multistage", "units*", "*cyclic"
+)
+@given(run=small_runs, shards=st.sampled_from([1, 2, 4, 7]))
 @over_samplers
-def test_the_columns_are_the_rows_of_all_chunks_drawn_in_any_order(make, small_chunks, run):
+def test_the_columns_are_the_rows_of_all_chunks_drawn_in_any_order(make, small_chunks, run, shards):
     n, b, epochs, seed = run
     small_chunks(7)
-    sampler = make(n, b, epochs)
+    several = {"num_shards": min(shards, n)} if make in EPOCH_SAMPLERS.values() else {}
+    sampler = make(n, b, epochs, **several)
     for epoch in reversed(range(epochs)):
         rows = np.zeros((n, sampler.steps_per_epoch), dtype=np.uint8)
         for chunk in np.random.default_rng(n).permutation(sampler.num_chunks):
@@ -45,50 +49,47 @@ def test_the_columns_are_the_rows_of_all_chunks_drawn_in_any_order(make, small_c
             assert set(examples) <= set(range(chunk * 7, chunk * 7 + 7))
             np.add.at(rows, (examples, steps), 1)
         np.testing.assert_array_equal(rows, matrix(sampler, seed, epoch))
+        for shard in range(sampler.num_shards):
+            own, plan = sampler.shard_range(shard), sampler.shard_plan(seed, epoch, shard)
+            assert plan.examples.dtype == np.int32
+            for step in range(sampler.steps_per_epoch):  # ascending, and nobody twice
+                expected = np.flatnonzero(rows[own.start : own.stop, step])
+                np.testing.assert_array_equal(plan.members(step), expected)
 
 
-@given(run=small_runs)
-@over_samplers
-def test_nobody_is_in_a_batch_twice_and_members_ascend(make, small_chunks, run):
-    n, b, epochs, seed = run
-    small_chunks(16)
-    sampler = make(n, b, epochs)
-    plan = sampler.plan(seed, epochs - 1)
-    assert plan.starts[0] == 0
-    assert plan.starts[-1] == plan.examples.size
-    assert plan.examples.dtype == np.int32
-    for step in range(sampler.steps_per_epoch):
-        members = plan.members(step)
-        assert np.all(np.diff(members) > 0)
-        assert np.all((members >= 0) & (members < n))
+SMALL = [
+    *((make, (1, 1), 2) for make in EPOCH_SAMPLERS),
+    *((make, (5, 2), 2) for make in ("deterministic", "shuffle", "poisson", "balls-and-bins")),
+    *((make, (5, b), 65_536) for make, b in (("poisson-cyclic", 2), ("balls-and-bins-cyclic", 2))),
+    ("shuffle", (4, 1), 2),  # the whole order is seen, over two buckets of about two each
+    *(
+        pytest.param(make, at, chunk, marks=pytest.mark.long)
+        for make in EPOCH_SAMPLERS
+        for at, chunk in (((5, 2), 2), ((3, 2), 2), ((4, 4), 2), ((5, 2), CHUNK))
+    ),
+]
 
 
-@pytest.mark.short("poisson-*", "balls-and-bins-5*", "shuffle-5*", "deterministic-*")
-@pytest.mark.parametrize(
-    ("n", "b", "chunk"),
-    [
-        (5, 2, 2),
-        pytest.param(3, 2, 2, marks=pytest.mark.long),
-        pytest.param(4, 4, 2, marks=pytest.mark.long),
-        (1, 1, 2),
-        pytest.param(5, 2, CHUNK, marks=pytest.mark.long),
-    ],
-)
-def test_an_epoch_has_its_exact_law(
-    make_epochs, small_chunks, assert_law, outcome_law, n, b, chunk
-):
+@pytest.mark.parametrize(("name", "sizes", "chunk"), SMALL)
+def test_an_epoch_has_its_exact_law(name, sizes, chunk, small_chunks, assert_law):
     # Every possible matrix is a cell, so marginals, independence and sizes are all implied.
     small_chunks(chunk)
-    sampler = make_epochs(n, b)
-    if isinstance(sampler, Poisson) and n == 5:
-        sampler = make_epochs(4, 2)  # 2^15 cells would be too many
-    if isinstance(sampler, UserPoisson) and n == 3:
-        sampler = make_epochs(2, 1)  # the dearest law, of draws that are Poisson's (see the end)
-    law = outcome_law(sampler)
+    if "poisson" in name and sizes == (5, 2):
+        sizes = (4, 2)  # 2^15 cells would be too many
+    if name == "user-poisson" and sizes == (3, 2):
+        sizes = (2, 1)  # the dearest law, of draws that are Poisson's
+    sampler = SAMPLERS[name](*sizes)
+    law = matrix_law(sampler)
+    rare = {cell for cell, p in law.items() if p < 2e-3}
     counts = dict.fromkeys(law, 0)
-    for seed in range(max(200, math.ceil(6 / min(filter(None, law.values()))))):
+    for seed in range(max(200, math.ceil(6 / min(p for c, p in law.items() if c not in rare)))):
         counts[matrix(sampler, seed, 0).tobytes()] += 1
-    assert_law(np.array(list(counts.values())), np.array(list(law.values())))
+    cells = [cell for cell in law if cell not in rare]
+    found, exact = (
+        [of[cell] for cell in cells] + ([sum(of[cell] for cell in rare)] if rare else [])
+        for of in (counts, law)
+    )
+    assert_law(np.array(found), np.array(exact))
 
 
 def test_every_bit_of_a_long_seed_matters(make):
@@ -99,36 +100,60 @@ def test_every_bit_of_a_long_seed_matters(make):
     assert len(draws) == 8
 
 
-def test_random_access_equals_replay(make):
-    sampler = make(50, 8, 3)
-    replayed = BatchSource(sampler, 3)
-    block = replayed.fill(0, sampler.num_steps)
-    jumping = BatchSource(sampler, 3)
-    for step in np.random.default_rng(0).permutation(sampler.num_steps):
-        passes = jumping.passes(int(step))
+@pytest.mark.parametrize("shards", [1, 2, 7])
+def test_blocks_hold_what_is_drawn_cut_split_and_padded(make, shards):
+    if shards > 1 and make not in (*EPOCH_SAMPLERS.values(), SAMPLERS["poisson-cut"]):
+        return
+    sampler = make(50, 8, 3, **({"num_shards": shards} if shards > 1 else {}))
+    cap, length = sampler.shard_batch_size, sampler.steps_per_epoch
+    block, jumping = BatchSource(sampler, 3).fill(0, sampler.num_steps), BatchSource(sampler, 3)
+    assert block.indices.shape[1] == block.weights.shape[1] == sampler.padded_batch_size
+    assert (block.indices.dtype, block.weights.dtype) == (np.int32, np.float32)
+    assert set(np.unique(block.weights)) <= {0.0, 1.0}
+    assert not block.indices[block.weights == 0].any()
+    places = block.indices if block.places is None else block.places
+    for step in np.random.default_rng(0).permutation(sampler.num_steps).tolist():
         rows = range(block.starts[step], block.starts[step + 1])
-        assert len(passes) == len(rows) >= 1
-        for one, row in zip(passes, rows, strict=True):
-            np.testing.assert_array_equal(one.indices, block.indices[row])
+        for one, row in zip(jumping.passes(step), rows, strict=True):
+            np.testing.assert_array_equal(one.indices, places[row])
             np.testing.assert_array_equal(one.weights, block.weights[row])
-        if len(passes) == 1:
-            np.testing.assert_array_equal(batch(sampler, 3, int(step)).indices, passes[0].indices)
+        for shard in range(shards):
+            plan = sampler.shard_plan(3, sampler.drawn_epoch(step // length), shard)
+            members, columns = plan.members(step % length), slice(shard * cap, (shard + 1) * cap)
+            taken = block.weights[rows.start : rows.stop, columns] > 0
+            seen = block.indices[rows.start : rows.stop, columns][taken]
+            assert len(rows) == (max(1, -(-members.size // cap)) if sampler.accumulates else 1)
+            if sampler.accumulates or members.size <= cap:
+                np.testing.assert_array_equal(seen, members)
+            else:
+                assert seen.size == cap
+                assert set(seen) <= set(members)
+                assert np.all(np.diff(seen) > 0)
+            begin = sampler.shard_range(shard).start
+            np.testing.assert_array_equal(
+                places[rows.start : rows.stop, columns][taken], seen + begin
+            )
+    for held in (range(k, min(k + 3, shards)) for k in range(0, shards, 3)):
+        source = BatchSource(sampler, 3, shards=held)
+        part, columns = source.fill(0, sampler.num_steps), slice(held.start * cap, held.stop * cap)
+        np.testing.assert_array_equal(part.indices, block.indices[:, columns])
+        np.testing.assert_array_equal(part.weights, block.weights[:, columns])
+        if shards > 1:
+            np.testing.assert_array_equal(part.shards, np.repeat(list(held), cap))
+            real = part.weights > 0
+            np.testing.assert_array_equal(
+                part.places[real] + source.rows.start, places[:, columns][real]
+            )
+            assert not part.places[~real].any()
+        else:
+            assert (part.places, part.shards) == (None, None)
 
 
-def test_a_batch_is_padded_with_index_zero_and_weight_zero_to_one_shape(make):
-    sampler = make(50, 8, 2)
-    source = BatchSource(sampler, 5)
-    for step in range(sampler.num_steps):
-        members = sampler.plan(5, step // sampler.steps_per_epoch).members(
-            step % sampler.steps_per_epoch
-        )
-        one = source.batch(step)
-        assert one.indices.shape == one.weights.shape == (sampler.padded_batch_size,)
-        assert (one.indices.dtype, one.weights.dtype) == (np.int32, np.float32)
-        np.testing.assert_array_equal(one.indices[: members.size], members)
-        np.testing.assert_array_equal(one.weights[: members.size], 1)
-        assert not one.indices[members.size :].any()
-        assert not one.weights[members.size :].any()
+def test_a_batch_is_that_of_its_source(make):
+    sampler = make(50, 8, 3)
+    if sampler.max_passes == 1:
+        one, other = batch(sampler, 3, 5), BatchSource(sampler, 3).batch(5)
+        np.testing.assert_array_equal(one.indices, other.indices)
 
 
 def test_the_divisor_is_the_mean_batch_size_or_the_nominal_one(make_epochs):
@@ -149,9 +174,6 @@ def test_steps_cover_the_data_with_a_last_batch_that_may_be_smaller(make_epochs)
     ("arguments", "message"),
     [
         ((10, 11), "batch_size must be at most num_examples = 10, got 11"),
-        ((0, 1), "num_examples must be an integer >= 1"),
-        ((10, 0), "batch_size must be an integer >= 1"),
-        ((10, 2, 0), "epochs must be an integer >= 1"),
         ((2**31, 2), "at most 2\\^31 - 1"),
         ((10, 2, 10**18), "a run has at most 2\\^31 - 1 steps, got 5000000000000000000"),
     ],
@@ -162,30 +184,25 @@ def test_impossible_sizes_are_refused_in_one_line(make_epochs, arguments, messag
     assert "\n" not in str(refusal.value)
 
 
-WRONG_KINDS = {
-    "Poisson(10, 2.5)": "batch_size must be an integer >= 1, got 2.5",
-    "Shuffle('10', 2)": "num_examples must be an integer >= 1, got '10'",
-    "Deterministic(10, 2, None)": "epochs must be an integer >= 1, got None",
-    "Poisson(10, 2, max_batch_size=4.0)": "max_batch_size must be an integer >= 1, got 4.0",
-    "Poisson(10, 2, overflow='drop')": "overflow must be truncate or accumulate, got drop",
-    "BallsAndBins(10, 2, assignment='new')": "assignment must be redrawn or fixed",
-    "Shuffle(10, 2, order=None)": "order must be redrawn or fixed",
-    "BatchSource(Poisson(10, 2), 0.5)": "the sampling seed must be an integer",
-}
+def beyond(hint):
+    """Values that an annotation does not allow, by the checker's own reading of it."""
+    tries = [None, 0, -1, 2, 2.5, True, "3", "drop", math.nan, 2**63, 1.5, (0,), (1.5,), object()]
+    for value in tries:
+        try:
+            read(hint, value)
+        except Refused:
+            yield value
 
 
-def test_values_of_a_wrong_kind_are_refused_in_one_line():
-    # In a process of its own, as here the checked annotations would be first to complain.
-    script = ["from samplers import *"]
-    for call in WRONG_KINDS:
-        script += ["try:", f"    {call}", "except ValueError as error:", "    print(error)"]
-    ran = subprocess.run(
-        [sys.executable, "-c", "\n".join(script)], capture_output=True, text=True, check=True
-    )
-    refusals = ran.stdout.splitlines()
-    assert len(refusals) == len(WRONG_KINDS)
-    for refusal, message in zip(refusals, WRONG_KINDS.values(), strict=True):
-        assert message in refusal
+def test_values_that_annotations_do_not_allow_are_refused_by_name(make):
+    sampler = make(40, 8, 2)
+    for name, hint in field_types(type(sampler)).items():
+        values = list(beyond(hint))
+        assert len(values) >= 3
+        for value in values:
+            with pytest.raises(Refused, match=f"^{name}.* must be .*, got") as refusal:
+                unchecked(sampler, **{name: value})
+            assert "\n" not in str(refusal.value)
 
 
 def test_steps_chunks_and_seeds_out_of_range_are_refused(make_epochs):
@@ -201,12 +218,19 @@ def test_steps_chunks_and_seeds_out_of_range_are_refused(make_epochs):
 
 
 def test_a_sampler_is_a_value(make):
-    sampler = make(50, 8, 2)
-    assert sampler == make(50, 8, 2)
-    assert hash(sampler) == hash(make(50, 8, 2))
+    several = {"num_shards": 3} if make in EPOCH_SAMPLERS.values() else {}
+    sampler = make(50, 8, 2, **several)
+    assert sampler == make(50, 8, 2, **several)
+    assert hash(sampler) == hash(make(50, 8, 2, **several))
     assert pickle.loads(pickle.dumps(sampler)) == sampler
-    assert type(sampler)(**dataclasses.asdict(sampler)) == sampler
-    assert type(sampler).from_terms(sampler.terms()).terms() == sampler.terms()
+    assert dataclasses.replace(sampler) == sampler
+    again = type(sampler).from_terms(sampler.terms())
+    assert again.terms() == sampler.terms()
+    assert again.privacy(1.0) == sampler.privacy(1.0)
+    assert again.padded_batch_size == sampler.padded_batch_size
+    assert sampler.with_epochs(sampler.epochs + 1).epochs == sampler.epochs + 1
+    if several:
+        assert dataclasses.replace(again, num_shards=1).terms() != sampler.terms()
     assert sampler.unit == ("user" if "max_contributions" in sampler.terms() else "example")
 
 
@@ -225,6 +249,12 @@ DRAWS_FOR_EVER = {
     "multistage": "58668dbf7593157c",
     "units-then-poisson": "bb801ced14a31295",
     "full-batch": "cf32ef826301e2f1",
+    "full-batch-passes": "cf32ef826301e2f1",
+    "poisson-cut": "8b12de0bc3edc392",
+    "balls-and-bins-cut": "4c7ceab6cc174635",
+    "poisson-passes": "8b12de0bc3edc392",
+    "poisson-cyclic": "1a4273e217efa6d5",
+    "balls-and-bins-cyclic": "e08bf838a1df4aa5",
 }
 
 

@@ -15,6 +15,7 @@ from samplers.randomness import (
     Stream,
     _minus_log,
     bernoulli_successes,
+    check_seed,
     uniform_integers,
     uniform_permutation,
 )
@@ -63,6 +64,8 @@ def test_a_negative_seed_is_refused_without_showing_it(seed):
     with pytest.raises(ValueError, match="the sampling seed must be an integer >= 0") as refusal:
         Key(seed, Stream.ORDER, 0, 0)
     assert str(seed) not in str(refusal.value)
+    with pytest.raises(ValueError, match=r"must be an integer$"):
+        getattr(check_seed, "__wrapped__", check_seed)(0.5)
 
 
 @pytest.mark.parametrize("high", [1, 2, 3, 7, 1000])

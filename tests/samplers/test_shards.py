@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from samplers import BallsAndBins, BatchSource, Deterministic, Poisson, Shuffle, UserPoisson
+from samplers import BallsAndBins, Deterministic, Poisson, Shuffle, UserPoisson
 from samplers.shards import Shards
-from tests.samplers.conftest import matrix
 
 SHARDS = (1, 2, 4, 7)
 runs = st.tuples(
@@ -73,63 +71,6 @@ def test_the_matrix_of_independent_rows_is_the_same_for_every_number_of_shards(
                 assert found.dtype == wanted.dtype
 
 
-@given(run=runs, shards=st.sampled_from(SHARDS))
-@over_runs
-def test_a_shard_drawn_by_itself_is_its_rows_of_the_whole(make_epochs, small_chunks, shards, run):
-    # The whole, by participations of chunks: so no shard is drawn twice, left out, or moved.
-    n, b, epochs, seed = run
-    small_chunks(9)
-    sampler = make_epochs(n, b, epochs, num_shards=shards)
-    for epoch in range(epochs):
-        rows = np.zeros((n, sampler.steps_per_epoch), np.uint8)
-        for chunk in range(sampler.num_chunks):
-            np.add.at(rows, tuple(sampler.participations(seed, epoch, chunk)), 1)
-        np.testing.assert_array_equal(matrix(sampler, seed, epoch), rows)
-        for shard in range(shards):
-            own, plan = sampler.shard_range(shard), sampler.shard_plan(seed, epoch, shard)
-            assert plan.examples.dtype == np.int32
-            for step in range(sampler.steps_per_epoch):
-                expected = np.flatnonzero(rows[own.start : own.stop, step])
-                np.testing.assert_array_equal(plan.members(step), expected)
-
-
-@given(run=runs, shards=st.sampled_from(SHARDS))
-@over_runs
-def test_whoever_holds_some_shards_fills_their_columns_of_every_block(make_epochs, shards, run):
-    n, b, epochs, seed = run
-    sampler = make_epochs(n, b, epochs, num_shards=shards)
-    whole = BatchSource(sampler, seed).fill(0, sampler.num_steps)
-    cap = sampler.shard_batch_size
-    assert whole.indices.shape == (sampler.num_steps, sampler.padded_batch_size)
-    parts = [range(k, min(k + 3, shards)) for k in range(0, shards, 3)]
-    for held in parts:
-        source = BatchSource(sampler, seed, shards=held)
-        block = source.fill(0, sampler.num_steps)
-        columns = slice(held.start * cap, held.stop * cap)
-        np.testing.assert_array_equal(block.indices, whole.indices[:, columns])
-        np.testing.assert_array_equal(block.weights, whole.weights[:, columns])
-        if shards == 1:
-            assert (block.places, block.shards) == (None, None)
-            continue
-        real = block.weights > 0
-        np.testing.assert_array_equal(block.shards, np.repeat(list(held), cap))
-        np.testing.assert_array_equal(
-            (block.places + source.rows.start)[real], whole.places[:, columns][real]
-        )
-        begins = np.array([sampler.shard_range(shard).start for shard in block.shards.tolist()])
-        np.testing.assert_array_equal(
-            (block.indices + begins)[real], whole.places[:, columns][real]
-        )
-        assert not block.places[~real].any()
-    for step in range(sampler.num_steps):
-        if (whole.weights[step].reshape(shards, cap).sum(axis=1) < cap).all():  # nothing was cut
-            epoch, within = divmod(step, sampler.steps_per_epoch)
-            row = whole.indices if whole.places is None else whole.places
-            np.testing.assert_array_equal(
-                row[step][whole.weights[step] > 0], sampler.plan(seed, epoch).members(within)
-            )
-
-
 @pytest.mark.parametrize("kind", [Deterministic, Shuffle])
 @pytest.mark.parametrize("shards", SHARDS)
 def test_orders_take_b_of_the_examples_in_turn_and_ever_smaller_parts_of_none(kind, shards):
@@ -167,11 +108,8 @@ def test_a_shard_of_more_rows_than_32_bits_number_is_drawn_in_32_bits(monkeypatc
         np.testing.assert_array_equal(plan.examples, examples[order] - last.start)
 
 
-def test_a_sampler_with_shards_is_known_again_by_its_terms(make_epochs):
-    sampler = make_epochs(50, 8, 2, num_shards=3)
-    assert sampler.terms()["num_shards"] == 3
-    again = type(sampler).from_terms(sampler.terms())
-    assert again.terms() == sampler.terms()
-    assert again.privacy(1.0) == sampler.privacy(1.0)
-    assert again.padded_batch_size == sampler.padded_batch_size
-    assert dataclasses.replace(again, num_shards=1).terms() != sampler.terms()
+def test_shards_fill_their_buckets_independently(small_chunks):
+    small_chunks(32)
+    sampler = Shuffle(256, 8, num_shards=2)
+    buckets = [sampler.bucket(seed=1, epoch=0, chunk=1, shard=shard).tolist() for shard in (0, 1)]
+    assert buckets[0] != buckets[1]

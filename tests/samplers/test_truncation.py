@@ -77,31 +77,6 @@ def test_a_cap_chosen_by_rule_is_chosen_anew_and_a_given_one_is_kept(variable):
     assert dataclasses.replace(given, epochs=7).padded_batch_size == 120
 
 
-@pytest.mark.parametrize(("overflow", "b"), [("truncate", 6), ("accumulate", 10)])
-def test_a_small_cap_cuts_or_splits_and_nothing_else(variable, overflow, b):
-    sampler = variable(300, b, 2, max_batch_size=6, overflow=overflow)
-    source = BatchSource(sampler, 77)
-    block = source.fill(0, sampler.num_steps)
-    sizes = []
-    for step in range(sampler.num_steps):
-        epoch, within = divmod(step, sampler.steps_per_epoch)
-        members = sampler.plan(77, epoch).members(within)
-        rows = slice(*block.starts[step : step + 2])
-        seen = block.indices[rows][block.weights[rows] == 1]
-        assert set(np.unique(block.weights)) <= {0.0, 1.0}
-        sizes.append(members.size)
-        if overflow == "accumulate":
-            assert rows.stop - rows.start == max(1, math.ceil(members.size / 6))
-            np.testing.assert_array_equal(seen, members)
-        else:
-            assert rows.stop - rows.start == 1
-            assert seen.size == min(6, members.size)
-            assert np.all(np.diff(seen) > 0)
-            assert set(seen) <= set(members)
-    assert max(sizes) > b + 2  # of ten: three passes happened
-    assert min(sizes) < 6
-
-
 def test_a_step_of_several_passes_is_never_handed_out_as_one_batch():
     source = BatchSource(BallsAndBins(10, 10, max_batch_size=4, overflow="accumulate"), 0)
     with pytest.raises(ValueError, match="step 0 needs 3 passes of 4 examples"):
@@ -204,17 +179,3 @@ def test_draws_cut_an_example_s_batch_as_often_as_the_law_says(variable):
     for count, mean in zip(found, (runs * kept, runs * dropped), strict=True):
         assert stats.poisson.cdf(count, mean) > FALSE_ALARM
         assert stats.poisson.sf(count - 1, mean) > FALSE_ALARM
-
-
-def test_each_shard_is_cut_by_itself(variable):
-    sampler = variable(200, 32, 50, max_batch_size=8, num_shards=4)
-    block = BatchSource(sampler, 3).fill(0, sampler.num_steps)
-    taken = (block.weights > 0).reshape(sampler.num_steps, 4, 8).sum(axis=2)
-    for shard in range(4):
-        sizes = np.concatenate(
-            [np.diff(sampler.shard_plan(3, epoch, shard).starts) for epoch in range(50)]
-        )
-        np.testing.assert_array_equal(taken[:, shard], np.minimum(sizes, 8))
-    members = np.arange(16, dtype=np.int32)
-    kept = [sampler.passes(members, 11, step, shard)[0] for step in range(8) for shard in range(4)]
-    assert len({one.tobytes() for one in kept}) > 28  # of 12,870 choices each

@@ -7,6 +7,7 @@ import functools
 
 import numpy as np
 import pytest
+from checked_types import unchecked
 
 import accounting
 from accounting import (
@@ -177,28 +178,19 @@ def test_a_point_that_is_no_epsilon_or_no_delta_is_refused(name):
             profile.delta(at)
 
 
-def unchecked(profile, field, value):
-    """Makes a profile as a user does, without the tests' check of annotations."""
-    made = object.__new__(type(profile))
-    for name in (f.name for f in dataclasses.fields(profile)):
-        object.__setattr__(made, name, value if name == field else getattr(profile, name))
-    made.__post_init__()
-    return made
-
-
 @EVERY
 def test_counts_are_integers_of_any_type(name):
     profile = PROFILES[name][0](1.0)
     counts = [f.name for f in dataclasses.fields(profile) if type(getattr(profile, f.name)) is int]
     for field in counts:
         count = getattr(profile, field)
-        assert type(getattr(unchecked(profile, field, np.int32(count)), field)) is int
+        assert type(getattr(unchecked(profile, **{field: np.int32(count)}), field)) is int
         for bad in (float(count), count + 0.5, float("nan"), float("inf"), True, str(count), 2**64):
             with pytest.raises(ValueError, match=field):
-                unchecked(profile, field, bad)
+                unchecked(profile, **{field: bad})
         if field != "siblings":
             with pytest.raises(ValueError, match=field):
-                unchecked(profile, field, 0)
+                unchecked(profile, **{field: 0})
 
 
 @EVERY

@@ -6,32 +6,11 @@ import itertools
 import math
 
 import numpy as np
-import pytest
-from scipy import integrate, stats
+from scipy import stats
 
 from accounting import UserPoissonProfile
 
 DELTA = 1e-5
-
-
-def test_one_step_equals_the_integral_of_its_definition():
-    sigma, rate, tau, eps = 1.3, 0.2, 4, 0.4
-    weights = stats.binom.pmf(np.arange(tau + 1), tau, rate)
-
-    def density(z):
-        return float(np.dot(weights, stats.norm.pdf(z, np.arange(tau + 1), sigma)))
-
-    def nothing(z):
-        return stats.norm.pdf(z, 0, sigma)
-
-    def stick(p, q):
-        return integrate.quad(lambda z: max(0, p(z) - math.exp(eps) * q(z)), -12, 18, limit=400)[0]
-
-    sides = stick(density, nothing), stick(nothing, density)
-    bound = UserPoissonProfile(sigma, 1, rate, tau).delta(eps)
-    assert bound.lower <= max(sides) + 1e-7
-    assert max(sides) - 1e-7 <= bound.upper
-    assert bound.upper == pytest.approx(max(sides), rel=5e-3)
 
 
 def test_no_vectors_of_bounded_norm_exceed_the_bound():
