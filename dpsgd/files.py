@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -205,17 +206,40 @@ def destroy(path: Path) -> None:
         path.unlink()
 
 
+def lock(descriptor: int, path: Path) -> None:
+    """Locks an open file for this process, until it is closed.
+
+    Args:
+      descriptor: Descriptor of the file.
+      path: Path of the file, for messages.
+
+    Raises:
+      BlockingIOError: If another process has locked it.
+      OSError: If its file system has no locks; the line names the file.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        reason = f"{error.strerror}; use a file system with locks (flock)"
+        raise OSError(error.errno, reason, os.fspath(path)) from None
+
+
 def _open_locked(path: Path, mode: int) -> IO[bytes]:
     """Opens a file for this process alone, until it is closed."""
     file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT, mode), "r+b")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file.fileno(), path)
         # It may have been finished, and renamed, between the opening and the locking.
         if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path))):
             raise BlockingIOError
     except BlockingIOError:
         file.close()
         raise BlockingIOError(f"another process is writing {path}") from None
+    except BaseException:
+        file.close()
+        raise
     return file
 
 
@@ -226,6 +250,12 @@ def fsync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_json(content: bytes) -> Any:

@@ -166,7 +166,7 @@ def read_model(
     folder, damage = RunDirectory(path), f"{path / 'config.json'} is damaged, or of another version"
     task = _finished_task(run.task, task or _recorded_task(path, run.task["name"], kinds), damage)
     params = folder.read_params(_shapes(task))
-    folder.check_released()
+    run.check_params()
     guarantee = {**run.history.guarantee().record(), "audit": run.history.audit}
     guarantee["segments"] = segment_records(run.history.parts)
     if trained := run.history.attempts[-1].terms.trained:

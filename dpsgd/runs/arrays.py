@@ -5,7 +5,6 @@ A file takes no more memory than its own size, or than the arrays that are read.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -21,12 +20,6 @@ from dpsgd.files import DAMAGED
 from dpsgd.gradients.frozen import leaf_names
 
 PyTree = Any
-
-
-def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_arrays(path: Path, like: PyTree) -> PyTree:

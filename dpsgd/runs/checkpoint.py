@@ -22,6 +22,7 @@ from dpsgd.files import (
     DAMAGED,
     SECRET,
     destroy,
+    file_sha256,
     make_folder,
     parse_json,
     reserve,
@@ -222,10 +223,9 @@ class Checkpoints:
         arrays: dict[str, PartedArray] = {}
         for number, part in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
             file = self.folder / checked(part["name"], str, "name")
-            if number % self._processes.count == self._processes.index:
-                with file.open("rb") as content:
-                    if hashlib.file_digest(content, "sha256").hexdigest() != part["sha256"]:
-                        raise ValueError(f"{file} is damaged")
+            own = number % self._processes.count == self._processes.index
+            if own and file_sha256(file) != part["sha256"]:
+                raise ValueError(f"{file} is damaged")
             for leaf, (dtype, shape) in part["leaves"].items():
                 arrays.setdefault(leaf, PartedArray(tuple(shape), np.dtype(dtype), []))
             for leaf, ends, offset in part["pieces"]:

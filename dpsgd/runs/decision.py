@@ -35,6 +35,10 @@ class Stop(NamedTuple):
     seed: int | None = None
     """Sampling seed; None if no drawn epoch is unfinished."""
 
+    def __repr__(self) -> str:
+        """Returns the stop without its seed, which tracebacks with local variables would show."""
+        return f"Stop(attempt={self.attempt!r}, step={self.step}, epoch={self.epoch})"
+
 
 class Continue(NamedTuple):
     """The last attempt goes on from a checkpoint, with new noise."""

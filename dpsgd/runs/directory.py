@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -19,6 +18,7 @@ from dpsgd.files import (
     PUBLIC,
     SECRET,
     check_writable,
+    file_sha256,
     fsync_folder,
     make_folder,
     open_own,
@@ -26,7 +26,7 @@ from dpsgd.files import (
     write_atomically,
 )
 from dpsgd.runs.checkpoint import Checkpoints
-from dpsgd.runs.draws import destroy_stop
+from dpsgd.runs.draws import destroy_stop, stop_files
 from dpsgd.runs.history import History, LedgerError
 from dpsgd.runs.ledger import read
 from dpsgd.runs.records import checked
@@ -199,6 +199,12 @@ class RunDirectory:
         """Writes down where batches are being drawn, which are destroyed when the run ends."""
         self.write_json(BATCHES, {"path": str(path.absolute())})
 
+    @property
+    def untidy(self) -> bool:
+        """Whether there is something that a finished run needs no more."""
+        paths = self.path / BATCHES, self.checkpoints.folder, *stop_files(self.path)
+        return any(map(os.path.lexists, paths))
+
     def forget(self) -> None:
         """Removes what a finished run needs no more: checkpoints, batches and a sampling seed."""
         if (batches := self.batches) is not None:
@@ -251,18 +257,9 @@ class RunDirectory:
 
         return read_arrays(self.params_path, like)
 
-    def check_released(self) -> None:
-        """Raises ValueError unless the parameters are those that the ledger says were released."""
-        if self.params_digest() != self.history().released:
-            raise ValueError(
-                f"{self.params_path} is not the model that the run's ledger says was released: "
-                "restore it from a copy"
-            )
-
     def params_digest(self) -> str:
         """Returns the SHA-256 of the file of the parameters, which tell no more than they do."""
-        with self.params_path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sha256(self.params_path)
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
         """Appends one JSON line a step. NOT covered by the guarantee: a file of its own."""

@@ -147,13 +147,18 @@ def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
     return stop if seeded and epoch in (None, needed.epoch) else None
 
 
+def stop_files(folder: Path) -> tuple[Path, Path, Path]:
+    """Returns the files of a clean stop: its reserved room, the stop, and one half written."""
+    return folder / _RESERVED, folder / STOP, unfinished_path(folder / STOP)
+
+
 def destroy_stop(folder: Path) -> None:
     """Destroys what a clean stop left; when this returns, no seed is on the disk.
 
     A process that died as it wrote the stop has left the seed under a temporary name.
     """
-    (folder / _RESERVED).unlink(missing_ok=True)
-    seeds = folder / STOP, unfinished_path(folder / STOP)
+    reserved, *seeds = stop_files(folder)
+    reserved.unlink(missing_ok=True)
     if left := [path for path in seeds if os.path.lexists(path)]:
         for path in left:
             destroy(path)

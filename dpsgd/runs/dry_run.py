@@ -9,7 +9,6 @@ import jax
 
 from dpsgd.core.guarantee import Guarantee
 from dpsgd.engine.placement import Placement
-from dpsgd.runs.job import Job
 from dpsgd.runs.plan import certified, settled_task
 from dpsgd.runs.resolve import resolve
 from dpsgd.runs.spec import RunSpec
@@ -60,8 +59,8 @@ def dry_run(
     Raises:
       ValueError: for a run that `dpsgd.run` would refuse before it reads the rows.
     """
-    task, _, spec, rows = settled_task(spec, task, name, progress)
-    job = Job.of(task, resolve(spec, task, rows, progress), rows=rows, placement=placement)
+    asked = settled_task(spec, task, name, progress)
+    job = asked.job(resolve(asked.spec, asked.task, asked.rows, progress), placement)
     guarantee = certified(job)
     progress("compiling the program that trains")
     memory = job.programs()[0].memory_analysis()

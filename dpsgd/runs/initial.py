@@ -1,4 +1,4 @@
-"""Initial parameters of a run: fresh ones, or those of a trained model.
+"""Trained model that a run may start from.
 
 The price of a run from a trained model: docs/explanation/training-from-an-earlier-model.md.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,70 +17,93 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpsgd.core.segments import Initial, Segment
-from dpsgd.runs.arrays import file_sha256, matching_names, npz_shapes, read_npz
+from dpsgd.core.segments import Initial
+from dpsgd.files import file_sha256
+from dpsgd.runs.arrays import matching_names, npz_shapes, read_npz
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.records import checked
-from dpsgd.runs.result import GUARANTEE, MODEL, Bundle, FinishedRun
+from dpsgd.runs.result import MODEL, Bundle, FinishedRun
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.terms import segment_records, segments_from_records
 
 PyTree = Any
 
 
-def initial_params(fresh: PyTree, init_from: str | None) -> PyTree:
-    """Returns the parameters that a run starts from.
+@dataclass(frozen=True)
+class EarlierModel:
+    """Trained model that a run starts from, checked as it is read.
 
-    Args:
-      fresh: Parameters that the task makes; arrays are found by their names, and cast to their
-        floating-point types.
-      init_from: Directory of a finished run, exported model or file .npz; None for `fresh` itself.
-
-    Raises:
-      FileNotFoundError: if there is no such model.
-      ValueError: if it is damaged, not finished, not finite, or has other parameters.
+    Attributes:
+      params_path: File of its parameters.
+      initial: What the guarantee states of it, with the segments that trained it if at hand.
+      task: Record of its task; empty if it is not known.
     """
-    if init_from is None:
-        return fresh
-    path = _params_path(_existing(init_from))
-    shapes = npz_shapes(path)
-    if "ledger_head" in shapes:
-        raise ValueError(
-            f"init_from: {path} is a checkpoint of an unfinished run, which released none of it: "
-            "finish the run by `dpsgd resume`"
-        )
-    names = matching_names(path, shapes, fresh)
-    if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
-        shown = ", ".join(f"{name!a:.80}" for name in extra[:5])
-        raise ValueError(f"{path} holds arrays that are no parameters: {shown}; leave them out")
-    arrays = read_npz(path, jax.tree.leaves(names))
 
-    def cast(name: str, leaf: Any) -> jax.Array:
-        with np.errstate(over="ignore"):
-            array = arrays[name].astype(leaf.dtype)
-        if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
-            raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")
-        return jnp.asarray(array)
+    params_path: Path
+    initial: Initial
+    task: Mapping[str, Any]
 
-    return jax.tree.map(cast, names, fresh)
+    @classmethod
+    def read(cls, init_from: str | None) -> EarlierModel | None:
+        """Reads a model; None for no model.
 
+        Args:
+          init_from: Directory of a finished run, exported model or file .npz.
 
-def initial_model(init_from: str | None) -> Initial | None:
-    """Returns the model that a run starts from, with the segments that trained it if at hand."""
-    if init_from is None:
-        return None
-    path = _existing(init_from)
-    segments: tuple[Segment, ...] = ()
-    if (path / MODEL).is_file():
-        try:
-            records = checked(Bundle.read(path).guarantee["segments"], list[Any], "segments")
-            segments = segments_from_records(records)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path / GUARANTEE} is damaged: {error}") from None
-    elif path.is_dir():
-        segments = segments_from_records(segment_records(FinishedRun.read(path).history.parts))
-    name = re.sub(r"[^\w.-]", "_", path.resolve().name)[:60]
-    return Initial(file_sha256(_params_path(path)), segments, name)
+        Raises:
+          FileNotFoundError: if there is no such model.
+          ValueError: if it is damaged or not finished.
+        """
+        if init_from is None:
+            return None
+        if not (path := Path(init_from)).exists():
+            raise FileNotFoundError(
+                f"init_from: {path} does not exist; name a finished run, an exported model or a "
+                "file .npz"
+            )
+        task, segments = dict[str, Any](), ()
+        params_path = path if path.is_file() else RunDirectory(path).params_path
+        if (path / MODEL).is_file():
+            bundle = Bundle.read(path)
+            task, segments = bundle.task, bundle.segments
+        elif path.is_dir():
+            run = FinishedRun.read(path)
+            run.check_params()
+            segments = segments_from_records(segment_records(run.history.parts))
+            task = run.task
+        name = re.sub(r"[^\w.-]", "_", path.resolve().name)[:60]
+        return cls(params_path, Initial(file_sha256(params_path), segments, name), task)
+
+    def params(self, fresh: PyTree) -> PyTree:
+        """Returns the parameters that a run starts from.
+
+        Args:
+          fresh: Parameters that the task makes; arrays are found by their names, and cast to their
+            floating-point types.
+
+        Raises:
+          ValueError: if the model is not finite, or has other parameters.
+        """
+        path = self.params_path
+        shapes = npz_shapes(path)
+        if "ledger_head" in shapes:
+            raise ValueError(
+                f"init_from: {path} is a checkpoint of an unfinished run, which released none of "
+                "it: finish the run by `dpsgd resume`"
+            )
+        names = matching_names(path, shapes, fresh)
+        if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
+            shown = ", ".join(f"{name!a:.80}" for name in extra[:5])
+            raise ValueError(f"{path} holds arrays that are no parameters: {shown}; leave them out")
+        arrays = read_npz(path, jax.tree.leaves(names))
+
+        def cast(name: str, leaf: Any) -> jax.Array:
+            with np.errstate(over="ignore"):
+                array = arrays[name].astype(leaf.dtype)
+            if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
+                raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")
+            return jnp.asarray(array)
+
+        return jax.tree.map(cast, names, fresh)
 
 
 def with_absolute_path(spec: RunSpec) -> RunSpec:
@@ -87,13 +111,6 @@ def with_absolute_path(spec: RunSpec) -> RunSpec:
     if spec.init_from is None:
         return spec
     return dataclasses.replace(spec, init_from=os.path.abspath(spec.init_from))
-
-
-def earlier_task(init_from: str | None) -> Mapping[str, Any]:
-    """Returns the record of the initial model's task; empty if it is not known."""
-    if init_from is None or (path := _existing(init_from)).is_file():
-        return {}
-    return Bundle.read(path).task if (path / MODEL).is_file() else FinishedRun.read(path).task
 
 
 def chain(model: str | None) -> Iterator[RunDirectory]:
@@ -110,24 +127,3 @@ def chain(model: str | None) -> Iterator[RunDirectory]:
         seen.add(history.name)
         yield folder
         model = folder.config(history).get("init_from")
-
-
-def _existing(init_from: str) -> Path:
-    path = Path(init_from)
-    if not path.exists():
-        raise FileNotFoundError(
-            f"init_from: {path} does not exist; name a finished run, an exported model or a file "
-            ".npz"
-        )
-    return path
-
-
-def _params_path(path: Path) -> Path:
-    """Returns the file of a model's parameters; refuses unfinished runs and damaged exports."""
-    if path.is_file():
-        return path
-    if (path / MODEL).is_file():
-        Bundle.read(path)  # refuses parts of two
-    else:
-        RunDirectory.open(path).check_released()
-    return RunDirectory(path).params_path

@@ -31,7 +31,7 @@ from dpsgd.gradients.frozen import leaf_names
 from dpsgd.noise.keys import Keys, RootKey, Seeds
 from dpsgd.runs.audit import NOT_MADE, audit_synthetic, once, probe_rows, verdict
 from dpsgd.runs.environment import code_digest, environment
-from dpsgd.runs.initial import initial_model, initial_params
+from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.optimizer import (
     algorithm_of,
     hyperparameters,
@@ -290,8 +290,9 @@ class Job(Training):
         *,
         rows: tuple[PyTree, Population] | None = None,
         placement: Placement | None = None,
+        earlier: EarlierModel | None = None,
     ) -> Job:
-        """Returns the job of a run of `task`, whose `rows` may be at hand.
+        """Returns the job of a run of `task`, whose rows and earlier model may be at hand.
 
         Where the placement does not say what is sharded, large tables are if the state would take
         more than half of a device.
@@ -300,7 +301,8 @@ class Job(Training):
         spec, mechanism = run.spec, run.mechanism
         sampler = mechanism.sampler
         algorithm = algorithm_of(task.loss, spec, sampler.num_steps)
-        params = initial_params(task.init(spec.init_seed), spec.init_from)
+        params, earlier = task.init(spec.init_seed), earlier or EarlierModel.read(spec.init_from)
+        params = earlier.params(params) if earlier else params
         if placement is not None:
             state = jax.eval_shape(lambda p: algorithm.init(p, mechanism, data), params)
             placement = placement.fitting(state, placement.memory)
@@ -320,7 +322,7 @@ class Job(Training):
             data_on=spec.data_on,
             block_steps=BLOCK_STEPS,
             step_sizes=step_sizes(spec, sampler.num_steps),
-            initial=initial_model(spec.init_from),
+            initial=earlier.initial if earlier else None,
             not_covered=exceptions_of(task),
             same_audit=task,
             task=task,

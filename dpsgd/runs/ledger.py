@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import time
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsgd.files import PUBLIC, fsync_folder, open_own
+from dpsgd.files import PUBLIC, fsync_folder, lock, open_own
 from dpsgd.runs.history import Attempt, History, LedgerError, line_of
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.records import to_json
@@ -247,7 +246,7 @@ def _missing(path: Path) -> LedgerError:
 
 def _lock(descriptor: int, path: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, path)
     except BlockingIOError:
         raise LedgerError(
             f"another process is training in {path.parent}; wait for it to end"

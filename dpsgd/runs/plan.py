@@ -22,7 +22,7 @@ from dpsgd.runs.decision import Continue, NewAttempt, Refuse, Saved, decide
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.draws import drawing_digest, keys_of, read_stop
 from dpsgd.runs.history import LedgerError
-from dpsgd.runs.initial import earlier_task, with_absolute_path
+from dpsgd.runs.initial import EarlierModel, with_absolute_path
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
@@ -85,29 +85,32 @@ class Start(NamedTuple):
 # --- A run that begins --------------------------------------------------------------------------
 
 
-def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
-    """Returns a run that is resolved, accounted for, compiled and audited, or refuses it."""
-    task, own, spec, rows = settled_task(spec, task, name, execution.progress)
-    progress = execution.progress
-    progress("checking the data")
-    check_data(task)
-    progress(
-        "note: accounting, compiling and the audit come first, about half a minute for a small "
-        "model; then it trains, and says how long that takes"
-    )
-    return _prepared(task, own, spec, name, rows, execution)
+class Settled(NamedTuple):
+    """A run of which the task leaves nothing open, and whose rows are unread."""
+
+    task: Task
+    own: dict[str, Any]
+    """What the task chose by itself, and why."""
+    spec: RunSpec
+    rows: Rows
+    earlier: EarlierModel | None
+    """Trained model that the run starts from."""
+
+    def job(self, run: ResolvedRun, placement: Placement | None) -> Job:
+        """Returns the job of the resolved run."""
+        how: dict[str, Any] = {"placement": placement, "earlier": self.earlier}
+        return Job.of(self.task, run, rows=self.rows, **how)
 
 
-def settled_task(
-    spec: RunSpec, task: Task, name: str | None, progress: Progress
-) -> tuple[Task, dict[str, Any], RunSpec, Rows]:
-    """Returns a task that leaves nothing open, what it chose, the spec, and the rows unread."""
+def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress) -> Settled:
+    """Returns a task that leaves nothing open, with its spec and its rows unread."""
     spec = with_absolute_path(spec)
     check(spec)
     check_task(task, name or "the task")
     rows = rows_of(task)
     check(spec, rows[1].num_examples)
-    task, taken = like_earlier(task, name, earlier_task(spec.init_from))
+    earlier = EarlierModel.read(spec.init_from)
+    task, taken = like_earlier(task, name, earlier.task if earlier else {})
     task, why = settled(task, request_of(spec, rows[1]))
     why = taken | why
     own = {key: {"value": getattr(task, key), "why": reason} for key, reason in why.items()}
@@ -115,7 +118,7 @@ def settled_task(
         progress(sentence({"task": own}))
     if spec.train is not None:
         matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train)
-    return task, own, spec, rows
+    return Settled(task, own, spec, rows, earlier)
 
 
 def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
@@ -133,25 +136,26 @@ def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = N
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 
-def _prepared(
-    task: Task,
-    own: Mapping[str, Any],
-    spec: RunSpec,
-    name: str | None,
-    rows: Rows,
-    execution: Execution,
-) -> Plan:
+def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
+    """Returns a run that is resolved, accounted for, compiled and audited, or refuses it."""
     placement, stages, progress, _ = execution
+    asked = settled_task(spec, task, name, progress)
+    progress("checking the data")
+    check_data(asked.task)
+    progress(
+        "note: accounting, compiling and the audit come first, about half a minute for a small "
+        "model; then it trains, and says how long that takes"
+    )
     stages.begin("accounting")
-    chosen = resolve(spec, task, rows, progress)
-    job = Job.of(task, chosen, rows=rows, placement=placement)
+    chosen = resolve(asked.spec, asked.task, asked.rows, progress)
+    job = asked.job(chosen, placement)
     job.check_rows()
     sampler = job.mechanism.sampler
     if weak := report.weak_signal(job.mechanism.signal_to_noise, sampler.num_examples):
         progress(f"note: {weak}")
     guarantee = certified(job)
-    record = {"task": task_record(task, name), **chosen.spec.record()}
-    if choices := {**({"task": own} if own else {}), **chosen.chosen}:
+    record = {"task": task_record(asked.task, name), **chosen.spec.record()}
+    if choices := {**({"task": asked.own} if asked.own else {}), **chosen.chosen}:
         record["chosen"] = choices
     digest = job.digest()
     stages.begin("compile")
@@ -302,7 +306,7 @@ def _decided(
     decision = decide(ledger.history, saved, stop, terms, drawing)
     if isinstance(decision, Refuse):
         raise LedgerError(f"{folder.ledger_path}: {decision.reason}")
-    Processes.current().check_alike({"files of the run": repr(decision)})
+    Processes.current().check_alike({"files of the run": [type(decision).__name__, decision]})
     return decision
 
 

@@ -12,7 +12,7 @@ from accounting import records
 from accounting.records import field_types, named, read
 from dpsgd.removed import removal_notice
 
-__all__ = ["build", "checked", "field_types", "near", "to_json"]
+__all__ = ["build", "checked", "field_types", "fields_of", "near", "stated", "to_json"]
 
 _T = TypeVar("_T")
 
@@ -60,6 +60,47 @@ def checked(value: Any, kind: Any, where: str) -> Any:
         return read(kind, value)
     except records.Refused as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def stated(record: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns fields of a dataclass as JSON values, without the defaults; `fields_of` reads them.
+
+    Args:
+      record: Dataclass.
+      names: Names of the fields.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
+    values = {name: getattr(record, name) for name in names}
+    return to_json({name: x for name, x in values.items() if x != defaults[name]})
+
+
+def fields_of(
+    kind: Any, body: Mapping[str, Any], names: Iterable[str] | None = None, where: str = ""
+) -> dict[str, Any]:
+    """Returns the fields of a dataclass in a mapping, as their annotations say.
+
+    Fields that have a default may be absent; other entries of the mapping are left alone.
+
+    Args:
+      kind: Dataclass.
+      body: Mapping of field names to JSON values.
+      names: Names of the fields; by default all.
+      where: First words of an error's line, such as a file's name.
+
+    Raises:
+      ValueError: If a field is missing, or its annotation does not allow the value.
+    """
+    found, hints, fields = dict[str, Any](), field_types(kind), kind.__dataclass_fields__
+    prefix = f"{where}: " if where else ""
+    for name in hints if names is None else names:
+        if name in body:
+            try:
+                found[name] = read(hints[name], body[name], (name,))
+            except records.Refused as error:
+                raise ValueError(f"{prefix}{error}") from None
+        elif fields[name].default is fields[name].default_factory is dataclasses.MISSING:
+            raise ValueError(f"{prefix}{name} is missing")
+    return found
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -314,7 +314,8 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
                 return lazy.but(flush_every=steps), why
     if isinstance(tables, Lazy):
         raise ValueError(f"tables lazy: {why}")
-    return recommended(dataclasses.replace(spec, tables=Dense())), why
+    reason, _, _ = why.partition(";")  # the remedy is of `lazy`, and `auto` needs none
+    return recommended(dataclasses.replace(spec, tables=Dense())), reason
 
 
 def request_of(spec: RunSpec, population: Population, **more: Any) -> RecommendationRequest:

@@ -13,40 +13,49 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from accounting.records import Count, Ge, Le
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.files import parse_json
+from dpsgd.core.segments import Segment
+from dpsgd.files import file_sha256, parse_json
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.history import History
 from dpsgd.runs.log import WORDS
-from dpsgd.runs.records import checked
+from dpsgd.runs.records import checked, fields_of
 from dpsgd.runs.spec import RunSpec
-from dpsgd.runs.task import RECORD
+from dpsgd.runs.task import TaskRecord
+from dpsgd.runs.terms import segments_from_records
 from samplers.settings import name_of
 
-_LARGEST = 1e39
-"""Float32, in which a model computes, ends below."""
+_Number = Annotated[float | None, Ge(-1e39), Le(1e39)]
+"""Figure within float32, in which a model computes; None where it is undefined or secret."""
 
-_FIGURES: dict[str, tuple[Any, float, float]] = {
-    "num_params": (int, 1, _LARGEST),
-    "training_seconds": (float | None, 0, _LARGEST),
-    "examples_per_second": (float | None, 0, _LARGEST),
-}
-"""What a report alone says: the type of each figure, its least and its largest value.
+_Time = Annotated[float | None, Ge(0), Le(1e39)]
 
-Times are None where they are secret: those of a private selection.
-"""
 
-_ENVIRONMENT: dict[str, Any] = {
-    "packages": dict[str, str],
-    "python": str,
-    "platform": str,
-    "cpu_count": int | None,
-    "backend": str,
-    "devices": list[str],
-}
-"""What a ledger says of where an attempt ran, by type."""
+@dataclass(frozen=True)
+class _Figures:
+    """What a report alone says: size, times (None of a private selection), and quality."""
+
+    num_params: Count
+    training_seconds: _Time
+    examples_per_second: _Time
+    stage_seconds: dict[Literal[*WORDS], Annotated[float, Ge(0), Le(1e39)]] | None  # type: ignore[valid-type]
+    metrics: dict[str, _Number]
+    calibration: dict[str, float | None] | None
+
+
+@dataclass(frozen=True)
+class _Environment:
+    """What a ledger says of where an attempt ran."""
+
+    packages: dict[str, str]
+    python: str
+    platform: str
+    cpu_count: int | None
+    backend: str
+    devices: list[str]
 
 
 @dataclass(frozen=True)
@@ -76,24 +85,20 @@ class FinishedRun:
         where = f"{path / 'config.json'} is damaged, or of another version"
         spec = RunSpec.from_record(settings, where)
         task = checked(settings.get("task"), dict[str, Any], f"{where}: task")
-        checked_fields(task, RECORD, f"{where}: task")
+        fields_of(TaskRecord, task, where=f"{where}: task")
         record = run.read_json("report.json")
-        where = f"{path / 'report.json'} is damaged, or of another version"
-        kinds = {name: kind for name, (kind, *_) in _FIGURES.items()}
-        kinds |= {"stage_seconds": dict[str, float] | None}
-        kinds |= {"metrics": dict[str, float | None], "calibration": dict[str, float | None] | None}
-        checked_fields(record, kinds, where)
-        for name, (_, least, most) in _FIGURES.items():
-            if record[name] is not None and not least <= record[name] <= most:
-                shown = f"{record[name]!s:.20}"
-                raise ValueError(f"{where}: {name} must lie in [{least:g}, {most:g}], got {shown}")
-        for name, value in (record["stage_seconds"] or {}).items():
-            if not (name in WORDS and 0 <= value <= _LARGEST):
-                raise ValueError(f"{where}: stage_seconds, {name!a:.20}: {value!s:.20}")
-        for name, value in record["metrics"].items():
-            if value is not None and not abs(value) <= _LARGEST:
-                raise ValueError(f"{where}: metrics, {name}: {value!s:.20} is too large")
+        fields_of(
+            _Figures, record, where=f"{path / 'report.json'} is damaged, or of another version"
+        )
         return cls(path, task, spec, {**record, **proved(history)}, history)
+
+    def check_params(self) -> None:
+        """Raises ValueError unless the parameters are those that the ledger says were released."""
+        if file_sha256(path := RunDirectory(self.path).params_path) != self.history.released:
+            raise ValueError(
+                f"{path} is not the model that the run's ledger says was released: restore it from "
+                "a copy"
+            )
 
     @property
     def mechanism(self) -> Mechanism | None:
@@ -112,9 +117,8 @@ class FinishedRun:
         """Versions and hardware of its attempts, each once."""
         found: list[dict[str, Any]] = []
         for attempt in self.history.attempts:
-            stated, where = attempt.environment, f"{self.path / 'ledger.jsonl'} is damaged"
-            checked_fields(stated, _ENVIRONMENT, where)
-            here = {name: stated[name] for name in _ENVIRONMENT}
+            where = f"{self.path / 'ledger.jsonl'} is damaged"
+            here = fields_of(_Environment, attempt.environment, where=where)
             found += [here] if here not in found else []
         return found
 
@@ -141,14 +145,6 @@ def proved(history: History) -> dict[str, Any]:
         "params_sha256": history.released,
         "selection": history.selection.summary() if history.selection else None,
     }
-
-
-def checked_fields(record: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError, which begins with `where`, if a field is missing or of another type."""
-    for name, kind in kinds.items():
-        if name not in record:
-            raise ValueError(f"{where}: {name} is missing")
-        checked(record[name], kind, f"{where}: {name}")
 
 
 # --- Exported models ------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ class Bundle:
                 "run again"
             )
         task = checked(found.get("task"), dict[str, Any], f"{where} is damaged: task")
-        checked_fields(task, RECORD, f"{where} is damaged: task")
+        fields_of(TaskRecord, task, where=f"{where} is damaged: task")
         sums = checked(found.get("sha256"), dict[str, str], f"{where} is damaged: sha256")
         for name, digest in _checksums(path, task).items():
             if sums.get(name) != digest:
@@ -198,6 +194,14 @@ class Bundle:
                 )
         guarantee = checked(parse_json((path / GUARANTEE).read_bytes()), dict[str, Any], GUARANTEE)
         return cls(path, task, guarantee)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Segments of the run that trained the model; none if they are not known."""
+        try:
+            return segments_from_records(self.guarantee["segments"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.path / GUARANTEE} is damaged: {error}") from None
 
     @staticmethod
     def manifest(path: Path, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +213,4 @@ class Bundle:
 def _checksums(path: Path, task: Mapping[str, Any]) -> dict[str, str]:
     """Returns the SHA-256 of what the manifest says of the task, and of the other files."""
     sums = {MODEL: hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()}
-    for name in (PARAMS, GUARANTEE):
-        with open(path / name, "rb") as file:
-            sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
+    return sums | {name: file_sha256(path / name) for name in (PARAMS, GUARANTEE)}

@@ -225,8 +225,9 @@ class Run:
         if not self.folder.finished:
             return False
         self.report()
-        if Processes.current().first:
-            self.folder.forget()  # in case the run died just before it did
+        if Processes.current().first and self.folder.untidy:  # the run died just before it did
+            with Ledger.open(self.folder.ledger_path):  # or another process is doing it
+                self.folder.forget()
         self._execution.progress("the run is finished")
         return True
 

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 PyTree = Any
 
-RECORD: dict[str, Any] = {
-    "name": str | None,
-    "settings": dict[str, Any],
-    "description": dict[str, Any],
-}
-"""What is recorded of a task, by type."""
+
+@dataclasses.dataclass(frozen=True)
+class TaskRecord:
+    """What is recorded of a task, see `task_record`."""
+
+    name: str | None
+    settings: dict[str, Any]
+    description: dict[str, Any]
 
 
 @runtime_checkable

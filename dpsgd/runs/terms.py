@@ -12,11 +12,10 @@ from accounting import TrialCount
 from accounting.checks import check_guarantee_delta
 from dpsgd.core.guarantee import ADJACENCY
 from dpsgd.core.mechanism import Mechanism
-from dpsgd.core.queries import FullSums
 from dpsgd.core.segments import Initial, Part, Segment, Trials
 from dpsgd.noise.registry import noise_from_record
 from dpsgd.removed import removal_notice
-from dpsgd.runs.records import build, checked, to_json
+from dpsgd.runs.records import checked, fields_of, stated, to_json
 from samplers.settings import kind_of, name_of
 
 
@@ -52,71 +51,50 @@ class Terms:
 
     def segment(self, steps: range | None = None, rows: str = "") -> Segment:
         """Returns these steps, by default all, as they are accounted for."""
-        how: dict[str, Any] = {} if steps is None else {"steps": steps}
-        return Segment(
-            self.mechanism,
-            unit=self.unit,
-            reproducible_noise=self.reproducible_noise,
-            lazy_tables=self.lazy_tables,
-            initial=self.initial,
-            not_covered=self.not_covered,
-            rows=rows,
-            **how,
-        )
+        how = {name: getattr(self, name) for name in (*_OF_BOTH, "initial")}
+        return Segment(self.mechanism, steps, rows=rows, **how)  # type: ignore[arg-type]
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
-        return to_json(
-            {
-                **mechanism_record(self.mechanism),
-                "unit": self.unit,
-                "delta": self.delta,
-                "reproducible_noise": self.reproducible_noise,
-                "config": self.config,
-                **({"lazy_tables": True} if self.lazy_tables else {}),
-                **({"trained": self.trained} if self.trained else {}),
-                **({"initial": initial_record(self.initial)} if self.initial else {}),
-                **({"not_covered": self.not_covered} if self.not_covered else {}),
-            }
-        )
+        initial = {"initial": initial_record(self.initial)} if self.initial else {}
+        return {**mechanism_record(self.mechanism), **stated(self, _OF_TERMS), **initial}
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
         """Returns the terms in a line of the ledger, as `record` gave them."""
-
-        def found(name: str, kind: Any) -> Any:
-            return checked(body[name], kind, name)
-
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
-        absent: dict[str, Any] = {"lazy_tables": False, "trained": [], "initial": None}
-        body = {**absent, "not_covered": [], **body}
-        initial = found("initial", dict[str, Any] | None)
+        own = fields_of(cls, body, _OF_TERMS)
+        check_guarantee_delta(own["delta"])
+        initial = body.get("initial")
         return cls(
             mechanism_from_record(body),
-            check_guarantee_delta(found("delta", float)),
-            found("reproducible_noise", bool),
-            found("config", str),
-            found("unit", str),
-            found("lazy_tables", bool),
-            tuple(found("trained", list[str])),
-            None if initial is None else initial_from_record(initial),
-            tuple(found("not_covered", list[str])),
+            initial=None if initial is None else initial_from_record(initial),
+            **own,
         )
+
+
+_OF_BOTH = ("unit", "reproducible_noise", "lazy_tables", "not_covered")
+"""Fields of terms and of segments."""
+
+_OF_TERMS = (*_OF_BOTH, "delta", "config", "trained")
+_OF_SEGMENT = (*_OF_BOTH, "rows")
 
 
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
     """Returns the terms of a mechanism that its price depends on, as JSON values."""
     sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
-    return {
-        "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
-        "noise_multiplier": mechanism.noise_multiplier,
-        "l2_clip_norm": clip if math.isfinite(clip) else None,
-        "noise": mechanism.noise.record(),
-        "full_sums": mechanism.full_sums,
-        "adjacency": ADJACENCY,
-    }
+    return to_json(
+        {
+            "sampler": {"name": name_of(type(sampler)), **sampler.terms()},
+            "noise_multiplier": mechanism.noise_multiplier,
+            "l2_clip_norm": clip if math.isfinite(clip) else None,
+            "noise": mechanism.noise.record(),
+            "full_sums": mechanism.full_sums,
+            "adjacency": ADJACENCY,
+        }
+    )
 
 
 def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
@@ -124,24 +102,19 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
 
     The sampler has the price of the recorded one; it knows a tree by its shape alone.
     """
-
-    def found(name: str, kind: Any) -> Any:
-        return checked(body[name], kind, name)
-
-    fields = dict(found("sampler", dict[str, Any]))
+    fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
     # Whoever reads a ledger executes nothing that it names.
     sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
     if "noise" not in body:
         raise ValueError("it is of an earlier version, which said otherwise what noise is")
     if body["adjacency"] != ADJACENCY:
         raise ValueError("this version would account for it with another adjacency")
-    clip, sums = found("l2_clip_norm", float | None), found("full_sums", dict[str, Any] | None)
+    clip = checked(body["l2_clip_norm"], float | None, "l2_clip_norm")
     return Mechanism(
         sampler,
-        found("noise_multiplier", float),
-        math.inf if clip is None else clip,
-        noise_from_record(found("noise", dict[str, Any])),
-        None if sums is None else build(FullSums, sums, "full_sums"),
+        l2_clip_norm=math.inf if clip is None else clip,
+        noise=noise_from_record(checked(body["noise"], dict[str, Any], "noise")),
+        **fields_of(Mechanism, body, ("noise_multiplier", "full_sums")),
     )
 
 
@@ -154,36 +127,27 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
     records = [
         {
             **mechanism_record(part.mechanism),
-            "unit": part.unit,
-            "reproducible_noise": part.reproducible_noise,
+            **stated(part, _OF_SEGMENT),
             "steps": [part.steps.start, part.steps.stop],
-            **({"not_covered": part.not_covered} if part.not_covered else {}),
         }
         for part in parts
         if isinstance(part, Segment) and part.initial is None
     ]
     foreign = any(":" in one["sampler"]["name"] or ":" in one["noise"]["name"] for one in records)
-    return [] if foreign or len(records) < len(parts) else to_json(records)
+    return [] if foreign or len(records) < len(parts) else records
 
 
-def segments_from_records(records: Sequence[Any]) -> tuple[Segment, ...]:
+def segments_from_records(records: Any) -> tuple[Segment, ...]:
     """Returns the segments in records, as `segment_records` gave them.
 
     Raises:
       ValueError: if a record is damaged.
     """
     segments = []
-    for record in records:
-        body = checked(record, dict[str, Any], "segment")
-        first, stop = checked(body["steps"], list[int], "steps")
-        segment = Segment(
-            mechanism_from_record(body),
-            range(first, stop),
-            checked(body["unit"], str, "unit"),
-            checked(body["reproducible_noise"], bool, "reproducible_noise"),
-            not_covered=tuple(checked(body.get("not_covered", []), list[str], "not_covered")),
-        )
-        segments.append(segment)
+    for body in checked(records, list[dict[str, Any]], "segments"):
+        steps = range(*checked(body["steps"], tuple[int, int], "steps"))
+        own = fields_of(Segment, body, _OF_SEGMENT)
+        segments.append(Segment(mechanism_from_record(body), steps, **own))
     return tuple(segments)
 
 
@@ -193,11 +157,11 @@ def initial_record(initial: Initial) -> dict[str, Any]:
     return {"sha256": initial.sha256, "name": initial.name, "segments": segments}
 
 
-def initial_from_record(record: Mapping[str, Any]) -> Initial:
+def initial_from_record(record: Any) -> Initial:
     """Returns the trained model in a record, as `initial_record` gave it."""
-    segments = segments_from_records(checked(record["segments"], list[Any], "segments"))
-    sha256, name = (checked(record[key], str, key) for key in ("sha256", "name"))
-    return Initial(sha256, segments, name)
+    body = checked(record, dict[str, Any], "initial")
+    own = fields_of(Initial, body, ("sha256", "name"))
+    return Initial(segments=segments_from_records(body["segments"]), **own)
 
 
 @dataclass(frozen=True)
@@ -254,18 +218,13 @@ class Selection:
     @classmethod
     def from_record(cls, record: Any) -> Selection:
         """Returns the selection that `record` recorded."""
-        fields = checked(record, dict[str, Any], "selection")
-
-        def found(name: str, kind: Any) -> Any:
-            return checked(fields[name], kind, name)
-
+        body = checked(record, dict[str, Any], "selection")
+        law = (checked(body[name], float, name) for name in ("mean_trials", "trials_shape"))
+        candidates = checked(body["candidates"], list[dict[str, Any]], "candidates")
         return cls(
-            TrialCount(found("mean_trials", float), found("trials_shape", float)),
-            tuple(map(Terms.from_record, found("candidates", list[Any]))),
-            tuple(found("settings", list[dict[str, Any]])),
-            found("score", str),
-            found("better", Literal["higher", "lower"]),
-            found("request", dict[str, Any]),
+            TrialCount(*law),
+            tuple(map(Terms.from_record, candidates)),
+            **fields_of(cls, body, ("settings", "score", "better", "request")),
         )
 
     def check_released(self, terms: Terms) -> None:

@@ -7,7 +7,6 @@ once its line is in the journal. See docs/explanation/secrecy-of-a-selection.md.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from accounting import TrialCount
-from dpsgd.files import SECRET, destroy, open_own, parse_json
+from dpsgd.files import SECRET, destroy, lock, open_own, parse_json
 from dpsgd.runs.records import checked
 
 
@@ -189,7 +188,7 @@ class Vault:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._journal, self.path / "journal.jsonl")
         except BlockingIOError:
             raise ValueError(
                 f"another process is selecting in {self.path.parent}; wait for it to end"

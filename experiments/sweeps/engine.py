@@ -10,7 +10,7 @@ from typing import Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.directory import RunDirectory
-from dpsgd.runs.initial import earlier_task, initial_model, with_absolute_path
+from dpsgd.runs.initial import EarlierModel, with_absolute_path
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.recommendation import RecommendationRequest
 from dpsgd.runs.records import checked
@@ -231,7 +231,8 @@ class _Asked:
         task = task_of(sweep, data, where)
         columns, population = rows_of(task)
         about = RecommendationRequest(population.num_examples, 1e-5, noise_multiplier=1.0)
-        task, _ = like_earlier(task, sweep.task_name, earlier_task(runs[0].spec.init_from))
+        earlier = EarlierModel.read(runs[0].spec.init_from)
+        task, _ = like_earlier(task, sweep.task_name, earlier.task if earlier else {})
         task, _ = settled(task, about)  # one model for all points
         programs = [(run, _program(run, population, where)) for run in runs]
         check_data(task)
@@ -340,7 +341,8 @@ def _finished(run: PlannedRun, asked: _Asked) -> bool:
     recorded_task = checked(record.get("task"), dict[str, Any], f"{location}: task")
     names = [] if set(directory.data()) == {asked.digest} else ["data"]
     if attempts := directory.history().attempts:
-        same_start = attempts[-1].terms.initial == initial_model(run.spec.init_from)
+        earlier = EarlierModel.read(run.spec.init_from)
+        same_start = attempts[-1].terms.initial == (earlier.initial if earlier else None)
         names += [] if same_start else ["init_from"]
     _refuse_another(run, asked.task, recorded_task, spec, names)
     return directory.finished

@@ -16,7 +16,7 @@ from dpsgd import Mechanism, Segment, cost, resume, run
 from dpsgd.core.segments import Initial, Trials
 from dpsgd.models.model import export
 from dpsgd.runs.draws import STOP
-from dpsgd.runs.initial import initial_params
+from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.ledger import read
 from dpsgd.runs.result import Bundle
 from dpsgd.runs.terms import Terms, segment_records
@@ -65,7 +65,7 @@ KNOWN, ARRAYS = ["run", "exported"], ["dotted.npz", "paths.npz", "run/params.npz
 
 @pytest.mark.parametrize("form", KNOWN + ARRAYS)
 def test_a_run_starts_from_the_parameters_of_every_form(models, form):
-    found = initial_params(TOMORROW.init(0), str(models / form))
+    found = EarlierModel.read(str(models / form)).params(TOMORROW.init(0))
     assert (found["w"] == params_of(models / "run")["['w']"]).all()
     assert found["w"].dtype == np.float32
 
