@@ -108,7 +108,7 @@ def stopped(at=8):
     for first in range(0, at, 4):
         folder.append({"declare": [first, first + 4]})
         folder.saved.insert(0, Saved(first + 4, 0, folder.history.head))
-    folder.stop = Stop(folder.history.heads[0], at, 2, 7)
+    folder.stop = Stop(folder.history.heads[0], at, 2, 2**200 + 7)
     return folder
 
 
@@ -121,6 +121,7 @@ def test_a_clean_stop_continues_with_its_seed_and_nothing_else_does():
     folder = stopped()
     assert decided(folder) == Continue(folder.saved[0], folder.stop)
     stop = folder.stop
+    assert str(stop.seed) not in repr(decided(folder))  # as tracebacks with variables print it
     for other in (
         None,
         stop._replace(attempt="of another attempt"),

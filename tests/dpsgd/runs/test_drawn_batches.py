@@ -9,7 +9,7 @@ from dpsgd import resume, run
 from dpsgd.engine import batch_files
 from dpsgd.engine.feed import Layout
 from dpsgd.runs.draws import STOP
-from dpsgd.runs.ledger import Ledger, read
+from dpsgd.runs.ledger import Ledger, LedgerError, read
 from dpsgd.runs.run import Run
 
 HOST = {"data_on": "host", "insecure_seed": 3}
@@ -150,7 +150,11 @@ def test_a_run_that_died_before_it_destroyed_its_batches_does_so_when_it_is_resu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpsgd.runs.directory.RunDirectory.forget", lambda self: None)
         resume(out)
+    with Ledger.open(out / "ledger.jsonl"), pytest.raises(LedgerError, match="another process"):
+        resume(out)  # which may be writing there
     assert folder.exists()
     resume(out)
     assert not folder.exists()
     assert not (out / STOP).exists()
+    with Ledger.open(out / "ledger.jsonl"):
+        resume(out)  # nothing is left to write

@@ -18,7 +18,7 @@ from dpsgd.models.model import export
 from dpsgd.runs.draws import STOP
 from dpsgd.runs.initial import EarlierModel
 from dpsgd.runs.ledger import read
-from dpsgd.runs.result import Bundle
+from dpsgd.runs.result import Bundle, FinishedRun
 from dpsgd.runs.terms import Terms, segment_records
 from experiments.cli import main
 from samplers import BallsAndBins, Multistage, Poisson, UnitTree
@@ -71,10 +71,14 @@ def test_a_run_starts_from_the_parameters_of_every_form(models, form):
 
 
 @pytest.mark.parametrize("form", KNOWN)
-def test_known_start_is_priced_together_with_the_run(models, form, tmp_path, capsys):
+def test_known_start_is_priced_together_with_the_run(models, form, tmp_path, capsys, monkeypatch):
     """Also on the very rows that trained the initial model: they cost both trainings."""
-    out = tmp_path / "out"
+    out, reads = tmp_path / "out", []
+    for kind in (Bundle, FinishedRun):
+        sound = kind.read
+        monkeypatch.setattr(kind, "read", lambda path, read=sound: reads.append(path) or read(path))
     record = run(line, config(init_from=str(models / form), noise_multiplier=2.0), out)
+    assert [path for path in reads if path != out] == [models / form]
     earlier = history(models / "run")
     mechanisms = [earlier.attempts[0].terms.mechanism, history(out).attempts[0].terms.mechanism]
     # The oracle: two Gaussian mechanisms are one of the summed precisions.
@@ -240,7 +244,8 @@ def test_selections_and_samplers_from_elsewhere_are_priced_by_no_run():
 
 def test_terms_with_an_initial_model_survive_the_ledger():
     mechanism = Mechanism(Poisson(1000, batch_size=10, max_batch_size=40), 2.0, 1.0)
-    cut = Segment(mechanism, range(7), reproducible_noise=True, not_covered=("labels",))
+    facts = {"reproducible_noise": True, "lazy_tables": True, "not_covered": ("labels",)}
+    cut = Segment(mechanism, range(7), rows="their ledger", **facts)  # one price with its ledger's
     terms = Terms(mechanism, 1e-5, False, initial=Initial("0", (Segment(mechanism), cut), "a"))
     read_back = Terms.from_record(json.loads(json.dumps(terms.record())))
     assert read_back == terms

@@ -1,6 +1,7 @@
 """What was declared is what is counted; a ledger that cannot be believed is refused."""
 
 import errno
+import fcntl
 import functools
 import json
 import math
@@ -15,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accounting
+from accounting import TrialCount
 from dpsgd import Mechanism, cost
 from dpsgd.core.queries import FullSums
+from dpsgd.files import write_atomically
 from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
 from dpsgd.runs.ledger import Ledger, read
 from dpsgd.runs.terms import Terms
+from dpsgd.selection.vault import Vault, VaultSecret
 from samplers import (
     BallsAndBins,
     BatchSource,
@@ -392,6 +396,25 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(path, monkeypatch, fails):
         assert ledger.history.attempts[0].steps == range(0, 16)
         ledger.declare(range(16, 24))
     assert read(path).attempts[0].steps == range(0, 24)
+
+
+LOCKED = {
+    "ledger": lambda folder: Ledger.open(folder / "ledger.jsonl"),
+    "vault": lambda folder: Vault(folder, VaultSecret(bytes(32)), TrialCount(4.0), "higher"),
+    "file": lambda folder: write_atomically(folder / "file", lambda file: file.write(b"x")),
+}
+
+
+@pytest.mark.parametrize("opened", LOCKED.values(), ids=LOCKED)
+def test_a_file_system_without_locks_is_told_with_the_file(path, monkeypatch, opened):
+    declared(path)
+
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=rf"use a file system with locks .*{path.parent}/"):
+        opened(path.parent)
 
 
 @pytest.mark.parametrize("replaced", [True, False], ids=["replaced", "removed"])

@@ -19,7 +19,6 @@ from tiny_task import (
     config_of,
     contents,
     declared,
-    edit,
     line,
     run_and_stop,
     sigterm,
@@ -313,17 +312,6 @@ def test_a_seed_whose_writing_was_killed_is_destroyed_before_a_step_is_declared(
     assert not left.exists()
 
 
-def test_a_stop_of_another_step_or_attempt_continues_nothing(stopped):
-    kept = (stopped / STOP).read_bytes()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "train_blocks", watched(sigterm_at(0)))
-        with pytest.raises(Stopped):
-            resume(stopped)
-    assert declared(stopped) == [range(24)]
-    (stopped / STOP).write_bytes(kept)
-    assert resume(stopped)["attempts"] == 2
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"epoch": [1]}, {"epoch": 2}, {"seed": None}, {"seed": "-5"}, {"step": 16.0}],
@@ -354,63 +342,12 @@ def test_a_full_disk_costs_nothing(stopped, monkeypatch, when):
     assert resume(stopped)["attempts"] == 1
 
 
-def test_other_code_of_the_sampler_begins_an_attempt(stopped, monkeypatch):
-    monkeypatch.setattr("dpsgd.runs.plan.drawing_digest", lambda sampler: "other code")
-    assert resume(stopped)["attempts"] == 2
-
-
 def test_a_digest_of_draws_tells_samplers_apart_and_is_the_same_again():
     kinds = [BallsAndBins(160, 16, epochs=2, assignment=mode) for mode in ("redrawn", "fixed")]
     kinds += [kind(160, 16) for kind in (BallsAndBins, Poisson, Shuffle, Deterministic)]
     kinds += [Poisson(160, 16, max_batch_size=18)]
     assert len({drawing_digest(one) for one in kinds}) == len(kinds)
     assert [drawing_digest(one) for one in kinds] == [drawing_digest(one) for one in kinds]
-
-
-UNCOVERED = {
-    "loss": Scaled(),
-    "start": (Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)}),
-}
-
-
-@pytest.mark.parametrize("changed", UNCOVERED)
-def test_other_code_of_the_task_goes_on_in_the_attempt(stopped, monkeypatch, changed):
-    task = UNCOVERED[changed]
-    if isinstance(task, tuple):
-        monkeypatch.setattr(*task)
-        task = line
-    assert resume(stopped, task)["attempts"] == 1
-
-
-REFUSED = {
-    "configuration": ('"learning_rate": 0.003', '"learning_rate": 0.004'),
-    "noise": ('"noise_multiplier": 1.0', '"noise_multiplier": 2.0'),
-    "rows": dataclasses.replace(line, seed=1),
-    "description": (Line, "describe", lambda task: {"headline": "other"}),
-    "digest of rows": None,
-}
-
-
-@pytest.mark.parametrize("changed", REFUSED)
-def test_another_configuration_or_other_rows_are_refused_with_their_file(
-    stopped, monkeypatch, changed
-):
-    given, task, what = REFUSED[changed], None, "config.json"
-    if changed == "rows":
-        task, what = given, f"{DATA}: the run was begun on other rows"
-    elif changed == "digest of rows":
-        (stopped / DATA).unlink()
-        what = f"{DATA} is missing"
-    elif changed == "description":
-        monkeypatch.setattr(*given)
-        what = "describes itself otherwise than when the run was begun .headline, better, width"
-    else:
-        edit(stopped, *given)
-    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=what) as refused:
-        resume(stopped, task)
-    assert "\n" not in str(refused.value)
-    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
 def test_diagnostics_have_each_step_once(finished, tmp_path):
@@ -429,15 +366,137 @@ def test_diagnostics_have_each_step_once(finished, tmp_path):
 # --- Refusals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["stopped", "finished"])
-def test_a_ledger_that_was_rolled_back_is_refused(stopped, finished, tmp_path, done):
-    """What else a ledger is refused for, is refused where it is read."""
-    out = shutil.copytree(finished, tmp_path / "done") if done else stopped
+class Picky(Line):
+    """Says by itself which rows it refuses."""
+
+    def check(self, begun):
+        raise ValueError(f"no such rows as those of {begun}")
+
+
+def changed(name, before, after):
+    """Puts another text in a file of a run."""
+
+    def change(out, patch):
+        text = (out / name).read_text()
+        assert before in text
+        (out / name).write_text(text.replace(before, after))
+
+    return change
+
+
+def stopped_again(out, patch):
+    """Goes on to another stop, and puts the stop before in its place."""
+    kept = (out / STOP).read_bytes()
+    with pytest.MonkeyPatch.context() as stopping:
+        stopping.setattr(job, "train_blocks", watched(sigterm_at(0)))
+        with pytest.raises(Stopped):
+            resume(out)
+    (out / STOP).write_bytes(kept)
+
+
+def rolled_back(out, patch):
     lines = (out / "ledger.jsonl").read_text().splitlines(keepends=True)
     (out / "ledger.jsonl").write_text("".join(lines[:-1]))
-    for refuse in (resume, lambda out: RunDirectory.open(out, finished=done).history()):
-        with pytest.raises(LedgerError, match="rolled back or replaced"):
-            refuse(out)
+
+
+def linked(name):
+    """Moves a file or a folder of a run elsewhere."""
+
+    def link(out, patch):
+        (out / name).rename(out.with_name("elsewhere"))
+        (out / name).symlink_to(out.with_name("elsewhere"))
+
+    return link
+
+
+def patched(*what):
+    return lambda out, patch: patch.setattr(*what)
+
+
+def written(name, text):
+    return lambda out, patch: (out / name).write_text(text)
+
+
+def unchanged(out, patch): ...
+
+
+BEFORE_TASKS = {"data": "store", "sampler": {"name": "poisson"}, "model_sizes": {}, "schema": {}}
+BEFORE_ATTEMPTS = {"attempt": 0, "first_step": 0, "generation": {}, "fingerprint": {}, "hash": "0"}
+OTHERWISE = "describes itself otherwise than when the run was begun"
+STORIES = {
+    "a clean stop": (unchanged, None, 1),
+    "a kill": (lambda out, patch: kill(out), None, 2),
+    "the stop of an earlier step": (stopped_again, None, 2),
+    "other drawing code": (
+        patched("dpsgd.runs.plan.drawing_digest", lambda sampler: "other"), None, 2,
+    ),
+    "another loss": (unchanged, Scaled(), 1),
+    "another start": (
+        patched(Line, "init", lambda task, seed: {"w": np.ones(3, np.float32)}), None, 1,
+    ),
+    "another rate": (changed("config.json", "0.003", "0.004"), None, "config.json"),
+    "other noise": (changed("config.json", '_multiplier": 1.0', '_multiplier": 2.0'), None, "conf"),
+    "other rows": (unchanged, Line(seed=1), f"{DATA}: the run was begun on other rows"),
+    "more rows": (unchanged, Line(rows=240), "has 240 training examples, and .* was begun on 160"),
+    "another model": (unchanged, Line(width=4), rf"{OTHERWISE} .width"),
+    "another description": (
+        patched(Line, "describe", lambda task: {"headline": "other"}), None,
+        rf"{OTHERWISE} .headline, better, width",
+    ),
+    "rows that the task refuses": (unchanged, Picky(), "no such rows as those of {'headline': 't"),
+    "no digest": (lambda out, patch: (out / DATA).unlink(), None, f"{DATA} is missing"),
+    "a ledger of before": (rolled_back, None, "rolled back or replaced"),
+    "no JSON": (written("config.json", "{"), None, "config.json"),
+    "no task": (written("config.json", '{"task": "x"}'), None, "config.json"),
+    "no object": (written("config.json", "[]"), None, "config.json"),
+    "a version without tasks": (
+        written("config.json", json.dumps(BEFORE_TASKS)), None, "version, whose runs knew no tasks",
+    ),
+    "version 0.2.0": (
+        written("ledger.jsonl", json.dumps(BEFORE_ATTEMPTS) + "\n"), None, "version 0.2.0 or earl",
+    ),
+    **{
+        f"{name} elsewhere": (linked(name), None, f"{name} is a symbolic link to .*[:;] move th")
+        for name in ("ledger.jsonl", "checkpoints", DIAGNOSTICS, STOP)
+    },
+}  # fmt: skip
+
+
+def files_of(out):
+    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("change", "task", "becomes"), STORIES.values(), ids=STORIES)
+def test_a_changed_run_goes_on_in_its_attempt_or_another_or_is_refused(
+    stopped, monkeypatch, change, task, becomes
+):
+    change(stopped, monkeypatch)
+    if isinstance(becomes, int):
+        assert resume(stopped, task)["attempts"] == becomes
+        return
+    before = files_of(stopped)
+    with pytest.raises(ValueError, match=becomes) as refused:
+        resume(stopped, task)
+    assert "\n" not in str(refused.value)
+    assert files_of(stopped) == before
+
+
+FINISHED = [
+    "a ledger of before",
+    "no JSON",
+    "no object",
+    "a version without tasks",
+    "version 0.2.0",
+]
+
+
+@pytest.mark.parametrize("story", FINISHED)
+def test_a_changed_finished_run_is_not_believed(finished, tmp_path, monkeypatch, story):
+    change, _, becomes = STORIES[story]
+    change(done := shutil.copytree(finished, tmp_path / "done"), monkeypatch)
+    for use in (resume, FinishedRun.read):
+        with pytest.raises(ValueError, match=becomes):
+            use(done)
 
 
 def often(task, out):
@@ -495,63 +554,6 @@ def test_a_second_process_and_a_missing_run_are_refused(stopped, tmp_path):
         resume(tmp_path / "nothing")
 
 
-class Picky(Line):
-    """Says by itself which rows it refuses."""
-
-    def check(self, begun):
-        raise ValueError(f"no such rows as those of {begun}")
-
-
-@pytest.mark.parametrize(
-    ("task", "why"),
-    [
-        (Line(rows=240), "has 240 training examples, and .* was begun on 160"),
-        (Line(width=4), r"describes itself otherwise .*\(width\)"),
-        (Picky(), r"no such rows as those of {'headline': 'test_error'"),
-    ],
-    ids=["rows", "model", "by the task's own check"],
-)
-def test_a_task_that_does_not_fit_is_refused_before_anything_is_declared(stopped, task, why):
-    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=why):
-        resume(stopped, task)
-    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
-
-
-OLD = {"data": "store", "sampler": {"name": "poisson"}, "model_sizes": {}, "schema": {}}
-
-
-@pytest.mark.parametrize(
-    "damage", ["{", '{"task": "x"}', '{"data": "x"}', "[]", json.dumps(OLD)], ids=str
-)
-def test_a_damaged_or_older_configuration_is_refused_in_one_line(
-    stopped, finished, tmp_path, damage
-):
-    done = shutil.copytree(finished, tmp_path / "done")
-    for out, use in [(stopped, resume), (done, FinishedRun.read), (done, resume)]:
-        (out / "config.json").write_text(damage)
-        old = "was begun by an earlier version, whose runs knew"
-        with pytest.raises(ValueError, match=old if "schema" in damage else "config") as refused:
-            use(out)
-        assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("field", ["generation", "fingerprint"])
-def test_a_run_of_an_earlier_version_is_refused_in_one_line_that_names_it(stopped, finished, field):
-    body = {"attempt": 0, "first_step": 0, field: {}, "hash": "00"}
-    for out, use in ((stopped, resume), (stopped, read_run), (finished, FinishedRun.read)):
-        before = (out / "ledger.jsonl").read_bytes()
-        (out / "ledger.jsonl").write_text(json.dumps(body) + "\n")
-        with pytest.raises(LedgerError, match=r"is of version 0.2.0 or earlier") as refused:
-            use(out)
-        assert "\n" not in str(refused.value)
-        (out / "ledger.jsonl").write_bytes(before)
-
-
-def read_run(out):
-    return RunDirectory.open(out, finished=False).history()
-
-
 # --- Secrets -------------------------------------------------------------------------------------
 
 
@@ -570,15 +572,6 @@ def test_only_the_owner_writes_a_run_and_reads_what_is_not_private(tmp_path, uma
             assert stat.S_IMODE(path.stat().st_mode) & 0o133 == 0, path
     finally:
         os.umask(before)
-
-
-@pytest.mark.parametrize("name", ["ledger.jsonl", "checkpoints", DIAGNOSTICS, STOP])
-def test_what_lies_elsewhere_is_refused_in_one_line(stopped, tmp_path, name):
-    (stopped / name).rename(tmp_path / "elsewhere")
-    (stopped / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=f"{name} is a symbolic link to .*[:;] move th") as refused:
-        resume(stopped)
-    assert "\n" not in str(refused.value)
 
 
 def test_no_file_holds_a_secret_but_the_seed_of_a_stop_and_an_export_none(

@@ -265,10 +265,3 @@ def contents(out, name):
 def declared(out):
     """The steps of each attempt."""
     return [attempt.steps for attempt in read(out / "ledger.jsonl").attempts]
-
-
-def edit(out, before, after):
-    """Changes the configuration of a run."""
-    text = (out / "config.json").read_text()
-    assert before in text
-    (out / "config.json").write_text(text.replace(before, after))
