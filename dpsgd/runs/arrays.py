@@ -22,15 +22,41 @@ from dpsgd.gradients.frozen import leaf_names
 PyTree = Any
 
 
-def read_arrays(path: Path, like: PyTree) -> PyTree:
-    """Reads the arrays of a file .npz in the structure, shapes and dtypes of `like`."""
+def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
+    """Reads the arrays of a file .npz, found by their names.
+
+    Args:
+      path: File; a checkpoint is refused.
+      like: Pytree of the arrays' structure, shapes and dtypes.
+      cast: True to convert floating-point numbers to the dtypes of `like`.
+
+    Raises:
+      ValueError: if the file is damaged, has other arrays, or numbers that are not finite after a
+        cast.
+    """
     shapes = npz_shapes(path)
+    if "ledger_head" in shapes:
+        raise ValueError(
+            f"{path} is a checkpoint of an unfinished run, which released none of it: finish the "
+            "run by `dpsgd resume`"
+        )
     names = matching_names(path, shapes, like)
-    for name, leaf in zip(jax.tree.leaves(names), jax.tree.leaves(like), strict=True):
-        if shapes[name].dtype != leaf.dtype:
-            raise ValueError(f"{path}: {name} is {shapes[name].dtype}, expected {leaf.dtype}")
+    if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
+        shown = ", ".join(f"{name!a:.80}" for name in extra[:5])
+        raise ValueError(f"{path} holds arrays that are no parameters: {shown}; leave them out")
     arrays = read_npz(path, jax.tree.leaves(names))
-    return jax.tree.map(lambda name: jnp.asarray(arrays[name]), names)
+
+    def found(name: str, leaf: Any) -> jax.Array:
+        array = arrays[name]
+        if not cast and array.dtype != leaf.dtype:
+            raise ValueError(f"{path}: {name} is {array.dtype}, expected {leaf.dtype}")
+        with np.errstate(over="ignore"):
+            array = array.astype(leaf.dtype)
+        if cast and jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
+            raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")
+        return jnp.asarray(array)
+
+    return jax.tree.map(found, names, like)
 
 
 def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like: PyTree) -> PyTree:

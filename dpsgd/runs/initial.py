@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from dpsgd.core.segments import Initial
 from dpsgd.files import file_sha256
-from dpsgd.runs.arrays import matching_names, npz_shapes, read_npz
+from dpsgd.runs.arrays import read_arrays
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import MODEL, Bundle, FinishedRun
 from dpsgd.runs.spec import RunSpec
@@ -74,36 +70,12 @@ class EarlierModel:
         return cls(params_path, Initial(file_sha256(params_path), segments, name), task)
 
     def params(self, fresh: PyTree) -> PyTree:
-        """Returns the parameters that a run starts from.
+        """Returns the parameters that a run starts from, see `read_arrays`.
 
         Args:
-          fresh: Parameters that the task makes; arrays are found by their names, and cast to their
-            floating-point types.
-
-        Raises:
-          ValueError: if the model is not finite, or has other parameters.
+          fresh: Parameters that the task makes, to whose floating-point types they are cast.
         """
-        path = self.params_path
-        shapes = npz_shapes(path)
-        if "ledger_head" in shapes:
-            raise ValueError(
-                f"init_from: {path} is a checkpoint of an unfinished run, which released none of "
-                "it: finish the run by `dpsgd resume`"
-            )
-        names = matching_names(path, shapes, fresh)
-        if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
-            shown = ", ".join(f"{name!a:.80}" for name in extra[:5])
-            raise ValueError(f"{path} holds arrays that are no parameters: {shown}; leave them out")
-        arrays = read_npz(path, jax.tree.leaves(names))
-
-        def cast(name: str, leaf: Any) -> jax.Array:
-            with np.errstate(over="ignore"):
-                array = arrays[name].astype(leaf.dtype)
-            if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
-                raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")
-            return jnp.asarray(array)
-
-        return jax.tree.map(cast, names, fresh)
+        return read_arrays(self.params_path, fresh, cast=True)
 
 
 def with_absolute_path(spec: RunSpec) -> RunSpec:

@@ -29,7 +29,7 @@ from dpsgd.runs.log import MetricWriter, Stages
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.recommendation import sentence
 from dpsgd.runs.records import checked, to_json
-from dpsgd.runs.resolve import ResolvedRun, request_of, resolve, with_any_noise
+from dpsgd.runs.resolve import ResolvedRun, request_of, resolve
 from dpsgd.runs.spec import RunSpec, check_version, sampler_name
 from dpsgd.runs.support import check
 from dpsgd.runs.task import (
@@ -43,7 +43,6 @@ from dpsgd.runs.task import (
     with_settings,
 )
 from dpsgd.runs.terms import Terms
-from dpsgd.runs.timing import Timing, time_steps
 from samplers import Population
 
 PyTree = Any
@@ -125,15 +124,6 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
     """Has the task refuse its data, if it knows how to and they cannot be trained on."""
     if callable(check := getattr(task, "check", None)):
         check(begun)
-
-
-def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = None) -> Timing:
-    """Returns how long an epoch of a run takes here, by a few steps on generated rows.
-
-    The noise of the spec does not matter; of the rows the shapes are read.
-    """
-    job = Job.of(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
-    return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 
 def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:

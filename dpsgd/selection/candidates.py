@@ -15,6 +15,7 @@ from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
 from dpsgd.runs.job import Job, rows_of
+from dpsgd.runs.plan import check_data
 from dpsgd.runs.records import to_json
 from dpsgd.runs.resolve import (
     build_sampler,
@@ -90,8 +91,7 @@ class Candidates:
             raise ValueError("a target is that of the whole selection: give one for all")
         if len({spec.delta for spec in self.specs}) > 1:
             raise ValueError("target_delta is that of the whole selection: give one for all")
-        if callable(check_data := getattr(self.task, "check", None)):
-            check_data(None)
+        check_data(self.task)
         about = dataclasses.replace(self.specs[0], privacy=self._about_a_trial())
         task, _ = settled(self.task, request_of(about, self.rows[1]))  # one model for all trials
         object.__setattr__(self, "task", task)

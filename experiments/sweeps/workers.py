@@ -88,7 +88,7 @@ def _time_run(request: tuple[Mapping[str, Any], RunSpec | None, set[int]]) -> st
 
         kind = jax.devices()[0].device_kind
         return counted(len(cores), "core") + " of a CPU" if kind == "cpu" else kind
-    from dpsgd.runs.plan import timed
+    from dpsgd.runs.dry_run import timed
 
     task = _loaded(json.dumps(record, sort_keys=True))
     return timed(task, spec, rows_of(task)).step

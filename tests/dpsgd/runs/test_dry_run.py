@@ -7,8 +7,8 @@ from test_resolve import OPEN
 from tiny_task import Line, Words, config_of
 
 from accounting import epsilon
-from dpsgd.runs import timing
-from dpsgd.runs.dry_run import dry_run
+from dpsgd.runs import dry_run as module
+from dpsgd.runs.dry_run import dry_run, time_steps
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.resolve import resolve
 from samplers.settings import SETTINGS
@@ -87,9 +87,9 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_foll
         clock.now += 0.5 + 2.0 * left
         yield type("Block", (), {"state": state})
 
-    monkeypatch.setattr(timing, "train_blocks", train_blocks)
+    monkeypatch.setattr(module, "train_blocks", train_blocks)
     sampler = SETTINGS["shuffle"](batch_size=160 // steps, epochs=1)
     job = Job.of(Line(), resolve(config_of(sampler=sampler), Line(), rows_of(Line())))
-    found = timing.time_steps(job, flush_every=flush_every, clock=clock)
+    found = time_steps(job, flush_every=flush_every, clock=clock)
     assert found.first == 2.5
     assert found.epoch == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)
