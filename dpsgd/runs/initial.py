@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpsgd.core.segments import Initial
+from dpsgd.core.segments import Initial, Segment
 from dpsgd.files import file_sha256
 from dpsgd.runs.arrays import read_arrays
 from dpsgd.runs.directory import RunDirectory
@@ -56,7 +56,8 @@ class EarlierModel:
                 f"init_from: {path} does not exist; name a finished run, an exported model or a "
                 "file .npz"
             )
-        task, segments = dict[str, Any](), ()
+        task: Mapping[str, Any] = {}
+        segments: tuple[Segment, ...] = ()
         params_path = path if path.is_file() else RunDirectory(path).params_path
         if (path / MODEL).is_file():
             bundle = Bundle.read(path)

@@ -208,22 +208,6 @@ def test_sums_over_all_rows_count_where_they_are_declared(path, with_sums):
 # --- What lines say ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"reproducible_noise": False}, "it has no nonce"),
-        ({"data_release": {"noise_multiplier": 4.0}}, "data_release: removed in 0.3.0"),
-    ],
-)
-def test_terms_that_cannot_be_priced_are_refused(path, changes, message):
-    Ledger.create(path, terms(reproducible=True)).close()
-    body = json.loads(path.read_text())
-    del body["hash"]
-    path.write_bytes(line_of(body | changes, NO_HEAD)[0])
-    with pytest.raises(LedgerError, match=f"line 1: {message}"):
-        read(path)
-
-
 @pytest.mark.parametrize("place", [os.link, os.symlink])
 def test_a_ledger_of_another_name_is_refused(path, place):
     place(declared(path.with_name("elsewhere")), path)
@@ -232,7 +216,7 @@ def test_a_ledger_of_another_name_is_refused(path, place):
     assert "\n" not in str(refused.value)
 
 
-def test_audits_and_what_was_released_are_lines(path):
+def test_audits_and_the_release_are_lines_and_nothing_follows_the_release(path):
     with Ledger.open(declared(path, blocks=[(0, 30)])) as ledger:
         ledger.audited("passed")
         before = ledger.history.head
@@ -240,21 +224,36 @@ def test_audits_and_what_was_released_are_lines(path):
         assert ledger.history.head == before
         ledger.audited("passed otherwise")
         guarantee = ledger.history.guarantee()
+        with pytest.raises(ValueError, match="when all steps are declared"):
+            ledger.release("digest")
         ledger.declare(range(30, BINS.num_steps))
         ledger.release("digest")
         ledger.release("digest")
+        content = path.read_bytes()
+        for more in (
+            lambda: ledger.audited("passed"),
+            lambda: ledger.release("another"),
+            lambda: begin(ledger, 40),
+        ):
+            with pytest.raises(LedgerError, match=r"is closed|other parameters were released"):
+                more()
+    assert path.read_bytes() == content
     history = read(path)
     assert (history.audit, history.released) == ("passed otherwise", "digest")
     assert len(history.heads) == 6
     assert guarantee.epsilon.upper < history.guarantee().epsilon.upper
+    path.write_bytes(content + line_of({"audit": "passed"}, history.head)[0])
+    with pytest.raises(LedgerError, match="follows the line that closes"):
+        read(path)
 
 
 # --- What is refused -----------------------------------------------------------------------------
 
 
+BEGUN = {"attempt": 1, "first_step": 8, "drawing": "", "environment": {}}
 LINES = {
-    "attempt that follows none": ({"attempt": 2}, "attempt 2 does not follow"),
-    "step that none reached": ({"first_step": 17}, "no attempt has reached step 17"),
+    "attempt that follows none": (BEGUN | {"attempt": 2}, "attempt 2 does not follow"),
+    "step that none reached": (BEGUN | {"first_step": 17}, "no attempt has reached step 17"),
     "steps of a gap": ({"declare": [17, 24]}, "do not follow the ones before"),
     "steps again": ({"declare": [8, 24]}, "do not follow the ones before"),
     "steps that the run has not": ({"declare": [16, 41]}, "must be in"),
@@ -263,13 +262,48 @@ LINES = {
 
 
 @pytest.mark.parametrize(("line", "why"), LINES.values(), ids=LINES)
-def test_a_line_that_does_not_fit_those_before_is_not_believed(path, line, why):
+def test_a_line_that_does_not_fit_those_before_is_neither_believed_nor_written(path, line, why):
     content = declared(path).read_bytes()
-    if {"attempt", "first_step"} & line.keys():
-        line = {"attempt": 1, "first_step": 8, "drawing": "", "environment": {}} | line
+    if "declare" in line:
+        with (
+            Ledger.open(path) as ledger,
+            pytest.raises(ValueError, match=r"does not follow|beyond the run's last"),
+        ):
+            ledger.declare(range(*line["declare"]))
+        assert path.read_bytes() == content
     path.write_bytes(content + line_of(line, read(path).head)[0])
     with pytest.raises(LedgerError, match=f"line 4: .*({why})"):
         read(path)
+
+
+OTHERS = ("not_ours:Sampler", "roulette", "os:system", "samplers.base:BatchSampler", "os:")
+FIRST_LINES = {
+    "no nonce": ({"nonce": ""}, "line 1: it has no nonce"),
+    "a removed field": ({"data_release": {"sigma": 4.0}}, "line 1: data_release: removed in 0.3"),
+    "other noise": ({"noise_multiplier": 9.0}, "line 2: its hash does not fit"),
+    **{
+        name: ({"sampler": {"name": name}}, f"'{name}' is not of this pack" * (name == OTHERS[0]))
+        for name in OTHERS  # of which nothing is imported or executed
+    },
+}
+
+
+@pytest.mark.parametrize(("changes", "why"), FIRST_LINES.values(), ids=FIRST_LINES)
+def test_a_forged_first_line_is_refused_and_executes_nothing(
+    path, tmp_path, monkeypatch, changes, why
+):
+    (tmp_path / "not_ours.py").write_text("raise SystemExit('executed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    first, *lines = declared(path).read_bytes().splitlines(keepends=True)
+    body = json.loads(first)
+    del body["hash"]
+    sampler = body["sampler"] | changes.get("sampler", {})
+    forged, _ = line_of(body | changes | {"sampler": sampler}, NO_HEAD)  # its own hash is right
+    path.write_bytes(forged + b"".join(lines))
+    with pytest.raises(LedgerError, match=why or "line 1") as refused:
+        read(path)
+    assert "\n" not in str(refused.value)
+    assert "not_ours" not in sys.modules
 
 
 def test_an_insecure_run_repeats_steps_in_its_one_attempt(path):
@@ -282,30 +316,6 @@ def test_an_insecure_run_repeats_steps_in_its_one_attempt(path):
         assert ledger.history.attempts[0].steps == range(12)
         with pytest.raises(ValueError, match="has one attempt"):
             begin(ledger, 8)
-
-
-@pytest.mark.parametrize("steps", [16, 40])
-def test_nothing_follows_the_release_which_follows_all_steps(path, steps):
-    assert BINS.num_steps == 40
-    with Ledger.open(declared(path, blocks=[(0, steps)])) as ledger:
-        if steps < 40:
-            with pytest.raises(ValueError, match="when all steps are declared"):
-                ledger.release("digest")
-            return
-        ledger.release("digest")
-        content = path.read_bytes()
-        head = ledger.history.head
-        for more in (
-            lambda: ledger.audited("passed"),
-            lambda: ledger.release("another"),
-            lambda: begin(ledger, 40),
-        ):
-            with pytest.raises(LedgerError, match=r"is closed|other parameters were released"):
-                more()
-    assert path.read_bytes() == content
-    path.write_bytes(content + line_of({"audit": "passed"}, head)[0])
-    with pytest.raises(LedgerError, match="follows the line that closes"):
-        read(path)
 
 
 @given(data=st.data())
@@ -329,16 +339,6 @@ def test_a_ledger_that_is_gone_or_empty_is_refused(path, damage):
             opened(path)
 
 
-def test_a_forged_line_with_a_right_hash_of_its_own_breaks_with_those_that_follow(path):
-    lines = declared(path).read_bytes().splitlines(keepends=True)
-    body = json.loads(lines[0])
-    del body["hash"]
-    forged, _ = line_of(body | {"noise_multiplier": 9.0}, NO_HEAD)
-    path.write_bytes(forged + b"".join(lines[1:]))
-    with pytest.raises(LedgerError, match="line 2: its hash does not fit"):
-        read(path)
-
-
 @pytest.mark.parametrize("cut", [1, 40, 90])
 def test_a_line_that_a_crash_tore_counts_nothing_and_is_removed(path, cut):
     content = declared(path).read_bytes()
@@ -347,30 +347,6 @@ def test_a_line_that_a_crash_tore_counts_nothing_and_is_removed(path, cut):
     with Ledger.open(path) as ledger:
         ledger.declare(range(8, 16))
     assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("steps", [(16, 24), (0, 12), (8, 41)], ids=["gap", "back", "beyond"])
-def test_steps_that_do_not_join_or_go_beyond_the_run_are_refused(path, steps):
-    declared(path, blocks=[(0, 8)])
-    with Ledger.open(path) as ledger:
-        begin(ledger, 8)
-        with pytest.raises(ValueError, match=r"does not follow|beyond the run's last"):
-            ledger.declare(range(*steps))
-
-
-def test_to_read_a_ledger_executes_no_code_that_it_names(path, tmp_path, monkeypatch):
-    (tmp_path / "not_ours.py").write_text("raise SystemExit('executed')")
-    monkeypatch.syspath_prepend(tmp_path)
-    begun = json.loads(declared(path).read_text().splitlines()[0])
-    del begun["hash"]
-    for name in ("not_ours:Sampler", "roulette", "os:system", "samplers.base:BatchSampler", "os:"):
-        begun["sampler"]["name"] = name
-        path.write_bytes(line_of(begun, NO_HEAD)[0])  # its hash put right
-        why = f"'{name}' is not of this package" if name == "not_ours:Sampler" else "line 1"
-        with pytest.raises(LedgerError, match=why) as refusal:
-            read(path)
-        assert "\n" not in str(refusal.value)
-    assert "not_ours" not in sys.modules
 
 
 # --- The disk ------------------------------------------------------------------------------------
