@@ -1,8 +1,7 @@
 """The command `dpsgd`: prepare data, train, evaluate, and ask what a sampler costs.
 
-Its first words choose a question, a dataclass in `experiments.cli.questions`, whose options they
-fill; then the module of `experiments.cli.commands` that answers it is imported. An answer waits for
-nothing that it does not need.
+Its first words choose a question, a dataclass in `experiments.cli.questions`; the other words fill
+its options. Only then is the module of `experiments.cli.commands` imported that answers it.
 """
 
 from __future__ import annotations
@@ -34,25 +33,26 @@ COMMANDS = {
     "prepare tfds": ("prepare", "Turn a data set of TensorFlow Datasets into a store."),
     "prepare synthetic": ("prepare", "Generate rows like those of a Criteo data set."),
     "train": ("runs", "Train a task privately and write a run directory with its guarantee."),
-    "batches": ("directories", "Draw the batches of a run ahead, for rows that only a scan reads."),
-    "resume": ("directories", "Resume a run that was stopped, from its last checkpoint."),
+    "batches": ("runs", "Draw the batches of a run ahead, for rows that only a scan reads."),
+    "resume": ("runs", "Resume a run that was stopped, from its last checkpoint."),
     "sweep": ("results", "Carry out every run that a file asks for; write table and figure."),
-    "ledger": ("directories", "Print what a run has released so far and what that costs."),
+    "ledger": ("costs", "Print what a run has released so far and what that costs."),
     "evaluate": ("models", "Score labelled rows with a model; compare with their labels."),
     "score": ("models", "Write the probabilities that a model gives to the rows of a file."),
     "export": ("models", "Write the model and the guarantee of a finished run to a new folder."),
     "results": ("results", "Print, export and draw the table of finished runs."),
     "report": ("results", "Write one self-contained HTML page about finished runs and sweeps."),
-    "epsilon": ("runs", "Print the certified epsilon of a run, as [lower, upper]."),
-    "calibrate": ("runs", "Print the smallest noise multiplier for an epsilon."),
-    "compare": ("runs", "Print and draw the certified epsilon of every sampler over the noise."),
+    "epsilon": ("costs", "Print the certified epsilon of a run, as [lower, upper]."),
+    "calibrate": ("costs", "Print the smallest noise multiplier for an epsilon."),
+    "compare": ("costs", "Print and draw the certified epsilon of every sampler over the noise."),
     "contributions": ("contributions", "Look at how much users contribute, and what a cap costs."),
     "choose": ("contributions", "Choose a linear model of ratings from a finite class, privately."),
-    "audit": ("runs", "Look for evidence that a run costs more than its guarantee says."),
+    "audit": ("audit", "Look for evidence that a run costs more than its guarantee says."),
 }
-"""Each command: the module of `experiments.cli.questions` with its class, and its summary.
+"""Each command: its subject, and its summary.
 
-The first word names the module of `experiments.cli.commands` whose function `run` answers it.
+`experiments.cli.questions.SUBJECT` has a class, called as all words of the command, of what it can
+be asked; `experiments.cli.commands.SUBJECT` a function, called as the first word, that answers.
 """
 
 started = time.monotonic()
@@ -103,8 +103,8 @@ def answer_to(name: str, asked: Any, known: Sequence[options.Option]) -> int:
     try:
         asked.check()
         with going_on("starting"):
-            module = importlib.import_module(f"experiments.cli.commands.{name.split()[0]}")
-        return module.run(asked) or 0
+            module = importlib.import_module(f"experiments.cli.commands.{COMMANDS[name][0]}")
+        return getattr(module, name.split()[0])(asked) or 0
     except ValueError as error:
         if known:
             raise ValueError(options.with_flags(error, known)) from error

@@ -12,7 +12,7 @@ from typing import Any
 from dpsgd.runs.records import to_json
 from dpsgd.runs.spec import RunSpec, known_options
 from dpsgd.runs.task import find
-from experiments.cli.questions.runs import FOR_PROGRAMS
+from experiments.cli.questions.about_runs import FOR_PROGRAMS
 from experiments.cli.tasks import DEFAULT
 from experiments.tasks import TASKS
 from samplers.settings import SamplerSettings

@@ -1,6 +1,6 @@
 """Configuration of a sweep: every combination of the values in its grids, repeated.
 
-`dpsgd sweep --help` (`experiments/cli/commands/sweep.py`) shows a file.
+`dpsgd sweep --help` (`experiments/cli/questions/results.py`) shows a file.
 """
 
 from __future__ import annotations

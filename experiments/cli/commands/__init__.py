@@ -1,1 +1,1 @@
-"""The commands of `dpsgd`, one module each, imported when called: `run` answers a question."""
+"""Answers of the commands of `dpsgd`, imported when called: functions of their questions."""

@@ -20,7 +20,7 @@ from dpsgd.runs.resolve import ResolvedRun, resolved, with_noise
 from dpsgd.runs.spec import Lazy
 from dpsgd.runs.task import Trainable, refinement_of
 from experiments.cli.console import Console
-from experiments.cli.questions.runs import Audit
+from experiments.cli.questions.audit import Audit
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import preset_for
 from experiments.tasks.clicks.task import ClickModels, Clicks
@@ -30,13 +30,13 @@ from samplers.settings import SETTINGS
 Progress = Callable[[str], None]
 
 
-def run(asked: Audit) -> int:
-    """Runs `dpsgd audit`; the status is 1 if a violation was found."""
+def audit(asked: Audit) -> int:
+    """Audits a run; the status is 1 if a violation was found."""
     population = asked.population(drawn=True)
     with Console() as console:
         console.progress("starting")
         task = _probed_task(asked)
-        found = resolved(with_noise(asked.spec(), task, population)[0], population)
+        found = resolved(with_noise(asked.spec, task, population)[0], population)
         claimed = _claimed(asked, found)
         if not asked.black_box:
             report = coupled(task, found, claimed, console.progress)
@@ -47,6 +47,7 @@ def run(asked: Audit) -> int:
         from experiments.figures import black_box as figure  # the other audit needs no matplotlib
         from experiments.figures.drawing import save
 
+        assert asked.plot is not None, "it has a default"
         save(figure.draw(bound), asked.plot)
         for line in (*bound.lines(), f"plot: {asked.plot}"):
             console.line(line)
@@ -76,7 +77,8 @@ def _claimed(asked: Audit, run: ResolvedRun) -> BatchSampler | None:
     both = {f.name for f in fields(kind)} & {f.name for f in fields(drawn)}
     both -= {"max_batch_size", "overflow"}  # chosen anew
     sampler = kind(**{name: getattr(drawn, name) for name in both})
-    return sampler.build(replace(asked, sampler=sampler).population(drawn=True), run.delta)
+    asked = replace(asked, spec=replace(asked.spec, sampler=sampler))
+    return sampler.build(asked.population(drawn=True), run.delta)
 
 
 def coupled(

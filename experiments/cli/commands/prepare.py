@@ -25,8 +25,8 @@ from experiments.tasks.clicks.synthetic import rows as synthetic
 from experiments.tasks.splits import Split
 
 
-def run(asked: FromFiles | PrepareTfds | PrepareSynthetic) -> None:
-    """Runs `dpsgd prepare`."""
+def prepare(asked: FromFiles | PrepareTfds | PrepareSynthetic) -> None:
+    """Turns raw data into a store."""
     with Console() as console:
         rows, parts = _prepare(asked, console), ""
         if asked.store.is_dir():
@@ -52,11 +52,12 @@ def _prepare(asked: FromFiles | PrepareTfds | PrepareSynthetic, console: Console
         source = importlib.import_module("experiments.tasks.clicks.tfds")
         names = "data_dir", "label", "leave_out", "text_buckets", "hash_seed"
         how = {name: getattr(asked, name) for name in names}
-        source.prepare(asked.name, asked.store, progress=progress, classes=_classes(asked), **how)
+        how |= {"classes": asked.label_values, "progress": progress}
+        source.prepare(asked.name, asked.store, **how)
         return None
     found = replace(_format(asked), hash_seed=asked.hash_seed)
     if asked.pipeline.beam:
-        runner = runner_of(asked.pipeline)
+        runner = asked.pipeline.on_runner()
         console.progress(f"a pipeline on {runner.name}")
         beam = importlib.import_module("experiments.beam.prepare")
         beam.prepare(asked.files, asked.store, found, runner.write_store)
@@ -69,12 +70,6 @@ def _prepare(asked: FromFiles | PrepareTfds | PrepareSynthetic, console: Console
         if without := [name for name in columns.integers if name not in columns.bounded]:
             console.line(f"numbers without public bounds (--bounds): {listed(without)}")
     return None
-
-
-def runner_of(pipeline: Any) -> Any:
-    """Returns the Beam runner that a pipeline asks for."""
-    pipelines = importlib.import_module("experiments.beam.pipelines")
-    return pipelines.Runner(pipeline.runner or pipelines.LOCAL, pipeline.beam_options)
 
 
 def _format(asked: FromFiles) -> Any:
@@ -90,7 +85,7 @@ def _format(asked: FromFiles) -> Any:
     how["values"] = _by_column("--values", asked.values, ",", _texts, *wanted)
     if asked.label_bounds is not None:
         how["label_bounds"] = _range("--label-bounds", asked.label_bounds)
-    columns = table_schema(asked.label, classes=_classes(asked), **how)
+    columns = table_schema(asked.label, classes=asked.label_values, **how)
     return table_format(columns, split=Split(asked.order, asked.split))
 
 
@@ -156,14 +151,3 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
-
-
-def _classes(asked: PrepareCsv | PrepareTfds) -> tuple[str, ...]:
-    """Returns the values of the label that mean 0, 1, ..., if they were declared."""
-    if asked.positive is None or asked.negative is None:
-        if asked.positive != asked.negative:
-            raise ValueError("--positive and --negative are given together")
-        return tuple(asked.classes.split(",")) if asked.classes is not None else ()
-    if asked.classes is not None:
-        raise ValueError("--classes stands for --positive and --negative: leave them out")
-    return asked.negative, asked.positive

@@ -1,22 +1,109 @@
-"""`dpsgd results`: the table of finished runs, in a terminal, in a file or as a figure."""
+"""`dpsgd sweep`, `results` and `report`: many runs, and the table that they make."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from experiments.cli.commands.sweep import show_view
+import dpsgd
+from dpsgd.files import write_atomically
+from dpsgd.runs.environment import origin
+from experiments.cli.commands.runs import show
 from experiments.cli.console import Console
-from experiments.cli.questions.results import Results
+from experiments.cli.questions import results as questions
 from experiments.figures.drawing import save
 from experiments.results import listings, views
 from experiments.results.draw import draw, draw_rows
 from experiments.results.metrics import Headline
 from experiments.results.table import read
-from experiments.sweeps import engine
+from experiments.sweeps import engine, private
+from experiments.sweeps.config import Sweep, file_of
+
+DEVICES = (1, 2, 4, 8, 64)
+"""Counts for which `--dry-run` says the hours."""
 
 
-def run(config: Results) -> None:
-    """Runs `dpsgd results`."""
+def sweep(config: questions.Sweep) -> None:
+    """Carries out the runs of a file; a dry run prints how long they take."""
+    if config.private:
+        return _select(config)
+    file = file_of(config.config)
+    asked = file.read_bytes()
+    parsed = Sweep.parse(asked, str(file))
+    with Console() as console:
+        console.progress("starting")
+        how: dict[str, Any] = {"where": str(config.config), "workers": config.workers}
+        how["progress"] = console.progress
+        if config.out is None or config.dry_run:
+            return _show_forecast(console, *engine.forecast(parsed, config.data, **how))
+        summary = engine.run_sweep(parsed, config.data, config.out, **how)
+        summary = summary.showing(config.headline, config.better)
+        written = engine.write(summary, config.out, asked)
+        console.line(summary.setting)
+        for view in summary.views:
+            if view.title:
+                console.line(f"\n{view.title}")
+            show_view(console, view)
+        console.line("")
+        for statement in summary.statements:
+            console.line(f"- {statement}")
+        console.line(f"written: {', '.join(map(str, written))}")
+
+
+def _show_forecast(console: Console, parts: Any, device: str) -> None:
+    """Prints the runs, steps and hours of a sweep's parts.
+
+    Args:
+      console: Console to print on.
+      parts: Forecasts by `experiments.sweeps.engine.forecast`.
+      device: Device that was timed.
+    """
+    header = ["", "runs", "steps", *(f"hours on {count}" for count in DEVICES)]
+    sizes = [[part.title, f"{part.runs:,}", f"{part.steps:,}"] for part in parts]
+    hours = [[f"{part.hours(count):.3g}" for count in DEVICES] for part in parts]
+    console.table(header, [row + more for row, more in zip(sizes, hours, strict=True)])
+    console.line(
+        f"Hours of training on so many devices like the one that was timed, {device}, each with a "
+        "run at a time; compiling, audits and evaluations come on top."
+    )
+
+
+def show_view(console: Console, view: views.View) -> None:
+    """Prints the tables of a view of runs, and which line is best."""
+    for title, table in view.tables().items():
+        console.line(f"\n{title}")
+        console.table(*table)
+    for verdict in view.verdicts():
+        console.line(f"best {verdict}")
+
+
+def _select(config: questions.Sweep) -> None:
+    """Runs `dpsgd sweep --private`."""
+    assert config.out is not None, "checked"
+    where = str(config.config)
+    asked = file_of(config.config, private.SHIPPED).read_bytes()
+    search = private.PrivateSweep.parse(asked, where)
+    with Console(timed=False) as console:  # how long it takes tells how many trials there are
+        console.progress("starting")
+        task = engine.task_of(search, config.data, where)
+        score, better = search.scored(task, where)
+        record = dpsgd.select(
+            task,
+            search.candidates(where),
+            config.out,
+            score=score,
+            better=better,
+            count=search.count,
+            name=search.task_name,
+            progress=console.progress,
+        )
+        write_atomically(config.out / engine.ASKED, lambda file: file.write(asked))
+        show(console, config.out, record)
+
+
+def results(config: questions.Results) -> None:
+    """Prints the table of finished runs, or one column over another; writes and draws it."""
     if config.x is None and config.plot is not None:
         return _draw_sweeps(config, config.plot)
     with Console() as console:
@@ -30,12 +117,9 @@ def run(config: Results) -> None:
                 console.table(*listings.overview(part, [headline.name, *config.columns]))
                 console.line(listings.caption(part))
         else:
-            column = config.y in table.frame.columns and config.y not in table.metrics
-            headline = (
-                Headline(str(config.y), config.better)
-                if column
-                else Headline.choose(table, config.y, config.better)
-            )
+            is_setting = config.y in table.frame.columns and config.y not in table.metrics
+            chosen = Headline if is_setting else partial(Headline.choose, table)
+            headline = chosen(config.y, config.better)  # type: ignore[arg-type]
             view = views.View(table, config.x, headline, by=config.by or None)
             show_view(console, view)
             if config.plot is not None:
@@ -46,7 +130,7 @@ def run(config: Results) -> None:
             console.line(f"written: {config.out}")
 
 
-def _draw_sweeps(config: Results, plot: Path) -> None:
+def _draw_sweeps(config: questions.Results, plot: Path) -> None:
     """Draws the panels of finished sweeps into one figure."""
     with Console() as console:
         console.progress("reading the runs and their guarantees")
@@ -58,3 +142,29 @@ def _draw_sweeps(config: Results, plot: Path) -> None:
         found = [engine.read(path).showing(config.y, config.better) for path in config.runs]
         save(draw_rows([(summary.title, summary.views) for summary in found]), plot)
         console.line(f"drawn: {plot}")
+
+
+def report(config: questions.Report) -> None:
+    """Writes a page about finished runs and sweeps, and its Markdown."""
+    from experiments.results import clicks, page, render  # tables alone need no Markdown
+
+    folder = config.markdown
+    with Console() as console:
+        console.progress("reading the runs and their guarantees")
+        rows = None
+        if config.data is not None:
+            split = config.split if config.data.is_dir() else None
+            rows = clicks.Rows(config.data, split, config.by)
+        shown = config.title, config.headline, config.better
+        made = page.page(
+            config.runs, *shown, origin=origin("Written"), rows=rows, against=config.against
+        )
+        files = {config.out: render.document(made).encode()}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            files[folder / questions.MARKDOWN] = made.markdown.encode()
+            files |= {folder / name: content for name, content in made.figures.items()}
+        for path, content in files.items():
+            write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        more = f"; Markdown: {folder / questions.MARKDOWN}" if folder else ""
+        console.line(f"report: {config.out}{more}")

@@ -7,9 +7,15 @@ The help of a command imports no more than its own module here; the module that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from experiments.cli.options import Option, made, options_of
+from experiments.cli import outputs
+from experiments.cli.options import PLACE, Option, made, options_of
+
+LAST = ("headline", "better", "plot", "overwrite")
+"""Options on how an answer is shown, which end a help; what must be given begins it."""
 
 
 class Question:
@@ -31,7 +37,7 @@ class Question:
           ValueError: If a word names what does not exist.
         """
         del words
-        return options_of(cls)
+        return sorted(options_of(cls), key=_order)
 
     @classmethod
     def elsewhere(cls, name: str) -> str:
@@ -41,8 +47,42 @@ class Question:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **others: Any) -> Any:
-        """Returns what is asked by values of the options, and by `others` of its fields."""
+        """Returns the question that values of the options, and other fields, make."""
         return made(cls, values, **others)
 
     def check(self) -> None:
         """Raises an error for what cannot be done, before the command is imported."""
+
+
+def _order(option: Option) -> tuple[bool, bool]:
+    required = option.place or option.default is MISSING
+    return not required, option.name in LAST
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Question):
+    """Base of questions about a run directory.
+
+    Attributes:
+      run: Run directory.
+    """
+
+    run: Annotated[Path, PLACE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Question):
+    """Base of questions that a figure answers.
+
+    Attributes:
+      plot: Figure to draw: .png, .pdf or .svg.
+      overwrite: Replace existing files.
+    """
+
+    plot: Path | None = None
+    overwrite: bool = False
+
+    def check(self) -> None:
+        """Refuses a figure that cannot be written."""
+        if self.plot is not None:
+            outputs.check(self.plot, outputs.PICTURES, "--plot", overwrite=self.overwrite)

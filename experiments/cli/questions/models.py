@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from experiments.cli.options import PLACE
-from experiments.cli.questions import Question
+from experiments.cli.questions import OfRun, Question
 
 OTHER_FORMATS = (".parquet", ".feather", ".arrow", ".json", ".jsonl", ".tsv", ".xlsx", ".zip")
 """Endings that promise another format than CSV."""
@@ -16,50 +16,49 @@ Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Question):
-    """Compare what a model says of labelled rows, raw or prepared, with their labels.
+class OfModel(Question):
+    """Base of questions that a model answers about rows.
 
     Attributes:
       model: Exported model, or directory of a finished run.
-      data: Rows to evaluate on, in the format of the model's task. For clicks: a raw file or a
-        store.
-      split: Split of a store to evaluate on. Default: all rows.
+      data: Rows in the format of the model's task. For clicks: a raw file (or .gz) or a store.
+      split: Split of a store. Default: all rows.
       task: Task of the model as module:object, if no installed package has it.
+    """
+
+    model: Annotated[Path, PLACE]
+    data: Annotated[Path, PLACE]
+    split: Split | None = None
+    task: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(OfModel):
+    """Compare the predictions of a model for labelled rows, raw or prepared, with their labels.
+
+    Attributes:
       deciles: For a model of clicks, also print predicted and observed clicks per decile of the
         prediction.
       by: Also print predicted and observed clicks for the largest categories of this column.
       against: Non-private model (dpsgd train --non-private) to compare with.
     """
 
-    model: Annotated[Path, PLACE]
-    data: Annotated[Path, PLACE]
-    split: Split | None = None
-    task: str | None = None
     deciles: bool = False
     by: str | None = None
     against: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(Question):
-    """Write what a model says of the rows of a file, in their order, as CSV.
+class Score(OfModel):
+    """Write the predictions of a model for the rows of a file, in their order, as CSV.
 
     Attributes:
-      model: Exported model, or directory of a finished run.
-      data: Rows to score, labelled or not, in the format of the model's task. For clicks: a raw
-        file (or .gz) or a store.
       out: File to create: a header, then one line per row; compressed if it ends in .gz.
       key: Column to copy beside each prediction, such as an identifier; it need not be a feature.
-      split: Split of a store to score. Default: all rows.
-      task: Task of the model as module:object, if no installed package has it.
     """
 
-    model: Annotated[Path, PLACE]
-    data: Annotated[Path, PLACE]
     out: Path
     key: str | None = None
-    split: Split | None = None
-    task: str | None = None
 
     def check(self) -> None:
         """Refuses a name that promises another format."""
@@ -70,15 +69,13 @@ class Score(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(Question):
+class Export(OfRun):
     """Write the model and the guarantee of a finished run, and nothing else, to a new folder.
 
     Attributes:
-      run: Run directory.
       out: Folder to create.
       task: Task of the run as module:object, if the run directory does not name it.
     """
 
-    run: Annotated[Path, PLACE]
     out: Annotated[Path, PLACE]
     task: str | None = None

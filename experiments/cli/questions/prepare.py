@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from accounting.records import Count, Seed
 from experiments.cli.options import PLACE
@@ -31,6 +32,42 @@ class Pipeline:
         """Refuses options of a pipeline without one."""
         if not self.beam and (self.runner is not None or self.beam_options):
             raise ValueError("--runner and --beam-options are for a pipeline: add --beam")
+
+    def on_runner(self) -> Any:
+        """Returns the `Runner` of the pipeline."""
+        pipelines = importlib.import_module("experiments.beam.pipelines")
+        return pipelines.Runner(self.runner or pipelines.LOCAL, self.beam_options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled(Question):
+    """Base of questions about rows whose label may be declared.
+
+    Attributes:
+      classes: Label values, VALUE,VALUE,...; of two values, the last is the positive one. They are
+        declared, because inferring them from private rows would leak information.
+      positive: Label value to predict, with --negative, in place of --classes.
+      negative: Other label value, with --positive.
+    """
+
+    classes: str | None = None
+    positive: str | None = None
+    negative: str | None = None
+
+    @property
+    def label_values(self) -> tuple[str, ...]:
+        """Label values of 0, 1, ...; () if they were not declared.
+
+        Raises:
+          ValueError: If they are declared twice, or one of two.
+        """
+        if self.positive is None or self.negative is None:
+            if self.positive != self.negative:
+                raise ValueError("--positive and --negative are given together")
+            return tuple(self.classes.split(",")) if self.classes is not None else ()
+        if self.classes is not None:
+            raise ValueError("--classes stands for --positive and --negative: leave them out")
+        return self.negative, self.positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,20 +120,16 @@ class PrepareCriteoSearch(FromFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareCsv(FromFiles):
+class PrepareCsv(FromFiles, Labelled):
     """Prepare your own table: CSV, TSV or Parquet files with a column to predict.
 
-    Only named columns are read, and the others listed: to guess what they hold would be to learn it
-    from rows that are private. Text files are UTF-8 with a header, plain or gzip. An empty field is
+    Only named columns are read; the others are listed. Guessing their contents would mean learning
+    from private rows. Text files are UTF-8 with a header, plain or gzip. An empty field is
     a missing value.
 
     Attributes:
       label: Column to predict: 0 or 1, false or true, a declared class (--classes), or a number
         (--label-bounds).
-      classes: Label values, VALUE,VALUE,...; of two values, the last is the positive one. They are
-        declared, because inferring them from private rows would leak information.
-      positive: Label value to predict, with --negative, in place of --classes.
-      negative: Other label value, with --positive.
       label_bounds: Public bounds LOW:HIGH of a numerical label; labels are clipped to them.
       categories: Categorical columns (text, integers, booleans or dates); their values are hashed.
       numbers: Numerical columns.
@@ -115,9 +148,6 @@ class PrepareCsv(FromFiles):
     """
 
     label: str
-    classes: str | None = None
-    positive: str | None = None
-    negative: str | None = None
     label_bounds: str | None = None
     categories: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
@@ -131,7 +161,7 @@ class PrepareCsv(FromFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareTfds(Question):
+class PrepareTfds(Labelled):
     """Read a data set of TensorFlow Datasets, which lies on the disk as array_record, into a store.
 
     One row a record: the label is 0 or 1, or declared; numbers become numeric columns, class
@@ -143,10 +173,6 @@ class PrepareTfds(Question):
       store: Store to create.
       data_dir: Folder of the data sets. Default: the folder of TensorFlow Datasets.
       label: Feature to predict. Default: the data set's own, or "label".
-      classes: Label values, VALUE,VALUE,..., if the label is not 0 or 1; of two values, the last is
-        the positive one.
-      positive: Label value to predict, with --negative, in place of --classes.
-      negative: Other label value, with --positive.
       leave_out: Features to ignore.
       text_buckets: Number of hash buckets of a text feature, a power of two.
       hash_seed: Public seed of the hash that maps categorical values to buckets.
@@ -156,9 +182,6 @@ class PrepareTfds(Question):
     store: Annotated[Path, PLACE]
     data_dir: Path | None = None
     label: str | None = None
-    classes: str | None = None
-    positive: str | None = None
-    negative: str | None = None
     leave_out: tuple[str, ...] = ()
     text_buckets: Count = 1 << 16
     hash_seed: Seed = 0

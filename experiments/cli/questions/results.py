@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from accounting.records import Count
 from experiments.cli import outputs
 from experiments.cli.options import PLACE
-from experiments.cli.questions import Question
+from experiments.cli.questions import Drawn, Question
+from experiments.cli.questions.models import Split
 
 TABLES = (".csv", ".parquet")
 """Endings of the file of a table, which name its format."""
@@ -20,7 +21,7 @@ Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results(Question):
+class Results(Drawn):
     """Print, export and draw the table of finished runs.
 
     A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
@@ -38,7 +39,6 @@ class Results(Question):
       by: Settings that distinguish lines. Default: all settings that differ, except x and seeds.
       plot: Figure to draw (.png, .pdf or .svg): --y over --x, or, without --x, the panels of
         sweeps.
-      overwrite: Replace existing files.
       better: Direction in which --y improves, if it is not the task's headline metric.
     """
 
@@ -48,24 +48,32 @@ class Results(Question):
     x: str | None = None
     y: str | None = None
     by: tuple[str, ...] = ()
-    plot: Path | None = None
-    overwrite: bool = False
     better: Better | None = None
 
     def check(self) -> None:
         """Refuses files that cannot be written, and an axis that is missing."""
-        for path, endings, option in (
-            (self.out, TABLES, "--out"),
-            (self.plot, outputs.PICTURES, "--plot"),
-        ):
-            if path is not None:
-                outputs.check(path, endings, option, overwrite=self.overwrite)
+        super().check()
+        if self.out is not None:
+            outputs.check(self.out, TABLES, "--out", overwrite=self.overwrite)
         if self.x is None and self.by:
             raise ValueError("--by needs --x, its axis")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Question):
+class Shown(Question):
+    """Base of questions that one metric answers first.
+
+    Attributes:
+      headline: Metric to show first. Default: that of the sweep's file, or the task's own.
+      better: Direction in which the headline metric improves.
+    """
+
+    headline: str | None = None
+    better: Better | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Shown):
     """Write one self-contained HTML page about finished runs and sweeps.
 
     Figures, guarantees with their intervals, what they do not cover, the commands that do it again,
@@ -77,8 +85,6 @@ class Report(Question):
       markdown: Folder for a Markdown version of the page with its figures.
       overwrite: Replace existing files.
       title: Heading of the page.
-      headline: Metric to show first. Default: the task's own.
-      better: Direction in which the headline metric improves.
       data: Labelled rows, a store or a raw file, on which the calibration of click models is shown.
         The guarantees do not cover these rows.
       split: Split of a store to use.
@@ -91,10 +97,8 @@ class Report(Question):
     markdown: Path | None = None
     overwrite: bool = False
     title: str = ""
-    headline: str | None = None
-    better: Better | None = None
     data: Path | None = None
-    split: Literal["train", "validation", "test"] = "test"
+    split: Split = "test"
     by: str | None = None
     against: Path | None = None
 
@@ -115,7 +119,7 @@ class Report(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(Question):
+class Sweep(Shown):
     """Carry out every run that a file asks for; write their table and figure.
 
     Started again, it resumes: no finished run is repeated. The guarantees are those of
@@ -162,8 +166,6 @@ class Sweep(Question):
       data: Data of the task, such as a store (see `dpsgd prepare`). Omit it for a task with data of
         its own.
       out: Folder of the sweep; an existing sweep is resumed.
-      headline: Metric to show. Default: the file's or the task's own.
-      better: Direction in which the headline metric improves.
       private: Release only the best of a random number of trials, and price the selection.
       dry_run: Train nothing; print runs, steps, and hours estimated from a few timed steps.
       workers: Number of runs at once, each with its share of the cores. Default: one per core on a
@@ -173,8 +175,6 @@ class Sweep(Question):
     config: Annotated[Path, PLACE]
     data: Annotated[Path | None, PLACE] = None
     out: Path | None = None
-    headline: str | None = None
-    better: Better | None = None
     private: bool = False
     dry_run: bool = False
     workers: Count | None = None

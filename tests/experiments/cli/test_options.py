@@ -147,7 +147,7 @@ def test_options_stand_in_any_order():
         sampler = ["sampler:poisson"] if number % 2 else ["--sampler", "poisson"]
         words = [word for part in [*order[:3], sampler, *order[3:]] for word in part]
         _, asked, _ = cli.parse(["train", *words])
-        assert (asked.sampler.batch_size, asked.sampler.epochs) == (512, 1)
+        assert (asked.spec.sampler.batch_size, asked.spec.sampler.epochs) == (512, 1)
         assert (asked.settings["data"], asked.settings["hidden"]) == (Path("store"), (4, 8))
 
 
@@ -291,7 +291,7 @@ def test_a_sampler_of_ones_own_is_asked_about_like_any_other(name, tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     mine, (first, _, *others) = "sampler:mine_asked:Mine", CALLS[name].split()
     _, asked, _ = cli.parse([first, mine, *others, "--often", "2"])
-    assert (asked.sampler.name, asked.sampler.often) == ("mine_asked:Mine", 2)
+    assert (asked.spec.sampler.name, asked.spec.sampler.often) == ("mine_asked:Mine", 2)
     for kind, why in (("Clash", "its setting bands is called as"), ("Unread", "lost has an annot")):
         with pytest.raises(ValueError, match=why):
             cli.parse(["audit", f"sampler:mine_asked:{kind}"])

@@ -79,7 +79,7 @@ def test_a_picture_is_replaced_where_that_is_asked_for_and_never_in_half(tmp_pat
 
 def test_a_page_is_replaced_with_its_figures_or_not_at_all(tmp_path, command, monkeypatch):
     found = Page("t", "# t\n", {"a.svg": b"<svg/>"})
-    monkeypatch.setattr("experiments.cli.commands.report.page", lambda *settings, **more: found)
+    monkeypatch.setattr("experiments.results.page.page", lambda *settings, **more: found)
     words = "report", "run", "--out", tmp_path / "page.html", "--markdown", tmp_path / "page"
     command(*words)
     (tmp_path / "page.html").unlink()

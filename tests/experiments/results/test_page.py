@@ -54,7 +54,7 @@ def test_the_printed_command_is_the_configuration(name):
     assert "--task" not in words
     assert "--max-buckets" not in words
     _, read, _ = cli.parse(words[1:])
-    assert read.spec() == config
+    assert read.spec == config
     assert read.out == Path("run")
     hidden = settings["hidden"] and tuple(settings["hidden"])
     assert read.settings | {"data": Path(settings["data"]), "model": "small", "hidden": hidden} == (

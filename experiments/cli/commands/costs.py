@@ -1,0 +1,151 @@
+"""`dpsgd ledger`, `epsilon`, `calibrate` and `compare`: privacy costs of runs."""
+
+from __future__ import annotations
+
+from math import isinf
+from pathlib import Path
+
+from accounting import Bound, TrialCount
+from accounting.profile import format_delta
+from dpsgd import Segment, Trials, cost
+from dpsgd.core.guarantee import Guarantee
+from dpsgd.runs.directory import RunDirectory
+from dpsgd.runs.history import History
+from dpsgd.runs.resolve import resolved
+from experiments.cli.console import Console, counted, going_on
+from experiments.cli.questions.about_runs import OfSizes
+from experiments.cli.questions.costs import Calibrate, Compare, Epsilon, Ledger
+from experiments.papers import episodic
+from samplers import Multistage
+
+
+def _segment(asked: OfSizes) -> tuple[Segment, float]:
+    """Returns the releases of a planned run, and delta; any clipping norm costs the same."""
+    population = asked.population()
+    run = resolved(asked.spec.but(l2_clip_norm=1.0), population)
+    sampler = run.mechanism.sampler
+    return Segment(run.mechanism, unit=sampler.protected_unit(population)), run.delta
+
+
+def epsilon(asked: Epsilon) -> None:
+    """Prints the certified epsilon of a run, and of a private search over such runs."""
+    with going_on("accounting"):
+        segment, delta = _segment(asked)
+        guarantee = cost([segment], delta)
+    print(guarantee.sentence())
+    for note in guarantee.notes:
+        print(f"note: {note}")
+    mechanism = segment.mechanism
+    if isinstance(sampler := mechanism.sampler, Multistage):
+        with going_on("accounting for alternatives"):
+            sizes = sampler.steps, sampler.draws, asked.sizes
+            others = episodic.compare(mechanism.noise_multiplier, *sizes, delta)
+        print("at equal noise, protecting one example:")
+        for name, bound in others.items():
+            print(f"  {name}: {bound}")
+    if asked.mean_trials is not None:
+        count = TrialCount(asked.mean_trials, asked.trials_shape)
+        with going_on("accounting for the search"):
+            best = cost([Trials(count, (segment,), "any score")], delta)
+        print(
+            f"the best of {count.mean:g} such runs on average (negative binomial, shape "
+            f"{count.shape:g}; nothing else released): {best.sentence()}"
+        )
+
+
+def calibrate(asked: Calibrate) -> None:
+    """Prints the smallest noise multiplier that certifies the wanted epsilon."""
+    with going_on("calibrating"):
+        segment, delta = _segment(asked)
+        guarantee = cost([segment], delta)
+    sigma, sums = segment.mechanism.noise_multiplier, segment.mechanism.full_sums
+    rounded = Bound(sigma, sigma).format_upper(".6g")  # rounded up: suffices as it is printed
+    then = "" if sums is None else f", then {sums},"
+    print(f"noise multiplier {rounded}{then} gives {guarantee.sentence()}")
+
+
+def compare(asked: Compare) -> None:
+    """Prints and draws the certified epsilon of every sampler over the noise."""
+    from experiments.figures import comparison  # other costs need no matplotlib
+    from experiments.figures.drawing import blank, panels, save
+
+    delta = asked.delta
+    samplers = comparison.all_samplers(asked.num_examples, asked.batch_size, asked.epochs)
+    with Console() as console:
+        profiles = {name: sampler.privacy for name, sampler in samplers.items()}
+        points = comparison.curves(profiles, asked.noise_multiplier, delta, console.progress)
+        console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
+        console.table(*comparison.table(points))
+        if asked.plot is not None:
+            figure = blank(7, 5)
+            [axes] = panels(figure)
+            title = f"n = {asked.num_examples:,}, b = {asked.batch_size:,}, E = {asked.epochs}"
+            comparison.draw(axes, points, f"{title}, δ = {format_delta(delta)}")
+            save(figure, asked.plot)
+            console.line(f"drawn: {asked.plot}")
+
+
+def ledger(config: Ledger) -> None:
+    """Prints the releases of a run, and their cost."""
+    history = _history(config.run)
+    earlier = [_history(path) for path in config.earlier]
+    if history.selection is not None and not history.attempts:
+        print("nothing is released yet; whatever will be costs what is said below")
+    for attempt in history.attempts:
+        mechanism, steps = attempt.terms.mechanism, attempt.steps
+        print(
+            f"attempt {attempt.index}: {counted(len(steps), 'step')} from {steps.start:,} "
+            f"declared of {mechanism.num_steps:,}; noise multiplier "
+            f"{mechanism.noise_multiplier:.6g}; {mechanism.sampler}"
+        )
+    if history.audit:
+        print(f"audit: {history.audit}")
+    if history.released:
+        print(f"released: parameters with the SHA-256 {history.released}")
+    with going_on("accounting"):
+        guarantee = history.guarantee()
+    for note in filter(None, guarantee.notes):
+        print(f"note: {note}")
+    print(guarantee.sentence())
+    if earlier:
+        with going_on("accounting"):
+            whole = history.guarantee(*earlier)
+            alone = [guarantee, *(one.guarantee() for one in earlier)]
+        for note in filter(None, whole.notes):
+            print(f"note on all {len(earlier) + 1} runs: {note}")
+        print(f"for a unit with rows in one of the runs alone: {_largest(alone, whole)}")
+        print(f"for a unit with rows in all {len(earlier) + 1} runs: {whole.sentence()}")
+        print(
+            "not checked: in which of the runs a unit has rows. Runs on disjoint rows may have "
+            "rows of one person. A choice among the runs by private rows "
+            "is not covered"
+        )
+
+
+def _largest(guarantees: list[Guarantee], together: Guarantee) -> str:
+    """Returns the guarantee that each of several runs gives, in words.
+
+    Args:
+      guarantees: Guarantee of each run.
+      together: Joint guarantee, which names initial models that none of the runs trained.
+    """
+    if void := [one for one in guarantees if one.epsilon is None or isinf(one.epsilon.upper)]:
+        return f"{void[0].sentence()} (of one of the runs)"
+    upper = max(one.epsilon.upper for one in guarantees if one.epsilon)
+    delta = max(one.delta for one in guarantees)
+    stated = f"epsilon <= {Bound(0.0, upper).format_upper()} at delta {format_delta(delta)}"
+    if any(one.otherwise for one in guarantees):
+        most = max(bound.upper for one in guarantees if (bound := one.otherwise or one.epsilon))
+        if most > upper:
+            stated += " if interruptions did not depend on what the runs had released; otherwise "
+            stated += f"<= {Bound(0.0, most).format_upper()}"
+        stated += ", for as many attempts, epochs and steps"
+    rows = ", for rows that trained no initial model" if together.initial_names else ""
+    return f"{stated}, the largest of the runs{rows}"
+
+
+def _history(path: Path) -> History:
+    folder = RunDirectory(path)
+    if not folder.ledger_path.is_file():
+        folder = RunDirectory.open(path, finished=False)
+    return folder.history()

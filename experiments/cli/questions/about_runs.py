@@ -1,0 +1,312 @@
+"""A run as options of a command: its sampler, its settings, its task, its sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from accounting.records import (
+    Count,
+    field_texts,
+    near,
+)
+from dpsgd.runs.spec import PARTS, RunSpec, known_options
+from dpsgd.runs.support import check
+from experiments.cli.options import (
+    Option,
+    look_in_the_current_folder,
+    made,
+    options_of,
+    word_of,
+)
+from experiments.cli.questions import Question
+from experiments.cli.tasks import DEFAULT, find_task, needs_data
+from samplers import Population, UnitTree
+from samplers.settings import DEFAULTS, SETTINGS, SamplerSettings, kind_of, settings_of
+from samplers.tree import TreeShape
+
+FOR_PROGRAMS = {
+    "checkpoint_seconds": "the default suits runs of any length",
+    "clip_gamma": "the default suits gradients of any size",
+    "clip_shares": "groups get equal shares",
+    "coefficients": "--bands has the square root's",
+    "flush_every": "it follows from the tables' size",
+    "init_seed": "only repeated runs need several",
+    "optimistic": "it serves studies of shuffling",
+}
+"""Options of a run that Python and sweeps have and `dpsgd train` has not, and why."""
+
+ORDER = (
+    *("options", "sampler options", "privacy options", "optimizer options", "task options"),
+    *("run options", "clipping options", "average options", "noise options", "tables options"),
+)
+"""Groups of options, as the help shows them: what a newcomer needs first, and clusters last."""
+
+_GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
+"""Where options of no part of `RunSpec` stand; all others stand in "run"."""
+
+
+# --- Samplers and runs as options -----------------------------------------------------------------
+
+
+def sampler_kind(name: str) -> type[SamplerSettings]:
+    """Returns the settings of a sampler of the package, or of another module.
+
+    Raises:
+      ValueError: If there is no such sampler.
+    """
+    if ":" in name:
+        look_in_the_current_folder()
+        return settings_of(kind_of(name, execute=True))
+    if name not in SETTINGS:
+        raise ValueError(f"--sampler {name}{near(name, SETTINGS)} (your own: module:Class)")
+    return SETTINGS[name]
+
+
+def sampler_options(name: str | None) -> list[Option]:
+    """Returns the option of a sampler's name and its settings; those of all if none is named."""
+    names = ", ".join(SETTINGS)
+    text = f"Sampler, also as sampler:NAME: {names}, or your own as module:Class. "
+    text += "balls-and-bins and poisson need the least noise."
+    found = {"sampler": Option("sampler", str, MISSING, text)}
+    kinds = [sampler_kind(name)] if name else list(SETTINGS.values())
+    owners: dict[str, list[str]] = {}
+    for kind in kinds:
+        texts = field_texts(kind.sampler)
+        for option in options_of(kind, "sampler options"):
+            text, default = texts.get(option.name, ""), option.default
+            if option.name in DEFAULTS:
+                chosen = f"chosen by the task in `dpsgd train`, else {DEFAULTS[option.name]}"
+                text = f"{text.rstrip('.')}. Default: {chosen}."
+            if not name and default is MISSING:
+                default = None
+            found.setdefault(option.name, dataclasses.replace(option, text=text, default=default))
+            owners.setdefault(option.name, []).append(kind.name)
+    for option_name, having in owners.items():
+        if len(having) < len(kinds):
+            text = f"{found[option_name].text} (Of {', '.join(having)}.)"
+            found[option_name] = dataclasses.replace(found[option_name], text=text)
+    return list(found.values())
+
+
+def run_options(*names: str, **defaults: Any) -> dict[str, Any]:
+    """Returns options of a run with their defaults, or others; MISSING of one that is required.
+
+    >>> run_options("target_delta", calibration="none")
+    {'target_delta': None, 'calibration': 'none'}
+    """
+    return {**{name: known_options()[name].default for name in names}, **defaults}
+
+
+def options_of_run(defaults: Mapping[str, Any]) -> list[Option]:
+    """Returns options of a run, each in the group of its part of `RunSpec`."""
+    found = []
+    for name, default in defaults.items():
+        option = known_options()[name]
+        kinds = (part for part, kinds in PARTS.items() if option.owner in kinds.values())
+        part = name if name in PARTS else next(kinds, _GROUPS.get(name, "run"))
+        about = (option.owner.__doc__ or "").partition("\n")[0]
+        text = field_texts(option.owner).get(option.field, about)
+        found.append(Option(name, option.type, default, text, f"{part} options"))
+    return found
+
+
+def with_names(text: str) -> str:
+    """Returns a text with names of options as a command has them."""
+    of_samplers = (one.name for kind in SETTINGS.values() for one in dataclasses.fields(kind))
+    known = {*known_options(), *of_samplers}
+    return re.sub(
+        r"\b[a-z0-9]+(_[a-z0-9]+)+\b",
+        lambda found: f"--{found[0].replace('_', '-')}" if found[0] in known else found[0],
+        text,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AboutRun(Question):
+    """A run, by its sampler and its options."""
+
+    spec: RunSpec
+
+    MADE: ClassVar[tuple[str, ...]] = ("spec", "settings")
+    ABOUT_RUN: ClassVar[bool] = True
+
+    @classmethod
+    def offered(cls) -> dict[str, Any]:
+        """Returns the options of `RunSpec` that the command has, with its defaults."""
+        raise NotImplementedError
+
+    @classmethod
+    def options(cls, words: Sequence[str]) -> list[Option]:
+        """Returns the options of the command, with those of the sampler that words name."""
+        offered = cls.offered()
+        drawn = sampler_options(word_of(words, "sampler"))
+        # The length of a cycle follows from the bands.
+        drawn = [one for one in drawn if one.name != "cycle_length" or "bands" not in offered]
+        return joined_options(
+            [*super().options(words), *drawn, *options_of_run(offered)], "sampler"
+        )
+
+    @classmethod
+    def elsewhere(cls, name: str) -> str:
+        """Returns which sampler has an option, or that programs set it."""
+        if name in known_options() and name not in cls.offered():
+            return (
+                f"Python and the files of sweeps have {name} ({FOR_PROGRAMS.get(name, 'RunSpec')})"
+            )
+        owners = [key for key, kind in SETTINGS.items() if name in kind.__dataclass_fields__]
+        return f"it goes with sampler {' or '.join(owners)}" if owners else ""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **others: Any) -> Any:
+        """Returns the question that values of the options make.
+
+        Raises:
+          ValueError: For choices that do not go together.
+        """
+        sampler = made(sampler_kind(values["sampler"]), values)
+        spec = RunSpec.of(sampler, **{name: values[name] for name in cls.offered()})
+        check(spec)
+        return super().of(values, spec=spec, **others)
+
+
+def joined_options(options: Sequence[Option], part: str) -> list[Option]:
+    """Returns options by their groups, see `ORDER`.
+
+    Raises:
+      ValueError: If a setting of a sampler or a task is called as another option.
+    """
+    names = [option.name for option in options]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"--{part}: its setting {twice[0]} is called as one of the command's own: rename it"
+        )
+    options = [dataclasses.replace(option, text=with_names(option.text)) for option in options]
+    return sorted(options, key=lambda o: (*ORDER, o.group).index(o.group))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTask(AboutRun):
+    """A run of a task.
+
+    Attributes:
+      task: Task to train: clicks, images, ratings, or your own as module:object (imported from the
+        current folder or Python's path). Its settings are further options.
+    """
+
+    task: str = DEFAULT
+    settings: Mapping[str, Any]
+
+    PLACED: ClassVar[bool] = True
+
+    @classmethod
+    def options(cls, words: Sequence[str]) -> list[Option]:
+        """Returns the options of the command, with the settings of the task that words name."""
+        found = super().options(words)
+        kind = find_task(word_of(words, "task") or DEFAULT)
+        for one in options_of(kind, "task options") if isinstance(kind, type) else ():
+            if one.name == "data":
+                default = None if one.default is MISSING and not cls.PLACED else one.default
+                one = dataclasses.replace(one, place=cls.PLACED, default=default)
+            found.append(one)
+        return joined_options(found, "task")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **others: Any) -> Any:
+        """Returns the question that values of the options make."""
+        kind = find_task(values["task"])
+        names = [one.name for one in options_of(kind)] if isinstance(kind, type) else []
+        settings = {name: values[name] for name in names}
+        return super().of(values, settings=settings, **others)
+
+    @cached_property
+    def subject(self) -> Any:
+        """Task that is asked for."""
+        found = find_task(self.task)
+        return made(found, self.settings) if isinstance(found, type) else found
+
+    @property
+    def lacks_data(self) -> bool:
+        """Whether the task needs data, and none are given."""
+        found = find_task(self.task)
+        return isinstance(found, type) and needs_data(found) and self.settings["data"] is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSizes(AboutRun):
+    """The run that is asked about, of data that are known by public sizes alone.
+
+    Attributes:
+      num_examples: Number of training examples (public).
+      unit: Meaning of one row. user: all data of one user, clipped as one.
+      max_contributions: Largest number of examples of one user, for user-poisson.
+      num_users: Number of users, for the default delta of user-poisson.
+      sizes: Children per unit on each level, for samplers of units within units: on the path of the
+        example that is drawn most often, and the smallest where sizes differ.
+      units: Name of the units on each level, for the guarantee's sentence.
+      largest_unit: Examples of the largest unit. Default: all units are equally large.
+    """
+
+    num_examples: Count
+    unit: Literal["example", "user"] = "example"
+    max_contributions: Count | None = None
+    num_users: Count | None = None
+    sizes: tuple[Count, ...] = ()
+    units: tuple[str, ...] = ()
+    largest_unit: Count | None = None
+
+    def population(self, *, drawn: bool = False) -> Population:
+        """Returns the population of the run.
+
+        Args:
+          drawn: Whether batches are drawn from it; then all units of a level have one size.
+
+        Raises:
+          ValueError: For impossible sizes, or sizes that the sampler does not use.
+        """
+        levels, needed = len(self.sizes) - 1, self.spec.sampler.of_data()
+        for name, given in {
+            "tree": self.sizes,
+            "max_contributions": self.max_contributions,
+            "num_users": self.num_users,
+        }.items():
+            option = "--sizes" if name == "tree" else f"--{name.replace('_', '-')}"
+            if given and name not in needed:
+                raise ValueError(f"sampler:{self.spec.sampler.name} takes no {option}")
+            if not given and name in needed and name != "num_users":
+                raise ValueError(f"sampler:{self.spec.sampler.name} needs {option}")
+        if self.units and len(self.units) != levels:
+            raise ValueError(
+                f"--units needs {max(levels, 0)} names, one for each level of --sizes above the "
+                f"examples, got {self.units}"
+            )
+        if self.sizes and self.unit != "example":
+            raise ValueError(f"--unit {self.unit}: the rows of --sizes are examples")
+        if self.largest_unit is not None and self.largest_unit < (*self.sizes, 1)[levels]:
+            raise ValueError(f"--largest-unit is less than the smallest unit: {self.largest_unit}")
+        tree: UnitTree | TreeShape | None = None
+        names = self.units or ("unit",) * levels
+        if self.sizes and drawn:
+            if math.prod(self.sizes) != self.num_examples:
+                raise ValueError(
+                    f"--num-examples must be {math.prod(self.sizes)}, the product of --sizes: "
+                    "units of one size are drawn"
+                )
+            tree = UnitTree.even(self.sizes, names)
+        elif self.sizes:
+            tree = TreeShape(
+                digest="",
+                names=names,
+                num_leaves=self.num_examples,
+                most_leaves=self.largest_unit or self.sizes[-1],
+                mean_leaves=float(self.sizes[-1]),
+                worst_paths=(self.sizes,),
+            )
+        return Population(
+            self.num_examples, self.unit, self.max_contributions, self.num_users, tree
+        )

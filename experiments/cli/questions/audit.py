@@ -1,0 +1,74 @@
+"""Questions about evidence: `dpsgd audit`."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accounting.records import Count
+from dpsgd.gradients.rules import FLAT
+from dpsgd.runs.spec import Auto, Dense
+from experiments.cli.questions import Drawn
+from experiments.cli.questions.about_runs import OfSizes, OfTask, run_options
+from samplers.settings import SETTINGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit(OfSizes, OfTask, Drawn):
+    """Look for evidence that a run costs more privacy than its sampler's guarantee says.
+
+    Without --black-box: seconds, the program that trains on neighbouring batches under equal noise,
+    the noise's law and the sampler's. With it: minutes, a lower bound on epsilon from many whole
+    runs.
+    The exit status is 1 if a violation is found.
+
+    --task NAME says whose step. Its rows are generated, so that nothing that is printed depends on
+    private ones; a store is read for its columns alone.
+
+    Attributes:
+      claim: Test the run against the guarantee of this sampler in place of its own, for example
+        shuffled batches against Poisson's guarantee.
+      black_box: Compute a lower bound on epsilon from the outputs of whole training runs.
+      trials: Runs of the black-box audit, in each of its two worlds.
+      plot: Figure of the black-box audit: .png, .pdf or .svg.
+    """
+
+    claim: str | None = None
+    black_box: bool = False
+    trials: Count = 200_000
+    plot: Path | None = Path("audit.png")
+
+    PLACED: ClassVar[bool] = False
+
+    @classmethod
+    def offered(cls) -> dict[str, Any]:
+        """Returns options of a run that change its program or its draws."""
+        return run_options(
+            *("bands", "tables", "clipping", "clip_groups"),
+            *("train", "compute", "microbatch_size", "target_delta"),
+            **{"noise_multiplier": MISSING, "l2_clip_norm": 1.0, "calibration": "none"},
+        )
+
+    def check(self) -> None:
+        """Refuses what neither audit looks at."""
+        spec = self.spec
+        if self.claim is not None and self.claim not in SETTINGS:
+            raise ValueError(f"--claim must be one of {', '.join(SETTINGS)}, got {self.claim}")
+        if isinstance(spec.tables, Auto):
+            raise ValueError("--tables auto is what a run resolves by its rows: give dense or lazy")
+        if not self.black_box:
+            return
+        for option, is_asked in {
+            "calibration": spec.calibration != "none",
+            "tables": not isinstance(spec.tables, Dense),
+            "clipping": spec.clipping != FLAT,
+            "train": spec.train is not None,
+            "compute": spec.compute != "float32",
+        }.items():
+            if is_asked:
+                raise ValueError(
+                    f"--black-box looks at dense steps alone: leave out --{option}, which the "
+                    "audit without it looks at"
+                )
+        super().check()

@@ -1,0 +1,102 @@
+"""Questions about privacy costs: `dpsgd ledger`, `epsilon`, `calibrate` and `compare`."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from accounting.records import Count, Ge, Gt, Named, Positive
+from dpsgd.runs.spec import RunSpec
+from experiments.cli.questions import Drawn, OfRun
+from experiments.cli.questions.about_runs import OfSizes, run_options
+from samplers import Population
+from samplers.settings import SETTINGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger(OfRun):
+    """Print what a run has released so far and what that costs, by its ledger alone.
+
+    The run may be finished, running or killed.
+
+    Attributes:
+      earlier: Directories of earlier finished runs. Also prints epsilon for a unit with rows in one
+        of the runs, and for a unit with rows in all of them.
+    """
+
+    earlier: Annotated[tuple[Path, ...], Named("with")] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epsilon(OfSizes):
+    """Print the certified epsilon of a run, as [lower, upper].
+
+    Attributes:
+      mean_trials: Also price private random search: the best of a random number of such runs is
+        released, and this is the mean of that number.
+      trials_shape: Shape of the distribution of the number of trials: 0 is logarithmic (cheapest),
+        1 geometric.
+    """
+
+    mean_trials: Annotated[float | None, Gt(1)] = None
+    trials_shape: Annotated[float, Ge(0)] = 0.0
+
+    @classmethod
+    def offered(cls) -> dict[str, Any]:
+        """Returns options of a run that its cost depends on."""
+        return run_options("target_delta", noise_multiplier=MISSING, calibration="none")
+
+    def check(self) -> None:
+        """Refuses a shape without the search that it is of."""
+        if self.mean_trials is None and self.trials_shape:
+            raise ValueError("--trials-shape is of the search of --mean-trials: give both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate(OfSizes):
+    """Print the smallest noise multiplier that certifies the wanted epsilon."""
+
+    @classmethod
+    def offered(cls) -> dict[str, Any]:
+        """Returns options of a run that its noise depends on."""
+        return run_options("target_delta", target_epsilon=MISSING, calibration="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Drawn):
+    """Print and draw the certified epsilon of every sampler over the noise multiplier.
+
+    Attributes:
+      num_examples: Number of training examples (public).
+      batch_size: Expected batch size.
+      epochs: Number of passes over the examples.
+      target_delta: Delta of the guarantee. Default: min(1e-5, n^-1.1) for n examples, rounded down
+        to one digit.
+      noise_multiplier: Noise multipliers to evaluate.
+    """
+
+    num_examples: Count
+    batch_size: Count = 1024
+    epochs: Count = 1
+    target_delta: Positive | None = None
+    noise_multiplier: tuple[Positive, ...] = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
+
+    ABOUT_RUN: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Refuses a run that no sampler draws, and a figure that cannot be written."""
+        super().check()
+        if not self.noise_multiplier:
+            raise ValueError("--noise-multiplier needs at least one number")
+        self._spec.sampler.build(Population(self.num_examples), self.delta)
+
+    @property
+    def _spec(self) -> RunSpec:
+        sampler = SETTINGS["shuffle"](batch_size=self.batch_size, epochs=self.epochs)
+        return RunSpec.of(sampler, non_private=True, target_delta=self.target_delta)
+
+    @property
+    def delta(self) -> float:
+        """Delta of the guarantee."""
+        return self._spec.delta_of(Population(self.num_examples))
