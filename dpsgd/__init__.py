@@ -1,5 +1,18 @@
 """DP-SGD in JAX: clipping, noise and update as one compiled program.
 
+>>> import jax.numpy as jnp, optax
+>>> from dpsgd import Mechanism, dpsgd, train
+>>> from samplers import BallsAndBins
+>>> def loss(params, example):
+...     return (params["w"] * example["x"] - example["y"]) ** 2
+>>> data = {"x": jnp.linspace(-1, 1, 1_000), "y": 3 * jnp.linspace(-1, 1, 1_000)}
+>>> sampler = BallsAndBins(num_examples=1_000, batch_size=100, epochs=5)
+>>> mechanism = Mechanism(sampler, noise_multiplier=1.0, l2_clip_norm=1.0)
+>>> params, guarantee = train(
+...     dpsgd(loss, optax.adam(0.1)), mechanism, {"w": jnp.zeros(())}, data, delta=1e-5)
+>>> guarantee.epsilon.format_upper()
+'4.29'
+
 Names are imported on first use, so that reading a ledger does not wait for JAX.
 """
 

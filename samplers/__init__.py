@@ -1,4 +1,14 @@
-"""Batch samplers, each with its own privacy cost."""
+"""Batch samplers, each with its own privacy cost.
+
+>>> sampler = BallsAndBins(num_examples=50_000, batch_size=500, epochs=2)
+>>> sampler.num_steps
+200
+>>> sampler.privacy(noise_multiplier=1.0).epsilon(delta=1e-5).format_upper()
+'0.805'
+>>> source = BatchSource(sampler, seed=0)
+>>> source.fill(0, 2).weights.shape  # two batches, padded to one size
+(2, 626)
+"""
 
 from samplers.balls_and_bins import BallsAndBins
 from samplers.base import BatchSampler
