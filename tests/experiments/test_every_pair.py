@@ -330,7 +330,7 @@ def check(row, days, home, command):
         command(*seeded, home / "resumed", status=STOPPED)
     command("resume", home / "resumed")
     # A clean stop flushes lazy tables, so that the rest of the run draws other noise.
-    bits = () if lazy else ("params.npz", "diagnostics_not_private.jsonl")
+    bits = () if report["lazy_tables"] else ("params.npz", "diagnostics_not_private.jsonl")
     for name in ("guarantee.json", *bits):
         whole, resumed = ((home / at / name).read_bytes() for at in ("whole", "resumed"))
         assert whole == resumed, name
