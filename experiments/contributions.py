@@ -17,7 +17,8 @@ from dpsgd.core.guarantee import ADJACENCY, attack_in_words
 from experiments.papers.contribution import bias_bounds, sum_error, sum_sweet_spot
 from experiments.tasks.clicks.files import DataError, open_rows
 from experiments.tasks.clicks.formats import EMPTY, texts
-from experiments.tasks.clicks.kinds import ColumnError, Number
+from experiments.tasks.clicks.kinds import Number
+from experiments.tasks.splits import ColumnError
 
 STAMP = "NOT PRIVATE: computed from the data exactly, for your eyes alone; do not publish"
 

@@ -1,4 +1,4 @@
-"""Splits of rows into training, validation and test rows."""
+"""Columns of rows, and splits into training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,25 @@ SPLITS = ("train", "validation", "test")
 Order = Literal["chronological", "random"]
 FRACTIONS = (0.8, 0.1, 0.1)
 """Default fractions of the rows that train, validate and test."""
+
+
+class ColumnError(ValueError):
+    """Column with an unexpected value.
+
+    `row` counts from 0 in the given arrays; it is None if no single row is at fault.
+    """
+
+    def __init__(self, problem: str, *, column: str, row: int | None = None) -> None:
+        super().__init__(f"column {column}: {problem}")
+        self.problem, self.column, self.row = problem, column, row
+
+    @classmethod
+    def unexpected(cls, value: Any, expected: str, *, column: str, row: int) -> ColumnError:
+        """Returns the error of a value that is not `expected`."""
+        if isinstance(value, str) and len(value) > 40:
+            value = f"{value[:40]}..."
+        text = "nothing" if value is None or value == "" else ascii(value)
+        return cls(f"found {text}, expected {expected}", column=column, row=row)
 
 
 def _exact(fractions: tuple[float, float, float]) -> list[Fraction]:

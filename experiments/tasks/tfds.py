@@ -8,42 +8,109 @@ splits are not read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.tasks.splits import SPLITS, Columns, random_halves, random_split
+from experiments.tasks.splits import SPLITS, ColumnError, Columns, random_halves, random_split
+
+ROWS_PER_READ = 2048
 
 
 class SourceError(ValueError):
     """Unreadable data set: one line with its name, the reason and the remedy."""
 
 
-def parts_of(
-    builder: Any, read: Callable[[str], Iterable[Columns]]
-) -> Iterator[tuple[str, Columns]]:
-    """Yields (split, rows) blocks of a data set, its splits completed.
+class DataSet:
+    """Data set on the disk.
 
     Args:
-      builder: Builder of the data set.
-      read: Function of a split's name that yields its blocks of rows.
+      name: Name of the data set, or the directory of one version.
+      data_dir: Folder of the data sets; by default TensorFlow Datasets' own.
+      label: Feature to predict; by default the data set's own, or "label".
+
+    Attributes:
+      name: Name with configuration and version.
+      features: Features by name, sorted.
+
+    Raises:
+      SourceError: If there is no such data set, or it lacks the label.
     """
-    splits = builder.info.splits
-    named = [split for split in ("validation", "test") if split in splits]
-    for split in filter(splits.__contains__, SPLITS):
-        row = 0
-        for columns in read(split):
-            if split == "train":
-                yield from ([(split, columns)] if named else random_split(columns, row).items())
-            elif len(named) == 2:
-                yield split, columns
-            else:
-                yield from random_halves(columns, row).items()
-            row += len(columns["label"])
+
+    def __init__(
+        self, name: str, data_dir: str | os.PathLike[str] | None = None, label: str | None = None
+    ) -> None:
+        import tensorflow_datasets as tfds
+
+        self._builder = _open(name, data_dir)
+        info = self._builder.info
+        if not isinstance(info.features, tfds.features.FeaturesDict):
+            raise SourceError(f"{info.full_name} has no named features")
+        self.name, self.features = info.full_name, dict(sorted(info.features.items()))
+        supervised: Any = info.supervised_keys
+        self.label = label or (str(supervised[1]) if supervised else "label")
+        self.check_features([self.label])
+
+    def check_features(self, names: Collection[str]) -> None:
+        """Raises SourceError unless the data set has all these features."""
+        for name in names:
+            if name not in self.features:
+                raise SourceError(
+                    f"{self.name} has no feature {name!a}; it has {', '.join(self.features)}"
+                )
+
+    def parts(
+        self, decode: Callable[[list[dict[str, Any]]], Columns]
+    ) -> Iterator[tuple[str, Columns]]:
+        """Yields (split, rows) blocks of the data set, its splits completed.
+
+        Args:
+          decode: Function of consecutive records that returns their columns, "label" among them, or
+            raises a ColumnError.
+
+        Raises:
+          SourceError: If a record is missing or invalid; the message names record and feature.
+        """
+        given = self._builder.info.splits
+        named = [split for split in ("validation", "test") if split in given]
+        for split in filter(given.__contains__, SPLITS):
+            row = 0
+            for records in self._records(split):
+                try:
+                    columns = decode(records)
+                except ColumnError as error:
+                    record = "" if error.row is None else f", record {row + error.row}"
+                    where = f"{self.name}, split {split}{record}, feature {error.column}"
+                    raise SourceError(f"{where}: {error.problem}") from None
+                if split == "train":
+                    parts = {split: columns} if named else random_split(columns, row)
+                else:
+                    both = len(named) == 2
+                    parts = {split: columns} if both else random_halves(columns, row)
+                yield from parts.items()
+                row += len(records)
+
+    def _records(self, split: str) -> Iterator[list[dict[str, Any]]]:
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        shards = self._builder.info.splits[split]
+        for path, expected in zip(shards.filepaths, shards.shard_lengths, strict=True):
+            try:
+                count = ArrayRecordReader(os.fspath(path)).num_records()
+            except (RuntimeError, ValueError) as error:
+                raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+            if count != expected:
+                raise SourceError(
+                    f"{path} has {count:,} records, and {expected:,} by the account of "
+                    f"{self.name}: build it again"
+                )
+        source = self._builder.as_data_source(split=split)
+        for begin in range(0, len(source), ROWS_PER_READ):
+            yield source.__getitems__(range(begin, min(begin + ROWS_PER_READ, len(source))))
 
 
-def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    """Returns the builder of a data set prepared on disk as array_record."""
+def _open(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    """Returns the builder of a data set with a split "train", as array_record."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import read_only_builder
 
@@ -65,54 +132,3 @@ def open_prepared(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     if "train" not in builder.info.splits:
         raise SourceError(f"{name} has no split train; it has {', '.join(builder.info.splits)}")
     return builder
-
-
-def records_of(builder: Any, split: str, at_once: int) -> Iterator[list[dict[str, Any]]]:
-    """Yields a split's records in order, `at_once` at a time.
-
-    Raises SourceError unless all records are there.
-    """
-    from array_record.python.array_record_module import ArrayRecordReader
-
-    shards = builder.info.splits[split]
-    for path, expected in zip(shards.filepaths, shards.shard_lengths, strict=True):
-        try:
-            count = ArrayRecordReader(os.fspath(path)).num_records()
-        except (RuntimeError, ValueError) as error:
-            raise SourceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-        if count != expected:
-            raise SourceError(
-                f"{path} has {count:,} records, and {expected:,} by the account of "
-                f"{builder.info.full_name}: build it again"
-            )
-    source = builder.as_data_source(split=split)
-    for begin in range(0, len(source), at_once):
-        yield source.__getitems__(range(begin, min(begin + at_once, len(source))))
-
-
-def features_of(builder: Any) -> dict[str, Any]:
-    """Returns the features of a data set by name, sorted."""
-    import tensorflow_datasets as tfds
-
-    features = builder.info.features
-    if not isinstance(features, tfds.features.FeaturesDict):
-        raise SourceError(f"{builder.info.full_name} has no named features")
-    return dict(sorted(features.items()))
-
-
-def label_of(builder: Any, label: str | None = None) -> str:
-    """Returns the feature to predict: `label`, the data set's, or "label"."""
-    if label is not None:
-        return label
-    supervised: Any = builder.info.supervised_keys
-    return str(supervised[1]) if supervised else "label"
-
-
-def check_features(builder: Any, names: Collection[str]) -> None:
-    """Raises SourceError unless the data set has all these features."""
-    features = features_of(builder)
-    for name in names:
-        if name not in features:
-            raise SourceError(
-                f"{builder.info.full_name} has no feature {name!a}; it has {', '.join(features)}"
-            )

@@ -1,4 +1,4 @@
-"""Evaluation of a model on labelled rows."""
+"""Logits of a model for labelled rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from dpsgd.models.predictions import predictions
 from experiments.tasks.clicks.store import Columns
-from experiments.tasks.clicks.target import Target
 
 PyTree = Any
 
@@ -55,21 +54,6 @@ def score(
     if not labels:
         raise ValueError("there are no rows to evaluate the model on")
     return Scores(np.concatenate(logits), np.concatenate(labels), np.concatenate(ids))
-
-
-def evaluate(
-    logit_fn: Callable[[PyTree, PyTree], jax.Array],
-    params: PyTree,
-    blocks: Iterable[Columns],
-    target: Target,
-) -> dict[str, float]:
-    """Returns the metrics on labelled rows, see `Target.metrics`.
-
-    Raises:
-      ValueError: If there are no rows.
-    """
-    scores = score(logit_fn, params, blocks)
-    return target.metrics(scores.logits, scores.labels)
 
 
 @functools.lru_cache(maxsize=8)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from experiments.tasks.clicks.kinds import ColumnError
+from experiments.tasks.splits import ColumnError
 
 DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 BLOCK_BYTES = 1 << 22

@@ -28,7 +28,6 @@ from experiments.tasks.clicks.files import Batch, DataError, RowFile, Span, open
 from experiments.tasks.clicks.kinds import (
     Category,
     Clipped,
-    ColumnError,
     Hexadecimal,
     HourOfWeek,
     Integer,
@@ -38,7 +37,7 @@ from experiments.tasks.clicks.kinds import (
 )
 from experiments.tasks.clicks.schema import DISPLAY_ADS, MISSING, SPONSORED_SEARCH, Schema
 from experiments.tasks.clicks.store import Store, StoreWriter, empty_columns
-from experiments.tasks.splits import RANDOM, Columns, Split
+from experiments.tasks.splits import RANDOM, ColumnError, Columns, Split
 
 EMPTY = "has a header and no rows"
 """Fault of files without rows."""
@@ -400,17 +399,8 @@ _SEARCH: dict[str, Kind] = {
     "click_timestamp": HourOfWeek(missing=-1),
     "nb_clicks_1week": Integer(missing=-1),
     "product_price": _IDENTIFIER,
-    "product_age_group": _IDENTIFIER,
-    "device_type": _IDENTIFIER,
-    "audience_id": _IDENTIFIER,
-    "product_gender": _IDENTIFIER,
-    "product_brand": _IDENTIFIER,
-    **{f"product_category_{i}": _IDENTIFIER for i in range(1, 8)},
-    "product_country": _IDENTIFIER,
-    "product_id": _IDENTIFIER,
-    "product_title": _IDENTIFIER,
-    "partner_id": _IDENTIFIER,
-    "user_id": _IDENTIFIER,
+    # In the order of the schema, whose first two columns are above.
+    **dict.fromkeys(SPONSORED_SEARCH.categories[2:], _IDENTIFIER),
 }
 _OUTCOMES = ("Sale", "SalesAmountInEuro", "time_delay_for_conversion", "product_price")
 SEARCH = Format(

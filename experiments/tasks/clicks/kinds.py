@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from experiments.tasks.splitmix import GOLDEN, mix
+from experiments.tasks.splits import ColumnError
 
 LABELS = {
     **dict.fromkeys(("0", "0.0", "false", "False", "FALSE"), 0),
@@ -37,25 +38,6 @@ LABELS = {
 
 MAX_DIGITS = 18
 """Most digits of an integer, which fits in 64 bits."""
-
-
-class ColumnError(ValueError):
-    """Column with an unexpected value.
-
-    `row` counts from 0 in the given arrays; it is None if no single row is at fault.
-    """
-
-    def __init__(self, problem: str, *, column: str, row: int | None = None) -> None:
-        super().__init__(f"column {column}: {problem}")
-        self.problem, self.column, self.row = problem, column, row
-
-    @classmethod
-    def unexpected(cls, value: Any, expected: str, *, column: str, row: int) -> ColumnError:
-        """Returns the error of a value that is not `expected`."""
-        if isinstance(value, str) and len(value) > 40:
-            value = f"{value[:40]}..."
-        text = "nothing" if value is None or value == "" else ascii(value)
-        return cls(f"found {text}, expected {expected}", column=column, row=row)
 
 
 class Decoded(NamedTuple):

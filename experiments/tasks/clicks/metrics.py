@@ -35,13 +35,25 @@ def auc(logits: np.ndarray, labels: np.ndarray) -> float:
     >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
     0.875
     """
-    positive = np.asarray(labels) == 1
-    if positive.all() or not positive.any() or not np.isfinite(logits).all():
+    if not np.isfinite(logits).all():
         return float("nan")
+    positive = np.asarray(labels) == 1
     _, rank = np.unique(logits, return_inverse=True)
-    positives, negatives = np.bincount(rank, positive), np.bincount(rank, ~positive)
-    ordered = np.sum(positives * (np.cumsum(negatives) - negatives / 2))
-    return float(ordered / (positives.sum() * negatives.sum()))
+    return auc_of_counts(np.stack([np.bincount(rank, ~positive), np.bincount(rank, positive)]))
+
+
+def auc_of_counts(counts: np.ndarray) -> float:
+    """Returns the exact AUC of a score from `counts` [label, score]; NaN with one class.
+
+    >>> auc_of_counts(np.array([[2, 1, 0], [0, 1, 1]]))
+    0.9166666666666666
+    """
+    negative, positive = counts.astype(np.float64)
+    pairs = positive.sum() * negative.sum()
+    if pairs == 0:
+        return float("nan")
+    below = np.cumsum(negative) - negative / 2
+    return float((positive * below).sum() / pairs)
 
 
 def log_loss(logits: np.ndarray, labels: np.ndarray) -> float:

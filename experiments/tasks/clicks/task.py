@@ -118,9 +118,8 @@ class ClickModels(Models):
         Raises:
           ValueError: If there are no rows.
         """
-        from experiments.tasks.clicks.evaluate import evaluate
-
-        return evaluate(self.functions.logit, params, blocks, self.schema.target)
+        scores = self.score(params, blocks)
+        return self.schema.target.metrics(scores.logits, scores.labels)
 
     def score(self, params: PyTree, blocks: Iterable[PyTree], by: str | None = None) -> Scores:
         """Returns the logits of labelled rows, and hashed values of column `by`.

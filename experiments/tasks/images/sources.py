@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.tasks import tfds
-from experiments.tasks.splits import Columns, joined, random_halves, random_split, taken
-from experiments.tasks.tfds import SourceError
-
-ROWS_PER_READ = 1024
+from experiments.tasks.splits import (
+    SPLITS,
+    ColumnError,
+    Columns,
+    joined,
+    random_halves,
+    random_split,
+    taken,
+)
+from experiments.tasks.tfds import DataSet, SourceError
 
 
 class Images(NamedTuple):
@@ -79,28 +83,37 @@ def prepared(path: Path) -> Images:
             f"{path} is not a directory; name the version directory of a data set, such as "
             "~/tensorflow_datasets/mnist/3.0.1"
         )
-    builder = tfds.open_prepared(str(path), None)
-    image, label, shape, classes = _features(builder)
+    data_set = DataSet(str(path))
+    feature, shape, classes = _features(data_set)
+
+    def decode(records: list[dict[str, Any]]) -> Columns:
+        labels = np.array([record[data_set.label] for record in records], np.int32)
+        for row in np.flatnonzero((labels < 0) | (labels >= classes))[:1]:
+            raise ColumnError.unexpected(
+                labels[row].item(),
+                f"a class from 0 to {classes - 1}",
+                column=data_set.label,
+                row=int(row),
+            )
+        return {"image": np.stack([record[feature] for record in records]), "label": labels}
+
     empty: Columns = {"image": np.zeros((0, *shape), np.uint8), "label": np.zeros(0, np.int32)}
-    splits = {split: [empty] for split in tfds.SPLITS}
-    for target, rows in tfds.parts_of(builder, lambda x: _read(builder, x, image, label, classes)):
+    splits = {split: [empty] for split in SPLITS}
+    for target, rows in data_set.parts(decode):
         splits[target].append(rows)
     columns = {split: joined(parts) for split, parts in splits.items()}
-    return Images(f"tfds:{builder.info.full_name}", shape, classes, columns)
+    return Images(f"tfds:{data_set.name}", shape, classes, columns)
 
 
-def _features(builder: Any) -> tuple[str, str, tuple[int, ...], int]:
-    """Returns the names of image and label, the image shape and the number of classes."""
-    import tensorflow_datasets
+def _features(data_set: DataSet) -> tuple[str, tuple[int, ...], int]:
+    """Returns the name of the image feature, the image shape and the number of classes."""
+    import tensorflow_datasets as tfds
 
-    kinds = tensorflow_datasets.features
-    name, features = builder.info.full_name, tfds.features_of(builder)
-    label = tfds.label_of(builder)
-    tfds.check_features(builder, [label])
+    name, features, label = data_set.name, data_set.features, data_set.label
     classes = getattr(features[label], "num_classes", None)
     if classes is None:
         raise SourceError(f"{name}, feature {label}: expected the number of a class, no other type")
-    images = [key for key, kind in features.items() if isinstance(kind, kinds.Image)]
+    images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
     if len(images) != 1:
         raise SourceError(
             f"{name} has {len(images)} features that are images, expected one; it has "
@@ -112,20 +125,7 @@ def _features(builder: Any) -> tuple[str, str, tuple[int, ...], int]:
             f"{name}, feature {images[0]}: images of shape {kind.shape} and type "
             f"{np.dtype(kind.np_dtype)}, expected one size for all and uint8"
         )
-    return images[0], label, kind.shape, classes
-
-
-def _read(builder: Any, split: str, image: str, label: str, classes: int) -> Iterator[Columns]:
-    first = 0
-    for records in tfds.records_of(builder, split, ROWS_PER_READ):
-        labels = np.array([record[label] for record in records], np.int32)
-        if (wrong := np.flatnonzero((labels < 0) | (labels >= classes))).size:
-            raise SourceError(
-                f"{builder.info.full_name}, split {split}, record {first + wrong[0]}, feature "
-                f"{label}: found {labels[wrong[0]]}, expected a class from 0 to {classes - 1}"
-            )
-        yield {"image": np.stack([record[image] for record in records]), "label": labels}
-        first += len(records)
+    return images[0], kind.shape, classes
 
 
 def stored(path: Path, num_classes: int | None) -> Images:

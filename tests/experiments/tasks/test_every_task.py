@@ -5,6 +5,7 @@ A new task gets all of this by one line of `CASES`.
 
 import ast
 import dataclasses
+import json
 import tomllib
 from pathlib import Path
 
@@ -123,3 +124,29 @@ def test_a_built_in_task_conforms(name, tmp_path):
     write, settings = CASES[name]
     data = {"data": str(write(tmp_path))} if write else {}
     assert check_task(load({"name": TASKS[name], "settings": settings | data}, "here")).passed
+
+
+SETTINGS = [(name, settings) for name, (_, settings) in CASES.items()]
+SETTINGS += [("ratings", {"rows": "ratings"}), ("images", {"new_classes": 3, "channels": [2]})]
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+def test_a_description_makes_the_models_again_and_equal_tasks_share_them(name, settings, tmp_path):
+    write, _ = CASES[name]
+    data = {"data": str(write(tmp_path))} if write else {}
+    record = {"name": TASKS[name], "settings": settings | data}
+    task, equal = load(record, "here"), load(record, "here")
+    description = json.loads(json.dumps(task.describe()))
+    again = type(task).described(description)
+    for other in (again, equal):
+        assert (other.loss, other.predict) == (task.loss, task.predict)
+    params = again.init(0)
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, task.init(0)))
+    assert description["headline"] in task.metrics(params)
+    rows, real = task.generated(5), rows_of(task)[0]
+    assert {k: (x.dtype, x.shape[1:]) for k, x in rows.items()} == {
+        k: (x.dtype, x.shape[1:]) for k, x in real.items()
+    }
+    field = {"clicks": "model_sizes", "images": "sizes", "ratings": "rank"}[name]
+    with pytest.raises(ValueError, match=f"^config.{{1,2}}{field}"):
+        type(task).described({**description, field: {"hidden": "x"}}, "config")

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dpsgd.files import write_atomically
+from experiments.tasks.clicks.metrics import auc_of_counts
 from experiments.tasks.clicks.store import Store, one_line_errors, refuse_existing
 from experiments.tasks.clicks.synthetic.logs import DISPLAY, SEARCH, Log
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
@@ -160,20 +161,3 @@ class _Count:
 def _histogram(label: np.ndarray, probability: np.ndarray) -> np.ndarray:
     cells = label * PROBABILITIES + probability
     return np.bincount(cells, minlength=2 * PROBABILITIES).reshape(2, PROBABILITIES)
-
-
-def auc_of_counts(counts: np.ndarray) -> float:
-    """Returns the exact AUC of an integer score, a tie counted half; NaN with one class.
-
-    ``(#{positive above negative} + #{equal} / 2) / (positives * negatives)``, from `counts`
-    [label, score].
-
-    >>> auc_of_counts(np.array([[2, 1, 0], [0, 1, 1]]))
-    0.9166666666666666
-    """
-    negative, positive = counts.astype(np.float64)
-    pairs = positive.sum() * negative.sum()
-    if pairs == 0:
-        return float("nan")
-    below = np.cumsum(negative) - negative / 2
-    return float((positive * below).sum() / pairs)

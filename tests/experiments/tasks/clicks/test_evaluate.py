@@ -35,7 +35,8 @@ PARAMS = np.array([1.0, -2.0, 0.5], np.float32)
 def test_metrics_are_those_of_all_rows_scored_at_once(blocks):
     whole = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     expected = binary_metrics(np.asarray(whole["x"] @ PARAMS), whole["label"])
-    got = evaluate.evaluate(logit_fn, PARAMS, iter(blocks), Binary())
+    scores = evaluate.score(logit_fn, PARAMS, iter(blocks))
+    got = Binary().metrics(scores.logits, scores.labels)
     assert got["num_examples"] == sum(SIZES)
     assert got["auc"] == expected.auc
     assert got["log_loss"] == pytest.approx(expected.log_loss, rel=1e-6)
@@ -45,11 +46,11 @@ def test_blocks_of_all_sizes_are_scored_by_one_program(blocks, caplog):
     predictions._compiled.cache_clear()
     evaluate._map_rows.cache_clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
-        evaluate.evaluate(logit_fn, PARAMS, blocks, Binary())
-        evaluate.evaluate(logit_fn, 2 * PARAMS, reversed(blocks), Binary())
+        evaluate.score(logit_fn, PARAMS, blocks)
+        evaluate.score(logit_fn, 2 * PARAMS, reversed(blocks))
     assert sum("Compiling jit(logit_fn)" in message for message in caplog.messages) == 1
 
 
 def test_no_rows_have_no_metrics():
     with pytest.raises(ValueError, match="there are no rows"):
-        evaluate.evaluate(logit_fn, PARAMS, [], Binary())
+        evaluate.score(logit_fn, PARAMS, [])

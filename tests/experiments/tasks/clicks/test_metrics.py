@@ -22,6 +22,10 @@ def test_auc_is_the_share_of_ordered_pairs_with_ties_counting_half(rows):
     pairs = itertools.product(logits[labels == 1], logits[labels == 0])
     wins = [1.0 if p > n else 0.5 if p == n else 0.0 for p, n in pairs]
     assert metrics.auc(logits, labels) == pytest.approx(np.mean(wins), abs=1e-12)
+    counts = np.zeros((2, 7), np.int64)
+    np.add.at(counts, (labels, logits + 3), 1)
+    assert metrics.auc_of_counts(counts) == pytest.approx(np.mean(wins), abs=1e-12)
+    assert np.isnan(metrics.auc_of_counts(counts * [[1], [0]]))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from experiments.tasks.clicks.store import StoreError
 from experiments.tasks.clicks.synthetic.logs import token
 from experiments.tasks.clicks.synthetic.planted import CHUNK, generate
-from experiments.tasks.clicks.synthetic.rows import LOGS, auc_of_counts, write_raw, write_store
+from experiments.tasks.clicks.synthetic.rows import LOGS, write_raw, write_store
 from experiments.tasks.splits import chronological_split, random_split
 
 DISPLAY, SEARCH = LOGS.values()
@@ -182,17 +180,6 @@ def test_outcomes_in_the_raw_search_log_are_what_the_label_makes_them(tmp_path):
         assert (sale, amount, delay, price) == ("0", "-1.0", "-1", "0.0") or (
             sale == "1" and float(amount) > 0 and int(delay) >= 0 and float(price) > 0
         )
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=1, max_size=30))
-def test_auc_of_counts_counts_pairs(rows):
-    label, score = (np.array(x) for x in zip(*rows, strict=True))
-    counts = np.zeros((2, 6), dtype=np.int64)
-    np.add.at(counts, (label.astype(int), score), 1)
-    if label.all() or not label.any():
-        assert math.isnan(auc_of_counts(counts))
-    else:
-        assert auc_of_counts(counts) == pytest.approx(slow_auc(score, label))
 
 
 @pytest.mark.long

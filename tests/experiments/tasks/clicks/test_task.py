@@ -1,7 +1,6 @@
 """Clicks as a task: its rows, its model, what is public of it, and the data that it refuses."""
 
 import dataclasses
-import json
 import math
 
 import jax
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from dpsgd.runs.recommendation import RecommendationRequest as Request
-from dpsgd.runs.task import Task, check_task
 from experiments.tasks.clicks.model import shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS, SPONSORED_SEARCH
 from experiments.tasks.clicks.sizes import PRESETS, WIDE_FROM
@@ -43,12 +41,6 @@ def drawn(task):
 
 def logarithm(x):
     return math.copysign(math.log1p(abs(x)), x)
-
-
-def test_clicks_are_a_task(task):
-    check_task(task, "clicks")
-    typed: Task = task  # as mypy sees it
-    assert typed.describe()["headline"] in task.metrics(task.init(0))
 
 
 def test_sizes_are_the_preset_with_what_was_given(store):
@@ -101,20 +93,6 @@ def test_the_large_preset_has_about_as_many_parameters_as_were_published(schema,
     assert round(count / 1e6, 1) == millions
 
 
-def test_generated_rows_have_the_shapes_and_dtypes_of_the_training_rows(task):
-    rows, real = task.generated(5), task.columns()
-    assert {k: (x.dtype, x.shape[1:]) for k, x in rows.items()} == {
-        k: (x.dtype, x.shape[1:]) for k, x in real.items()
-    }
-
-
-def test_equal_tasks_have_one_loss_so_that_their_programs_are_compiled_once(store):
-    one, other = Clicks(store, **SIZES), Clicks(store, **SIZES)
-    assert one.loss is other.loss
-    assert one.predict is other.predict
-    assert one.loss is not Clicks(store, **{**SIZES, "hidden": (5,)}).loss
-
-
 def test_loss_prediction_and_metrics_are_of_one_model(task):
     params, rows = task.init(0), task.columns()
     labels = rows["label"]
@@ -141,17 +119,6 @@ def test_the_calibration_scales_and_shifts_the_logit_in_the_parameters(of_any_mo
     )
     np.testing.assert_array_equal(jax.vmap(fitted.label)(rows), rows["label"])
     assert jax.tree.structure(rescaled) == jax.tree.structure(params)
-
-
-def test_what_is_described_is_enough_to_predict_without_the_store(task):
-    record = json.loads(json.dumps(task.describe()))
-    again = Clicks.described(record)
-    assert (again.sizes, again.schema) == (task.sizes, task.schema)
-    assert again.predict is task.predict
-    of_rows = {"generated": {"test_auc": task.store.source["test_bayes_auc"]}}
-    assert {**json.loads(json.dumps(again.describe())), **of_rows} == record
-    with pytest.raises(ValueError, match=r"config: model_sizes.* hidden"):
-        Clicks.described({**record, "model_sizes": {"hidden": "x"}}, "config")
 
 
 @pytest.mark.parametrize("transform", ["log1p", "none", "both"])

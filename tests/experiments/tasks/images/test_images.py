@@ -182,9 +182,6 @@ def test_no_image_of_a_new_class_trains_and_none_of_another_is_tested():
     counts = np.unique(data.population.tree.sizes(2))
     assert np.ptp(counts) <= 2  # as many images of each class in each task
     assert Images(new_classes=3).columns().population.tree.shape.names == ("class",)
-    assert data.columns.keys() == task.generated(3).keys()  # labels are the public tree's
-    again = ImageModels.described(task.describe())
-    assert (again.sizes, again.loss) == (task.sizes, task.loss)
 
 
 def test_the_loss_of_an_episode_is_that_of_distances_from_prototypes():
@@ -270,7 +267,6 @@ def test_the_network_takes_images_of_any_size_and_begins_without_an_opinion(shap
     np.testing.assert_allclose(jax.jit(task.predict)(params, rows), 0.25)
     one = jax.tree.map(lambda leaf: leaf[0], rows)
     assert jax.jit(task.loss)(params, one) == pytest.approx(np.log(4))
-    assert task.loss is ImageModels(Sizes(shape, 4, (3, 5))).loss  # what is compiled is shared
 
 
 def test_metrics_are_what_they_are_called_and_undefined_where_training_diverged():

@@ -98,16 +98,6 @@ def test_rows_that_are_ratings_say_what_samplers_of_ratings_need(u_data):
     assert Ratings(u_data).columns().population.row == "user"
 
 
-@pytest.mark.parametrize("rows", ["users", "ratings"])
-def test_generated_rows_are_of_the_shapes_and_types_of_the_real_ones(u_data, rows):
-    task = Ratings(u_data, rows, 7)
-    real, generated = task.columns().columns, task.generated(5)
-    assert jax.tree.structure(real) == jax.tree.structure(generated)
-    for name, column in generated.items():
-        assert column.dtype == real[name].dtype
-        assert column.shape == (5, *real[name].shape[1:])
-
-
 @pytest.mark.long
 def test_the_loss_of_a_row_is_that_of_its_ratings_whatever_a_row_is(u_data):
     params = Ratings(u_data).init(1)
@@ -163,16 +153,6 @@ def test_lines_without_a_rating_are_predicted_and_tell_nothing(u_data, tmp_path)
     assert first["item"].size == rows_of(task, "test").user.size
 
 
-def test_models_are_made_again_of_their_description_and_fit_one_catalogue(u_data):
-    task = Ratings(u_data, rank=2)
-    again = RatingModels.described(task.describe())
-    assert (again.num_items, again.rank) == (1682, 2)
-    with pytest.raises(ValueError, match="catalogue of 1,682 items: the model is of one of 200"):
-        RatingModels(200, 1).read(u_data)
-    with pytest.raises(ValueError, match="it, rank: must be an integer"):
-        RatingModels.described({"num_items": 3, "rank": "x"}, "it")
-
-
 @pytest.mark.parametrize("settings", [{"max_ratings": 0}, {"rank": 0}])
 def test_settings_that_cannot_be_are_refused_by_their_option(settings):
     (name,) = settings
@@ -187,6 +167,8 @@ def test_too_few_users_and_another_catalogue_are_refused(u_data, tmp_path):
     Ratings(u_data).check(Ratings(u_data).describe())
     with pytest.raises(ValueError, match="is of a catalogue of 1,682 items"):
         Ratings(u_data).check({"num_items": 200})
+    with pytest.raises(ValueError, match="catalogue of 1,682 items: the model is of one of 200"):
+        RatingModels(200, 1).read(u_data)
 
 
 def test_users_have_settings_of_their_own_by_their_number_and_the_ratings_of_each(u_data):
