@@ -223,13 +223,14 @@ def parse(
     return defaults | values
 
 
-def asked_of(kind: type[_T], words: Sequence[str], command: str) -> _T:
+def asked_of(kind: type[_T], words: Sequence[str], command: str, about: str = "") -> _T:
     """Returns the dataclass that words of a program ask for; prints its help where they say so.
 
     Args:
       kind: Dataclass of the program's options.
       words: Words after the program's name.
       command: Name of the program.
+      about: Text of the help; by default the dataclass's docstring.
 
     Raises:
       ValueError: If an option is unknown, missing or has a wrong value; the line names it.
@@ -237,7 +238,7 @@ def asked_of(kind: type[_T], words: Sequence[str], command: str) -> _T:
     """
     options = options_of(kind)
     if {"--help", "-h"} & {*words}:
-        print(help_text(options, command, kind.__doc__ or ""))
+        print(help_text(options, command, about or kind.__doc__ or ""))
         raise SystemExit
     return made(kind, parse(options, words, command))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dpsgd.files import write_atomically
 from dpsgd.runs.report import escape
@@ -15,7 +14,8 @@ from dpsgd.runs.report import table as markdown_table
 from experiments.cli import outputs
 from experiments.cli.console import Console
 from experiments.cli.errors import in_one_line, require
-from experiments.figures import FIGURES
+from experiments.cli.options import asked_of
+from experiments.figures import FIGURES, Options
 
 if TYPE_CHECKING:
     from experiments.results.points import Cells
@@ -30,47 +30,18 @@ so with `criteo-search-small`, and `dpsgd results display search --plot figure-1
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Parser whose errors are exceptions, shown in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises ValueError."""
-        raise ValueError(message)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command's words."""
-    listed = {**FIGURES, ALL: f"Every figure, into the folder OUT, with a page {INDEX}."}
-    result = _Parser(
-        PROGRAM,
-        description="\n".join(f"  {name:13}  {text}" for name, text in listed.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    result.add_argument("name", metavar="NAME", help="figure to draw, or all")
-    result.add_argument("out", metavar="OUT", type=Path, help="picture, or folder of all")
-    result.add_argument("--small", action="store_true", help="draw a small version")
-    result.add_argument("--seeds", type=int, help="seeds of each random setting; default 5, or 2")
-    result.add_argument("--ratings", type=Path, help="u.data of MovieLens 100K; default synthetic")
-    result.add_argument("--images", type=Path, help="NumPy archive x, y; default digits")
-    result.add_argument("--num-classes", type=int, help="classes of --images")
-    return result
-
-
 def run(words: Sequence[str]) -> int:
     """Draws the figure named by the first word.
 
     Raises:
       ValueError: If an option, the name or the picture's suffix is unknown.
     """
-    options = parser().parse_args(words or ["--help"])
-    if options.seeds is None:
-        options.seeds = 2 if options.small else 5
-    if options.seeds < 2:
-        raise ValueError(f"--seeds {options.seeds}: a standard error needs at least 2")
-    if options.name not in (*FIGURES, ALL):
-        names = ", ".join((*FIGURES, ALL))
-        raise ValueError(f"unknown figure {options.name!r}; choose among {names}")
+    listed = {**FIGURES, ALL: f"Every figure, into the folder OUT, with a page {INDEX}."}
+    lines = "\n".join(f"  {name:13}  {text}" for name, text in listed.items())
+    about = f"Draw a figure of the papers, and print its points.\n\nFigures:\n\n{lines}"
+    options = asked_of(Options, words or ["--help"], PROGRAM, about)
+    if options.name not in listed:
+        raise ValueError(f"unknown figure {options.name!r}; choose among {', '.join(listed)}")
     require("matplotlib")
     with Console() as console:
         if options.name == ALL:
@@ -87,7 +58,7 @@ def figure_of(name: str) -> Any:
     return importlib.import_module(f"experiments.figures.{name}")
 
 
-def draw(name: str, out: Path, options: argparse.Namespace, console: Console) -> list[str | Cells]:
+def draw(name: str, out: Path, options: Options, console: Console) -> list[str | Cells]:
     """Draws one figure; prints and returns its text and tables.
 
     The points are in the Parquet file beside the picture, and computed only if the code or the
@@ -122,7 +93,7 @@ def draw(name: str, out: Path, options: argparse.Namespace, console: Console) ->
     return [f"({table['seconds'].sum():.0f} s of CPU time)", *shown]
 
 
-def draw_all(options: argparse.Namespace, console: Console, words: str = "") -> None:
+def draw_all(options: Options, console: Console, words: str = "") -> None:
     """Draws every figure into a folder, and updates its page after each.
 
     Args:

@@ -12,13 +12,13 @@ T. Steinke, "Limits of Privacy Amplification by Subsampling", DifferentialPrivac
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.amplification import (
@@ -80,7 +80,7 @@ LAYOUT = Layout(
 )  # fmt: skip
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields the closed forms, a certified penalty, or the simulated errors of an epsilon."""
     yield {"kind": "exact"}
     for prob in np.geomspace(3e-4, 1.0, 9).tolist():

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import polars as pl
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from accounting import PrivacyProfile, epsilon
 from dpsgd.core.guarantee import ADJACENCY
-from experiments.figures.drawing import draw_curves, legend
+from experiments.figures.drawing import Layout, draw_layout
 from experiments.papers.monte_carlo import MonteCarloProfile
 from experiments.processes import each
-from experiments.results.points import Cells, collect, ends, pivot
+from experiments.results.points import collect, ends
 from samplers import BallsAndBins, BatchSampler, Deterministic, Poisson, Shuffle
 
 MONTE_CARLO = "balls-and-bins, Monte Carlo"
@@ -63,7 +64,7 @@ def curves(
     profiles: Mapping[str, Profiles],
     noise_multipliers: Sequence[float],
     delta: float,
-    progress: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None],
 ) -> pl.DataFrame:
     """Returns the bounds of each sampler, computed on all processors.
 
@@ -80,18 +81,22 @@ def curves(
     return collect(rows)
 
 
-def table(points: pl.DataFrame) -> Cells:
-    """Returns a table with a row per noise multiplier and a column per curve."""
-    return pivot(points.to_dicts(), corner="sigma")
-
-
 def style(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a broad line for deterministic batches, whose curve is shuffling's upper bound."""
     return {"lw": 5, "alpha": 0.35} if point["curve"] == "deterministic" else {}
 
 
-def draw(axes: Axes, points: pl.DataFrame, title: str) -> None:
-    """Draws the curves of one panel over the noise multiplier."""
-    draw_curves(axes, points, style)
-    axes.set(title=title, yscale="log", xlabel="noise multiplier σ", ylabel=f"ε ({TERMS})")
-    legend(axes, title="solid: upper bound\ndashed: lower bound")
+LAYOUT = Layout(
+    size=(11, 9),
+    columns=2,
+    axes={"": {"yscale": "log", "xlabel": "noise multiplier σ", "ylabel": f"ε ({TERMS})"}},
+    style=style,
+    legend={"title": "solid: upper bound\ndashed: lower bound"},
+)
+"""Layout of panels of epsilon over the noise multiplier."""
+
+
+def draw(points: pl.DataFrame, title: str) -> Figure:
+    """Returns a figure of one panel."""
+    layout = dataclasses.replace(LAYOUT, size=(7, 5), columns=1)
+    return draw_layout(points.with_columns(panel=pl.lit(title)), layout)

@@ -8,7 +8,6 @@ ceil(1/epsilon)-th largest contribution. The figure looks at the data: it is not
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpsgd.core.guarantee import ADJACENCY
+from experiments.figures import Options
 from experiments.figures.drawing import Layout
 from experiments.papers.contribution import sum_error, sum_error_bound, sum_sweet_spot
 from experiments.results.computed import Job
@@ -48,10 +48,10 @@ LAYOUT = Layout(
 )
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields an epsilon at a time."""
     for epsilon in EPSILONS:
-        sizes = {"seeds": options.seeds, "draws": DRAWS}
+        sizes = {"seeds": options.num_seeds, "draws": DRAWS}
         yield {"ratings": options.ratings, "epsilon": epsilon, **sizes}
 
 

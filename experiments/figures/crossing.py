@@ -9,7 +9,6 @@ docs/explanation/balls-and-bins-against-poisson.md.
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import matplotlib as mpl
 
 from accounting import BallsAndBinsProfile, PoissonProfile
+from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.order import compare, crossing
@@ -70,7 +70,7 @@ def many_steps(sigma: float, steps: int) -> float:
     return ((v + 3.0) * v / 2.0 + v / 12.0) / steps
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields a noise multiplier and a number of steps at a time."""
     sizes = (STEPS, NOISE_MULTIPLIERS)
     for steps, sigma in product(

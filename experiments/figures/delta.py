@@ -8,14 +8,13 @@ Display Ads and Criteo Sponsored Search. Dotted is equation 6, below Monte Carlo
 from __future__ import annotations
 
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 from accounting import Bound
-from experiments.figures import comparison
+from experiments.figures import Options, comparison
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.monte_carlo import MonteCarloProfile, geometric_ranks
@@ -60,7 +59,7 @@ def panel_of(run: tuple[str, float, int, float], points: int) -> dict[str, Any]:
     return {"panel": panel, "sigma": sigma, "bins": bins, "epsilons": epsilons}
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields a curve at a time."""
     points, num_samples = (6, 5_000) if options.small else (10, 20_000)
     # The other accountant's curve lies below the certified one, which hides it.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import optax
 from accounting import MultistageProfile, epsilon
 from accounting.profile import format_delta
 from dpsgd import Mechanism, dpsgd, train
+from experiments.figures import Options
 from experiments.figures.drawing import Layout
 from experiments.papers.episodic import PublishedTheorem3
 from experiments.results.computed import Job
@@ -70,14 +70,14 @@ LAYOUT = Layout(
 )  # fmt: skip
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields the cost at a noise multiplier, or the runs of one, at a time."""
     sigmas = (0.5, 2.0) if options.small else NOISE_MULTIPLIERS
     shared = {"images": options.images, "num_classes": options.num_classes, "steps": STEPS}
     for sigma in sigmas:
         yield {**shared, "panel": COST, "sigma": sigma}
     for curve in ("trained", "without noise", "untrained"):
-        runs = {**shared, "panel": ACCURACY, "curve": curve, "seeds": options.seeds}
+        runs = {**shared, "panel": ACCURACY, "curve": curve, "seeds": options.num_seeds}
         for sigma in sigmas if curve == "trained" else [0.0]:
             yield {**runs, "sigma": sigma, "over": [sigma] if sigma else [sigmas[0], sigmas[-1]]}
 

@@ -7,14 +7,12 @@ beside it. The paper's own figure 2 is `delta`.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 from accounting.profile import format_delta
-from experiments.figures import comparison
+from experiments.figures import Options, comparison
 from experiments.figures.comparison import TERMS
-from experiments.figures.drawing import Layout
 from experiments.results.computed import Job
 
 STEPS = {
@@ -29,16 +27,10 @@ NOISE_MULTIPLIERS = tuple(round(0.1 + 0.05 * i, 2) for i in range(9))
 NUM_SAMPLES = 20_000
 """Samples of a Monte Carlo bound; its upper end holds with probability 0.999."""
 NOTES = (f"epsilon over the noise multiplier ({TERMS})",)
-LAYOUT = Layout(
-    size=(11, 9),
-    columns=2,
-    axes={"": {"yscale": "log", "xlabel": "noise multiplier σ", "ylabel": f"ε ({TERMS})"}},
-    style=comparison.style,
-    legend={"title": "solid: upper bound\ndashed: lower bound"},
-)
+LAYOUT = comparison.LAYOUT
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields a panel and a noise multiplier at a time."""
     for (data_set, batch_size), steps in STEPS.items():
         for sigma in NOISE_MULTIPLIERS:

@@ -7,10 +7,10 @@ other bins alone (other bins), by two inequalities.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
+from experiments.figures import Options
 from experiments.figures.delta import AXES, NOTES, compute, panel_of
 from experiments.figures.drawing import Layout
 from experiments.results.computed import Job
@@ -40,7 +40,7 @@ BELOW = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.14)}
 LAYOUT = Layout((13, 9.2), 3, AXES, "one epoch", legend=BELOW)
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields a curve at a time; an estimator takes as many samples as its CPU seconds allow."""
     points, seconds = (5, 1.0) if options.small else (8, 5.0)
     for run in ((0.35, 1_000, 12.0), (0.5, 4_492, 8.0)):

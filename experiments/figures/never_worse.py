@@ -9,7 +9,6 @@ guarantee.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -20,6 +19,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from accounting import BallsAndBinsProfile, PoissonProfile
+from experiments.figures import Options
 from experiments.figures.comparison import TERMS
 from experiments.figures.drawing import blank, panels
 from experiments.papers.order import compare
@@ -35,7 +35,7 @@ FLOOR = 1e-12
 NOTES = (f"balls-and-bins and Poisson sampling at equal noise ({TERMS})",)
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields a cell of a panel at a time."""
     cells = ((2**14, 2**16), (0.3, 0.5)) if options.small else (BATCH_SIZES, NOISE_MULTIPLIERS)
     for data_set, epochs, batch_size, sigma in product(NUM_EXAMPLES, (1, 5), *cells):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import polars as pl
 
 from accounting import Bound
 from accounting.profile import format_delta
+from experiments.figures import Options
 from experiments.figures.contributions import TERMS
 from experiments.figures.drawing import Layout
 from experiments.papers.contribution import excess_bounds, privacy_excess
@@ -85,9 +85,9 @@ LAYOUT = Layout(
 )  # fmt: skip
 
 
-def jobs(options: Namespace) -> Iterator[Job]:
+def jobs(options: Options) -> Iterator[Job]:
     """Yields the curves of the exponential mechanism, or one of DP-SGD, at a time."""
-    shared = {"ratings": options.ratings, "seeds": options.seeds}
+    shared: dict[str, Any] = {"ratings": options.ratings, "seeds": options.num_seeds}
     shared["caps"] = SMALL_CAPS if options.small else CAPS
     for panel, (model, epsilons) in MODELS.items():
         if model is LinearRatings:

@@ -8,7 +8,6 @@ the time when it was written.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import polars as pl
 
 from dpsgd.files import write_atomically
 from dpsgd.noise.registry import noise_label
+from dpsgd.runs.records import near
 from dpsgd.runs.result import FinishedRun
 from dpsgd.runs.spec import PARTS, known_options
 from experiments.results.points import CODE, SPECIFICATION
@@ -184,10 +184,8 @@ class Table:
         """Raises ValueError if a name is not a column."""
         for name in names:
             if name not in self.frame.columns:
-                columns = sorted(self.frame.columns)
-                close = difflib.get_close_matches(name, columns, 3, 0.5)
-                hint = f"did you mean {' or '.join(close)}?" if close else "--out FILE.csv has all"
-                raise ValueError(f"the runs have no column {name!r}: {hint}")
+                hint = near(name, self.frame.columns) or ": --out FILE.csv has all"
+                raise ValueError(f"the runs have no column {name!r}{hint}")
 
     @property
     def settings(self) -> list[str]:

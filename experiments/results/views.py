@@ -133,7 +133,8 @@ class View:
         )
         judged = {f"judged_{name}": x for name, x in repeats(self.judge.name).items()}
         first = {name: pl.col(name).first() for name in ("family", "sampler")}
-        points = (
+        lower = self.judge.better == "lower"
+        best = (
             frame.group_by("curve", "x", "tuned", maintain_order=True)
             .agg(
                 **repeats(self.headline.name),
@@ -146,18 +147,15 @@ class View:
                 exceeds=(upper > pl.col("target_epsilon")).any(),
                 optimistic=pl.col("optimistic").fill_null(False).any(),
             )
+            .sort(
+                "judged_undefined", "judged_value", descending=[False, not lower],
+                nulls_last=True, maintain_order=True,
+            )
+            .unique(["curve", "x"], keep="first", maintain_order=True)
             .to_dicts()
-        )
-        merit = self.judge.merit
-        best: dict[Any, dict[str, Any]] = {}
-        for point in points:
-            place = point["curve"], point["x"]
-            rank = merit(point["judged_value"], point["judged_undefined"])
-            if place not in best or rank > best[place]["rank"]:
-                best[place] = {**point, "rank": rank}
-        order = list(dict.fromkeys(point["curve"] for point in points))
-        ranked = sorted(best.values(), key=lambda p: (order.index(p["curve"]), self._rank(p["x"])))
-        return tuple(ranked)
+        )  # fmt: skip
+        order = frame["curve"].unique(maintain_order=True).to_list()
+        return tuple(sorted(best, key=lambda p: (order.index(p["curve"]), self._rank(p["x"]))))
 
     def _rank(self, x: Any) -> float:
         if isinstance(x, str):

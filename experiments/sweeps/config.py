@@ -369,25 +369,17 @@ def tables(content: bytes, where: str) -> dict[str, Any]:
     return fields
 
 
-def file_of(path: Path, folder: Path = SHIPPED) -> Path:
+def file_of(path: Path) -> Path:
     """Returns `path` if it is a file, or the shipped file of that name.
 
     A folder does not count: `dpsgd sweep NAME store --out NAME` can be repeated.
-
-    Args:
-      path: Path or name.
-      folder: Folder of the shipped files.
 
     Raises:
       FileNotFoundError: If there is neither.
     """
     if path.exists() and not path.is_dir():
         return path
-    shipped = {file.stem: file for file in sorted(folder.glob("*.toml"))}
-    elsewhere = {file.stem for file in SHIPPED.rglob("*.toml")} - shipped.keys()
-    if str(path) in elsewhere:
-        mend = "is a private selection: add" if folder == SHIPPED else "shows every run: leave out"
-        raise ValueError(f"{path} {mend} --private")
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.toml"))}
     if str(path) not in shipped:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"{path} {problem}; shipped are {', '.join(shipped)}")

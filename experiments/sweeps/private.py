@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from accounting import TrialCount
@@ -17,9 +16,6 @@ from dpsgd.runs.support import checked_spec
 from dpsgd.runs.task import Task
 from experiments.results.metrics import Better
 from experiments.sweeps.config import OfTask, product, tables
-
-SHIPPED = Path(__file__).parent / "selections"
-"""Folder of selections that can be named without path and suffix."""
 
 _REFUSED = ("non_private", "insecure_seed")
 

@@ -67,21 +67,19 @@ def calibrate(asked: Calibrate) -> None:
 def compare(asked: Compare) -> None:
     """Prints and draws the certified epsilon of every sampler over the noise."""
     from experiments.figures import comparison  # other costs need no matplotlib
-    from experiments.figures.drawing import blank, panels, save
+    from experiments.figures.drawing import save
+    from experiments.results.points import pivot
 
-    delta = asked.delta
-    samplers = comparison.all_samplers(asked.num_examples, asked.batch_size, asked.epochs)
+    sizes, delta = (asked.num_examples, asked.batch_size, asked.epochs), asked.delta
+    samplers = comparison.all_samplers(*sizes)
     with Console() as console:
         profiles = {name: sampler.privacy for name, sampler in samplers.items()}
         points = comparison.curves(profiles, asked.noise_multiplier, delta, console.progress)
         console.line(f"epsilon [lower, upper] at delta {format_delta(delta)} ({comparison.TERMS})")
-        console.table(*comparison.table(points))
+        console.table(*pivot(points.to_dicts(), corner="sigma"))
         if asked.plot is not None:
-            figure = blank(7, 5)
-            [axes] = panels(figure)
-            title = f"n = {asked.num_examples:,}, b = {asked.batch_size:,}, E = {asked.epochs}"
-            comparison.draw(axes, points, f"{title}, δ = {format_delta(delta)}")
-            save(figure, asked.plot)
+            title = "n = {:,}, b = {:,}, E = {:,}, δ = {}".format(*sizes, format_delta(delta))
+            save(comparison.draw(points, title), asked.plot)
             console.line(f"drawn: {asked.plot}")
 
 

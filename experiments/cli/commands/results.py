@@ -82,7 +82,7 @@ def _select(config: questions.Sweep) -> None:
     """Runs `dpsgd sweep --private`."""
     assert config.out is not None, "checked"
     where = str(config.config)
-    asked = file_of(config.config, private.SHIPPED).read_bytes()
+    asked = file_of(config.config).read_bytes()
     search = private.PrivateSweep.parse(asked, where)
     with Console(timed=False) as console:  # how long it takes tells how many trials there are
         console.progress("starting")

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.figures import (
     FIGURES,
+    Options,
     comparison,
     crossing,
     delta,
@@ -17,10 +18,9 @@ from experiments.figures import (
     rating_model,
 )
 from experiments.figures import __main__ as figures
-from experiments.figures.__main__ import figure_of, main, parser
+from experiments.figures.__main__ import figure_of, main
 from experiments.results import computed
 from experiments.results.points import collect, pivot
-from samplers import Deterministic
 
 RECORDS = computed.ROOT / "experiments" / "records"
 
@@ -89,14 +89,11 @@ def test_error_bars_are_standard_errors():
 
 def test_the_comparison_prints_and_draws_what_it_computes(tmp_path, monkeypatch, command):
     monkeypatch.setattr(comparison, "each", map)
-    profiles = {"deterministic": Deterministic(1000, 100, 1).privacy}
-    points = comparison.curves(profiles, (0.5, 1.0), 1e-3)
-    header, rows = comparison.table(points)
-    assert header == ["sigma", "deterministic"]
-    assert [row[0] for row in rows] == ["0.5", "1"]
-    words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "1"]
-    heading = command("compare", *words, "--plot", tmp_path / "a.png").splitlines()[0]
+    words = ["--num-examples", "1000", "--batch-size", "100", "--noise-multiplier", "0.5", "1"]
+    heading, header, *rows = command("compare", *words, "--plot", tmp_path / "a.png").splitlines()
     assert heading.endswith("at delta 1e-05 (zero-out adjacency, unit: one example)")
+    assert header.split() == ["sigma", "deterministic", "shuffle", "poisson", "balls-and-bins"]
+    assert [row.split()[0] for row in rows][-3:-1] == ["0.5", "1"]
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
@@ -133,10 +130,10 @@ def test_recorded_cells_are_decided_and_none_is_worse_at_a_small_delta():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-@pytest.mark.parametrize("small", [[], ["--small"]])
+@pytest.mark.parametrize("small", [False, True])
 def test_every_figure_has_jobs_of_json_values_that_differ(name, small):
     module = figure_of(name)
-    options = parser().parse_args([name, "a.svg", "--seeds", "2", *small])
+    options = Options(name=name, out=Path("a.svg"), seeds=2, small=small)
     jobs = [json.dumps(job, sort_keys=True) for job in module.jobs(options)]
     assert len(set(jobs)) == len(jobs) > 1
     assert hasattr(module, "LAYOUT") != hasattr(module, "draw")
@@ -187,9 +184,9 @@ def test_interrupted_figures_leave_the_page_of_those_before(in_process, tmp_path
     [
         (["samplers", "a.png"], "unknown figure 'samplers'; choose among epsilon, "),
         (["epsilon", "a.jpeg"], "OUT must end in .png, .pdf or .svg, got a.jpeg"),
-        (["epsilon"], "the following arguments are required: OUT"),
+        (["epsilon"], "scripts/figures needs OUT"),
         (["epsilon", "a.png", "--seed", "2"], "--seed"),
-        (["contributions", "a.png", "--seeds", "1"], "--seeds 1: a standard error needs"),
+        (["contributions", "a.png", "--seeds", "1"], "--seeds must be an integer >= 2, got 1"),
         (["rating_model", "a.png", "--ratings", "nowhere"], "nowhere"),
         (["all", __file__], "File exists"),
     ],

@@ -16,7 +16,7 @@ from dpsgd.runs.result import FinishedRun
 from experiments.cli import console
 from experiments.results.page import page as page_of
 from experiments.sweeps.config import Sweep, file_of
-from experiments.sweeps.private import SHIPPED, PrivateSweep
+from experiments.sweeps.private import PrivateSweep
 
 FILE = """
 target_epsilon = 8.0
@@ -89,12 +89,13 @@ def test_the_score_is_the_headline_on_the_validation_rows_and_never_of_rows_that
         parse(FILE.replace("test_error", "train_auc")).scored(Described(), "FILE")
 
 
-def test_shipped_selections_can_be_asked_for_by_name_and_need_the_option():
-    for path in SHIPPED.glob("*.toml"):
-        content = file_of(Path(path.stem), SHIPPED).read_bytes()
-        assert len(PrivateSweep.parse(content, path.stem).candidates(path.stem)) > 1
-        with pytest.raises(ValueError, match="add --private"):
-            Sweep.parse(content, path.stem)
+def test_the_shipped_selection_can_be_asked_for_by_name_and_needs_the_option():
+    content = file_of(Path("private-selection")).read_bytes()
+    assert len(PrivateSweep.parse(content, "private-selection").candidates("FILE")) > 1
+    with pytest.raises(ValueError, match=r"private-selection is the file of .*: add --private"):
+        Sweep.parse(content, "private-selection")
+    with pytest.raises(ValueError, match="a sweep that shows every run: leave out --private"):
+        PrivateSweep.parse(file_of(Path("equal-privacy")).read_bytes(), "FILE")
 
 
 def test_the_command_releases_a_model_whose_report_states_the_whole(tmp_path, command):
