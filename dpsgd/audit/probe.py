@@ -21,8 +21,11 @@ from dpsgd.engine.loop import Block, train_blocks
 from dpsgd.engine.placement import hosted, placement_mismatch
 from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
-from dpsgd.gradients.rows import index_ranges
+from dpsgd.gradients.frozen import leaf_names
+from dpsgd.gradients.losses import example_keys
+from dpsgd.gradients.rows import declared_rows, index_ranges
 from dpsgd.noise.keys import Keys, RootKey
+from samplers import BatchSource
 from samplers.batches import IndexBlock, zeros
 
 PyTree = Any
@@ -131,12 +134,53 @@ class Probe:
         self._known: dict[range, Any] = {}
         self.snapshot: TableSnapshot | None = None
         if self.state.tables:
-            self.snapshot = TableSnapshot(self.state)
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
-            for start in range(0, len(self.starts), self.places):
-                some = np.arange(start, min(start + self.places, len(self.starts)))
-                after, _ = self.called(self.begun(), some, return_gradient=True)
-                self.snapshot.learn(after.lazy_tables, self.first_step)
+            self.snapshot = TableSnapshot(self.state, self._rows_of_examples())
+
+    def _rows_of_examples(self) -> dict[int, np.ndarray]:
+        """Returns the rows of each lazy table that synthetic examples look up: int32, in order."""
+        rows = {k: np.zeros(0, np.int32) for k in self.state.tables}
+        for start in range(0, len(self.starts), self.places):
+            some = np.arange(start, min(start + self.places, len(self.starts)))
+            read = self.looked_up(self._plan(some), self.first_step)
+            rows = {k: np.union1d(of, read[k]) for k, of in rows.items()}
+        return rows
+
+    def looked_up(self, plan: IndexBlock, step: int, attempt: int = 0) -> dict[int, np.ndarray]:
+        """Returns the rows of each lazy table that the batch of a step looks up: int32, in order.
+
+        Args:
+          plan: Plan of one step.
+          step: Number of the step, which names the keys of a loss that takes one.
+          attempt: Number of the attempt, likewise.
+        """
+        shape = -1, *self.mechanism.sampler.clipped_shape
+        indices, places = (
+            np.asarray(plan.indices if x is None else x)[0].reshape(shape)
+            for x in (plan.indices, plan.places)
+        )
+        real = plan.weights[0].reshape(len(indices), -1).max(axis=1) > 0
+        batch: tuple[Any, ...] = (jax.tree.map(lambda x: np.asarray(x[places]), self.columns),)
+        if self.algorithm.takes_key:
+            first = jnp.asarray(indices.reshape(len(indices), -1)[:, 0])
+            key = jnp.asarray(self.root.loss_key(attempt))
+            batch += (example_keys(key, step, first, plan.shards),)
+        found = self._looked_up_at(batch)
+        names = leaf_names(self.state.raw_params)
+        return {k: np.unique(np.asarray(found[names[k]])[real]) for k in self.state.tables}
+
+    @functools.cached_property
+    def _looked_up_at(self) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
+        declared = declared_rows(self.algorithm.loss_fn)
+        shapes = jax.eval_shape(lambda: self.state.raw_params)
+        assert declared is not None, "or it had no lazy tables"
+        return jax.jit(jax.vmap(lambda batch: declared.places(shapes, *batch)))
+
+    def drawn_plan(self, step: int, attempt: int) -> IndexBlock:
+        """Returns the plan of a block of one step, as the run's sampler draws it."""
+        source = BatchSource(self.mechanism.sampler, self.root.sampling_seed(attempt))
+        room = {"steps": self.layout.block_steps, "passes": self.layout.passes}
+        return source.fill(step, step + 1, **room)
 
     @functools.cached_property
     def poison(self) -> int | None:
@@ -210,6 +254,7 @@ class Probe:
         padding: int | np.ndarray = 0,
         step: int | None = None,
         attempt: int = 0,
+        rows: dict[int, Table] | None = None,
     ) -> list[np.ndarray]:
         """Returns the private mean gradient of one step, a block of its own.
 
@@ -221,11 +266,14 @@ class Probe:
             each place.
           step: Which names the noise; by default the run's first.
           attempt: Which does, too.
+          rows: What the rows of tables in `snapshot` hold before; by default as in `state`.
 
         Returns:
           The noised sum over the expected batch size, float32[size] for each leaf.
         """
         state, plan = self.begun(step, spent=True), self._plan(members, at, padding)
+        if rows is not None and self.snapshot is not None:
+            state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
         number = int(state.step)
         after, _ = self.called(state, plan, mechanism, attempt, return_gradient=True)
         self._spent = after.opt_state  # given away in the next call: no release depends on it
@@ -245,36 +293,6 @@ class Probe:
     def _taken_back(self, after: TrainState, step: int) -> dict[int, Table]:
         """Returns what a step left in the rows of tables, which the next call has again."""
         return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables, step)
-
-    def advanced(
-        self,
-        members: Sequence[int] | np.ndarray = (),
-        mechanism: Mechanism | None = None,
-        *,
-        return_gradient: bool,
-        step: int | None = None,
-        rows: dict[int, Table] | None = None,
-    ) -> Any:
-        """Returns the state after one step from `state`, on the device: what training resumes with.
-
-        Of tables with deferred noise it has those rows alone that examples read, on the host.
-
-        Args:
-          members: Numbers of the examples that take part, strewn.
-          mechanism: As for `release`.
-          return_gradient: Whether the private mean gradient stands in the place of the parameters.
-          step: Another number of the step; by default the run's first.
-          rows: What those rows hold before it; by default what they hold in `state`.
-        """
-        state = self.begun(step)
-        if rows is not None:
-            assert self.snapshot is not None
-            state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
-        number = int(state.step)
-        after, _ = self.called(state, members, mechanism, return_gradient=return_gradient)
-        return (
-            after if self.snapshot is None else after.with_tables(self._taken_back(after, number))
-        )
 
     def placement_mismatch(self) -> str | None:
         """Returns the path of what is not the same on all devices after a full batch, if any is."""
@@ -358,10 +376,10 @@ class Probe:
 
         Args:
           state: From `begun`, or from this.
-          members: As for `advanced`, or the plan of a block.
+          members: Numbers of the examples that take part, strewn, or the plan of a block.
           mechanism: As for `release`.
           attempt: Likewise.
-          return_gradient: As for `advanced`.
+          return_gradient: True for the private mean gradient in the place of the parameters.
         """
         plan = members if isinstance(members, IndexBlock) else self._plan(members)
         state, mechanism = self.layout.put_state(state), mechanism or self.mechanism

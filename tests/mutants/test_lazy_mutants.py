@@ -8,7 +8,7 @@ from planting import Fault, after, before, largest_norm, planted
 
 from dpsgd import LazyTables, Mechanism, dpsgd, with_rows
 from dpsgd.audit.probe import Probe
-from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, SILENT, deferred_checks
+from dpsgd.audit.runtime.deferred import FLUSHED, FRESH, LAW, deferred_checks
 from dpsgd.audit.runtime.differential import STEP as RELEASED
 from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.core.gaussian import STEP, VALUE
@@ -60,7 +60,7 @@ def on_another_grid(change):
         unread = (table.steps < step - 9)[:, None]
         return found._replace(values=jnp.where(unread, change(found.values, stddev), found.values))
 
-    return [Fault("flush", after(flushed), LAW)]
+    return [Fault("flush", after(flushed), FLUSHED)]
 
 
 def with_seen(seam, seen, changed, change):
@@ -149,7 +149,7 @@ BUGS = {
         "row noise", lambda total, state, key, step, scales, *_: total / scales.expected_batch_size,
         "row update", momentum_of_sums),
     "no noise where a sum is 0": [
-        Fault("row noise", after(without_noise_where_nothing_is), SILENT)],
+        Fault("row noise", after(without_noise_where_nothing_is), LAW)],
     "a coarser grid for rows that nobody read": on_another_grid(
         lambda x, stddev: rows.on_grid(x, 2 * stddev, jnp.float32(0.5))),
     "a finer grid for rows that nobody read": on_another_grid(

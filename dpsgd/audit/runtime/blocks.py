@@ -134,7 +134,7 @@ class _Blocks:
 
     def _differs(self, step: int) -> bool:
         """Compares the first step of the loop with the release of its batch."""
-        probe, layout, sampler = self._probe, self._probe.layout, self._probe.mechanism.sampler
+        probe = self._probe
         if probe.algorithm.takes_key or probe.tables:  # see `deferred`
             return False
         blocks = probe.blocks(
@@ -147,8 +147,7 @@ class _Blocks:
         )
         with closing(blocks):
             shown = np.asarray(next(blocks).watched, np.float64)[0]
-        source = BatchSource(sampler, probe.root.sampling_seed(_ATTEMPT))
-        plan = source.fill(step, step + 1, steps=layout.block_steps, passes=layout.passes)
+        plan = probe.drawn_plan(step, _ATTEMPT)
         after, _ = probe.called(probe.begun(step), plan, attempt=_ATTEMPT, return_gradient=True)
         pairs = zip(jax.tree.leaves(after.raw_params), self._places, strict=True)
         released = np.concatenate([np.ravel(np.asarray(x))[at] for x, at in pairs])

@@ -132,10 +132,14 @@ class Comparison:
         self.compared += expected.size
         with np.errstate(invalid="ignore", over="ignore"):
             off = ~(np.abs(found - expected) <= allowed) | ~np.isfinite(found)
-            if off.any() and not self.wrong:
+            if off.any():
                 gain = float(np.vdot(found, expected) / np.vdot(expected, expected))
                 share = f"{np.count_nonzero(off):,} of {off.size:,} coordinates differ"
-                self.wrong = f"{where}: {share}, {gain:.4g} times the noise on average"
+                self.fail(f"{where}: {share}, {gain:.4g} times the noise on average")
+
+    def fail(self, wrong: str) -> None:
+        """Notes a difference, unless there is one already."""
+        self.wrong = self.wrong or wrong
 
     def check(self, detail: str = "") -> CheckResult:
         """Returns the check."""

@@ -142,7 +142,9 @@ def test_it_is_the_executable_that_trains_and_watched_blocks_hold_the_same_relea
 
 
 def test_advancing_takes_the_step_of_training_and_shows_its_release_where_asked(program):
-    after, shown = (program.advanced([0, 1], return_gradient=shown) for shown in (False, True))
+    after, shown = (
+        program.called(program.begun(), [0, 1], return_gradient=shown)[0] for shown in (False, True)
+    )
     assert int(after.step) == int(shown.step) == 1
     for a, b in zip(jax.tree.leaves(after[2:]), jax.tree.leaves(shown[2:]), strict=True):
         assert np.array_equal(a, b)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpsgd import LazyTables
-from dpsgd.audit.runtime.deferred_law import DeferredLaw
+from dpsgd.audit.reference_rows import TableLaw
 from dpsgd.engine.lazy.gaps import GapLaw, Gaps, LinearSgd
 from dpsgd.engine.lazy.laws import RunLaws, law_of, packed
 
@@ -21,7 +21,7 @@ SCHEDULES = {
 def step_by_step(run):
     """(start, stop) -> the law of a gap as the audit knows it, by the update rule alone."""
     sizes = np.array(run.step_sizes)
-    audited, kept = DeferredLaw(sizes, run.momentum, 1.0, lambda attempt: sizes), -run.order
+    audited, kept = TableLaw(sizes, run.momentum, 1.0), -run.order
     return lambda start, stop: GapLaw(*(x[kept:, kept:] for x in audited.gap(start, stop)))
 
 
