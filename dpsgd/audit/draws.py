@@ -7,6 +7,7 @@ chance does what: `dpsgd.audit.laws`.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from dpsgd.engine.blocks import plan_blocks
 from samplers import BatchSampler, BatchSource
 from samplers.base import stated_law
 from samplers.batches import IndexBlock
+from samplers.plans import EpochPlan
 from samplers.row_law import RowLaw
 from samplers.shards import Shards
 
@@ -223,6 +225,7 @@ class Draws:
             if self.cut and not np.array_equal(read.parts, np.minimum(drawn.parts, cap)):
                 yield f"batches of epoch {read.number} are not cut to {cap:,} rows"
         yield from _cut_faults(self.sampler, self.seeds[0])
+        yield from _secret_faults(self.sampler, self.seeds[0])
 
     def _differs(self, epoch: Epoch) -> bool:
         """Compares what was read of some chunks with `participations`, entry by entry."""
@@ -381,3 +384,26 @@ def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
                 yield f"{what} {rows.size:,} are taken in place of {wanted:,}"
             if not sampler.accumulates and len(passes) > 1:
                 yield f"{what} {len(passes)} passes are taken in place of one"
+
+
+def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
+    """Yields which epochs a source of batches draws or cuts by another epoch's secret."""
+    given: set[int] = set()
+
+    def plan(seed: int, epoch: int, *shard: int) -> EpochPlan:
+        given.add(seed)
+        return EpochPlan(np.zeros(sampler.steps_per_epoch + 1, np.int64), np.zeros(0, np.int32))
+
+    def passes(members: np.ndarray, seed: int, *step_and_shard: int) -> list[np.ndarray]:
+        given.add(seed)
+        return [members]
+
+    recorder = copy.copy(sampler)  # of empty batches
+    for name, method in {"plan": plan, "shard_plan": plan, "passes": passes}.items():
+        object.__setattr__(recorder, name, method)
+    for epoch in sorted({0, min(1, sampler.epochs - 1), sampler.epochs - 1}):
+        given.clear()
+        source = BatchSource(recorder, lambda drawn: seed + drawn)
+        source.cut(epoch * sampler.steps_per_epoch)
+        if given != {seed + sampler.drawn_epoch(epoch)}:
+            yield f"epoch {epoch} is drawn or cut by the secret of another epoch"

@@ -236,7 +236,28 @@ def in_the_first_epoch(sound):
     return fill
 
 
+def by_the_first_secret(sound):
+    """A source takes the secret of epoch 0 for all, once an epoch is drawn."""
+
+    def cut(self, step):
+        self._plan_of(step // self.sampler.steps_per_epoch)
+        known = self._seed
+        self._seed = lambda epoch: known(0)
+        try:
+            return sound(self, step)
+        finally:
+            self._seed = known
+
+    return cut
+
+
+def planned_by_the_first_secret(sound):
+    return lambda self, epoch: [self.sampler.plan(self._seed(0), epoch)]
+
+
 SOURCE = {
+    "epochs are cut by the secret of the first": seam("cut", by_the_first_secret),
+    "epochs are drawn by the secret of the first": seam("drawn", planned_by_the_first_secret),
     "a block stays in its first epoch": seam("filled", in_the_first_epoch),
     "padding counts": weighed(np.s_[:, -1], plus=1.0),
     "the first row is not weighed": weighed(np.s_[0, 0], factor=0.5),
