@@ -1,9 +1,10 @@
 """Compares what the training loop gives to its blocks with what the run declares.
 
-The first blocks of what is left of a run, and its last steps, are run by `train_blocks` itself,
-which resumes once in between. Batches are compared by their sizes and by the marked rows, whose
-floats are NaN, in them; the noise of every step with what key and step give; and the first step of
-each beginning, at the run's own scales, with the release of the batch that is drawn.
+The first blocks of what is left of a run, some in its middle, and its last steps are run by
+`train_blocks` itself, which resumes once in between. Batches are compared by their sizes and by the
+marked rows, whose floats are NaN, in them; the noise of every step with what key and step give; and
+the first step of each beginning, at the run's own scales, with the release of the batch that is
+drawn.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _COPIES = "every device has the same state"
 
 _SHORT = 2  # steps of a block, where full ones cost seconds
 _TAIL = 3  # last steps, of two short blocks
+_MIDDLE = 5  # steps somewhere in the middle, of three short blocks or more
 _ATTEMPT = 1
 _WORK = 2**33  # coordinates of gradients formed in a full block, at most
 
@@ -120,7 +122,9 @@ class _Blocks:
         if last > self._all.start:
             segments.insert(0, range(self._all.start, min(last, self._all.start + self._block)))
         for steps in segments:
-            self._run(steps)
+            self._run(steps, self._ends, resumes=not self._probe.tables)
+        if middle := self._middle(segments):
+            self._run(middle, _SHORT, resumes=False)
         first = [steps.start for steps in segments if self._differs(steps.start)]
         words = ", ".join(f"{s.start:,} to {s.stop - 1:,}" for s in segments)
         detail = f"{len(self._given.declared)} blocks of steps {words}"
@@ -131,6 +135,15 @@ class _Blocks:
             given = CheckResult.skipped(STEPS, f"noise not compared: {unknown}")
         words = f"not so in steps {first}" if first else f"{len(segments)} steps"
         return [self._given.check(detail), given, CheckResult(FIRST, not first, words)]
+
+    def _middle(self, segments: list[range]) -> range:
+        """Returns some steps between the segments, from anywhere; none if there are too few."""
+        free = range(segments[0].stop, segments[-1].start - _MIDDLE)
+        if not free:
+            return free
+        rng = np.random.default_rng(self._probe.root.sampling_seed(_ATTEMPT))
+        start = int(rng.integers(free.start, free.stop))
+        return range(start, start + _MIDDLE)
 
     def _differs(self, step: int) -> bool:
         """Compares the first step of the loop with the release of its batch."""
@@ -162,10 +175,15 @@ class _Blocks:
         known = not self._expected.singular and self._expected.knows(self._all.start)
         return "" if known else "the noise states no Toeplitz matrix"
 
-    def _run(self, wanted: range) -> None:
-        """Compares blocks from the first of these steps to the last, resuming after the first."""
+    def _run(self, wanted: range, ends: int | None, *, resumes: bool) -> None:
+        """Compares blocks from the first of these steps to the last.
+
+        Args:
+          wanted: Steps.
+          ends: Multiples of this number of steps end a block; None for full blocks.
+          resumes: True to resume after the first block.
+        """
         stop, rows, state = wanted.start, [], self._probe.begun(wanted.start)
-        ends = self._ends
         while stop < wanted.stop and state is not None:
             begun, state = state, None
             blocks = self._probe.blocks(
@@ -184,7 +202,7 @@ class _Blocks:
                     first, stop = stop == wanted.start, block.steps.stop
                     if stop >= wanted.stop:
                         break
-                    if first and not self._probe.tables:
+                    if first and resumes:
                         state, ends = jax.tree.map(np.array, hosted(block.state)), _SHORT
                         break
         if stop < wanted.stop:

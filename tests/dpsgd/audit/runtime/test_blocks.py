@@ -21,7 +21,7 @@ ROWS = {"x": np.random.default_rng(0).normal(size=(64, D)).astype(np.float32)}
 BATCHES = "blocks train on the batches that are drawn"
 FIRST = "the loop's first step releases what its batch does"
 STEPS = "blocks are given the keys, scales and steps of the run"
-SHUFFLE = Shuffle(N, 20, 12)  # 144 steps: the blocks that are looked at begin in an epoch's midst
+SHUFFLE = Shuffle(N, 20, 20)  # 240 steps: the blocks that are looked at begin in an epoch's midst
 
 
 def loss_fn(params, example):
@@ -50,7 +50,7 @@ TREE = UnitTree.from_columns({"user": np.arange(N) // 6})
     ("sampler", "noise", "step"),
     [
         (SHUFFLE, (), 0),
-        (SHUFFLE, (), 143),
+        (SHUFFLE, (), 239),
         pytest.param(Poisson(N, 20, 2), (), 0, marks=pytest.mark.long),
         (BallsAndBins(N, 20, 8, overflow="accumulate", max_batch_size=8), (), 0),
         (Multistage(TREE, (5, 4), steps=70, clipped_level=1), (), 0),
@@ -102,6 +102,28 @@ def a_public_key_from_the_second_block_on(patch):
     dispatched(patch, change)
 
 
+def a_public_key_in_the_middle_of_the_run(patch):
+    def change(state, inputs):
+        middle = 64 <= int(state.step) < SHUFFLE.num_steps - 67
+        key = jnp.zeros_like(inputs.noise_key) if middle else inputs.noise_key
+        return state, inputs._replace(noise_key=key)
+
+    dispatched(patch, change)
+
+
+def a_public_key_in_all_blocks_but_the_first_and_the_last(patch):
+    seen = []
+
+    def change(state, inputs):
+        seen.append(int(state.step) + int(inputs.plan.num_steps))
+        follows = len(seen) > 1 and seen[-2] == int(state.step)
+        public = follows and seen[-1] < SHUFFLE.num_steps
+        key = jnp.zeros_like(inputs.noise_key) if public else inputs.noise_key
+        return state, inputs._replace(noise_key=key)
+
+    dispatched(patch, change)
+
+
 def no_noise_in_the_first_block_after_a_resume(patch):
     seen = []
 
@@ -125,6 +147,8 @@ def the_keys_of_the_first_attempt(patch):
     [
         (first_batches_again, {BATCHES}),
         (a_public_key_from_the_second_block_on, {STEPS}),
+        (a_public_key_in_the_middle_of_the_run, {STEPS}),
+        (a_public_key_in_all_blocks_but_the_first_and_the_last, {STEPS}),
         (no_noise_in_the_first_block_after_a_resume, {STEPS}),
         (the_keys_of_the_first_attempt, {STEPS}),
     ],
