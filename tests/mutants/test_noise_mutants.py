@@ -1,6 +1,6 @@
 """Planted faults of the noise, each a `Noise` that spoils it somewhere: the audit must say so.
 
-One noise holds those of key, step, scale and numbers; its state says which is at work.
+A fault says when, where and what: one noise has the fields of a fault as its state.
 """
 
 import dataclasses
@@ -31,7 +31,6 @@ from samplers import BallsAndBins, Deterministic, Poisson
 pytestmark = [pytest.mark.mutants, pytest.mark.usefixtures("unoptimised")]
 
 N, B, STEPS, BLOCK = 200, 20, 70_030, 16  # the last block has 14 steps
-LARGE = 2**12
 ROWS = np.random.default_rng(0).normal(size=(20, 40)).astype(np.float32)
 PARAMS = {
     **{f"k{number:02}": jnp.zeros(40 + number) for number in range(18)},
@@ -44,171 +43,115 @@ PARAMS = {
 }
 
 
-@dataclass
-class Bug:
-    """What it does to the noise of a step."""
-
-    key: object = None
-    step: object = None
-    stddev: object = None
-    noise: object = None
-
-
-@dataclass
-class Seen:
-    """What a noise can see, and what it should not look at; `size` is about that of the batch."""
-
-    total: object
-    step: object
-    clip: object
-    key: object
-
-    @property
-    def size(self):
-        return optax.tree.norm(self.total) / self.clip
+SIZES = [leaf.size for leaf in jax.tree.leaves(PARAMS)]
+FIRST = dict(zip(sorted(PARAMS), np.cumsum([0, *SIZES]).tolist(), strict=False))
+ALL = 2**31 - 1
+SOUND = {
+    # where
+    "first": 0, "stop": ALL, "silent": False,
+    # when
+    "modulus": 1, "residue": 0, "from_step": 0, "least": -1.0, "most": np.inf, "least_clip": 0.0,
+    # what: factor (batch / B)^power times the noise of another place, cut
+    "factor": 1.0, "power": 0, "back": 0, "low": -np.inf, "high": np.inf,
+    # under which name
+    "step_bits": ALL, "step_modulus": ALL, "words": 15,
+}  # fmt: skip
+"""Fields of a fault, as they are without it."""
 
 
-def leaf(name, change):
-    """Returns a bug of one leaf."""
-    return lambda noise, seen: noise | {name: change(noise, seen)}
-
-
-def repeated(noise, seen):
-    tile = noise["table"][:8]
-    return jnp.tile(tile, (8, 1))
+def of(name, first=0, stop=None, like=None, **fields):
+    """A fault of coordinates of a leaf; `like` names a leaf whose noise they have."""
+    size, begin = PARAMS[name].size, FIRST[name]
+    bounds = slice(first, stop).indices(size)
+    if like is not None:
+        fields["back"] = begin + bounds[0] - FIRST[like]
+    return {"first": begin + bounds[0], "stop": begin + bounds[1]} | fields
 
 
 BUGS = {
-    "none": Bug(),
-    # of the deviation
-    "off at the last step of a full block": Bug(
-        stddev=lambda s: jnp.where(s.step % BLOCK == BLOCK - 1, 0, 1)
-    ),
-    "off in the last steps of the run": Bug(stddev=lambda s: jnp.where(s.step >= STEPS - 2, 0, 1)),
-    "halved for batches above 16": Bug(stddev=lambda s: jnp.where(s.size > 3, 0.5, 1)),
-    "halved for full batches at the run's own C": Bug(
-        stddev=lambda s: jnp.where((s.size > 5) & (s.clip > 0.1), 0.5, 1)
-    ),
-    "off for empty batches": Bug(stddev=lambda s: jnp.where(s.size == 0, 0, 1)),
-    "half of it": Bug(stddev=lambda s: 0.5),
-    "added to the mean": Bug(stddev=lambda s: B),
-    "scaled for the mean": Bug(stddev=lambda s: 1 / B),
-    "divided by the realised size": Bug(stddev=lambda s: B / jnp.maximum(s.size, 1)),
-    "one percent less": Bug(stddev=lambda s: 0.99),
-    "variance one percent more": Bug(stddev=lambda s: np.sqrt(1.01)),
-    "in proportion to the batch": Bug(stddev=lambda s: s.size / B),
-    "none in large leaves": Bug(noise=lambda n, s: {k: z * (z.size < LARGE) for k, z in n.items()}),
-    "none in a leaf of one entry": Bug(noise=leaf("scalar", lambda n, s: 0 * n["scalar"])),
-    "none in bfloat16": Bug(noise=leaf("half", lambda n, s: 0 * n["half"])),
-    "none in the last rows of a table": Bug(
-        noise=leaf("table", lambda n, s: n["table"].at[-2:].set(0))
-    ),
-    "none in rows that nobody touched": Bug(
-        noise=leaf(
-            "table", lambda n, s: n["table"] * jnp.any(s.total["table"], axis=1, keepdims=True)
-        )
-    ),
-    "less in one column": Bug(noise=leaf("table", lambda n, s: n["table"].at[:, 7].multiply(0.3))),
-    # of the law
-    "none in few coordinates": Bug(
-        noise=leaf("table", lambda n, s: n["table"] * (jnp.arange(64) != 5))
-    ),
-    "never negative": Bug(noise=lambda n, s: jax.tree.map(jnp.abs, n)),
-    "half of it in bfloat16": Bug(noise=leaf("half", lambda n, s: 0.5 * n["half"])),
-    "cut at three and a half sigma": Bug(
-        noise=lambda n, s: jax.tree.map(lambda z: jnp.where(jnp.abs(z) > 3.5 * 0.5, 0.3, z), n)
-    ),
-    "uniform": Bug(
-        noise=lambda n, s: jax.tree.map(
-            lambda z: np.sqrt(3) / 2 * (2 * jax.scipy.stats.norm.cdf(2 * z) - 1), n
-        )
-    ),
-    # of steps
-    "step mod 64": Bug(step=lambda s: s.step % 64),
-    "step mod 1000": Bug(step=lambda s: s.step % 1000),
-    "step mod 2^16": Bug(step=lambda s: s.step % 2**16),
-    "a bit of the step is lost": Bug(step=lambda s: s.step & ~512),
-    "two steps with one noise": Bug(step=lambda s: s.step // 2 * 2),
-    "negated in the next step": Bug(
-        step=lambda s: s.step // 2, stddev=lambda s: 1 - 2.0 * (s.step % 2)
-    ),
-    "one noise for all steps": Bug(step=lambda s: 0 * s.step),
-    # of leaves
-    "leaves k and k + 16 share": Bug(
-        noise=lambda n, s: (
-            n | {f"k{k + 16}": jnp.resize(n[f"k{k:02}"], (56 + k,)) for k in range(2)}
-        )
-    ),
-    "leaves of equal shape share": Bug(noise=leaf("other", lambda n, s: n["one"])),
-    "a scalar shares": Bug(noise=leaf("scalar", lambda n, s: n["one"][0, 0])),
-    "leaves share but for signs": Bug(
-        noise=leaf("other", lambda n, s: jnp.copysign(n["one"], n["other"]))
-    ),
-    "leaves share a half": Bug(
-        noise=leaf("other", lambda n, s: np.sqrt(0.5) * (n["one"] + n["other"]))
-    ),
-    # of coordinates
-    "pairs of columns share": Bug(
-        noise=leaf("table", lambda n, s: jnp.repeat(n["table"][:, ::2], 2, axis=1))
-    ),
-    "a tile is repeated": Bug(noise=leaf("table", repeated)),
-    "a leaf is shared further on": Bug(
-        noise=leaf("table", lambda n, s: n["table"].at[9, 5:45].set(-n["k00"]))
-    ),
-    "a later step moves it on": Bug(
-        step=lambda s: 0 * s.step,
-        noise=leaf("table", lambda n, s: jnp.roll(n["table"], 5 * s.step, axis=0)),
-    ),
-    "an index of eleven bits": Bug(
-        noise=leaf("table", lambda n, s: jnp.resize(n["table"].ravel()[: 2**11], (64, 64)))
-    ),
-    "the last coordinate is the first": Bug(
-        noise=leaf("table", lambda n, s: n["table"].at[-1, -1].set(n["table"][0, 0]))
-    ),
-    "one coordinate is infinite": Bug(
-        noise=leaf("table", lambda n, s: n["table"].at[3, 5].set(jnp.inf))
-    ),
-    "one coordinate is no number": Bug(
-        noise=leaf("half", lambda n, s: n["half"].at[7].set(jnp.nan))
-    ),
-    "signs of half of a leaf": Bug(noise=leaf("one", lambda n, s: n["one"].at[15:].multiply(-1))),
-    # of keys
-    "an attempt is not heeded": Bug(key=lambda s: s.key.at[3].set(0)),
-    "the key's first words are not heeded": Bug(key=lambda s: s.key.at[:2].set(0)),
-    "the key is not heeded": Bug(key=lambda s: jnp.zeros(4, jnp.uint32)),
-}
-
-
+    "none": {},
+    # of steps and batches
+    "off at the last step of a full block": {
+        "modulus": BLOCK, "residue": BLOCK - 1, "factor": 0.0},
+    "off in the last steps of the run": {"from_step": STEPS - 2, "factor": 0.0},
+    "halved for batches above 16": {"least": 3.0, "factor": 0.5},
+    "halved for full batches at the run's own C": {
+        "least": 5.0, "least_clip": 0.1, "factor": 0.5},
+    "off for empty batches": {"most": 0.0, "factor": 0.0},
+    "negated in every second step": {"modulus": 2, "residue": 1, "factor": -1.0},
+    # of the deviation and the law
+    "half of it": {"factor": 0.5},
+    "added to the mean": {"factor": float(B)},
+    "scaled for the mean": {"factor": 1 / B},
+    "divided by the realised size": {"power": -1},
+    "in proportion to the batch": {"power": 1},
+    "one percent less": {"factor": 0.99},
+    "variance one percent more": {"factor": np.sqrt(1.01)},
+    "never negative": {"low": 0.0},
+    "cut at three and a half sigma": {"low": -3.5, "high": 3.5},
+    # of places
+    "none in large leaves": of("table", factor=0.0),
+    "none in a leaf of one entry": of("scalar", factor=0.0),
+    "none in bfloat16": of("half", factor=0.0),
+    "half of it in bfloat16": of("half", factor=0.5),
+    "none in the last rows of a table": of("table", -128, factor=0.0),
+    "none in rows that nobody touched": of("table", silent=True, factor=0.0),
+    "none in one coordinate": of("table", 261, 262, factor=0.0),
+    "one coordinate is infinite": of("table", 197, 198, factor=np.inf),
+    "one coordinate is no number": of("half", 7, 8, factor=np.nan),
+    "signs of half of a leaf": of("one", 120, factor=-1.0),
+    # of names
+    "step mod 64": {"step_modulus": 64},
+    "step mod 1000": {"step_modulus": 1000},
+    "step mod 2^16": {"step_modulus": 2**16},
+    "a bit of the step is lost": {"step_bits": ALL - 512},
+    "two steps with one noise": {"step_bits": ALL - 1},
+    "one noise for all steps": {"step_bits": 0},
+    "leaves k and k + 16 share": of("k16", like="k00"),
+    "leaves of equal shape share": of("other", like="one"),
+    "leaves share but for signs": of("other", like="one", factor=-1.0),
+    "a scalar shares": of("scalar", like="one"),
+    "a tile is repeated": of("table", 512, 1024, back=512),
+    "a leaf is shared further on": of("table", 581, 621, like="k00", factor=-1.0),
+    "an index of eleven bits": of("table", 2**11, back=2**11),
+    "the last coordinate is the first": of("table", -1, back=2**12 - 1),
+    "an attempt is not heeded": {"words": 7},
+    "the key's first words are not heeded": {"words": 12},
+    "the key is not heeded": {"words": 0},
+}  # fmt: skip
 NAMES = list(BUGS)
 
 
 @dataclass(frozen=True)
 class Planted(Independent):
-    """Noise with every fault."""
+    """Noise with a fault, whose fields are numbers of its state: one program serves all."""
 
     def init(self, like):
-        return jnp.int32(0)
+        return {name: jnp.asarray(value) for name, value in SOUND.items()}
 
-    def add(self, total, state, key, step, scales):
-        seen = Seen(total, step, scales.l2_clip_norm, key)
-
-        def chosen(name, usual):
-            for number, bug in enumerate(BUGS.values()):
-                if (change := getattr(bug, name)) is not None:
-                    usual = jnp.where(state == number, change(seen), usual)
-            return usual
-
+    def add(self, total, fault, key, step, scales):
         zeros = jax.tree.map(jnp.zeros_like, total)
-        noise = add_gaussian_noise(zeros, chosen("key", key), chosen("step", step), 0.5)
-        stddev = chosen("stddev", jnp.float32(1)) * scales.noise_stddev / 0.5
-        noise = jax.tree.map(lambda z: z * stddev, noise)
-        changes = [bug.noise or (lambda noise, seen: noise) for bug in BUGS.values()]
-        distinct = list(dict.fromkeys(changes))
-        places = jnp.array([distinct.index(change) for change in changes])
-        branches = [lambda f=f: jax.tree.map(jnp.float32, f(noise, seen)) for f in distinct]
-        noise = jax.lax.switch(places[state], branches)
+        words = jnp.where(fault["words"] >> jnp.arange(4) & 1, key, 0).astype(jnp.uint32)
+        named = (step & fault["step_bits"]) % fault["step_modulus"]
+        z = jnp.concatenate(
+            [x.ravel() for x in jax.tree.leaves(add_gaussian_noise(zeros, words, named, 1.0))]
+        )
+        size = optax.tree.norm(total) / scales.l2_clip_norm  # about that of the batch
+        sums = jnp.concatenate([jnp.float32(x).ravel() for x in jax.tree.leaves(total)])
+        place = jnp.arange(z.size)
+        acts = (place >= fault["first"]) & (place < fault["stop"])
+        acts &= ~(fault["silent"] & (sums != 0))
+        acts &= (step % fault["modulus"] == fault["residue"]) & (step >= fault["from_step"])
+        acts &= (size >= fault["least"]) & (size <= fault["most"])
+        acts &= scales.l2_clip_norm >= fault["least_clip"]
+        factor = fault["factor"] * (jnp.maximum(size, 1e-3) / B) ** fault["power"]
+        moved = jnp.clip(z[place - fault["back"]], fault["low"], fault["high"])
+        z = scales.noise_stddev * jnp.where(acts, factor * moved, z)
+        leaves, structure = jax.tree.flatten(total)
+        parts = jnp.split(z, np.cumsum([x.size for x in leaves])[:-1])
         b = scales.expected_batch_size
-        return jax.tree.map(lambda s, z: (s + z) / b, total, noise), state
+        noised = [(x + n.reshape(x.shape)) / b for x, n in zip(leaves, parts, strict=True)]
+        return jax.tree.unflatten(structure, noised), fault
 
 
 def loss_fn(params, example):
@@ -258,7 +201,8 @@ QUICK = {  # of every way of looking one, and what statistics could not resolve
     [pytest.param(bug, marks=[pytest.mark.long] * (bug not in QUICK)) for bug in NAMES[1:]],
 )
 def test_a_planted_bug_of_the_noise_is_caught(bug, monkeypatch):
-    monkeypatch.setattr(Planted, "init", lambda self, like: jnp.int32(NAMES.index(bug)))
+    fields = {name: jnp.asarray(value) for name, value in (SOUND | BUGS[bug]).items()}
+    monkeypatch.setattr(Planted, "init", lambda self, like: fields)
     assert failed(checks_of(Planted(), LONG_RUN))
 
 
@@ -399,7 +343,3 @@ def test_noise_of_another_law_than_stated_is_caught(noise):
     sampler = CYCLE if isinstance(noise, BandedToeplitz) else ORDER
     params = {"k00": jnp.zeros(40), "table": jnp.zeros((10, 30))}
     assert bool(failed(checks_of(noise, sampler, params))) == (noise is not THREE)
-
-
-def half_of(root):
-    return RootKey(root._secret[:16] * 2, insecure=False)
