@@ -51,8 +51,9 @@ class Terms:
 
     def segment(self, steps: range | None = None, rows: str = "") -> Segment:
         """Returns these steps, by default all, as they are accounted for."""
-        how = {name: getattr(self, name) for name in (*_OF_BOTH, "initial")}
-        return Segment(self.mechanism, steps, rows=rows, **how)  # type: ignore[arg-type]
+        how: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_BOTH, "initial")}
+        how |= {} if steps is None else {"steps": steps}
+        return Segment(self.mechanism, rows=rows, **how)
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""

@@ -111,6 +111,31 @@ def bounds_of(hint):
     return found + [bound for kind in get_args(hint) for bound in bounds_of(kind)]
 
 
+RANGES = {
+    "noise_multiplier": "> 0",
+    "target_epsilon": "> 0",
+    "bands": ">= 1 < 2^63",
+    "tables_learning_rate": "> 0 <= 1e+15",
+    "tables_momentum": ">= 0 < 1",
+    "flush_every": ">= 1 < 2^63",
+    "learning_rate": "> 0",
+    "momentum": ">= 0 < 1",
+    "average_tail": "> 0 <= 1",
+    "average_decay": ">= 0 <= 0.999999",
+    "l2_clip_norm": "> 0",
+    "microbatch_size": ">= 1 < 2^63",
+    "checkpoint_seconds": ">= 0",
+    "init_seed": ">= 0 < 2^32",
+    "insecure_seed": ">= 0 < 2^64",
+}
+
+
+def test_options_have_these_ranges():
+    bounds = {name: bounds_of(option.type) for name, option in known_options().items()}
+    texts = {name: " ".join(dict.fromkeys(map(str, found))) for name, found in bounds.items()}
+    assert {name: text for name, text in texts.items() if text} == RANGES
+
+
 BEYOND = {">=": -1, ">": 0, "<=": 1, "<": 0}
 OUT_OF_RANGE = [
     ({name: type(bound.limit)(bound.limit + BEYOND[bound.sign])}, f"{name} must be ")
