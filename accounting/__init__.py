@@ -19,77 +19,57 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accounting.attack import attack_accuracy, attack_advantage
-    from accounting.calibration import calibrate, calibrate_advantage, largest_count
-    from accounting.profile import Bound, PrivacyProfile, default_delta, epsilon
-    from accounting.profiles.balls_and_bins import BallsAndBinsProfile
-    from accounting.profiles.gaussian import GaussianProfile
-    from accounting.profiles.multistage import MultistageProfile
-    from accounting.profiles.poisson import PoissonProfile
-    from accounting.profiles.shuffle import ShuffleProfile
-    from accounting.profiles.units_then_poisson import UnitsThenPoissonProfile
-    from accounting.profiles.user_poisson import UserPoissonProfile
-    from accounting.releases import SelectionProfile, TrialCount
-
-__all__ = [
-    "BallsAndBinsProfile",
-    "Bound",
-    "GaussianProfile",
-    "MultistageProfile",
-    "PoissonProfile",
-    "PrivacyProfile",
-    "SelectionProfile",
-    "ShuffleProfile",
-    "TrialCount",
-    "UnitsThenPoissonProfile",
-    "UserPoissonProfile",
-    "attack_accuracy",
-    "attack_advantage",
-    "calibrate",
-    "calibrate_advantage",
-    "default_delta",
-    "epsilon",
-    "largest_count",
-]
+    from accounting.attack import attack_accuracy as attack_accuracy
+    from accounting.attack import attack_advantage as attack_advantage
+    from accounting.calibration import calibrate as calibrate
+    from accounting.calibration import calibrate_advantage as calibrate_advantage
+    from accounting.calibration import largest_count as largest_count
+    from accounting.profile import Bound as Bound
+    from accounting.profile import PrivacyProfile as PrivacyProfile
+    from accounting.profile import default_delta as default_delta
+    from accounting.profile import epsilon as epsilon
+    from accounting.profiles.balls_and_bins import BallsAndBinsProfile as BallsAndBinsProfile
+    from accounting.profiles.gaussian import GaussianProfile as GaussianProfile
+    from accounting.profiles.multistage import MultistageProfile as MultistageProfile
+    from accounting.profiles.poisson import PoissonProfile as PoissonProfile
+    from accounting.profiles.shuffle import ShuffleProfile as ShuffleProfile
+    from accounting.profiles.units_then_poisson import (
+        UnitsThenPoissonProfile as UnitsThenPoissonProfile,
+    )
+    from accounting.profiles.user_poisson import UserPoissonProfile as UserPoissonProfile
+    from accounting.releases import SelectionProfile as SelectionProfile
+    from accounting.releases import TrialCount as TrialCount
 
 _MODULES = {
-    "attack": (
-        "attack_accuracy",
-        "attack_advantage",
-    ),
-    "calibration": (
-        "calibrate",
-        "calibrate_advantage",
-        "largest_count",
-    ),
-    "profile": (
-        "Bound",
-        "PrivacyProfile",
-        "default_delta",
-        "epsilon",
-    ),
-    "profiles.balls_and_bins": ("BallsAndBinsProfile",),
-    "profiles.gaussian": ("GaussianProfile",),
-    "profiles.multistage": ("MultistageProfile",),
-    "profiles.poisson": ("PoissonProfile",),
-    "profiles.shuffle": ("ShuffleProfile",),
-    "profiles.units_then_poisson": ("UnitsThenPoissonProfile",),
-    "profiles.user_poisson": ("UserPoissonProfile",),
-    "releases": (
-        "SelectionProfile",
-        "TrialCount",
-    ),
+    "BallsAndBinsProfile": "profiles.balls_and_bins",
+    "Bound": "profile",
+    "GaussianProfile": "profiles.gaussian",
+    "MultistageProfile": "profiles.multistage",
+    "PoissonProfile": "profiles.poisson",
+    "PrivacyProfile": "profile",
+    "SelectionProfile": "releases",
+    "ShuffleProfile": "profiles.shuffle",
+    "TrialCount": "releases",
+    "UnitsThenPoissonProfile": "profiles.units_then_poisson",
+    "UserPoissonProfile": "profiles.user_poisson",
+    "attack_accuracy": "attack",
+    "attack_advantage": "attack",
+    "calibrate": "calibration",
+    "calibrate_advantage": "calibration",
+    "default_delta": "profile",
+    "epsilon": "profile",
+    "largest_count": "calibration",
 }
-"""Modules of the public names, imported on demand."""
+"""Module of each public name, imported on demand."""
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            value = getattr(importlib.import_module(f"accounting.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"accounting.{_MODULES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

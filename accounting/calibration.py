@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import scipy
 
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
 from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
 from accounting.profiles.truncation import TruncatedProfile
+from accounting.roots import falling_root
 
 _COARSE = 0.02
 """Relative width, in noise, at which proved bounds take over; of an epsilon far from its target."""
 _ROUGH = 0.05
 """Relative width of rough answers, of an epsilon or an advantage."""
-_SMALLEST_NOISE = 1e-3
-"""Noise multiplier that is returned if less noise would do."""
+_SMALLEST_LOG_NOISE = math.log(1e-3)
+"""Logarithm of about the noise multiplier that is returned if less noise would do."""
 _LARGEST_LOG_NOISE = math.log(1e9)
 """Largest logarithm of a noise multiplier that is tried."""
 
@@ -152,116 +152,29 @@ def _smallest_noise(
       width: Excess of the result, relative to the smallest noise multiplier.
       goal: The target in words, and a larger one to ask for.
     """
-    bracket = _rough_bracket(lambda x: rough(math.exp(x)), goal)
-    if bracket is None:
-        return _SMALLEST_NOISE
-    while bracket.width > 2.0 * _COARSE:
-        guess = bracket.guess(_COARSE)
-        bracket.narrow(guess, rough(math.exp(guess)))
-    edge = _proved_edge(lambda x: upper(math.exp(x)), bracket, width)
-    if (value := seen(math.exp(edge))) > 0.0:  # on other grids
-        bracket = _Bracket(edge, value, max(bracket.high, edge + _COARSE), bracket.high_value)
-        edge = _proved_edge(lambda x: seen(math.exp(x)), bracket, width)
-    return math.exp(edge)
 
-
-def _rough_bracket(excess: Callable[[float], float], goal: str) -> _Bracket | None:
-    """Returns logarithms of noise on both sides of a target; None if hardly any noise meets it."""
-    high, low = 0.0, 0.0
-    high_value = low_value = excess(0.0)
-    while high_value > 0.0:
-        if high >= _LARGEST_LOG_NOISE:
+    def least(
+        excess: Callable[[float], float], start: float, width: float, likely: float
+    ) -> tuple[float, float]:
+        for floor in (likely, _SMALLEST_LOG_NOISE):
+            low, high = falling_root(
+                lambda x: excess(math.exp(x)), start, lambda x: width,
+                low=floor, near=0.7, farthest=_LARGEST_LOG_NOISE,
+            )  # fmt: skip
+            if high > floor + 2.0 * width:
+                break
+        if high == math.inf:
             raise ValueError(
                 f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
                 "larger maximum batch size"
             )
-        low, low_value = high, high_value
-        stride = high_value if high_value < math.inf else 0.0
-        high = min(high + max(math.log(2.0), stride), _LARGEST_LOG_NOISE)
-        high_value = excess(high)
-    while low_value <= 0.0:
-        high, high_value = low, low_value
-        low -= math.log(2.0)
-        if low < math.log(_SMALLEST_NOISE):
-            return None
-        low_value = excess(low)
-    return _Bracket(low, low_value, high, high_value)
+        return low - 2.0 * _COARSE, high
 
-
-@dataclass
-class _Bracket:
-    """Two points on both sides of the root of a falling function, for bisection and secants."""
-
-    low: float
-    low_value: float
-    high: float
-    high_value: float
-    halved: bool = True
-
-    @property
-    def width(self) -> float:
-        return self.high - self.low
-
-    @property
-    def slope(self) -> float:
-        slope = (self.high_value - self.low_value) / self.width
-        return slope if math.isfinite(slope) else -1.0
-
-    def guess(self, margin: float) -> float:
-        """Returns where the root may be, at least `margin` within the bracket."""
-        middle = 0.5 * (self.low + self.high)
-        if not self.halved or self.low_value == math.inf:
-            return middle
-        root = self.low - self.low_value / self.slope
-        # Step past the root, so that the next bracket has both ends near it.
-        root += math.copysign(margin, middle - root)
-        return min(max(root, self.low + margin), self.high - margin)
-
-    def narrow(self, at: float, value: float) -> None:
-        before = self.width
-        if value <= 0.0:
-            self.high, self.high_value = at, value
-        else:
-            self.low, self.low_value = at, value
-        self.halved = self.width <= 0.5 * before
-
-
-def _proved_edge(excess: Callable[[float], float], rough: _Bracket, width: float) -> float:
-    """Returns a point with excess <= 0, about at most `width` above one with excess > 0.
-
-    By Newton's steps, each aimed a little beyond the root, within the points that are known.
-
-    Args:
-      excess: Function that falls, up to errors that `width` may not allow for, or from infinity.
-      rough: Points that are probably on both sides of its root.
-      width: Distance at which the search ends.
-    """
-    guess, slope = rough.guess(0.0), rough.slope
-    fails, meets, stride = -math.inf, math.inf, 0.3 * width
-    last, last_value = guess, math.inf
-    while meets - fails > width:
-        value = excess(guess)
-        both = value < math.inf and last_value < math.inf
-        if both and abs(guess - last) > 3.0 * width:
-            slope = min((value - last_value) / (guess - last), 0.25 * slope)
-        last, last_value = guess, value
-        if value <= 0.0:
-            meets = guess
-            if value >= 0.7 * width * slope:
-                break
-        else:
-            fails = guess
-        lowest = fails + stride
-        if fails == -math.inf and rough.low + width < meets:
-            lowest = rough.low
-        target = guess + stride - (value / slope if value < math.inf else 0.0)
-        if value == math.inf and meets == math.inf:
-            target = 0.5 * (fails + rough.high)
-        guess = min(max(target, lowest), meets - stride)
-        if not fails < guess or (value == math.inf and meets < math.inf):
-            guess = 0.5 * (fails + meets)
-        stride *= 1.3
-    return meets
+    found = least(rough, 0.0, 2.0 * _COARSE, _SMALLEST_LOG_NOISE)
+    likely, at = least(upper, found[1], width, found[0])
+    if seen(math.exp(at)) > 0.0:  # on other grids
+        _, at = least(seen, at, width, likely)
+    return math.exp(at)
 
 
 def _meets(profile: PrivacyProfile, epsilon: float, delta: float) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-# Beyond these, squares and logarithms leave the range of floats.
+from accounting.records import Count, Ge, Gt, Le, Must, read
+
 _SMALLEST_DELTA = 1e-300
-_SMALLEST_NOISE, _LARGEST_NOISE = 1e-100, 1e10
+"""Beyond it, logarithms leave the range of floats."""
 LARGEST_DELTA = 0.1
 """No guarantee is given from this delta on: it permits a total failure once in ten runs."""
 
@@ -43,85 +42,35 @@ def check_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
+def _is_release(value: Any) -> bool:
+    return isinstance(value, int | float) and (value == math.inf or 1e-100 <= value <= 1e10)
+
+
+Noise = Annotated[float, Ge(1e-100), Le(1e10)]
+"""Noise multiplier of a guarantee: beyond it, squares and logarithms leave the range of floats."""
+Release = Annotated[Any, Must("a noise multiplier in [1e-100, 1e+10], or infinite", _is_release)]
+"""Noise multiplier of a further Gaussian release of every example; infinite for none."""
+Probability = Annotated[float, Gt(0), Le(1)]
+
+
 def check_noise_multiplier(noise_multiplier: float, name: str = "noise_multiplier") -> None:
     """Raises a ValueError, with its `name`, unless a noise multiplier is in [1e-100, 1e10]."""
-    if not 0.0 < noise_multiplier < math.inf:
-        raise ValueError(f"{name} must be > 0 and finite for a guarantee, got {noise_multiplier}")
-    if not _SMALLEST_NOISE <= noise_multiplier <= _LARGEST_NOISE:
-        raise ValueError(
-            f"{name} must lie in [{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}], got {noise_multiplier}"
-        )
+    read(Noise, noise_multiplier, (name,))
 
 
-def check_count(name: str, value: Any, *, at_least: int = 1, at_most: int = 2**63 - 1) -> int:
-    """Returns a count as a Python integer, or raises a ValueError.
+def check_count(name: str, value: Any) -> int:
+    """Returns a count >= 1 as a Python integer, or raises a ValueError.
 
     >>> check_count("steps", 10)
     10
 
     Args:
       name: Name of the argument, for the message.
-      value: Integer of any type with `__index__`; no bool, and no float.
-      at_least: Smallest allowed count.
-      at_most: Largest allowed count.
-
-    Raises:
-      ValueError: If `value` is no integer or out of range.
+      value: Integer of any type; no bool, and no float.
     """
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = None
-    if count is None or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if count < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {count}")
-    if count > at_most:
-        raise ValueError(f"{name} must be at most {at_most}, got {value!s:.40}")
-    return count
+    return int(read(Count, value, (name,)))
 
 
 def check_probability(name: str, value: float) -> None:
     """Raises a ValueError unless `value` is in (0, 1]."""
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must be in (0, 1], got {value}")
-
-
-def check_fields(
-    settings: Any,
-    *,
-    counts: Sequence[str] = (),
-    probabilities: Sequence[str] = (),
-    mode: str | None = None,
-) -> None:
-    """Raises a ValueError unless named fields are in range.
-
-    Counts become Python integers in place.
-
-    Args:
-      settings: A frozen dataclass.
-      counts: Names of integers from 1 on.
-      probabilities: Names of numbers in (0, 1].
-      mode: Name of a field that is 'redrawn' or 'fixed'.
-    """
-    for name in counts:
-        object.__setattr__(settings, name, check_count(name, getattr(settings, name)))
-    for name in probabilities:
-        check_probability(name, getattr(settings, name))
-    if mode and getattr(settings, mode) not in ("redrawn", "fixed"):
-        value = getattr(settings, mode)
-        raise ValueError(f'{mode} must be "redrawn" or "fixed", got {value!r}')
-
-
-def check_settings(settings: Any, **named: Any) -> None:
-    """Raises a ValueError unless the noise of a profile and named fields are in range.
-
-    Args:
-      settings: Has a `noise_multiplier`, and maybe a `release`, the noise multiplier of a further
-        Gaussian release of every example, infinite for none.
-      named: As for `check_fields`.
-    """
-    check_noise_multiplier(settings.noise_multiplier)
-    check_fields(settings, **named)
-    if (release := getattr(settings, "release", math.inf)) != math.inf:
-        check_noise_multiplier(release, "release")
+    read(Probability, value, (name,))

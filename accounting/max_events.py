@@ -11,7 +11,8 @@ import numpy as np
 import scipy
 
 from accounting.algebra.cells import Array, log_normal_cells, normal_drift
-from accounting.checks import check_count, check_epsilon, check_settings
+from accounting.checks import Noise, check_count, check_epsilon
+from accounting.records import Count, Record
 
 # Relative slack for the rounding of closed forms that are printed as proved.
 _ROUNDING = 1e-9
@@ -22,7 +23,7 @@ _SMALLEST = 1e-300
 
 
 @dataclass(frozen=True)
-class Epoch:
+class Epoch(Record):
     """T releases of an example in one of them: x ~ N(shift e_t, σ² I) in T dimensions.
 
     Attributes:
@@ -33,11 +34,8 @@ class Epoch:
       ValueError: If one of them is out of range.
     """
 
-    noise_multiplier: float
-    bins: int
-
-    def __post_init__(self) -> None:
-        check_settings(self, counts=("bins",))
+    noise_multiplier: Noise
+    bins: Count
 
     def log_max_below(self, ceilings: Array, shift: float) -> Array:
         """Returns log Pr(max_t x_t < c) = log Φ((c - shift)/σ) + (T - 1) log Φ(c/σ) at each c."""

@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, Context, Decimal
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
+from accounting.roots import falling_root
 
 Direction = Literal["remove", "add"]
 """Order of a pair (P, Q): the example's row against zeros ('remove'), or the reverse."""
@@ -208,21 +209,35 @@ class Question(NamedTuple):
             return profile.answer(self)
         return ask(self.at, self.tolerance)
 
-    def upper_end(self, curve: Curve, resolution: float = 1e-12) -> float:
+    def upper_end(self, curve: Curve, resolution: float = 1e-12, start: float = 1.0) -> float:
         """Returns the upper end of the answer of a profile that lies below a curve."""
         if self.wanted == "delta":
             return min(1.0, curve(self.at))
-        return _bracket(lambda epsilon: curve(epsilon) <= self.at, resolution)[1]
+        return self._crossing(curve, resolution, start)[1]
 
     def lower_end(self, curve: Curve, resolution: float = 1e-12) -> float:
         """Returns the lower end of the answer of a profile that lies above a curve."""
         if self.wanted == "delta":
             return max(0.0, curve(self.at))
-        return _bracket(lambda epsilon: curve(epsilon) <= self.at, resolution)[0]
+        return self._crossing(curve, resolution)[0]
 
-    def between(self, lower: Curve, upper: Curve, resolution: float = 1e-12) -> Bound:
+    def _crossing(self, curve: Curve, resolution: float, start: float = 1.0) -> tuple[float, float]:
+        """Returns a point where `curve` is above the delta, or 0, and one where it is not."""
+        if curve(0.0) <= self.at:
+            return 0.0, 0.0
+
+        def enough(epsilon: float) -> float:
+            if epsilon <= _SMALLEST_EPSILON:
+                return math.inf
+            return max(wanted_width(resolution, epsilon), 1e-14 * epsilon)
+
+        return falling_root(
+            lambda epsilon: math.log(max(curve(epsilon), 1e-320) / self.at), start, enough, low=0.0
+        )
+
+    def between(self, lower: Curve, upper: Curve) -> Bound:
         """Returns the answer of a profile that lies between two curves."""
-        return Bound(self.lower_end(lower, resolution), self.upper_end(upper, resolution))
+        return Bound(self.lower_end(lower), self.upper_end(upper))
 
     def width(self, bound: Bound) -> float:
         """Returns the width at which `bound` is sharp enough."""
@@ -334,23 +349,3 @@ def default_delta(num_units: int) -> float:
     check_count("num_units", num_units)
     wanted = Decimal(min(1e-5, float(num_units) ** -1.1))
     return float(Context(prec=1, rounding=ROUND_DOWN).plus(wanted))
-
-
-def _bracket(met: Callable[[float], bool], resolution: float) -> tuple[float, float]:
-    """Returns (a point where `met` was false, or 0; a point where it was true, or infinity)."""
-    if met(0.0):
-        return 0.0, 0.0
-    low, high = 0.0, 1.0
-    while not met(high):
-        low, high = high, 2.0 * high
-        if high > 1e12:
-            return low, math.inf
-    while high - low > max(wanted_width(resolution, high), 1e-14 * high):
-        if high <= _SMALLEST_EPSILON:
-            break
-        middle = 0.5 * (low + high)
-        if met(middle):
-            high = middle
-        else:
-            low = middle
-    return low, high

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -27,14 +27,11 @@ from accounting.profile import (
     UpperEnd,
     proved,
 )
-from accounting.profiles.gaussian import GaussianProfile, composed_noise
+from accounting.profiles.gaussian import GaussianProfile
+from accounting.roots import falling_root
 
 _LOG_GAMMA = -700.0, -1e-12
 """Range of log gamma: beyond it, exp underflows or 1 - gamma has no digits left."""
-
-_LONG_TAIL = 1e-3
-"""Below this gamma K may be too large to be counted up to."""
-_LARGEST_RATE = 1e18
 
 _NOTE = "the lower end is that of one trial"
 _UP = 1.0 + 1e-9
@@ -70,6 +67,11 @@ class EnvelopeProfile(Profile):
     def answer(self, question: Question) -> Bound:
         """Answers by the largest of the profiles."""
         return Bound.largest(question.of(profile) for profile in self.profiles)
+
+    def with_gaussian_release(self, noise_multiplier: float) -> EnvelopeProfile:
+        """Returns the maximum of the profiles with a further Gaussian release."""
+        profiles = self.profiles
+        return EnvelopeProfile(tuple(with_gaussian_release(p, noise_multiplier) for p in profiles))
 
 
 @dataclass(frozen=True)
@@ -109,54 +111,40 @@ class ComposedProfile(Profile):
         lower = Bound.largest(question.of(profile) for profile in self.profiles).lower
         return Bound(lower, max(lower, upper), note=_NOTE_OF_PARTS)
 
+    def with_gaussian_release(self, noise_multiplier: float) -> ComposedProfile:
+        """Returns the composition with a further release, which joins the last mechanism."""
+        *others, last = self.profiles
+        joined = with_gaussian_release(last, noise_multiplier)
+        parts = joined.profiles if isinstance(joined, ComposedProfile) else (joined,)
+        return ComposedProfile((*others, *parts))
 
-@dataclass(frozen=True)
-class WithGaussianReleaseProfile(Profile):
-    """The profile of a mechanism that precedes (or follows) a Gaussian release of sensitivity 1.
+
+def with_gaussian_release(profile: PrivacyProfile, noise_multiplier: float) -> PrivacyProfile:
+    """Returns the profile of a mechanism beside a Gaussian release of sensitivity 1.
 
     Both together are dominated by the product of their pairs, which profiles that compose know
     (`ComposesWithGaussian`). Others are bounded by basic composition.
     Proof: docs/explanation/composition-with-further-releases.md.
 
     >>> from accounting import GaussianProfile
-    >>> product = WithGaussianReleaseProfile(GaussianProfile(4.0), 3.0)
-    >>> product.epsilon(1e-5) == GaussianProfile(2.4).epsilon(1e-5)
-    True
+    >>> with_gaussian_release(GaussianProfile(4.0), 3.0)
+    GaussianProfile(noise_multiplier=2.4, relative_error=0.0)
 
     Args:
-      profile: The mechanism's own. It must hold whatever the release was, and the other way about.
-      noise_multiplier: r > 0.
+      profile: Profile that holds whatever the release was, as the release's does whatever the
+        mechanism released.
+      noise_multiplier: Noise multiplier r > 0 of the release.
 
     Raises:
-      ValueError: If `noise_multiplier` is not positive and finite; on a question, if `profile` is
-        not proved.
+      ValueError: If `noise_multiplier` is not positive and finite.
     """
-
-    profile: PrivacyProfile
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-
-    def answer(self, question: Question) -> Bound:
-        """Answers by the product that is known, or by basic composition."""
-        release = GaussianProfile(self.noise_multiplier)
-        return question.of(self._product() or ComposedProfile((self.profile, release)))
-
-    def with_gaussian_release(self, noise_multiplier: float) -> WithGaussianReleaseProfile:
-        """Returns the profile with another release."""
-        noise = composed_noise(self.noise_multiplier, noise_multiplier)
-        return WithGaussianReleaseProfile(self.profile, noise)
-
-    def _product(self) -> PrivacyProfile | None:
-        if isinstance(self.profile, UpperEnd):
-            inner = replace(self, profile=self.profile.profile)
-            if self.profile.below is not None:
-                return UpperEnd(inner, replace(self, profile=self.profile.below))
-            return replace(self.profile, profile=inner)
-        if isinstance(self.profile, ComposesWithGaussian):
-            return self.profile.with_gaussian_release(self.noise_multiplier)
-        return None
+    check_noise_multiplier(noise_multiplier)
+    if isinstance(profile, UpperEnd):
+        below = profile.below and with_gaussian_release(profile.below, noise_multiplier)
+        return UpperEnd(with_gaussian_release(profile.profile, noise_multiplier), below)
+    if isinstance(profile, ComposesWithGaussian):
+        return profile.with_gaussian_release(noise_multiplier)
+    return ComposedProfile((profile, GaussianProfile(noise_multiplier)))
 
 
 @dataclass(frozen=True)
@@ -192,11 +180,12 @@ class TrialCount:
     @cached_property
     def gamma(self) -> float:
         """The law's second parameter, in (0, 1): the mean falls in it."""
-        from scipy.optimize import brentq  # half of SciPy's import time, and seldom needed
-
-        return math.exp(
-            brentq(lambda log_g: math.log(self._mean(log_g) / self.mean), *_LOG_GAMMA, xtol=1e-13)
-        )
+        low, high = falling_root(
+            lambda log_gamma: math.log(self._mean(log_gamma) / self.mean),
+            -math.log(self.mean), lambda log_gamma: 1e-13 * max(1.0, -log_gamma),
+            low=_LOG_GAMMA[0], farthest=_LOG_GAMMA[1],
+        )  # fmt: skip
+        return math.exp(0.5 * (low + min(high, _LOG_GAMMA[1])))
 
     def _mean(self, log_gamma: float) -> float:
         """Returns E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), and its limit at eta = 0."""
@@ -220,80 +209,24 @@ class TrialCount:
         return math.expm1(-self.shape * log_ratio) / math.expm1(self.shape * log_gamma)
 
     def draw(self, generator: np.random.Generator | None = None) -> int:
-        """Draws K, in an expected time that no mean and no shape makes long.
+        """Draws K by counting up to it, which takes less time than K trials.
 
         Args:
           generator: As secret as the noise; by default of the operating system's entropy.
         """
         generator = generator or np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-        gamma = self.gamma
-        if gamma >= _LONG_TAIL:
-            return self._draw_by_weights(generator.random(), gamma)
-        if self.shape <= 1.0:
-            return _positive_poisson(self._draw_rate(generator, 1.0 / gamma - 1.0), generator)
-        while True:  # 0 has the probability gamma^eta, which is small
-            if count := int(generator.negative_binomial(self.shape, gamma)):
-                return count
-
-    def _draw_by_weights(self, u: float, gamma: float) -> int:
-        """Inverts the distribution function by the recurrence of its weights."""
-        count = 1
-        weight = (1.0 - gamma) / _power_integral(self.shape, 1.0 / gamma)
-        while (u := u - weight) > 0.0 and weight > 0.0:
-            weight *= (1.0 - gamma) * (count + self.shape) / (count + 1)
-            count += 1
-        return count
-
-    def _draw_rate(self, generator: np.random.Generator, scale: float) -> float:
-        """Draws l of density l^(eta - 1) e^(-l / scale) (1 - e^-l) by rejection: eta <= 1 < scale.
-
-        K is Poisson of rate l, given that it is not 0.
-        """
-        eta = self.shape
-        parts = [
-            1.0 / (1.0 + eta),
-            _power_integral(eta, scale),
-            scale**eta * math.exp(-1.0),
-        ]
-        while True:
-            u, v, w = generator.random(3)
-            u *= sum(parts)
-            if u < parts[0]:
-                rate = v ** (1.0 / (1.0 + eta))
-                kept = math.exp(-rate / scale) * (-math.expm1(-rate) / rate if rate else 1.0)
-            elif u < parts[0] + parts[1]:
-                # v is the share of the integral up to the rate.
-                log_rate = v * math.log(scale)
-                if eta:
-                    log_rate = math.log1p(v * math.expm1(eta * math.log(scale))) / eta
-                rate = math.exp(log_rate)
-                kept = math.exp(-rate / scale) * -math.expm1(-rate)
-            else:
-                rate = scale * (1.0 - math.log1p(-v))
-                kept = (rate / scale) ** (eta - 1.0) * -math.expm1(-rate)
-            if w < kept:
-                return rate
-
-
-def _power_integral(eta: float, end: float) -> float:
-    """Returns the integral of x^(eta - 1) from 1 to `end` >= 1."""
-    return math.expm1(eta * math.log(end)) / eta if eta else math.log(end)
-
-
-def _positive_poisson(rate: float, generator: np.random.Generator) -> int:
-    """Draws from the Poisson law of this rate, given that it is not 0."""
-    if rate > _LARGEST_RATE:  # too large to count: the deviation is below 1e-9 of it
-        return int(rate)
-    if rate > 1.0:
-        while True:
-            if count := int(generator.poisson(rate)):
-                return count
-    u, count = generator.random() * -math.expm1(-rate), 1
-    weight = rate * math.exp(-rate)
-    while (u := u - weight) > 0.0 and weight > 0.0:
-        count += 1
-        weight *= rate / count
-    return count
+        u, gamma, eta, first, size = generator.random(), self.gamma, self.shape, 1, 256
+        log_odds = -math.log(gamma)
+        weight = (1.0 - gamma) / (math.expm1(eta * log_odds) / eta if eta else log_odds)
+        while weight > 0.0:
+            k = np.arange(first, first + size)
+            ratios = (1.0 - gamma) * (k + eta) / (k + 1)
+            weights = weight * np.cumprod(np.append(1.0, ratios))
+            left = u - np.cumsum(weights[:-1])
+            if left[-1] <= 0.0:
+                return first + int(np.argmax(left <= 0.0))
+            u, weight, first, size = left[-1], weights[-1], first + size, min(2 * size, 2**20)
+        return first
 
 
 @dataclass(frozen=True)
@@ -343,24 +276,15 @@ class SelectionProfile:
         With T(e) = log(1 + delta(e) (1 - gamma) / gamma), which falls: the least e lies between e
         and T(e).
         """
-        found = self._surcharges
-        if tolerance not in found:
-            gamma = self.count.gamma
-            low, high, e, before = 0.0, 1e3, 0.5, (0.0, 0.0)
-            while high - low > 1e-3 * high + 1e-4 * tolerance:
-                value = math.log1p(
-                    self._delta(e, 10.0 * tolerance).upper * _UP * (1.0 - gamma) / gamma
-                )
-                low, high = max(low, min(e, value)), min(high, max(e, value))
-                rise, run = value - e - before[1], e - before[0]
-                # By secants of T(e) - e, in which every second end of a bracket would stay.
-                guess = e - (value - e) * run / rise if before[0] and rise else math.sqrt(e * value)
-                before = e, value - e
-                e = guess + math.copysign(3e-4 * high, guess - e)
-                if not low < e < high:
-                    e = math.sqrt(max(low, 1e-9) * high)
-            found[tolerance] = (self.count.shape + 1.0) * high
-        return found[tolerance]
+        if tolerance not in self._surcharges:
+            odds = (1.0 - self.count.gamma) / self.count.gamma
+
+            def excess(e: float) -> float:
+                return math.log1p(self._delta(e, 10.0 * tolerance).upper * _UP * odds) - e
+
+            e = falling_root(excess, 0.5, lambda e: 1e-3 * e + 1e-4 * tolerance, low=0.0, near=1.0)
+            self._surcharges[tolerance] = (self.count.shape + 1.0) * e[1]
+        return self._surcharges[tolerance]
 
     @cached_property
     def _surcharges(self) -> dict[float, float]:

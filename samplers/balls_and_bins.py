@@ -11,9 +11,9 @@ import numpy as np
 
 from accounting import BallsAndBinsProfile, PrivacyProfile
 from accounting.profile import UpperEnd
-from accounting.profiles.balls_and_bins import Assignment
-from accounting.profiles.partial_epochs import bins_profile
-from accounting.profiles.truncation import TruncatedProfile, truncated_assignments, truncated_bins
+from accounting.profiles.balls_and_bins import bins_profile
+from accounting.profiles.bins_grids import Assignment
+from accounting.profiles.truncation import TruncatedProfile, truncated_bins
 from samplers.attempts import Attempt, least_released, most_released, of_group, releases
 from samplers.epochs import RedrawnOrFixed
 from samplers.plans import Participations, example_dtype
@@ -90,10 +90,7 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         profile = bins_profile(noise_multiplier, assignments)
         if not self.truncates:
             return profile
-        cap = self.cap(self.shard_batch_size)
-        if isinstance(profile, BallsAndBinsProfile):
-            return truncated_bins(profile, cap)
-        return truncated_assignments(profile, cap)
+        return truncated_bins(profile, self.cap(self.shard_batch_size))
 
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
         """Returns the cost of all epochs where batches are cut to `max_batch_size`."""

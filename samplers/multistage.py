@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from accounting import PrivacyProfile
-from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.profiles.worst_leaf import worst_leaf
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.row_law import TreeDraws
 
@@ -130,7 +130,7 @@ class Multistage(EpisodeSampler):
         level = self._protected
         paths = tuple(dict.fromkeys(path[:level] for path in self.tree.shape.worst_paths))
         clipped = min(self._clipped, level)
-        return WorstLeafProfile(noise_multiplier, self.steps, self.draws[:level], paths, clipped)
+        return worst_leaf(noise_multiplier, self.steps, self.draws[:level], paths, clipped)
 
     def caveats(self, noise_multiplier: float, delta: float) -> tuple[str, ...]:
         """Returns a warning where the sum shows which units were drawn."""

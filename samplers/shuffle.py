@@ -15,8 +15,8 @@ import numpy as np
 
 from accounting import GaussianProfile, PoissonProfile, PrivacyProfile, ShuffleProfile, epsilon
 from accounting.profile import UpperEnd
-from accounting.profiles.balls_and_bins import Assignment
-from accounting.profiles.partial_epochs import bins_profile
+from accounting.profiles.balls_and_bins import bins_profile
+from accounting.profiles.bins_grids import Assignment
 from samplers.attempts import Attempt, Sizes, check_attempts, entered_epochs
 from samplers.epochs import EpochSampler, RedrawnOrFixed
 from samplers.plans import EpochPlan, Participations, chunk_ranges, example_dtype, group

@@ -30,7 +30,6 @@ WRAP = 1e-22
 _FAR = 40.0
 """e^-_FAR is less than the rounding of 1."""
 _LEAST_LOG = -650.0
-_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 LARGEST = 2**20
 """Largest number of indices of a window."""
 
@@ -391,26 +390,13 @@ def _sums_from(x: Array) -> Array:
 
 
 def _minimise(bound: Callable[[float], float]) -> float:
-    """Returns exp of the minimiser of a quasi-convex function of the logarithm of a tilt.
-
-    By golden sections: SciPy's optimizers would double the import time.
-    """
-    grid = np.linspace(math.log(1e-3), math.log(1e6), 20).tolist()
-    values = [bound(x) for x in grid]
-    best = int(np.nanargmin(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = bound(left), bound(right)
-    while high - low > 1e-4:
-        if at_left > at_right:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = bound(right)
-        else:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = bound(left)
-    return math.exp((low + high) / 2)
+    """Returns about exp of the minimiser of a quasi-convex function of the logarithm of a tilt."""
+    low, high = math.log(1e-3), math.log(1e6)
+    for points in (20, 10, 10, 10):
+        grid = np.linspace(low, high, points).tolist()
+        best = int(np.nanargmin([bound(x) for x in grid]))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return math.exp(grid[best])
 
 
 def _tilted(mass: Array, exponent: Array) -> tuple[Array, float]:

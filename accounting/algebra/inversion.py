@@ -175,7 +175,8 @@ class Inversion:
         moved = loss - self.loss
         ceiling = min(1.0, math.exp(min(loss, 0.0) + log_factor) * (1.0 + 1e-12) + _SMALLEST)
         other_side = self._deviation == 0.0 and (loss > 0.0) != (c > 1.0)
-        if abs((c - 1.0) * moved) > 600.0 or (other_side and abs(loss) + abs(log_factor) > 600.0):
+        far = max(abs((c - 1.0) * moved), self.unit + log_factor)
+        if far > 600.0 or (other_side and abs(loss) + abs(log_factor) > 600.0):
             return 0.0, ceiling
         turn = np.exp(-(self._z - 1.0) * moved)
         terms = self._terms * turn
@@ -295,7 +296,7 @@ class Inverted(Profile):
         for _ in range(4):
             remove, start = self._remove(start, tilt, tilts)
             tilt = remove.tilt
-            found = found.intersection(_crossing(remove.value, delta, start, 1.0 / abs(tilt - 1.0)))
+            found = found.intersection(_crossing(remove.value, delta, start))
             # Once more with the line laid for the answer, where that is far from the first guess.
             answer = found.upper if found.upper < math.inf else 0.9 * start
             if abs((start - answer) * (tilt - 1.0)) <= 1.0:
@@ -307,8 +308,7 @@ class Inverted(Profile):
         add = _Add(self.releases, at, tilts, self.accuracy)
         if add.value(at)[1] <= delta:
             return found
-        other = _crossing(add.value, delta, at, 1.0 / abs(add.inversion.tilt - 1.0))
-        return Bound.largest((found, other))
+        return Bound.largest((found, _crossing(add.value, delta, at)))
 
     def _remove(self, start: float, tilt: float, tilts: Tilts) -> tuple[Inversion, float]:
         """Returns the sum for `start`, or for the first point below whose sum is short enough."""
@@ -357,52 +357,13 @@ class _Add:
         return self.inversion.value(-epsilon, epsilon)
 
 
-def _crossing(
-    value: Callable[[float], tuple[float, float]], delta: float, start: float, scale: float
-) -> Bound:
-    """Bounds the point in [0, inf) at which a falling curve crosses `delta`.
-
-    By secants, then by a pad around that root, widened until the bounds prove its two ends.
-
-    Args:
-      value: Lower and upper bound at a point.
-      delta: The value that is crossed.
-      start: A point near.
-      scale: About the distance in which the curve falls to a third.
-    """
-
-    def excess(at: float) -> float:
-        low, high = value(at)
-        return math.log(max(0.5 * (low + high), 1e-320) / delta)
-
-    if value(0.0)[1] <= delta:
-        return Bound(0.0, 0.0)
-    low, high, at = 0.0, math.inf, max(start, 0.0)
-    slope = -1.0 / scale
-    for _ in range(60):
-        here = excess(at)
-        if here > 0.0:
-            low = at
-        else:
-            high = at
-        following = at - here / slope
-        if high < math.inf and not low < following < high:
-            following = 0.5 * (low + high)
-        following = max(following, 0.0)
-        if abs(following - at) <= 1e-13 * at or abs(here) < 1e-13:
-            break
-        new = excess(following)
-        if (new - here) * (following - at) < 0.0:
-            slope = (new - here) / (following - at)
-        at = following
-    pad = 1e-13 * at + 1e-13 / abs(slope)
-    lower, upper = 0.0, math.inf
-    for _ in range(60):
-        if upper == math.inf and value(at + pad)[1] <= delta:
-            upper = at + pad
-        if lower == 0.0 and at - pad > 0.0 and value(at - pad)[0] > delta:
-            lower = at - pad
-        if upper < math.inf and (lower > 0.0 or pad >= at):
-            break
-        pad *= 3.0
-    return Bound(lower, upper)
+def _crossing(value: Callable[[float], tuple[float, float]], delta: float, start: float) -> Bound:
+    """Bounds the point, near `start`, at which a curve between two bounds falls to `delta`."""
+    question = Question("epsilon", delta)
+    upper = question.upper_end(lambda epsilon: value(epsilon)[1], start=max(start, 0.0))
+    distance = 1e-13 * upper
+    while distance < upper < math.inf:
+        if value(upper - distance)[0] > delta:
+            return Bound(upper - distance, upper)
+        distance *= 3.0
+    return Bound(0.0, upper)

@@ -241,6 +241,13 @@ class LikelihoodRatio(abc.ABC):
                 f"({type(self).__name__}, {self.step}) and ({type(other).__name__}, {other.step})"
             )
 
+    def kept_range(self) -> tuple[int, int]:
+        """Returns the first and the last atom inside tails of mass <= `tail`."""
+        below = int(np.searchsorted(np.cumsum(self.q), self.tail))
+        above = self.p.size - 1 - int(np.searchsorted(np.cumsum(self.p[::-1]), self.tail))
+        below = min(below, self.q.size - 1)
+        return below, max(above, below)
+
     def few(self) -> NDArray[np.bool_]:
         """Returns which atoms have a mass under FLUSH, and above 0: bool[atoms]."""
         few = np.where(self.grid < 0.0, self.q, self.p) < FLUSH

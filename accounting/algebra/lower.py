@@ -142,10 +142,7 @@ class LowerRatio(LikelihoodRatio):
     def trim(self) -> LowerRatio:
         """Cuts off tails: contracts each with the last atom that is kept."""
         ratio = self.flush()
-        below = int(np.searchsorted(np.cumsum(ratio.q), self.tail))
-        above = ratio.p.size - 1 - int(np.searchsorted(np.cumsum(ratio.p[::-1]), self.tail))
-        below = min(below, ratio.q.size - 1)
-        above = max(above, below)
+        below, above = ratio.kept_range()
         if below == 0 and above == ratio.q.size - 1:
             return ratio
         inside = slice(below, above + 1)

@@ -131,6 +131,23 @@ def release_ratio(
     return [(type(beside).gaussian(noise_multiplier, beside.step, tail), 1)]
 
 
+def sampled_release(
+    kind: type[Ratio], noise_multiplier: float, rate: float, step: float, tail: float
+) -> Ratio:
+    """Returns the law of X of one release in which the example takes part at `rate`.
+
+    Raises:
+      GridError: If the grid would be too large.
+    """
+    top = reach = (0.5 / noise_multiplier - float(scipy.special.ndtri(tail))) / noise_multiplier
+    bottom = -reach
+    if rate < 1.0:
+        bottom = math.log1p(-rate)
+        top = float(np.logaddexp(bottom, math.log(rate) + reach))
+    check_grid(max(top, -bottom), step, (top - bottom) / step)
+    return kind.subsampled_gaussian(noise_multiplier, rate, step, tail)
+
+
 def with_release(ratio: Ratio, noise_multiplier: float) -> Ratio:
     """Returns the law of X of releases, and of a Gaussian one of finite noise."""
     for release, _ in release_ratio(noise_multiplier, ratio):

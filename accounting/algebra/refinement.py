@@ -168,7 +168,7 @@ def _compute(
     upper = grids.upper(resolution, point)
     end = question.upper_end(upper.curve, precision)
     if question.upper_only:
-        gap = math.inf
+        gap = end
         if before:  # the excess falls as the square of the resolution
             shrunk = (resolution / before[0].resolution) ** 2
             gap = 2.0 * abs(before[0].found.upper - end) * shrunk / (1.0 - shrunk)

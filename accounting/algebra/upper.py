@@ -155,10 +155,7 @@ class UpperRatio(LikelihoodRatio):
     def trim(self) -> UpperRatio:
         """Cuts off tails: spreads them to the last atoms that are kept, 0 and infinity."""
         ratio = self.flush()
-        below = int(np.searchsorted(np.cumsum(ratio.q), self.tail))
-        above = ratio.p.size - 1 - int(np.searchsorted(np.cumsum(ratio.p[::-1]), self.tail))
-        below = min(below, ratio.q.size - 1)
-        above = max(above, below)
+        below, above = ratio.kept_range()
         if below == 0 and above == ratio.q.size - 1:
             return ratio
         q, p = ratio.q[below : above + 1].copy(), ratio.p[below : above + 1].copy()

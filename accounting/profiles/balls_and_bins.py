@@ -1,49 +1,32 @@
-"""Balls-and-bins: each epoch every example falls into one of T batches, independently."""
+"""Balls-and-bins: every example falls into one of T batches, independently.
+
+Proof for bins that are not all released: docs/explanation/partial-epochs.md.
+"""
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import functools
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
-import scipy
-
-from accounting.algebra.composition import composed_lower, composed_upper
 from accounting.algebra.laplace import average_delta
-from accounting.algebra.likelihood_ratio import LikelihoodRatio, Ratio
-from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.moments import NotInvertibleError
-from accounting.algebra.refinement import GridError, Point, Side, largest_side, negligible, refine
-from accounting.algebra.upper import UpperRatio
-from accounting.checks import check_settings
+from accounting.algebra.refinement import refine
+from accounting.checks import Noise, Release
 from accounting.profile import Bound, Question
-from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
+from accounting.profiles.bins_grids import Assignment, BinsGrids
+from accounting.profiles.gaussian import GaussianProfile, WithRelease, as_redrawn, known_order
 from accounting.profiles.largest_release import LargestRelease
+from accounting.profiles.poisson import PoissonProfile
+from accounting.records import Count
 
-_MANY_EPOCHS = 8
-_SMALLEST_LOG_TAIL = -296.0
-_SMALLEST_DELTA = 1e-286
-_MOST_WORK = 1.8e9
-"""Most pairs of atoms that are visited for one grid: a few seconds."""
 _INVERTED = 1e-10
 """Inverting a transform leaves no digits of a smaller delta."""
-_TOO_LONG = "no finer grid is computed: it would take too long"
-_RARE = 1e-40
-"""A delta that no one asks to be sharp at much cost."""
-_MOST_ATOMS = 2**17
-"""Most atoms of an assignment's law, where few of its bins are released."""
-_FINEST_WIDE = 0.02
-"""Finest resolution where that number of atoms is not enough."""
-_WORK_PER_DISTANCE = 1e4
-"""Cost of a distance of atoms besides its pairs, in units of a pair."""
+_UP = 1e-14
+"""Relative slack for the roundings of a few sums."""
 
 
 @dataclass(frozen=True)
@@ -75,254 +58,133 @@ class BallsAndBinsProfile(WithRelease):
       ValueError: If a number is out of range, or `assignment` is neither of both.
     """
 
-    noise_multiplier: float
-    bins: int
-    epochs: int = 1
+    noise_multiplier: Noise
+    bins: Count
+    epochs: Count = 1
     assignment: Literal["redrawn", "fixed"] = "redrawn"
-    release: float = math.inf
+    release: Release = math.inf
 
-    def __post_init__(self) -> None:
-        check_settings(self, counts=("bins", "epochs"), mode="assignment")
+    @property
+    def assignments(self) -> tuple[tuple[Assignment, int], ...]:
+        """The draws, see `AssignmentsProfile`."""
+        if self.assignment == "fixed":
+            return ((((self.epochs, self.bins),), 1),)
+        return ((((1, self.bins),), self.epochs),)
 
     def answer(self, question: Question) -> Bound:
-        """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
+        """Answers as the draws do, of which a fixed one has the releases' sum for a statistic."""
         sigma, epochs = as_redrawn(self.noise_multiplier, self.epochs, self.assignment)
-        bound = question.of(known_order(sigma, epochs, self.release))
-        if self.bins == 1:
-            return bound
-        closed = LargestRelease(sigma, self.bins, epochs, self.release)
-        bound = question.of(closed).intersection(Bound(0.0, bound.upper))
-        invertible = epochs == 1 and self.release == math.inf and bound.upper > _INVERTED
-        if question.wanted == "delta" and invertible and bound.width > question.width(bound):
-            with contextlib.suppress(NotInvertibleError):
-                bound = bound.intersection(Bound(*average_delta(sigma, self.bins, question.at)))
-        assignment = ((1, self.bins),)
-        return refine(BinsGrids(sigma, ((assignment, epochs),), self.release), question, bound)
-
-
-def _tail(delta: float, epochs: int) -> float:
-    """Returns the mass of tails that may be cut, without consequence for `delta`.
-
-    In steps, so that questions about different deltas share grids.
-    """
-    exponent = math.log10(max(delta, _SMALLEST_DELTA)) - math.log10(epochs) - 8.0
-    return 10.0 ** max(10.0 * math.floor(0.1 * exponent), _SMALLEST_LOG_TAIL)
-
-
-Assignment = tuple[tuple[int, int], ...]
-"""Bins of one draw, as pairs (number of releases of a bin, 0 or more; number of bins)."""
+        draws = AssignmentsProfile(sigma, ((((1, self.bins),), epochs),), self.release)
+        return draws.answer(question)
 
 
 @dataclass(frozen=True)
-class BinsGrids:
-    """The grids of independent assignments of an example to bins, composed.
+class AssignmentsProfile(WithRelease):
+    r"""The certified profile of an example's independent assignments to bins, from below and above.
 
-    An assignment's likelihood ratio is the mean over its bins of log-normals, of noise multiplier
-    s / sqrt(m) for a bin that is released m times, and 1 for one that is not.
+    In each assignment the example falls into one of n bins at random, and bin t is released m_t
+    times, or never. At s = `noise_multiplier` the pair, tight, is
+
+    .. math:: P = \frac{1}{n} \sum_t N(\sqrt{m_t}\, e_t, s^2 I), \qquad Q = N(0, s^2 I)
+
+    with e_t the t-th unit vector of R^n; assignments compose.
+
+    >>> half = ((0, 256), (1, 256))  # half of the bins are released once
+    >>> f"{AssignmentsProfile(0.5, ((half, 2),)).epsilon(1e-4):.1f}"
+    '[2.7, 2.8]'
 
     Attributes:
       noise_multiplier: s.
-      assignments: Different assignments, each with the number of draws that have it.
+      assignments: Pairs (m, number of bins that are released m times), and how many of the
+        assignments have these.
       release: Noise multiplier of a further Gaussian release of every example; infinite for none.
-      first: See `Grids`.
-      coarsest: See `Grids`.
-      gap_note: See `Grids`.
+
+    Raises:
+      ValueError: If a number is out of range, or an assignment has no released bin.
     """
 
-    noise_multiplier: float
-    assignments: tuple[tuple[Assignment, int], ...]
-    release: float
-    first: float = 0.2
-    coarsest: float = 0.2
-    gap_note: str = ""
+    noise_multiplier: Noise
+    assignments: tuple[tuple[Assignment, Count], ...]
+    release: Release = math.inf
 
-    def finest(self, point: Point) -> float:
-        """Returns about the finest resolution that takes no more than the most work."""
-        return self._grid(self.coarsest, point).finest(_most_work(point))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counted: Counter[Assignment] = Counter()
+        for assignment, count in self.assignments:
+            counted[tuple(sorted(assignment))] += count
+        if not counted or not all(max(one)[0] for one in counted):
+            raise ValueError("assignments must each have a bin that is released")
+        object.__setattr__(self, "assignments", tuple(sorted(counted.items())))
 
-    def upper(self, resolution: float, point: Point) -> Side:
-        """Returns an upper bound (see `Grids`)."""
-        return self._side(UpperRatio, composed_upper, resolution, point)
+    def answer(self, question: Question) -> Bound:
+        """Answers by closed forms, by inverting a transform, and by grids where these are wide."""
+        if (steps := self._steps()) is not None:
+            return question.of(steps)
+        if all(one[0][1] == len(one) == 1 for one, _ in self.assignments):
+            return question.of(self._known())
+        bound = Bound(question.lower_end(self._little_noise), self._ceiling(question))
+        if question.wanted == "delta" and bound.width > question.width(bound):
+            bound = bound.intersection(self._inverted(question.at, bound))
+        grids = BinsGrids(self.noise_multiplier, self.assignments, self.release)
+        return refine(grids, question, bound)
 
-    def lower(self, resolution: float, point: Point) -> Side:
-        """Returns a lower bound (see `Grids`)."""
-        return self._side(LowerRatio, composed_lower, resolution, point)
+    def _inverted(self, epsilon: float, bound: Bound) -> Bound:
+        """Bounds delta of one draw whose bins are all released alike, to many digits."""
+        (one, draws), *others = self.assignments
+        (times, bins), *unlike = one
+        alone = draws == 1 and not (others or unlike) and self.release == math.inf
+        if alone and bound.upper > _INVERTED:
+            with contextlib.suppress(NotInvertibleError):
+                sigma = self.noise_multiplier / math.sqrt(times)
+                return Bound(*average_delta(sigma, bins, epsilon))
+        return bound
 
-    def _grid(self, resolution: float, point: Point) -> _Grid:
-        kinds, counts = zip(*self.assignments, strict=True)
-        return _Grid(self.noise_multiplier, kinds, resolution, _tail(point.delta, sum(counts)))
+    def _steps(self) -> PoissonProfile | None:
+        """Returns the profile of draws that release one bin of n each: steps at the rate 1 / n."""
+        (one, count), *others = self.assignments
+        (times, bins), rest = max(one), dict(one).get(0)
+        if others or bins > 1 or rest is None or len(one) > 2:
+            return None
+        sigma = self.noise_multiplier / math.sqrt(times)
+        return PoissonProfile(sigma, 1.0 / (rest + 1), count, self.release)
 
-    def _side(
-        self, kind: type[LikelihoodRatio], composed: Any, resolution: float, point: Point
-    ) -> Side:
-        """Returns one side's bound: draws are composed by tilted FFT where its error is negligible.
+    def _ceiling(self, question: Question) -> float:
+        """Answers for bins that are all released as often as the one that is most often."""
+        most = max(max(one)[0] for one, _ in self.assignments)
+        fewest = min(sum(bins for _, bins in one) for one, _ in self.assignments)
+        sigma, draws = self.noise_multiplier / math.sqrt(most), sum(n for _, n in self.assignments)
+        largest = LargestRelease(sigma, fewest, draws, self.release)
+        return min(question.of(self._known()).upper, question.of(largest).upper)
 
-        Or where direct convolutions, which keep relative accuracy at any delta, would take too
-        long.
-        """
-        if point.delta <= _SMALLEST_DELTA:
-            raise GridError("delta is so small that masses leave the range of doubles")
-        grid, counts = self._grid(resolution, point), [count for _, count in self.assignments]
-        if resolution < _FINEST_WIDE and grid.last_step() > grid.wanted_step():
-            raise GridError("no finer grid is computed: few released bins have too many atoms")
-        if grid.work() > _most_work(point):
-            raise GridError(_TOO_LONG)
-        laws = [*zip(_draws(kind, grid), counts, strict=True)]
-        release = release_ratio(self.release, laws[0][0])
-        # Each doubling is four convolutions of a lower ratio, and two of an upper one.
-        atoms, draws = max(law.q.size for law, _ in laws), sum(counts)
-        direct = 6.0 * sum(count.bit_length() for count in counts) * atoms**2
-        direct += sum(6.0 * atoms * math.sqrt(draws) * law.q.size for law, _ in release)
-        if draws >= _MANY_EPOCHS or direct > 6e7:
-            with contextlib.suppress(GridError):
-                side = largest_side(composed([*laws, *release], point))
-                if negligible(side, point) or direct > _MOST_WORK:
-                    return Side(side.curve)
-            if direct > _MOST_WORK:
-                raise GridError(_TOO_LONG)
-        return Side(with_release(_products(kind, grid, tuple(counts)), self.release).delta)
+    def _known(self) -> GaussianProfile:
+        """Returns the profile of an example that is known to be in a most released bin."""
+        times = sum(max(one)[0] * count for one, count in self.assignments)
+        return known_order(self.noise_multiplier, times, self.release)
 
-
-def _most_work(point: Point) -> float:
-    if point.epsilon is None:
-        return _MOST_WORK
-    return _MOST_WORK * (0.1 if point.delta <= _RARE else 0.75)
-
-
-class _Grid(NamedTuple):
-    sigma: float
-    kinds: tuple[Assignment, ...]
-    resolution: float
-    tail: float
-
-    def work(self) -> float:
-        """Returns about how long it takes, in units of a pair of atoms that is added up."""
-        return sum(self._work(times, bins) for times, bins in _released(self.kinds))
-
-    def _work(self, times: int, bins: tuple[int, ...]) -> float:
-        steps, sigma = self.steps(times, max(bins)), self.sigma / math.sqrt(times)
-        span = 1.0 / sigma**2 - 2.0 * float(scipy.special.ndtri(self.tail)) / sigma
-        atoms = span / steps[0]
-        distances = (min(atoms, (2.0 - math.log(min(step, 1.0))) / step) for step in steps)
-        additions = 1.0 + sum(count.bit_count() for count in bins) / max(bins).bit_length()
-        return additions * sum(d * (atoms + _WORK_PER_DISTANCE) for d in distances)
-
-    def finest(self, most: float) -> float:
-        """Returns the finest resolution, or nearly so, that takes no more work than `most`."""
-        finer = [self.resolution * 0.98**k for k in range(1_000)]
-        beyond = bisect.bisect_right(
-            finer, most, lo=1, key=lambda r: self._replace(resolution=r).work()
-        )
-        return finer[beyond - 1]
-
-    def steps(self, times: int, bins: int) -> tuple[float, ...]:
-        """Returns the grid step after each doubling, in proportion to the sum's deviation."""
-        first, halvings, _ = _steps(self.sigma, self.kinds)
-        halved = halvings[times][: bins.bit_length()]
-        return tuple(self.resolution * first / 2.0**h for h in halved)
-
-    def wanted_step(self) -> float:
-        """Returns the grid step for the composition, in proportion to the deviations."""
-        first, _, last = _steps(self.sigma, self.kinds)
-        return self.resolution * first / 2.0**last
-
-    def last_step(self) -> float:
-        """Returns the grid step on which assignments are composed: no more than _MOST_ATOMS."""
-        step, span = self.wanted_step(), self._diluted_span()
-        while span > _MOST_ATOMS * step:
-            step *= 2.0
-        return step
-
-    def _diluted_span(self) -> float:
-        """Returns about the largest range of log X of an assignment with unreleased bins."""
-        spans = [0.0]
-        for kind in self.kinds:
-            if rest := dict(kind).get(0, 0):
-                sigma, bins = self.sigma / math.sqrt(max(kind)[0]), sum(n for _, n in kind)
-                reach = 0.5 / sigma**2 - float(scipy.special.ndtri(self.tail)) / sigma
-                low = math.log(rest / bins)
-                spans.append(float(np.logaddexp(low, reach - math.log(bins))) - low)
-        return max(spans)
+    def _little_noise(self, epsilon: float) -> float:
+        """Bounds delta from below, by the example's own releases in its most released bins."""
+        shift = log_share = 0.0
+        for one, count in self.assignments:
+            log_bins = math.log(sum(bins for _, bins in one))
+            shift += count * log_bins
+            log_share += count * (math.log(max(one)[1]) - log_bins)
+        at = (epsilon + shift) * (1.0 + _UP)
+        return math.exp(log_share * (1.0 + _UP)) * self._known().delta(at).lower * (1.0 - _UP)
 
 
-def _released(kinds: Sequence[Assignment]) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns each number of releases above 0, with the numbers of bins that have it."""
-    bins: dict[int, set[int]] = {}
-    for times, count in itertools.chain.from_iterable(kinds):
-        if times:
-            bins.setdefault(times, set()).add(count)
-    return [(times, tuple(sorted(counts))) for times, counts in sorted(bins.items())]
+def bins_profile(
+    noise_multiplier: float, assignments: Mapping[Assignment, int]
+) -> BallsAndBinsProfile | AssignmentsProfile:
+    """Returns the profile of assignments, or of whole epochs where all bins are alike.
 
-
-@lru_cache(maxsize=64)
-def _steps(sigma: float, kinds: tuple[Assignment, ...]) -> tuple[float, dict[int, list[int]], int]:
-    """Returns the first grid step at resolution 1, and how often it is halved.
-
-    After each doubling, for each number of releases of a bin; and for the composition.
+    Args:
+      noise_multiplier: s.
+      assignments: Each assignment's pairs (releases, bins), and how many of these there are.
     """
-
-    def wanted(times: int, copies: int, share: float = 1.0) -> float:
-        variance = math.expm1(min(times / sigma**2, 700.0))
-        return min(1.0, share * 4.0 * math.sqrt(variance / copies))
-
-    def halved(step: float, least: int) -> int:
-        while first / 2.0**least > 1.5 * step:
-            least += 1
-        return least
-
-    released = _released(kinds)
-    first = max(wanted(times, 1) for times, _ in released)
-    halvings: dict[int, list[int]] = {}
-    for times, bins in released:
-        levels: list[int] = []
-        halvings[times] = levels
-        for level in range(max(bins).bit_length()):
-            levels.append(halved(wanted(times, 2**level), levels[-1] if levels else 0))
-    last = max(levels[-1] for levels in halvings.values())
-    deviation = max(
-        wanted(times, 2 ** (bins.bit_length() - 1), bins / sum(count for _, count in kind))
-        for kind in kinds
-        for times, bins in kind
-        if times
-    )
-    return first, halvings, halved(deviation, last)
-
-
-@lru_cache(maxsize=32)
-def _draws(kind: type[Ratio], grid: _Grid) -> list[Ratio]:
-    """Returns the likelihood ratios of the assignments, of one kind."""
-    means: dict[tuple[int, int], Ratio] = {}
-    for times, bins in _released(grid.kinds):
-        steps = grid.steps(times, max(bins))
-        first = kind.gaussian(grid.sigma / math.sqrt(times), steps[0], grid.tail)
-        for count, mean in zip(bins, first.averages(bins, steps), strict=True):
-            means[times, count] = mean
-    return [_mean(one, means, grid.last_step()) for one in grid.kinds]
-
-
-def _mean(kind: Assignment, means: Mapping[tuple[int, int], Ratio], step: float) -> Ratio:
-    """Returns the mean over the bins of one assignment, on a grid of `step` in log X."""
-    parts = [(means[times, bins], bins) for times, bins in kind if times]
-    finest = min(ratio.step for ratio, _ in parts)
-    (total, bins), *others = [(law.refined(round(law.step / finest)), n) for law, n in parts]
-    for law, count in others:
-        total, bins = total.mean_with(bins, law, count), bins + count
-    if unreleased := sum(count for _, count in kind) - bins:
-        return total.diluted(bins, unreleased, step)
-    while total.step < 0.75 * step:
-        total = total.coarsened()
-    return total.refined(round(total.step / step))
-
-
-@lru_cache(maxsize=32)
-def _products(kind: type[Ratio], grid: _Grid, counts: tuple[int, ...]) -> Ratio:
-    laws = zip(_draws(kind, grid), counts, strict=True)
-    return functools.reduce(_product, (law.power(count) for law, count in laws))
-
-
-def _product(one: Ratio, other: Ratio) -> Ratio:
-    while one.step < 0.75 * other.step:
-        one = one.coarsened()
-    while other.step < 0.75 * one.step:
-        other = other.coarsened()
-    return one.product(other)
+    if len(assignments) == 1:
+        (one, count), *_ = assignments.items()
+        if len(one) == 1 and one[0][0] == 1:
+            return BallsAndBinsProfile(noise_multiplier, one[0][1], count)
+        if len(one) == 1 and count == 1:
+            return BallsAndBinsProfile(noise_multiplier, one[0][1], one[0][0], "fixed")
+    return AssignmentsProfile(noise_multiplier, tuple(assignments.items()))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from accounting.algebra.cells import gaussian_delta
-from accounting.checks import check_noise_multiplier
+from accounting.checks import Noise, Release
 from accounting.profile import Bound, Profile, Question
+from accounting.records import Ge, Lt, Record
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class GaussianProfile(Profile):
+class GaussianProfile(Profile, Record):
     r"""The profile of one Gaussian release with sensitivity 1: P = N(1, s^2), Q = N(0, s^2).
 
     .. math:: \delta(\epsilon) = \Phi(a) - e^\epsilon \Phi(b), \quad
@@ -39,13 +40,8 @@ class GaussianProfile(Profile):
       ValueError: If a number is out of range.
     """
 
-    noise_multiplier: float
-    relative_error: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        if not 0.0 <= self.relative_error < 1.0:
-            raise ValueError(f"relative_error must be in [0, 1), got {self.relative_error}")
+    noise_multiplier: Noise
+    relative_error: Annotated[float, Ge(0), Lt(1)] = 0.0
 
     def answer(self, question: Question) -> Bound:
         """Answers in closed form; the tolerance does not matter."""
@@ -81,10 +77,10 @@ def known_order(noise_multiplier: float, steps: int, release: float = math.inf) 
     return GaussianProfile(composed_noise(noise_multiplier / math.sqrt(steps), release))
 
 
-class WithRelease(Profile):
-    """A dataclass with the noise multiplier `release` of a further Gaussian release."""
+class WithRelease(Profile, Record):
+    """A checked dataclass with the noise multiplier `release` of a further Gaussian release."""
 
-    release: float
+    release: Release
 
     def with_gaussian_release(self: T, noise_multiplier: float) -> T:
         """Returns the profile with a further Gaussian release."""

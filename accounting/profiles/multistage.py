@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from accounting.algebra.mixtures import (
     solve_increasing,
 )
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import check_count
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.repeated import RepeatedProfile
+from accounting.records import Count, Ge
 
 _MOST_SIGNS = 4
 
@@ -61,24 +61,6 @@ def outcomes(draws: Sequence[int], sizes: Sequence[int]) -> Outcomes:
     return Outcomes(tuple(fails), reached)
 
 
-def check_stages(
-    draws: Sequence[int], sizes: Sequence[int], clipped_level: int | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns draws and sizes as integers; raises a ValueError unless they describe a draw."""
-    if not draws or len(draws) != len(sizes):
-        raise ValueError(
-            f"draws and sizes need one entry per level, at least one, got {draws} and {sizes}"
-        )
-    draws = tuple(check_count(f"draws of level {k}", n) for k, n in enumerate(draws, 1))
-    sizes = tuple(check_count(f"sizes of level {k}", n) for k, n in enumerate(sizes, 1))
-    for level, (drawn, size) in enumerate(zip(draws, sizes, strict=True), 1):
-        if drawn > size:
-            raise ValueError(f"level {level} draws {drawn} of only {size} without replacement")
-    if clipped_level is not None:
-        check_count("clipped_level", clipped_level, at_least=0, at_most=len(draws))
-    return draws, sizes
-
-
 @dataclass(frozen=True)
 class MultistageProfile(RepeatedProfile):
     """The profile of multistage sampling, zero-out adjacency, for a leaf of given path.
@@ -103,17 +85,24 @@ class MultistageProfile(RepeatedProfile):
       ValueError: If a number is out of range, or more are drawn than there are.
     """
 
-    draws: tuple[int, ...]
-    sizes: tuple[int, ...]
-    clipped_level: int | None = None
+    draws: tuple[Count, ...]
+    sizes: tuple[Count, ...]
+    clipped_level: Annotated[int, Ge(0)] | None = None
 
     gap_note: ClassVar[str] = "what is proved is more than any concrete pair of data sets shows"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        draws, sizes = check_stages(self.draws, self.sizes, self.clipped_level)
-        object.__setattr__(self, "draws", draws)
-        object.__setattr__(self, "sizes", sizes)
+        draws, sizes, clipped = self.draws, self.sizes, self.clipped_level
+        if not draws or len(draws) != len(sizes):
+            raise ValueError(
+                f"draws and sizes need one entry per level, at least one, got {draws} and {sizes}"
+            )
+        for level, (drawn, size) in enumerate(zip(draws, sizes, strict=True), 1):
+            if drawn > size:
+                raise ValueError(f"level {level} draws {drawn} of only {size} without replacement")
+        if clipped is not None and clipped > len(draws):
+            raise ValueError(f"clipped_level must be at most {len(draws)}, got {clipped}")
 
     @property
     def clips_leaves(self) -> bool:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-import scipy
-
 from accounting.algebra.cells import gaussian_delta
 from accounting.algebra.inversion import ACCURACIES, Inverted
-from accounting.algebra.likelihood_ratio import Ratio
 from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import MOST_CELLS
+from accounting.algebra.mixtures import sampled_release
 from accounting.algebra.moments import NotInvertibleError, Releases
-from accounting.algebra.refinement import GridError, refine
+from accounting.algebra.refinement import refine
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import check_settings
+from accounting.checks import Noise, Probability, Release
 from accounting.profile import Bound, Question
 from accounting.profiles.gaussian import WithRelease, known_order
 from accounting.profiles.repeated import RepeatedGrids
+from accounting.records import Count
 
 _SHARP = 1e-6
 _LARGEST_LOSS = 1e4
-"""Largest loss of one release: beyond it moments overflow, and no grid is of use."""
+"""Largest loss of one release: beyond it moments overflow."""
 _PRECISION = "double precision gives no more digits"
 
 
@@ -57,13 +54,10 @@ class PoissonProfile(WithRelease):
       ValueError: If a number is out of range.
     """
 
-    noise_multiplier: float
-    sampling_prob: float
-    steps: int
-    release: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_settings(self, counts=("steps",), probabilities=("sampling_prob",))
+    noise_multiplier: Noise
+    sampling_prob: Probability
+    steps: Count
+    release: Release = math.inf
 
     def answer(self, question: Question) -> Bound:
         """Answers by inversion, and by grids where that is not sharp enough."""
@@ -102,21 +96,12 @@ class PoissonProfile(WithRelease):
         return rate * low * (1.0 - 1e-15), min(rate * high * (1.0 + 1e-15), 1.0)
 
     def _grids(self) -> RepeatedGrids:
-        rate, variance = self.sampling_prob, math.expm1(min(1.0 / self.noise_multiplier**2, 700.0))
-
-        def ratio(kind: type[Ratio], step: float, tail: float) -> Ratio:
-            sigma, bottom = self.noise_multiplier, math.log1p(-rate)
-            reach = 0.5 / sigma**2 - scipy.special.ndtri(tail) / sigma
-            if reach > _LARGEST_LOSS:
-                raise GridError(f"no finer grid is computed: losses are beyond {_LARGEST_LOSS:.0f}")
-            if (np.logaddexp(bottom, math.log(rate) + reach) - bottom) / step > MOST_CELLS:
-                raise GridError("no finer grid is computed: one release has too many atoms")
-            return kind.subsampled_gaussian(sigma, rate, step, tail)
-
+        sigma, rate = self.noise_multiplier, self.sampling_prob
+        deviation = rate * math.sqrt(math.expm1(min(1.0 / sigma**2, 700.0)))
         return RepeatedGrids(
-            lambda step, tail: ratio(UpperRatio, step, tail),
-            lambda step, tail: [ratio(LowerRatio, step, tail)],
-            rate * math.sqrt(variance),
+            lambda step, tail: sampled_release(UpperRatio, sigma, rate, step, tail),
+            lambda step, tail: [sampled_release(LowerRatio, sigma, rate, step, tail)],
+            deviation,
             self.steps,
             self.release,
         )

@@ -13,9 +13,10 @@ from accounting.algebra.lower import LowerRatio
 from accounting.algebra.mixtures import release_ratio, with_release
 from accounting.algebra.refinement import GridError, Point, Side, largest_side, negligible, refine
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import check_settings
+from accounting.checks import Noise, Release
 from accounting.profile import Bound, ComposesWithGaussian, PrivacyProfile, Question
 from accounting.profiles.gaussian import WithRelease
+from accounting.records import Count
 
 _FINEST = 2e-4
 _COARSEST_STEP = 500.0
@@ -131,15 +132,12 @@ class RepeatedProfile(WithRelease, abc.ABC):
     further Gaussian release of every example, at noise multiplier `release`, composes with both.
     """
 
-    noise_multiplier: float
-    steps: int
-    release: float = field(default=math.inf, kw_only=True)
+    noise_multiplier: Noise
+    steps: Count
+    release: Release = field(default=math.inf, kw_only=True)
 
     gap_note: ClassVar[str] = ""
     """Why the two ends of the finest grids may still differ; empty where they meet."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, counts=("steps",))
 
     @abc.abstractmethod
     def upper_ratio(self, step: float, tail: float) -> UpperRatio:

@@ -12,9 +12,9 @@ import scipy
 
 from accounting.algebra.composition import composed_lower
 from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import release_ratio, with_release
+from accounting.algebra.mixtures import release_ratio
 from accounting.algebra.refinement import GridError, Point
-from accounting.checks import check_settings
+from accounting.checks import Noise, Release
 from accounting.max_events import (
     Epoch,
     max_event_lower_bound,
@@ -24,13 +24,12 @@ from accounting.max_events import (
 from accounting.profile import Bound, Curve, Question
 from accounting.profiles.balls_and_bins import BallsAndBinsProfile
 from accounting.profiles.gaussian import WithRelease, as_redrawn, known_order
+from accounting.records import Count
 
 _SHIFTS = 2.0, 1.0
 """Mean of the example's coordinate under P and under Q."""
 _GRID = 4001
 _BUCKET_STEP = 0.02
-_MANY_EPOCHS = 8
-_MANY_ATOMS = 4000
 _UNKNOWN = "no tight accounting of shuffled batches is known"
 
 
@@ -61,14 +60,11 @@ class ShuffleProfile(WithRelease):
       ValueError: If a number is out of range, or `order` is neither of both.
     """
 
-    noise_multiplier: float
-    steps_per_epoch: int
-    epochs: int = 1
+    noise_multiplier: Noise
+    steps_per_epoch: Count
+    epochs: Count = 1
     order: Literal["redrawn", "fixed"] = "redrawn"
-    release: float = math.inf
-
-    def __post_init__(self) -> None:
-        check_settings(self, counts=("steps_per_epoch", "epochs"), mode="order")
+    release: Release = math.inf
 
     def answer(self, question: Question) -> Bound:
         """Answers by closed forms, and by lower bounds on grids where these are wide."""
@@ -107,10 +103,8 @@ class ShuffleProfile(WithRelease):
         if epochs == 1 and self.release == math.inf:
             return lambda epsilon: max_event_lower_bound(epsilon, epoch, _SHIFTS)
         ratio = _one_epoch(epoch)
+        point = Point(question.at) if question.wanted == "epsilon" else Point(1.0, question.at)
         try:
-            if epochs < _MANY_EPOCHS and ratio.q.size <= _MANY_ATOMS:
-                return with_release(_several_epochs(epoch, epochs), self.release).delta
-            point = Point(question.at) if question.wanted == "epsilon" else Point(1.0, question.at)
             parts = composed_lower([(ratio, epochs), *release_ratio(self.release, ratio)], point)
         except GridError:
             return lambda epsilon: 0.0
@@ -128,8 +122,3 @@ def _one_epoch(epoch: Epoch) -> LowerRatio:
     # Log X of a bucket is contracted within this part of its deviation, 1/sigma.
     step = _BUCKET_STEP / sigma
     return LowerRatio.from_masses(p, q, step, drift=max(p_drift, q_drift))
-
-
-@lru_cache(maxsize=16)
-def _several_epochs(epoch: Epoch, epochs: int) -> LowerRatio:
-    return _one_epoch(epoch).power(epochs)

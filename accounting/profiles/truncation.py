@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accounting.profile import Bound, ComposesWithGaussian, Profile, Question, wanted_width
-from accounting.profiles.balls_and_bins import Assignment, BallsAndBinsProfile
-from accounting.profiles.gaussian import GaussianProfile, composed_noise
-from accounting.profiles.partial_epochs import AssignmentsProfile
+import scipy
 
-_BINOMIAL_ERROR = 1e-9  # relative; a tail's few special functions are good to 1e-10
+from accounting.profile import Bound, ComposesWithGaussian, Profile, Question, wanted_width
+from accounting.profiles.balls_and_bins import AssignmentsProfile, BallsAndBinsProfile
+from accounting.profiles.bins_grids import Assignment
+from accounting.profiles.gaussian import GaussianProfile, composed_noise
+from accounting.roots import falling_root
+
+_BINOMIAL_ERROR = 1e-9
+"""Bound on the relative error of a binomial tail."""
+_SMALLEST_TAIL = 1e-300
 _UP = 1e-9
 """Outward rounding of logarithms of probabilities."""
 
@@ -25,7 +30,6 @@ _MOST_FULL_BINS = 5
 _FEW_BINS = 3e-4
 """Share of bins whose loss does not matter to epsilon: they are simply taken away."""
 _FARTHEST = 1e6
-_ROUNDS = 12
 _MARGIN = 1e-5
 """Share of delta that the lower end gives up without asking again."""
 _FEW = 3e-4
@@ -95,52 +99,35 @@ class Case(NamedTuple):
             total += part.charge(epsilon, _NEGLIGIBLE * delta)
         return total * (1.0 + _UP)
 
-    def upper_epsilon(self, question: Question, low: float) -> float:
+    def upper_epsilon(self, question: Question, start: float) -> float:
         """Returns an epsilon at which the sum of this case is at most the delta asked for.
 
-        If c = charge(e), then epsilon_0(delta - c) suffices where it is above e; a point far beyond
-        does where c is too much. From there the sum is solved for by secants.
+        If c = charge(e), then the larger of e and epsilon_0(delta - c) suffices, at any e: it is
+        least where both are equal.
 
         Args:
           question: Asks for the epsilon at a delta.
-          low: A point not above the answer.
+          start: Point near the answer, better below.
         """
-        delta, tolerance = question.at, question.tolerance
+        delta = question.at
         if _exp(self.log_rest) * (1.0 + _UP) >= delta:
             return math.inf
+        charged = needed = least = math.inf
 
         def excess(at: float) -> float:
-            total = question._replace(wanted="delta", at=at).of(self.profile).upper
-            return math.log(max(total + self.charge(at, delta), 1e-320) / delta)
+            nonlocal charged, needed, least
+            charge = self.charge(at, delta)
+            if not charge <= charged <= charge + _FEW * delta:
+                charged, left = charge, (delta - charge) * (1.0 - _UP)
+                needed = question._replace(at=left).of(self.profile).upper if left > 0 else math.inf
+            least = min(least, max(at, needed))
+            return needed - at
 
-        charged = self.charge(low, delta)
-        at_low, high = math.log1p(charged / delta), low
-        if charged < (1.0 - _UP) * delta:
-            left = (delta - charged) * (1.0 - _UP)
-            high = max(low, question._replace(at=left).of(self.profile).upper)
-            spared = charged - self.charge(high, delta) if high < math.inf else 0.0
-            if spared <= _FEW * left:
-                return high
-            at_high = math.log1p(-spared / delta)
-        else:
-            step, at_high = max(0.1, 0.1 * low), at_low
-            while at_high > 0.0:
-                if high > _FARTHEST:
-                    return math.inf
-                low, at_low, high, step = high, at_high, high + step, 2.0 * step
-                at_high = excess(high)
-        for _ in range(_ROUNDS):
-            if high - low <= 0.3 * wanted_width(tolerance, high):
-                break
-            guess = low + (high - low) * at_low / (at_low - at_high)
-            # A little past the root, so that the next interval has both ends near it.
-            guess = min(guess + 0.1 * wanted_width(tolerance, high), 0.5 * (guess + high))
-            at_guess = excess(guess)
-            if at_guess <= 0.0:
-                high, at_high, at_low = guess, at_guess, 0.5 * at_low
-            else:
-                low, at_low, at_high = guess, at_guess, 0.5 * at_high
-        return high
+        falling_root(
+            excess, start, lambda at: 0.3 * wanted_width(question.tolerance, at),
+            low=0.0, near=1.0, farthest=_FARTHEST,
+        )  # fmt: skip
+        return least
 
 
 @dataclass(frozen=True)
@@ -239,24 +226,24 @@ class TruncatedProfile(Profile):
           below: Epsilon of `profile` at (1 + _MARGIN) `delta`.
           tolerance: How sharply another one is asked for.
         """
+        lower = 0.0
 
-        def proved(most: float) -> float:
+        def excess(most: float) -> float:
+            nonlocal lower
             moved, shift = self._lost(most)
             needed = (delta + moved) * math.exp(min(shift, 700.0)) * (1.0 + 2e-15)
             if needed >= _BELOW_ONE:
-                return 0.0
+                return -most
             found = below
             if needed > (1.0 + _MARGIN) * delta:
                 found = self.profile.epsilon(needed, tolerance)
-            return max(0.0, min(most, _below(found.lower - shift)))
+            shown = _below(found.lower - shift)
+            lower = max(lower, min(most, shown))
+            return shown - most
 
-        lower, high = proved(below.lower), below.lower
-        for _ in range(_ROUNDS):
-            if high - lower <= 0.3 * wanted_width(tolerance, high):
-                break
-            middle = 0.5 * (lower + high)
-            found = proved(middle)
-            lower, high = max(lower, found), middle if found < middle else high
+        falling_root(
+            excess, below.lower, lambda at: 0.3 * wanted_width(tolerance, at), low=0.0, near=1.0
+        )
         return lower
 
 
@@ -329,78 +316,65 @@ def truncated_steps(
     return TruncatedProfile(profile, (case,), log_moved=log_moved)
 
 
-def truncated_bins(profile: BallsAndBinsProfile, cap: Cap) -> TruncatedProfile:
-    """Returns the profile of balls-and-bins whose batches are cut.
-
-    Args:
-      profile: The mechanism without the cut; q = 1 / `bins`.
-      cap: The cut.
-    """
-    bins, epochs, log_full = profile.bins, profile.epochs, cap.log_full() + _UP
-    redrawn = profile.assignment == "redrawn"
-    sigma = profile.noise_multiplier
-    log_pi = math.log(epochs * bins) + cap.log_kept() if redrawn else log_full
-    log_rest = 2.0 * log_pi - math.log(2.0) if redrawn else -math.inf
-    cases: list[Case] = []
-    for full in range(min(_MOST_FULL_BINS + 1, bins)):
-        fewer = dataclasses.replace(profile, bins=bins - full)
-        alone = GaussianProfile(sigma if redrawn else sigma / math.sqrt(epochs))
-        beside: ComposesWithGaussian = alone
-        if profile.release < math.inf:
-            beside = alone.with_gaussian_release(profile.release)
-        if redrawn and epochs > 1:
-            beside = dataclasses.replace(fewer, epochs=epochs - 1).with_gaussian_release(sigma)
-        tail = math.log(math.comb(bins, full + 1)) + (full + 1) * log_full
-        tail += math.log(epochs) if redrawn else 0.0
-        rest = _log_sum([log_rest, tail])
-        if not cases or rest < cases[-1].log_rest:
-            log_full_bins = math.log(epochs * bins if redrawn else bins) + log_full
-            one: tuple[ComposesWithGaussian, Flagged | None] = fewer, None
-            if full > _FEW_BINS * bins and log_full_bins < -math.log(2.0):
-                one = profile, Flagged(log_full_bins, fewer)
-            cases.append(Case(one[0], (Flagged(log_pi, beside),), rest, one[1]))
-    log_thinned = math.log(epochs) + cap.log_dropped_if_drawn()
-    return TruncatedProfile(profile, tuple(cases), log_thinned)
-
-
-def truncated_assignments(profile: AssignmentsProfile, cap: Cap) -> TruncatedProfile:
-    """Returns the profile of assignments to partly released bins, with cut batches.
+def truncated_bins(profile: BallsAndBinsProfile | AssignmentsProfile, cap: Cap) -> TruncatedProfile:
+    """Returns the profile of assignments to bins, all or some of them released, with cut batches.
 
     Args:
       profile: The mechanism without the cut; each of its assignments has 1 / q bins.
       cap: The cut.
     """
-    log_full, log_pis, log_any = cap.log_full() + _UP, [], []
-    for one, count in profile.assignments:
-        released = sum(bins for times, bins in one if times)
-        log_any.append(math.log(count * released) + log_full)
-        # The draw of several epochs is flagged in all of them at once.
-        several = max(one)[0] > 1
-        log_flag = log_full if several else math.log(released) + cap.log_kept()
-        log_pis.append(math.log(count) + log_flag)
-    log_pi, draws = _log_sum(log_pis), sum(count for _, count in profile.assignments)
-    log_twice = 2.0 * log_pi - math.log(2.0) if draws > 1 else -math.inf
-    sigma = profile.noise_multiplier / math.sqrt(max(max(one)[0] for one, _ in profile.assignments))
-    alone: ComposesWithGaussian = GaussianProfile(composed_noise(sigma, profile.release))
+    draws, log_full = profile.assignments, cap.log_full() + _UP
+    sizes = [sum(bins for times, bins in one if times) for one, _ in draws]
+    counts, times = [count for _, count in draws], [max(one)[0] for one, _ in draws]
+    # The draw of several epochs is flagged in all of them at once.
+    log_flags = [
+        log_full if several > 1 else math.log(size) + cap.log_kept()
+        for several, size in zip(times, sizes, strict=True)
+    ]
+    log_pi = _log_sum(
+        [math.log(n) + log_flag for n, log_flag in zip(counts, log_flags, strict=True)]
+    )
+    log_twice = 2.0 * log_pi - math.log(2.0) if sum(counts) > 1 else -math.inf
+    log_some = _log_sum(
+        [math.log(n * size) + log_full for n, size in zip(counts, sizes, strict=True)]
+    )
+    sigma = profile.noise_multiplier / math.sqrt(max(times))
     cases: list[Case] = []
     for full in range(_MOST_FULL_BINS + 1):
-        thinned = tuple((without_full_bins(one, full), count) for one, count in profile.assignments)
-        fewer = dataclasses.replace(profile, assignments=thinned) if full else profile
+        fewer = profile if not full else _without_full_bins(profile, full)
         tails = [
-            math.log(count) + _log(math.comb(released, full + 1)) + (full + 1) * log_full
-            for one, count in profile.assignments
-            for released in [sum(bins for times, bins in one if times)]
+            math.log(n) + _log(math.comb(size, full + 1)) + (full + 1) * log_full
+            for n, size in zip(counts, sizes, strict=True)
         ]
         rest = _log_sum([log_twice, *tails])
         if not cases or rest < cases[-1].log_rest:
-            flagged = Flagged(log_pi, alone if draws == 1 else fewer.with_gaussian_release(sigma))
-            some = Flagged(_log_sum(log_any), fewer)
-            likely = not full or some.log_probability > -math.log(2.0)
-            cases.append(
-                Case(fewer if likely else profile, (flagged,), rest, None if likely else some)
-            )
-    times = sum(count * max(one)[0] for one, count in profile.assignments)
-    return TruncatedProfile(profile, tuple(cases), math.log(times) + cap.log_dropped_if_drawn())
+            flagged = Flagged(log_pi, _beside_flagged(fewer, sigma))
+            if full <= _FEW_BINS * min(sizes) or log_some > -math.log(2.0):
+                cases.append(Case(fewer, (flagged,), rest))
+            else:
+                cases.append(Case(profile, (flagged,), rest, Flagged(log_some, fewer)))
+    log_drawn = math.log(sum(n * several for n, several in zip(counts, times, strict=True)))
+    return TruncatedProfile(profile, tuple(cases), log_drawn + cap.log_dropped_if_drawn())
+
+
+def _without_full_bins(
+    profile: BallsAndBinsProfile | AssignmentsProfile, full: int
+) -> AssignmentsProfile:
+    thinned = tuple((without_full_bins(one, full), count) for one, count in profile.assignments)
+    return AssignmentsProfile(profile.noise_multiplier, thinned, profile.release)
+
+
+def _beside_flagged(
+    profile: BallsAndBinsProfile | AssignmentsProfile, sigma: float
+) -> ComposesWithGaussian:
+    """Returns the other draws, or all where they differ, beside a known release at `sigma`."""
+    (one, count), *others = profile.assignments
+    if others:
+        return profile.with_gaussian_release(sigma)
+    if count == 1:
+        return GaussianProfile(composed_noise(sigma, profile.release))
+    fewer = AssignmentsProfile(profile.noise_multiplier, ((one, count - 1),), profile.release)
+    return fewer.with_gaussian_release(sigma)
 
 
 def without_full_bins(assignment: Assignment, full: int) -> Assignment:
@@ -498,7 +472,7 @@ def _log_sum(logs: Sequence[float]) -> float:
 def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_size: int) -> float:
     """Returns an upper bound on log Pr[Binomial(num_examples, sampling_prob) > max_batch_size].
 
-    Tight to 1e-9 relative, and valid far below the smallest double.
+    Tight to 1e-9 relative down to a probability of 1e-300, which stands for all smaller ones.
 
     >>> math.exp(log_overflow_probability(10, 0.5, 9)) * 2**10  # doctest: +ELLIPSIS
     1.00000000...
@@ -517,43 +491,6 @@ def log_overflow_probability(num_examples: int, sampling_prob: float, max_batch_
         return -math.inf
     if rate == 1.0 or k <= (n + 1) * rate:
         return 0.0
-    log_first = _log_binomial_term(n, k, rate)
-    odds = rate / (1.0 - rate)
-    total = term = 1.0
-    i = k
-    while True:
-        ratio = (n - i) / (i + 1) * odds
-        remainder = term * ratio / (1.0 - ratio)
-        if remainder <= 1e-11 * total:
-            total += remainder
-            break
-        term *= ratio
-        total += term
-        i += 1
-    return min(0.0, log_first + math.log(total) + _BINOMIAL_ERROR)
-
-
-def _log_binomial_term(n: int, k: int, rate: float) -> float:
-    """Log of C(n, k) q^k (1-q)^(n-k), in Loader's form: no difference of large numbers."""
-    if k == n:
-        return n * math.log(rate)
-    m = n - k
-    deviance = _deviance(k, n * rate) + _deviance(m, n * (1.0 - rate))
-    stirling = _stirling_error(n) - _stirling_error(k) - _stirling_error(m)
-    return stirling - deviance + 0.5 * math.log(n / (2.0 * math.pi * k * m))
-
-
-def _deviance(x: float, mean: float) -> float:
-    """X log(x/mean) + mean - x, without cancellation near x = mean."""
-    ratio = (x - mean) / mean
-    if abs(ratio) > 0.1:
-        return x * math.log(x / mean) + mean - x
-    # (1+r) log(1+r) - r = sum_{j>=2} (-r)^j / (j (j-1))
-    return mean * sum((-ratio) ** j / (j * (j - 1)) for j in range(2, 20))
-
-
-def _stirling_error(n: float) -> float:
-    """log(n!) - log(sqrt(2 pi n) (n/e)^n)."""
-    if n < 16:
-        return math.lgamma(n + 1) - 0.5 * math.log(2.0 * math.pi * n) - n * math.log(n) + n
-    return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / n**2) / n**2) / n**2) / n
+    # Boost's incomplete beta function is good to 1e-10 where it does not underflow.
+    tail = max(float(scipy.special.betainc(k, n - k + 1, rate)), _SMALLEST_TAIL)
+    return min(0.0, math.log(tail) + _BINOMIAL_ERROR)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import scipy
 
 from accounting.algebra.likelihood_ratio import ROUNDING, Ratio
 from accounting.algebra.lower import LowerRatio
-from accounting.algebra.mixtures import check_grid
+from accounting.algebra.mixtures import sampled_release
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import check_count, check_settings
+from accounting.checks import Probability
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile, known_order
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
+from accounting.records import Ge, Lt
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,11 @@ class UnitsThenPoissonProfile(RepeatedProfile):
       ValueError: If a number is out of range.
     """
 
-    unit_prob: float
-    sampling_prob: float
-    siblings: int = 0
+    unit_prob: Probability
+    sampling_prob: Probability
+    siblings: Annotated[int, Ge(0), Lt(2**63)] = 0
 
     gap_note: ClassVar[str] = "the adversary is taken to know which units were drawn"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_settings(self, probabilities=("unit_prob", "sampling_prob"))
-        object.__setattr__(self, "siblings", check_count("siblings", self.siblings, at_least=0))
 
     def simpler(self) -> ComposesWithGaussian | None:
         """Returns Poisson's profile where every unit is drawn."""
@@ -90,14 +86,7 @@ class UnitsThenPoissonProfile(RepeatedProfile):
         """Returns the law of X where the leaf takes part with probability `rate`."""
         # Losses are large only where it takes part: what is cut off has the mass rate * tail.
         tail = min(tail / rate, 0.1)
-        sigma = self.noise_multiplier
-        top = reach = 0.5 / sigma**2 - scipy.special.ndtri(tail) / sigma
-        bottom = -reach
-        if rate < 1.0:
-            bottom = math.log1p(-rate)
-            top = float(np.logaddexp(bottom, math.log(rate) + reach))
-        check_grid(max(top, -bottom), step, (top - bottom) / step)
-        return kind.subsampled_gaussian(sigma, rate, step, tail)
+        return sampled_release(kind, self.noise_multiplier, rate, step, tail)
 
     def _with_siblings(self, step: float, tail: float) -> LowerRatio:
         """Returns a lower law: the siblings' sum shows, by an event, whether the unit was drawn."""

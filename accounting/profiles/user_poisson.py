@@ -20,11 +20,12 @@ from accounting.algebra.mixtures import (
 )
 from accounting.algebra.refinement import GridError
 from accounting.algebra.upper import UpperRatio
-from accounting.checks import check_settings
+from accounting.checks import Probability
 from accounting.profile import ComposesWithGaussian
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.poisson import PoissonProfile
 from accounting.profiles.repeated import RepeatedProfile
+from accounting.records import Count
 
 _MOST_WORK = 400_000
 """Components times cells of a grid: about half a second."""
@@ -78,12 +79,8 @@ class UserPoissonProfile(RepeatedProfile):
       ValueError: If a number is out of range.
     """
 
-    sampling_prob: float
-    max_contributions: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_settings(self, counts=("max_contributions",), probabilities=("sampling_prob",))
+    sampling_prob: Probability
+    max_contributions: Count
 
     def ceiling(self) -> GaussianProfile:
         """Returns the profile of all tau examples in every step."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
-from accounting.checks import check_settings
-from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
-from accounting.profiles.gaussian import WithRelease
+from accounting.profile import UpperEnd
 from accounting.profiles.multistage import MultistageProfile
+from accounting.releases import EnvelopeProfile
 
 _MOST_PATHS = 4
 
@@ -33,9 +31,14 @@ def lowest_paths(paths: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...
     return tuple(tuple(int(size) for size in path) for path in lowest)
 
 
-@dataclass(frozen=True)
-class WorstLeafProfile(WithRelease):
-    """The profile of the worst leaf of an uneven tree.
+def worst_leaf(
+    noise_multiplier: float,
+    steps: int,
+    draws: tuple[int, ...],
+    paths: Iterable[tuple[int, ...]],
+    clipped_level: int | None = None,
+) -> EnvelopeProfile:
+    """Returns the profile of the worst leaf of an uneven tree.
 
     Epsilon grows as the N_j on a leaf's path get smaller (docs/explanation/multistage-sampling.md),
     so that only the paths count that no other path is below in every level. If these are more than
@@ -43,49 +46,21 @@ class WorstLeafProfile(WithRelease):
     one path.
 
     Args:
-      noise_multiplier: s, in units of the clipping norm.
-      steps: T, number of releases.
-      draws: n_j, children drawn of each drawn unit.
-      paths: For each kind of leaf, the N_j on its path.
-      clipped_level: As for `MultistageProfile`.
-      release: Noise multiplier of a further Gaussian release of every example; infinite for none.
+      noise_multiplier: Noise multiplier s, in units of the clipping norm.
+      steps: Number T of releases.
+      draws: Children n_j drawn of each drawn unit, level 1 first.
+      paths: Sizes N_j along the path of each kind of leaf; at least one path.
+      clipped_level: Level of the clipped units, see `MultistageProfile`.
 
     Raises:
       ValueError: If a number is out of range, or more are drawn than there are.
     """
 
-    noise_multiplier: float
-    steps: int
-    draws: tuple[int, ...]
-    paths: tuple[tuple[int, ...], ...]
-    clipped_level: int | None = None
-    release: float = math.inf
+    def leaf(path: tuple[int, ...]) -> MultistageProfile:
+        return MultistageProfile(noise_multiplier, steps, draws, path, clipped_level)
 
-    def __post_init__(self) -> None:
-        check_settings(self, counts=("steps",))
-        if not self.paths:
-            raise ValueError("paths must name the sizes along the path of at least one leaf")
-        for path in self.paths:
-            self._profile(path)
-
-    def answer(self, question: Question) -> Bound:
-        """Answers by the largest of the worst leaves' profiles."""
-        return Bound.largest(question.of(profile) for profile in self._worst())
-
-    def _profile(self, path: tuple[int, ...]) -> MultistageProfile:
-        return MultistageProfile(
-            self.noise_multiplier,
-            self.steps,
-            self.draws,
-            path,
-            self.clipped_level,
-            release=self.release,
-        )
-
-    def _worst(self) -> list[PrivacyProfile]:
-        worst = lowest_paths(self.paths)
-        if len(worst) <= _MOST_PATHS:
-            return [self._profile(path) for path in worst]
-        smallest = tuple(min(sizes) for sizes in zip(*worst, strict=True))
-        likeliest = min(worst, key=math.prod)
-        return [UpperEnd(self._profile(smallest), self._profile(likeliest))]
+    worst = lowest_paths(paths)
+    if len(worst) <= _MOST_PATHS:
+        return EnvelopeProfile(tuple(leaf(path) for path in worst))
+    smallest = tuple(min(sizes) for sizes in zip(*worst, strict=True))
+    return EnvelopeProfile((UpperEnd(leaf(smallest), leaf(min(worst, key=math.prod))),))

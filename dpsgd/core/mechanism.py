@@ -14,7 +14,7 @@ import numpy as np
 
 from accounting import Bound, GaussianProfile, PrivacyProfile, largest_count
 from accounting.profile import format_delta
-from accounting.releases import WithGaussianReleaseProfile
+from accounting.releases import with_gaussian_release
 from dpsgd.core.noise import Independent, Noise
 from dpsgd.core.queries import FullSums
 from samplers import BatchSampler, FullBatch
@@ -174,7 +174,7 @@ class Mechanism:
         release = sums.release(count or sums.count)
         if trained is None:
             return release
-        return WithGaussianReleaseProfile(trained, release.noise_multiplier)
+        return with_gaussian_release(trained, release.noise_multiplier)
 
     def parts(self, delta: float) -> list[Bound]:
         """Bounds the cost of a run's steps and of one sum.

@@ -23,7 +23,7 @@ from accounting import (
     calibrate,
     calibrate_advantage,
 )
-from accounting.profiles import balls_and_bins, shuffle
+from accounting.profiles import bins_grids, shuffle
 from accounting.profiles.truncation import Cap, truncated_bins
 from experiments.benchmarks.case import Figure, at, figure
 from experiments.benchmarks.timing import Spent, peak_bytes
@@ -37,7 +37,7 @@ def timed(work: Callable[[], Any], rounds: int = 1) -> tuple[Any, list[float]]:
     results: list[Any] = []
     spent = []
     for _ in range(rounds):
-        for value in (*vars(balls_and_bins).values(), *vars(shuffle).values()):
+        for value in (*vars(bins_grids).values(), *vars(shuffle).values()):
             getattr(value, "cache_clear", lambda: None)()
         spent.append(Spent.on(lambda: results.append(work())).cpu_seconds)
     return results[0], spent

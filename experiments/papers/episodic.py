@@ -9,12 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accounting.checks import check_count, check_delta, check_noise_multiplier
+from accounting.checks import check_delta
 from accounting.profile import Bound, Question
 from accounting.profiles.gaussian import GaussianProfile
 from accounting.profiles.multistage import (
     MultistageProfile,
-    check_stages,
     outcomes,
 )
 from accounting.profiles.poisson import PoissonProfile
@@ -63,9 +62,7 @@ class PublishedTheorem3:
     REASON = "published Theorem 3, which is not sound for sums"
 
     def __post_init__(self) -> None:
-        check_noise_multiplier(self.noise_multiplier)
-        check_count("steps", self.steps)
-        check_stages(self.draws, self.sizes, None)
+        MultistageProfile(self.noise_multiplier, self.steps, self.draws, self.sizes)
 
     def estimate_delta(self, epsilon: float) -> Estimate:
         """Returns what the theorem says delta is at `epsilon` >= 0."""
@@ -146,7 +143,7 @@ def add_remove_profile(
       ValueError: If there are several stages: with one example less a unit may have fewer children
         than are drawn, and the sampler then has no output on the neighbour.
     """
-    check_stages(draws, sizes, None)
+    MultistageProfile(1.0, 1, draws, sizes)
     if len(draws) > 1:
         raise ValueError(
             "several stages have no guarantee under adding or removing an example, as a unit may "

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from accounting import BallsAndBinsProfile, GaussianProfile, PoissonProfile, UserPoissonProfile
-from accounting.releases import WithGaussianReleaseProfile
+from accounting.releases import with_gaussian_release
 from samplers import BallsAndBins, Deterministic, Poisson, Shuffle
 
 UNCUT = {"overflow": "accumulate"}
@@ -187,7 +187,7 @@ def users(rng, sigma, epsilon):
     tau, rate, noise = int(rng.integers(2, 6)), float(rng.uniform(0.01, 0.4)), 2.0 * sigma
     weights = {float(k): stats.binom.pmf(k, tau, rate) for k in range(tau + 1)}
     truth = divergence(epsilon, mixture(noise, weights), gaussian(3.0))
-    product = WithGaussianReleaseProfile(UserPoissonProfile(noise, 1, rate, tau), 3.0)
+    product = with_gaussian_release(UserPoissonProfile(noise, 1, rate, tau), 3.0)
     return product, truth, truth
 
 
@@ -198,7 +198,7 @@ def beside_a_release(rng, sigma, epsilon):
     else:
         profile, law = PoissonProfile(sigma, 0.3, 1), sampled(sigma, 0.3)
     truth = divergence(epsilon, law, gaussian(release))
-    return WithGaussianReleaseProfile(profile, release), truth, truth
+    return with_gaussian_release(profile, release), truth, truth
 
 
 FAMILIES = [

@@ -16,7 +16,7 @@ from accounting import (
 )
 from accounting.profile import UpperEnd
 from accounting.profiles.truncation import Cap, truncated_steps
-from accounting.releases import WithGaussianReleaseProfile
+from accounting.releases import with_gaussian_release
 
 DELTA = 1e-5
 
@@ -48,12 +48,12 @@ LAWS = {
 @pytest.mark.parametrize(("sigma", "release"), [(2.0, 20.0), (0.5, 3.0), (2.0, 0.4), (3.0, 1e6)])
 def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, release, delta):
     both = GaussianProfile(1.0 / math.hypot(1.0 / sigma, 1.0 / release))
-    closed = WithGaussianReleaseProfile(GaussianProfile(sigma), release)
+    closed = with_gaussian_release(GaussianProfile(sigma), release)
     truth, found = both.epsilon(delta), closed.epsilon(delta)
     assert found.lower == pytest.approx(truth.lower, rel=1e-9)
     assert found.upper == pytest.approx(truth.upper, rel=1e-9)
     parts = [GaussianProfile(sigma), GaussianProfile(release)]
-    basic = WithGaussianReleaseProfile(Opaque(parts[0]), release)
+    basic = with_gaussian_release(Opaque(parts[0]), release)
     bound = basic.epsilon(delta)
     assert bound.lower <= truth.upper <= bound.upper
     assert bound.upper == pytest.approx(sum(p.epsilon(delta / 2).upper for p in parts), rel=1e-6)
@@ -66,15 +66,15 @@ def test_two_gaussian_releases_are_one_whatever_is_known_of_the_first(sigma, rel
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
 def test_what_a_cut_costs_is_paid_once(epsilon):
     cut = truncated_steps(PoissonProfile(2.0, 0.1, 10), Cap(1000, 0.1, 140), 10, 2.0, exact=True)
-    found = WithGaussianReleaseProfile(cut, 2.0)
+    found = with_gaussian_release(cut, 2.0)
     assert found.delta(epsilon) == cut.with_gaussian_release(2.0).delta(epsilon)
-    both = WithGaussianReleaseProfile(cut.profile, 2.0).delta(epsilon)
+    both = with_gaussian_release(cut.profile, 2.0).delta(epsilon)
     assert both.upper <= found.delta(epsilon).upper <= both.upper + 1.01 * math.exp(cut.log_spent)
 
 
 def test_of_an_upper_end_the_product_s_alone_is_proved():
-    product = WithGaussianReleaseProfile(UpperEnd(BallsAndBinsProfile(1.0, 10)), 2.0)
-    whole = WithGaussianReleaseProfile(BallsAndBinsProfile(1.0, 10), 2.0)
+    product = with_gaussian_release(UpperEnd(BallsAndBinsProfile(1.0, 10)), 2.0)
+    whole = with_gaussian_release(BallsAndBinsProfile(1.0, 10), 2.0)
     for found, known in (
         (product.epsilon(DELTA), whole.epsilon(DELTA)),
         (product.delta(0.5), whole.delta(0.5)),
@@ -84,7 +84,7 @@ def test_of_an_upper_end_the_product_s_alone_is_proved():
 
 
 def test_an_estimate_is_not_composed():
-    product = WithGaussianReleaseProfile(Opaque(GaussianProfile(1.0), 0.99), 2.0)
+    product = with_gaussian_release(Opaque(GaussianProfile(1.0), 0.99), 2.0)
     for question, at in ((product.epsilon, DELTA), (product.delta, 1.0)):
         with pytest.raises(ValueError, match="must be proved"):
             question(at)

@@ -18,7 +18,7 @@ from accounting import (
     UserPoissonProfile,
 )
 from accounting.profiles.truncation import Cap, truncated_steps
-from accounting.releases import WithGaussianReleaseProfile
+from accounting.releases import with_gaussian_release
 
 
 def sampled(sigma, rate, steps, interval=1e-3):
@@ -56,7 +56,7 @@ LOSSES = [
         for at in USERS
     ),
     *(
-        (WithGaussianReleaseProfile(PoissonProfile(0.7, 0.2, 30), 2.0), beside_a_release, at, 3e-3)
+        (with_gaussian_release(PoissonProfile(0.7, 0.2, 30), 2.0), beside_a_release, at, 3e-3)
         for at in (1e-2, 1e-6)
     ),
     # Their grid of losses is too coarse at this rate: 0.123 in place of 0.029.

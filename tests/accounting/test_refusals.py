@@ -74,7 +74,7 @@ REFUSED = [
     (lambda: MultistageProfile(1.0, 1, (), ()), "one entry per level"),
     (lambda: MultistageProfile(1.0, 1, (1, 2), (2,)), "one entry per level"),
     (lambda: MultistageProfile(1.0, 1, (1, 3), (2, 2)), "level 2 draws 3 of only 2"),
-    (lambda: MultistageProfile(1.0, 1, (0,), (2,)), "draws of level 1 must be at least 1"),
+    (lambda: MultistageProfile(1.0, 1, (0,), (2,)), r"draws\[0\] must be an integer >= 1"),
     (lambda: log_overflow_probability(-1, 0.5, 1), "sizes must be"),
     (lambda: log_overflow_probability(5, 0.5, -1), "sizes must be"),
     (lambda: TrialCount(10_000.0, -0.99), "no law of shape"),

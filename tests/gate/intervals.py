@@ -9,6 +9,7 @@ import pkgutil
 
 import accounting
 import samplers
+from accounting.profiles.worst_leaf import worst_leaf
 from dpsgd import BandedToeplitz, Mechanism
 from dpsgd.core.queries import FullSums
 from gate.record import read, write
@@ -23,7 +24,7 @@ NAMES = {
     if name.endswith("Profile")  # wherever it stands
 }
 NAMES |= {name: getattr(each, name) for each in (accounting, samplers) for name in each.__all__}
-NAMES |= {each.__name__: each for each in (BandedToeplitz, FullSums, Mechanism)}
+NAMES |= {each.__name__: each for each in (BandedToeplitz, FullSums, Mechanism, worst_leaf)}
 
 
 def ask(make, question, value):

@@ -21,7 +21,7 @@ from accounting.profiles.truncation import (
     truncated_steps,
     truncated_users,
 )
-from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.profiles.worst_leaf import worst_leaf
 from samplers import (
     BallsAndBins,
     Deterministic,
@@ -97,14 +97,14 @@ COSTS = [
             exact=False,
         ),
     ),
-    (Multistage(TREE, (1, 2), steps=50), WorstLeafProfile(S, 50, (1, 2), ((3, 2),), 2)),
+    (Multistage(TREE, (1, 2), steps=50), worst_leaf(S, 50, (1, 2), ((3, 2),), 2)),
     (
         Multistage(TREE, (1, 2), steps=50, clipped_level=1),
-        WorstLeafProfile(S, 50, (1, 2), ((3, 2),), 1),
+        worst_leaf(S, 50, (1, 2), ((3, 2),), 1),
     ),
     (
         Multistage(TREE, (1, 2), steps=50, clipped_level=1, protected_level=1),
-        WorstLeafProfile(S, 50, (1,), ((3,),), 1),
+        worst_leaf(S, 50, (1,), ((3,),), 1),
     ),
 ]
 

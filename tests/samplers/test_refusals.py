@@ -60,7 +60,7 @@ REFUSED = [
     (lambda: UnitTree.from_columns({"a": []}), "at least one example"),
     (lambda: UnitTree.from_columns({"a": [1], "b": [1, 2]}), "one value per example"),
     (lambda: cap_contributions([], 1), "one user for each example"),
-    (lambda: cap_contributions([1, 2], 0), "max_contributions must be at least 1"),
+    (lambda: cap_contributions([1, 2], 0), "max_contributions must be an integer >= 1"),
     (lambda: cap_contributions([1, 2], 1, keep="random"), 'keep="random" needs a seed'),
     (lambda: cap_contributions([1, 2], 1, seed=3), 'keep="first" takes none'),
     (lambda: cap_contributions([1, 2], 1, order=[1]), "order needs one row for each of 2"),

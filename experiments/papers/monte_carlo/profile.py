@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from accounting.checks import check_delta, check_settings
+from accounting.checks import Noise, check_delta
 from accounting.max_events import Epoch, max_event_lower_bound
 from accounting.profile import EPSILON_TOLERANCE, Bound, Direction, Question
+from accounting.records import Count, check
 from experiments.papers.monte_carlo.confidence import (
     TOO_FEW,
     Inequality,
@@ -28,10 +29,6 @@ from experiments.papers.monte_carlo.losses import (
 from experiments.papers.monte_carlo.other_bins import other_bins_curve
 
 _DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
-_CHOICES = {
-    "sampled": ("losses", "rare losses", "other bins"),
-    "inequality": ("chernoff-hoeffding", "bennett"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,10 @@ class MonteCarloProfile:
       ValueError: If an attribute is out of its range, or other bins are of several epochs.
     """
 
-    noise_multiplier: float
-    bins: int
-    epochs: int = 1
-    num_samples: int = 100_000
+    noise_multiplier: Noise
+    bins: Count
+    epochs: Count = 1
+    num_samples: Count = 100_000
     beta: float = 1e-3
     ranks: tuple[int, ...] | None = None
     sampled: Literal["losses", "rare losses", "other bins"] = "rare losses"
@@ -71,10 +68,7 @@ class MonteCarloProfile:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_settings(self, counts=("bins", "epochs", "num_samples"))
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
+        check(self)
         ranks = (1,) if self.ranks is None else self.ranks
         if ranks[:1] != (1,) or any(a >= b for a, b in itertools.pairwise(ranks)):
             raise ValueError(f"ranks must begin with 1 and increase, got {ranks}")

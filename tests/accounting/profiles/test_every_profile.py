@@ -27,11 +27,11 @@ from accounting import (
 from accounting.attack import implied_advantage
 from accounting.profile import Question
 from accounting.profiles.truncation import Cap, truncated_bins
-from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.profiles.worst_leaf import worst_leaf
 from accounting.releases import (
     ComposedProfile,
     EnvelopeProfile,
-    WithGaussianReleaseProfile,
+    with_gaussian_release,
 )
 
 DELTA = 1e-5
@@ -48,18 +48,18 @@ PROFILES = {
     "users": (lambda s: UserPoissonProfile(s, 3, 0.1, 3), ""),
     "one stage": (lambda s: MultistageProfile(s, 10, (1,), (10,)), LOOSE),
     "two stages": (lambda s: MultistageProfile(s, 5, (1, 2), (10, 10)), LOOSE),
-    "worst leaf": (lambda s: WorstLeafProfile(s, 5, (1,), ((10,), (12,))), LOOSE),
+    "worst leaf": (lambda s: worst_leaf(s, 5, (1,), ((10,), (12,))), LOOSE),
     "units": (lambda s: UnitsThenPoissonProfile(s, 3, 0.3, 0.2), LOOSE),
     "truncated": (
         lambda s: truncated_bins(BallsAndBinsProfile(s, 10), Cap(1000, 0.1, 200)),
         "",
     ),
     "gaussian release": (
-        lambda s: WithGaussianReleaseProfile(BallsAndBinsProfile(s, 5, 2), 2.0),
+        lambda s: with_gaussian_release(BallsAndBinsProfile(s, 5, 2), 2.0),
         "",
     ),
     "release beside stages": (
-        lambda s: WithGaussianReleaseProfile(WorstLeafProfile(s, 5, (1,), ((10,), (12,))), 2.0),
+        lambda s: with_gaussian_release(worst_leaf(s, 5, (1,), ((10,), (12,))), 2.0),
         LOOSE,
     ),
     "envelope": (lambda s: EnvelopeProfile((GaussianProfile(s), PoissonProfile(s, 0.1, 10))), ""),

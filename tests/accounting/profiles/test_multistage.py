@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 from accounting import MultistageProfile
-from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.profiles.worst_leaf import worst_leaf
 
 DELTA = 1e-5
 RATIOS = np.array([0.02, 0.2, 0.5, 0.8, 0.95, 0.99, 1.0, 1.01, 1.05, 1.2, 1.6, 3.0, 10.0, 100.0])
@@ -208,7 +208,7 @@ def test_the_bound_is_below_that_of_known_units():
 
 def test_paths_of_which_neither_is_below_the_other_all_count():
     paths = ((4, 9), (9, 4))
-    worst = WorstLeafProfile(2.0, 5, (1, 2), paths).epsilon(DELTA)
+    worst = worst_leaf(2.0, 5, (1, 2), paths).epsilon(DELTA)
     each = [MultistageProfile(2.0, 5, (1, 2), path).epsilon(DELTA) for path in paths]
     assert abs(each[0].upper - each[1].upper) > 0.01
     assert worst.upper == max(bound.upper for bound in each)
@@ -217,7 +217,7 @@ def test_paths_of_which_neither_is_below_the_other_all_count():
 
 def test_very_many_kinds_of_leaves_cost_as_much_as_the_smallest_sizes():
     paths = tuple((5 + i, 30 - i) for i in range(12))
-    worst = WorstLeafProfile(2.0, 5, (1, 2), paths).epsilon(DELTA)
+    worst = worst_leaf(2.0, 5, (1, 2), paths).epsilon(DELTA)
     smallest = MultistageProfile(2.0, 5, (1, 2), (5, 19)).epsilon(DELTA)
     assert worst.upper == smallest.upper
     assert worst.lower == MultistageProfile(2.0, 5, (1, 2), (5, 30)).epsilon(DELTA).lower

@@ -18,9 +18,9 @@ from accounting import (
     UserPoissonProfile,
 )
 from accounting.profile import Question
-from accounting.profiles import balls_and_bins
-from accounting.profiles.worst_leaf import WorstLeafProfile
-from accounting.releases import WithGaussianReleaseProfile
+from accounting.profiles import bins_grids
+from accounting.profiles.worst_leaf import worst_leaf
+from accounting.releases import with_gaussian_release
 
 DELTA, SMALL = 1e-5, 2.7e-8
 INF = math.inf
@@ -161,11 +161,11 @@ EQUAL = [
         for sizes in ((10,), (4, 5))
     ),
     (
-        functools.reduce(WithGaussianReleaseProfile, [6.0] * 4, RUN),
-        WithGaussianReleaseProfile(RUN, 3.0),
+        functools.reduce(with_gaussian_release, [6.0] * 4, RUN),
+        with_gaussian_release(RUN, 3.0),
     ),
     (
-        WorstLeafProfile(2.0, 5, (2, 5), ((10, 40), (10, 25), (10, 30))),
+        worst_leaf(2.0, 5, (2, 5), ((10, 40), (10, 25), (10, 30))),
         MultistageProfile(2.0, 5, (2, 5), (10, 25)),
     ),
 ]
@@ -259,7 +259,7 @@ def test_wide_intervals_say_what_is_not_known(monkeypatch):
     bound = ShuffleProfile(1.0, 100, 3).epsilon(1e-6)
     assert bound.width > 1.0
     assert "no tight accounting" in bound.note
-    monkeypatch.setattr(balls_and_bins, "_MOST_WORK", 1e6)
+    monkeypatch.setattr(bins_grids, "_MOST_WORK", 1e6)
     bound = BallsAndBinsProfile(0.5, 36_000).epsilon(SMALL)
     assert bound.width > 1e-3
     assert "too long" in bound.note

@@ -16,7 +16,7 @@ from accounting import (
     PrivacyProfile,
     UnitsThenPoissonProfile,
 )
-from accounting.profiles.worst_leaf import WorstLeafProfile
+from accounting.profiles.worst_leaf import worst_leaf
 from experiments.papers.episodic import Estimate, PublishedTheorem3, add_remove_profile, compare
 
 DELTA = 1e-5
@@ -67,7 +67,7 @@ def test_the_published_theorem_can_not_be_printed_as_a_guarantee():
     assert "NO GUARANTEE" in str(estimate)
     for profile in (
         MultistageProfile(1.0, 1, (1,), (2,)),
-        WorstLeafProfile(1.0, 1, (1,), ((2,),)),
+        worst_leaf(1.0, 1, (1,), ((2,),)),
         UnitsThenPoissonProfile(1.0, 1, 0.5, 0.5),
     ):
         assert isinstance(profile, PrivacyProfile)

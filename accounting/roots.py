@@ -1,0 +1,63 @@
+"""The one root search: of a falling function, with a proof at both ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+
+def falling_root(
+    excess: Callable[[float], float],
+    start: float,
+    enough: Callable[[float], float],
+    *,
+    low: float = -math.inf,
+    slope: float = -1.0,
+    near: float = 0.0,
+    farthest: float = 1e12,
+) -> tuple[float, float]:
+    """Returns a point with `excess` > 0, or `low`, and one with `excess` <= 0, or infinity.
+
+    By secants that end a little past the root, so that both ends move, and by bisection where these
+    do not shrink the bracket.
+
+    >>> low, high = falling_root(lambda x: 2.0 - x * x, 1.0, lambda x: 1e-9, low=0.0)
+    >>> low < 2.0**0.5 <= high <= low + 1e-9
+    True
+
+    Args:
+      excess: Falling function, up to errors; it may be infinite below some point.
+      start: First point, >= `low`.
+      enough: Maps a point to the width of a bracket that suffices there.
+      low: Point that is not above the root.
+      slope: About the slope of `excess`, < 0.
+      near: Share of that width within which, by the slope, a point above the root may lie for the
+        search to end there; 0 to prove both ends.
+      farthest: Largest point that is tried.
+    """
+    high, at, stride = math.inf, start, 0.0
+    last, widths = (math.nan, math.nan), [math.inf] * 3
+    while True:
+        value, width = excess(at), enough(at)
+        measured = (value - last[1]) / (at - last[0]) if at != last[0] else math.nan
+        if -math.inf < measured < 0.0:
+            slope = measured
+        last = at, value
+        low, high = (max(low, at), high) if value > 0.0 else (low, min(high, at))
+        narrow = high < math.inf and high - low <= enough(high)
+        if narrow or near * width * slope <= value <= 0.0 or low >= farthest:
+            return low, high
+        guess = at - value / slope
+        guess += math.copysign(0.4 * width, guess - at)
+        stride = 2.0 * stride or width
+        if measured >= 0.0 or value == math.inf:  # a plateau
+            guess, stride = at, max(stride, 0.1 * max(1.0, abs(at)))
+        if high == math.inf:
+            at = min(max(guess, at + stride), 2.0 * abs(at) + 1.0, farthest)
+        elif low == -math.inf:
+            at = min(at - stride, guess)
+        elif low < guess < high and high - low <= 0.5 * widths[-3]:
+            at = guess
+        else:
+            at = 0.5 * (low + high)
+        widths.append(high - low)
