@@ -10,7 +10,7 @@ import scipy
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
 from accounting.profile import Bound, PrivacyProfile, Question, UpperEnd
 from accounting.profiles.truncation import TruncatedProfile
-from accounting.roots import falling_root
+from accounting.roots import falling_root, log_excess
 
 _COARSE = 0.02
 """Relative width, in noise, at which proved bounds take over; of an epsilon far from its target."""
@@ -63,18 +63,8 @@ def least_noise(
     check_delta(delta)
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
-    rough = Question("epsilon", delta, _ROUGH * max(1.0, epsilon))
-
-    def excess(found: float) -> float:
-        return math.log(max(found, 1e-9 * epsilon) / epsilon) if found < math.inf else math.inf
-
-    return _smallest_noise(
-        lambda sigma: excess(_middle(rough.of(_simplified(privacy(sigma), delta)))),
-        lambda sigma: excess(Question("epsilon", delta, upper_only=True).of(privacy(sigma)).upper),
-        lambda sigma: excess(privacy(sigma).epsilon(delta).upper),
-        relative_tolerance,
-        f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta",
-    )
+    goal = f"epsilon <= {epsilon} at delta = {delta}: ask for a larger epsilon or delta"
+    return _smallest_noise(privacy, Question("epsilon", delta), epsilon, relative_tolerance, goal)
 
 
 def calibrate_advantage(
@@ -103,21 +93,9 @@ def calibrate_advantage(
     """
     if not 0.0 < advantage < 1.0:
         raise ValueError(f"advantage must be in (0, 1), got {advantage}")
-    target = float(scipy.special.erfinv(advantage))
-
-    def excess(found: float) -> float:
-        mu = float(scipy.special.erfinv(found))
-        value = math.log(max(mu, 1e-9 * target) / target) if mu < math.inf else math.inf
-        # No rounding of the inverse may tell the side.
-        return min(value, 0.0) if found <= advantage else max(value, 5e-324)
-
-    rough = Question("delta", 0.0, _ROUGH)
+    goal = f"an attack advantage <= {advantage}: ask for a larger one"
     return _smallest_noise(
-        lambda sigma: excess(_middle(rough.of(_simplified(privacy(sigma), advantage)))),
-        lambda sigma: excess(Question("delta", 0.0, upper_only=True).of(privacy(sigma)).upper),
-        lambda sigma: excess(privacy(sigma).delta(0.0).upper),
-        relative_tolerance,
-        f"an attack advantage <= {advantage}: ask for a larger one",
+        privacy, Question("delta", 0.0), advantage, relative_tolerance, goal, scipy.special.erfinv
     )
 
 
@@ -136,22 +114,39 @@ def _middle(bound: Bound) -> float:
 
 
 def _smallest_noise(
-    rough: Callable[[float], float],
-    upper: Callable[[float], float],
-    seen: Callable[[float], float],
+    privacy: Callable[[float], PrivacyProfile],
+    question: Question,
+    target: float,
     width: float,
     goal: str,
+    scale: Callable[[float], float] = float,
 ) -> float:
     """Returns a noise multiplier that is proved to meet a target, hardly above the smallest one.
 
     Args:
-      rough: Maps a noise multiplier to a number that falls in it, about as its logarithm; a rough
-        one, <= 0 where the target is met.
-      upper: The same, by an upper end that was asked for alone: a proof where it is <= 0.
-      seen: The same, as the caller will see it.
+      privacy: Maps a noise multiplier to a profile.
+      question: Question whose answer is to be at most the target.
+      target: Largest answer that meets the goal.
       width: Excess of the result, relative to the smallest noise multiplier.
       goal: The target in words, and a larger one to ask for.
+      scale: Function of an answer that is about proportional to a power of the noise.
     """
+    about = question._replace(tolerance=_ROUGH * max(1.0, target))
+    delta = question.at if question.wanted == "epsilon" else target
+
+    def excess(found: float) -> float:
+        value = log_excess(float(scale(found)), float(scale(target)))
+        # No rounding of the scale may tell the side.
+        return min(value, 0.0) if found <= target else max(value, 5e-324)
+
+    def rough(sigma: float) -> float:
+        return excess(_middle(about.of(_simplified(privacy(sigma), delta))))
+
+    def upper(sigma: float) -> float:
+        return excess(question._replace(upper_only=True).of(privacy(sigma)).upper)
+
+    def seen(sigma: float) -> float:
+        return excess(question.of(privacy(sigma)).upper)
 
     def least(
         excess: Callable[[float], float], start: float, width: float, likely: float

@@ -11,7 +11,7 @@ from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, Context, Decimal
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from accounting.checks import check_count, check_delta, check_epsilon, check_guarantee_delta
-from accounting.roots import falling_root
+from accounting.roots import falling_root, log_excess
 
 Direction = Literal["remove", "add"]
 """Order of a pair (P, Q): the example's row against zeros ('remove'), or the reverse."""
@@ -231,9 +231,7 @@ class Question(NamedTuple):
                 return math.inf
             return max(wanted_width(resolution, epsilon), 1e-14 * epsilon)
 
-        return falling_root(
-            lambda epsilon: math.log(max(curve(epsilon), 1e-320) / self.at), start, enough, low=0.0
-        )
+        return falling_root(lambda e: log_excess(curve(e), self.at), start, enough, low=0.0)
 
     def between(self, lower: Curve, upper: Curve) -> Bound:
         """Returns the answer of a profile that lies between two curves."""

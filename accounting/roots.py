@@ -61,3 +61,15 @@ def falling_root(
         else:
             at = 0.5 * (low + high)
         widths.append(high - low)
+
+
+def log_excess(value: float, target: float) -> float:
+    """Returns log(`value` / `target`), with the sign of their difference whatever the rounding.
+
+    >>> log_excess(1.0, 1.0), log_excess(0.0, 1.0) < 0.0 < log_excess(2.0, 1.0)
+    (0.0, True)
+    """
+    if value == math.inf:
+        return math.inf
+    excess = math.log(max(value, 1e-320) / target)
+    return max(excess, 5e-324) if value > target else min(excess, 0.0)
