@@ -180,12 +180,12 @@ class TrialCount:
     @cached_property
     def gamma(self) -> float:
         """The law's second parameter, in (0, 1): the mean falls in it."""
-        low, high = falling_root(
+        _, high = falling_root(
             lambda log_gamma: math.log(self._mean(log_gamma) / self.mean),
             -math.log(self.mean), lambda log_gamma: 1e-13 * max(1.0, -log_gamma),
             low=_LOG_GAMMA[0], farthest=_LOG_GAMMA[1],
         )  # fmt: skip
-        return math.exp(0.5 * (low + min(high, _LOG_GAMMA[1])))
+        return math.exp(min(high, _LOG_GAMMA[1]))
 
     def _mean(self, log_gamma: float) -> float:
         """Returns E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), and its limit at eta = 0."""

@@ -45,7 +45,8 @@ def falling_root(
         last = at, value
         low, high = (max(low, at), high) if value > 0.0 else (low, min(high, at))
         narrow = high < math.inf and high - low <= enough(high)
-        if narrow or near * width * slope <= value <= 0.0 or low >= farthest:
+        close = near > 0.0 and near * width * slope <= value <= 0.0
+        if narrow or close or low >= farthest:
             return low, high
         guess = at - value / slope
         guess += math.copysign(0.4 * width, guess - at)
