@@ -12,7 +12,6 @@ from dpsgd.audit.draws import draw_checks
 from dpsgd.audit.laws import ENTRIES, THOROUGH, law_checks
 from samplers import (
     BallsAndBins,
-    Deterministic,
     FullBatch,
     Multistage,
     Poisson,
@@ -21,6 +20,7 @@ from samplers import (
     UnitTree,
     UserPoisson,
 )
+from tests.samplers.conftest import EPOCH_SAMPLERS
 
 pytestmark = pytest.mark.mutants
 
@@ -48,16 +48,15 @@ def failed(*arguments, **how):
     return [check for check in checks_of(*arguments, **how) if not check.passed]
 
 
-POISSON, BINS = Poisson(N, B, EPOCHS), BallsAndBins(N, B, EPOCHS)
-SHUFFLE, IN_ORDER = Shuffle(N, B, EPOCHS), Deterministic(N, B, EPOCHS)
-FIXED = dataclasses.replace(BINS, assignment="fixed")
+IN_ORDER, SHUFFLE, _, POISSON, BINS, FIXED, OF_USERS = (
+    make(N, B, EPOCHS) for make in EPOCH_SAMPLERS.values()
+)
 CUT = Poisson(N, B, EPOCHS, max_batch_size=40)
 PASSED = Poisson(N, B, EPOCHS, max_batch_size=15, overflow="accumulate")
 TREE = UnitTree.even((20, 4, 8), ("shop", "shelf"))
 MANY = UnitTree.even((60, 2, 4), ("shop", "shelf"))
 UNITS = Multistage(TREE, (3, 2, 4), steps=200)
 POISSON_IN_UNITS = UnitsThenPoisson(UnitTree.even((20, 400), ("shop",)), (4,), 0.3, steps=200)
-OF_USERS = UserPoisson(N, B, EPOCHS, max_contributions=3)
 FULL = FullBatch(N, 4, max_batch_size=64)
 CYCLIC = BallsAndBins(N, B, EPOCHS, cycle_length=4)
 CYCLIC_POISSON = Poisson(N, B, EPOCHS, cycle_length=4)

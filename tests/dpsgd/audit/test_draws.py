@@ -19,31 +19,25 @@ from samplers import (
     Shuffle,
     UnitsThenPoisson,
     UnitTree,
-    UserPoisson,
 )
 from samplers.row_law import RowLaw
+from tests.samplers.conftest import EPOCH_SAMPLERS
+from tests.samplers.conftest import SAMPLERS as SAMPLERS_BY_NAME
 
 SEED = 2**130 + 7
 SIZES = (640, 32, 4)
 TREE = UnitTree.even((20, 4, 8), ("shop", "shelf"))
 UNEVEN = UnitTree.from_columns({"shop": np.repeat(np.arange(12), np.arange(4, 16))})
 SAMPLERS = {
-    "deterministic": Deterministic(*SIZES),
-    "shuffle": Shuffle(*SIZES),
-    "shuffle, fixed": Shuffle(*SIZES, order="fixed"),
+    **{name: make(*SIZES) for name, make in EPOCH_SAMPLERS.items()},
+    **{name: SAMPLERS_BY_NAME[name](*SIZES) for name in ("poisson-cut", "poisson-passes")},
     "shuffle, uneven": Shuffle(630, 40, 2),
-    "poisson": Poisson(*SIZES),
-    "poisson, cut": Poisson(*SIZES, max_batch_size=33),
-    "poisson, in passes": Poisson(*SIZES, max_batch_size=20, overflow="accumulate"),
     "poisson, all": Poisson(50, 50),
-    "bins": BallsAndBins(*SIZES),
-    "bins, fixed": BallsAndBins(*SIZES, assignment="fixed"),
     "multistage": Multistage(TREE, (3, 2, 4), steps=200),
     "multistage, clipped": Multistage(TREE, (3, 2, 4), steps=200, clipped_level=1),
     "multistage, uneven": Multistage(UNEVEN, (3, 4), steps=200),
     "multistage, one level": Multistage(UnitTree.even((40,), ()), (5,), steps=100),
     "units then Poisson": UnitsThenPoisson(UNEVEN, (4,), 0.3, steps=200),
-    "user poisson": UserPoisson(*SIZES, max_contributions=5),
     "deterministic, shards": Deterministic(*SIZES, num_shards=7),
     "shuffle, shards": Shuffle(*SIZES, num_shards=3),
     "shuffle, fixed, shards": Shuffle(*SIZES, order="fixed", num_shards=2),
