@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from experiments.tasks.clicks.model import functional, pure_functions, shaped
+from experiments.tasks.clicks.model import pure_functions, shaped
 from experiments.tasks.clicks.schema import DISPLAY_ADS
 from experiments.tasks.clicks.sizes import PRESETS
 
@@ -56,7 +56,7 @@ def clicks(table_rows: int, hidden: Sequence[int]) -> Model:
         wide = [table_rows if count == 2**20 else count for count in schema.buckets]
         schema = dataclasses.replace(schema, buckets=tuple(wide))
     config = dataclasses.replace(PRESETS["large"], max_buckets=table_rows, hidden=tuple(hidden))
-    dense = functional(dataclasses.replace(config, max_buckets=1), schema, 0)[0]
+    dense = pure_functions(dataclasses.replace(config, max_buckets=1), schema).init(0)
 
     def params() -> PyTree:
         # A table in one pass, and in no other array.

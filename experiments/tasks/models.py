@@ -18,6 +18,10 @@ class Models:
         """Model as pure functions, equal for equal models, which share programs."""
         raise NotImplementedError
 
+    def init(self, seed: int) -> PyTree:
+        """Returns new parameters, which depend on no row."""
+        return self.functions.init(seed)
+
     @property
     def loss(self) -> Callable[[PyTree, PyTree], Any]:
         """Loss (params, example) -> scalar, one function for equal models."""

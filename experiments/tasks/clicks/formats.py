@@ -202,7 +202,7 @@ class Format:
             columns["categories"][:, j] = ids
         return columns
 
-    def encode(self, rows: Mapping[str, Any]) -> Columns:
+    def encode(self, rows: Any) -> Columns:
         """Returns the rows of a table as unlabelled columns, as from a file.
 
         Args:
@@ -210,12 +210,23 @@ class Format:
               None, NaN and the empty text are missing; columns that are not features are ignored.
 
         Raises:
+            TypeError: If `rows` is not a mapping of columns, or a column is a single value.
             ValueError: If a feature is absent or shorter than another, or a value is invalid; the
               message names row (from 0) and column.
         """
+        if not hasattr(rows, "keys"):
+            raise TypeError(
+                "rows must map the name of each column to its values, one a row; it is a "
+                f"{type(rows).__name__}"
+            )
         names = [name for name in self.kinds if name in self.features]
         if absent := [name for name in names if name not in rows]:
             raise ValueError(f"the rows have no column {', '.join(absent)}")
+        for name in names:
+            if isinstance(rows[name], (str, bytes)) or not hasattr(rows[name], "__len__"):
+                raise TypeError(
+                    f"column {name}: values, one a row, are expected, not {rows[name]!a:.40}"
+                )
         try:
             batch = {name: _array(rows[name], name) for name in names}
             if len({len(array) for array in batch.values()}) > 1:
@@ -270,19 +281,6 @@ def texts(array: pa.Array, column: str) -> pa.Array:
         return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise ColumnError(f"holds {array.type}, which is no text", column=column) from None
-
-
-def check_columns(rows: Any, features: Sequence[str]) -> None:
-    """Raises TypeError unless `rows` maps names to columns."""
-    if not hasattr(rows, "keys"):
-        raise TypeError(
-            "rows must map the name of each column to its values, one a row; it is a "
-            f"{type(rows).__name__}"
-        )
-    for name in [name for name in features if name in rows]:
-        values = rows[name]
-        if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
-            raise TypeError(f"column {name}: values, one a row, are expected, not {values!a:.40}")
 
 
 # --- Tables --------------------------------------------------------------------------------------

@@ -175,6 +175,8 @@ def shaped(
 class PureFunctions(NamedTuple):
     """Click model as functions of its parameters."""
 
+    init: Callable[[int], PyTree]
+    """(seed) -> new parameters, drawn by a public seed."""
     loss: Callable[[PyTree, PyTree], jax.Array]
     """(params, example) -> loss."""
     logit: Callable[[PyTree, PyTree], jax.Array]
@@ -202,10 +204,12 @@ def pure_functions(config: ModelConfig, schema: Schema) -> PureFunctions:
     def predict(params: PyTree, rows: PyTree) -> jax.Array:
         return target.predict(jax.vmap(logit, in_axes=(None, 0))(params, rows))
 
+    def init(seed: int) -> PyTree:
+        return split_module(_initialiser(config, schema)(jax.random.key(seed)))[0]
+
     rescaled = functools.partial(_rescaled, config.embedding_dim)
-    return PureFunctions(
-        with_rows(lookups, loss), logit, predict, target.calibration(logit, rescaled)
-    )
+    calibration = target.calibration(logit, rescaled)
+    return PureFunctions(init, with_rows(lookups, loss), logit, predict, calibration)
 
 
 def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
@@ -223,12 +227,3 @@ def _rescaled(vectors: int, params: PyTree, scale: Any, shift: Any) -> PyTree:
         return scale * x + (shift if name == "bias" else 0.0)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
-
-
-def functional(
-    config: ModelConfig, schema: Schema, seed: int
-) -> tuple[PyTree, Callable[[PyTree, PyTree], jax.Array], Callable[[PyTree, PyTree], jax.Array]]:
-    """Returns (params, logit_fn, loss_fn) of a model, drawn by a public seed."""
-    params, _ = split_module(_initialiser(config, schema)(jax.random.key(seed)))
-    functions = pure_functions(config, schema)
-    return params, functions.logit, functions.loss

@@ -39,12 +39,6 @@ class ClickModels(Models):
     def __init__(self, sizes: ModelConfig, schema: Schema, hash_seed: int) -> None:
         self.sizes, self.schema, self.hash_seed = sizes, schema, hash_seed
 
-    def init(self, seed: int) -> PyTree:
-        """Returns new parameters, which depend on no row."""
-        from experiments.tasks.clicks.model import functional
-
-        return functional(self.sizes, self.schema, seed)[0]
-
     def calibration(self) -> Refinement:
         """Returns the calibration of predictions through the last layer."""
         return self.functions.calibration
@@ -99,7 +93,7 @@ class ClickModels(Models):
 
         return table_format(self.schema).texts(path, column)
 
-    def encode(self, rows: Mapping[str, Any]) -> PyTree:
+    def encode(self, rows: Any) -> PyTree:
         """Returns raw rows as columns of the model, see `Format.encode`.
 
         Raises:
@@ -107,9 +101,8 @@ class ClickModels(Models):
           ValueError: For a missing feature or an invalid value; the message names row (from 0) and
             column.
         """
-        from experiments.tasks.clicks.formats import check_columns, format_of
+        from experiments.tasks.clicks.formats import format_of
 
-        check_columns(rows, (*self.schema.integers, *self.schema.categories))
         return format_of(self.schema, self.hash_seed).encode(rows)
 
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:

@@ -36,10 +36,6 @@ class ImageModels(Models):
 
         return functions(self.sizes)
 
-    def init(self, seed: int) -> PyTree:
-        """Returns new parameters, which depend on no row."""
-        return self.functions.init(seed)
-
     def evaluate(self, params: PyTree, blocks: Iterable[PyTree]) -> dict[str, float]:
         """Returns accuracy and, except for embeddings, log loss (nats).
 

@@ -19,8 +19,8 @@ from dpsgd.models import predictions
 from dpsgd.runs.directory import RunDirectory
 from dpsgd.runs.result import Bundle
 from experiments import cli
-from experiments.tasks.clicks.formats import DISPLAY, check_columns
-from experiments.tasks.clicks.model import functional
+from experiments.tasks.clicks.formats import DISPLAY
+from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
@@ -61,9 +61,9 @@ def table(home):
 def expected(home):
     """The probabilities of all rows, by the store, the run's parameters and no shared code."""
     store = Store.open(home / "store")
-    params, logit_fn, _ = functional(ModelConfig(2, 16, (4,)), store.schema, 0)
-    params = RunDirectory(home / "run").read_params(params)
-    score = jax.vmap(logit_fn, in_axes=(None, 0))
+    functions = pure_functions(ModelConfig(2, 16, (4,)), store.schema)
+    params = RunDirectory(home / "run").read_params(functions.init(0))
+    score = jax.vmap(functions.logit, in_axes=(None, 0))
     logits = [
         score(params, {name: jnp.asarray(x) for name, x in store.load(split).items()})
         for split in ("train", "validation", "test")
@@ -104,7 +104,7 @@ def test_rows_that_are_not_columns_are_refused_by_what_they_are(home, table):
     model = load_exported(home / "model")
     one = {name: values[0] for name, values in table.items()}
     with pytest.raises(TypeError, match=r"^rows must map the name of each column .* a list$"):
-        check_columns([one], model.task.schema.categories)
+        model.task.encode([one])
     with pytest.raises(TypeError, match=r"^column \w+: values, one a row, are expected, not "):
         model.predict(one)
 
@@ -119,14 +119,6 @@ def edit(bundle, **fields):
     (bundle / "model.json").write_text(json.dumps({**record, **fields}))
 
 
-@pytest.mark.parametrize("fields", [{"format": None}, {"version": 2}, {"version": 4}])
-def test_a_bundle_of_another_version_is_refused_with_what_to_do(bundle, home, capsys, fields):
-    edit(bundle, **fields)
-    with pytest.raises(ValueError, match=r"by another version: .*; export its run again"):
-        load_exported(bundle)
-    assert "another version" in in_one_line(capsys, "evaluate", bundle, home / "store")
-
-
 def other_guarantee(bundle):
     record = json.loads((bundle / "guarantee.json").read_text())
     (bundle / "guarantee.json").write_text(json.dumps({**record, "epsilon_upper": 0.1}))
@@ -139,6 +131,8 @@ def other_params(bundle):
 
 
 DAMAGES = {
+    r"by another version: .*; export its run again": lambda b: edit(b, version=4),
+    r"by another version: .*; export its run": lambda b: edit(b, format=None),
     "guarantee.json is damaged, or of another export": other_guarantee,
     "params.npz is damaged, or of another export": other_params,
     "model.json is damaged, or of another": lambda b: edit(
@@ -152,7 +146,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("says", DAMAGES)
-def test_a_damaged_bundle_is_refused_and_its_file_named(bundle, says):
+def test_a_damaged_or_older_bundle_is_refused_and_its_file_named(bundle, says):
     DAMAGES[says](bundle)
     with pytest.raises((ValueError, FileNotFoundError), match=says):
         load_exported(bundle)
@@ -254,31 +248,34 @@ def test_what_is_there_is_never_overwritten(home, tmp_path, capsys, monkeypatch)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["somebody's"]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("x\ty", r"rows.txt, line 201: found 2 columns, expected 40"),
-        ("1" + "\tq" * 39, r"rows.txt, line 201, column I1: found 'q', expected an integer"),
-    ],
-)
-def test_a_bad_line_is_an_error_with_its_place_and_leaves_nothing(
-    home, tmp_path, capsys, line, says
+REFUSED = {  # words after `score` -> what is said of them
+    ("model", "short.txt"): r"short.txt, line 201: found 2 columns, expected 40",
+    ("model", "word.txt"): r"word.txt, line 201, column I1: found 'q', expected an integer",
+    (
+        "model",
+        "train.txt",
+        "--split",
+        "test",
+    ): "is not a store, so it has no splits; leave out --sp",
+    ("empty", "train.txt"): "neither an exported model nor the directory of a run",
+    ("model", "train.txt", "no"): "is not a folder; create it for scores.csv",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_scores_that_cannot_be_are_refused_in_one_line_and_leave_nothing(
+    home, tmp_path, capsys, words
 ):
-    rows = tmp_path / "rows.txt"
-    rows.write_text((home / "train.txt").read_text() + line + "\n")
-    found = in_one_line(capsys, "score", home / "model", rows, "--out", tmp_path / "scores.csv")
-    assert says in found
-    assert list(tmp_path.iterdir()) == [rows]
-
-
-def test_a_folder_that_is_not_there_and_a_split_of_a_file_are_refused(home, tmp_path, capsys):
-    words = ["score", home / "model", home / "train.txt"]
-    line = in_one_line(capsys, *words, "--out", tmp_path / "no" / "scores.csv")
-    assert "is not a folder; create it for scores.csv" in line
-    line = in_one_line(capsys, *words, "--split", "test", "--out", tmp_path / "scores.csv")
-    assert "is not a store, so it has no splits; leave out --split" in line
-    line = in_one_line(capsys, "score", tmp_path, home / "train.txt", "--out", tmp_path / "s.csv")
-    assert "neither an exported model nor the directory of a run" in line
+    (tmp_path / "empty").mkdir()
+    for name, line in (("short.txt", "x\ty"), ("word.txt", "1" + "\tq" * 39)):
+        (tmp_path / name).write_text((home / "train.txt").read_text() + line + "\n")
+    before = sorted(tmp_path.rglob("*"))
+    more = list(words[2:])
+    places = [(home if name in ("model", "train.txt") else tmp_path) / name for name in words[:2]]
+    out = tmp_path / ("no" if more == ["no"] else "") / "scores.csv"
+    options = more if more != ["no"] else []
+    assert REFUSED[words] in in_one_line(capsys, "score", *places, *options, "--out", out)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.long

@@ -32,22 +32,44 @@ def steps(n, settings):
     return math.ceil(n / settings.batch_size) * settings.epochs
 
 
+SGD = {"optimizer": "sgd", "momentum": 0.9}
+LAZY = {"tables": "lazy"}
+
+
 @pytest.mark.parametrize(
-    ("n", "epsilon", "expected"),
+    ("n", "asked", "expected"),
     [
-        (1_000, 8.0, Settings(64, 30, 4.0, 0.0045)),
-        (10_000, 1.0, Settings(512, 30, 4.0, 0.0065)),
-        (88_000, 1.0, Settings(4096, 30, 4.0, 0.0062)),
-        (88_000, 3.0, Settings(4096, 30, 4.0, 0.0050)),
-        (88_000, 8.0, Settings(4096, 30, 4.0, 0.0038)),
-        (88_000, None, Settings(32, 1, 4.0, 0.006)),
-        (10_000, None, Settings(4, 1, 4.0, 0.006)),
-        (1_000_000, 3.0, Settings(4096, 3, 4.0, 0.0073)),
-        (40_000_000, 8.0, Settings(32_768, 1, 4.0, 0.0057)),
+        (1_000, {"target_epsilon": 8.0}, Settings(64, 30, 4.0, 0.0045)),
+        (10_000, {"target_epsilon": 1.0}, Settings(512, 30, 4.0, 0.0065)),
+        (88_000, {"target_epsilon": 1.0}, Settings(4096, 30, 4.0, 0.0062)),
+        (88_000, {"target_epsilon": 3.0}, Settings(4096, 30, 4.0, 0.0050)),
+        (88_000, {"target_epsilon": 8.0}, Settings(4096, 30, 4.0, 0.0038)),
+        (88_000, {}, Settings(32, 1, 4.0, 0.006)),
+        (10_000, {}, Settings(4, 1, 4.0, 0.006)),
+        (1_000_000, {"target_epsilon": 3.0}, Settings(4096, 3, 4.0, 0.0073)),
+        (40_000_000, {"target_epsilon": 8.0}, Settings(32_768, 1, 4.0, 0.0057)),
+        # Any given noise: the settings that commands take without a choice.
+        (88_000, {"noise_multiplier": 0.3}, Settings(1024, 10, 4.0, 3e-3)),
+        (88_000, {"noise_multiplier": 10.0}, Settings(1024, 10, 4.0, 3e-3)),
+        (88_000, {"target_epsilon": 8.0, **SGD}, Settings(1024, 10, 4.0, 0.21)),
+        (88_000, {"target_epsilon": 1.0, **SGD}, Settings(1024, 10, 4.0, 0.1)),
+        (88_000, {"target_epsilon": 1.0, **SGD, "momentum": 0.0}, Settings(1024, 10, 4.0, 1.0)),
+        # Small batches take short steps: at a rate of 0.5 the loss was over 900.
+        (480, {"target_epsilon": 3.0, **SGD}, Settings(32, 10, 4.0, 0.016)),
+        # Rates of lazy tables that were held against Adam.
+        (88_000, {"target_epsilon": 1.0, **LAZY}, Settings(4096, 30, 4.0, 0.0062, 0.93)),
+        (88_000, {"target_epsilon": 3.0, **LAZY}, Settings(4096, 30, 4.0, 0.0050, 1.8)),
+        (88_000, {"target_epsilon": 8.0, **LAZY}, Settings(4096, 30, 4.0, 0.0038, 2.8)),
     ],
 )
-def test_the_settings_by_rows_and_epsilon(n, epsilon, expected):
-    assert recommended(Request(n, 1 / n, target_epsilon=epsilon)) == expected
+def test_the_settings_by_rows_and_request(n, asked, expected):
+    assert recommended(Request(n, 1 / n, **asked)) == expected
+    if "noise_multiplier" in asked:
+        assert generic(Request(n, 1 / n, **asked)) == expected
+    if asked.get("tables") == "lazy":
+        sizes = {"batch_size": 1024, "epochs": 10}
+        rate = {1.0: 0.67, 3.0: 1.1, 8.0: 1.4}[asked["target_epsilon"]]
+        assert recommended(Request(n, 1 / n, **asked, **sizes)).tables_learning_rate == rate
 
 
 @pytest.mark.parametrize(
@@ -100,20 +122,20 @@ def test_a_run_is_warned_of_where_measured_models_learned_nothing(n, epsilon, we
     assert bool(weak_signal(signal, n)) == weak
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "momentum", "expected"),
-    [
-        (8.0, 0.9, Settings(1024, 10, 4.0, 0.21)),
-        (1.0, 0.9, Settings(1024, 10, 4.0, 0.1)),
-        (1.0, 0.0, Settings(1024, 10, 4.0, 1.0)),
-    ],
-)
-def test_the_settings_of_sgd_go_by_the_distance_that_it_moves(epsilon, momentum, expected):
-    request = Request(88_000, 1e-5, target_epsilon=epsilon, optimizer="sgd", momentum=momentum)
-    assert recommended(request) == expected
-    few = recommended(replace(request, epochs=20, batch_size=2000))
-    distance = expected.learning_rate * steps(88_000, expected)
+@pytest.mark.parametrize(("epsilon", "momentum"), [(8.0, 0.9), (1.0, 0.9), (1.0, 0.0)])
+def test_sgd_moves_one_distance_at_all_batches_and_no_noise_is_amplified_in_small_ones(
+    epsilon, momentum
+):
+    asked = {"optimizer": "sgd", "momentum": momentum}
+    request = Request(88_000, 1e-5, target_epsilon=epsilon, **asked)
+    found, few = recommended(request), recommended(replace(request, epochs=20, batch_size=2000))
+    distance = found.learning_rate * steps(88_000, found)
     assert few.learning_rate * steps(88_000, few) == pytest.approx(distance, rel=0.06)
+    small, without = (
+        recommended(Request(480, 1 / 480, target_epsilon=x, batch_size=32, **asked))
+        for x in (epsilon, None)
+    )
+    assert small.learning_rate < without.learning_rate  # there is no noise to amplify
 
 
 @given(n=ROWS, epsilon=EPSILONS)
@@ -141,23 +163,6 @@ def test_what_is_given_is_kept_and_the_rate_goes_with_it(n, epsilon, epochs, bat
     whole = recommended(Request(n, 0.5, target_epsilon=epsilon, epochs=epochs, batch_size=n))
     ratio = math.sqrt(steps(n, whole) / steps(n, found))
     assert found.learning_rate == pytest.approx(whole.learning_rate * ratio, rel=0.11)  # 2 digits
-
-
-def test_at_given_noise_all_runs_have_the_settings_that_commands_take_without_a_choice():
-    for sigma in (0.3, 10.0):
-        request = Request(88_000, 1e-5, noise_multiplier=sigma)
-        assert recommended(request) == generic(request) == Settings(1024, 10, 4.0, 3e-3)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rates"),
-    [({}, [0.93, 1.8, 2.8]), ({"batch_size": 1024, "epochs": 10}, [0.67, 1.1, 1.4])],
-)
-def test_of_lazy_tables_the_rates_were_held_against_adam(sizes, rates):
-    for epsilon, rate in zip((1.0, 3.0, 8.0), rates, strict=True):
-        request = Request(88_000, 1 / 88_000, target_epsilon=epsilon, **sizes)
-        found = recommended(replace(request, tables="lazy"))
-        assert found == replace(recommended(request), tables_learning_rate=rate)
 
 
 @given(
@@ -199,10 +204,3 @@ def test_models_of_300_rows_do_not_diverge_with_lazy_tables(tmp_path):
             state = block.state
         metrics = task.evaluate(state.params, task.store.blocks("validation"))
         assert metrics["log_loss"] < 0.75  # of Adam alone it is 0.6
-
-
-def test_sgd_takes_short_steps_where_batches_are_small():
-    few = recommended(Request(480, 1 / 480, target_epsilon=3.0, optimizer="sgd", momentum=0.9))
-    assert (few.batch_size, few.learning_rate) == (32, 0.016)  # at 0.5 its loss was over 900
-    without = replace(Request(480, 1 / 480, optimizer="sgd", momentum=0.9), batch_size=32)
-    assert recommended(without).learning_rate > few.learning_rate  # there is no noise to amplify
