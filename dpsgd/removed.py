@@ -25,6 +25,14 @@ REMOVED = frozenset(
         "decays",
         "earlier",
         "features=scattering",
+        "figures=batch_sizes",
+        "figures=epochs",
+        "figures=keep",
+        "figures=noise_multipliers",
+        "figures=num_samples",
+        "figures=points",
+        "figures=seconds",
+        "figures=steps",
         "init_map",
         "init_sha256",
         "noise=buffered toeplitz",
@@ -61,8 +69,8 @@ def removal_notice(name: str, value: object = None) -> str | None:
 
     Args:
       name: Name of an option or field, with or without leading dashes: `--secure-noise`; `command`
-        for a command.
-      value: Value given to the option, or name of the command.
+        for a command, `figures` for an option of `scripts/figures`.
+      value: Value given to the option; name of the command, or of the option of `scripts/figures`.
 
     Returns:
       `NOTICE`, or None for a name and value that were not removed.

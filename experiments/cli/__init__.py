@@ -33,10 +33,10 @@ COMMANDS = {
     "prepare tfds": ("prepare", "Turn a data set of TensorFlow Datasets into a store."),
     "prepare synthetic": ("prepare", "Generate rows like those of a Criteo data set."),
     "train": ("runs", "Train a task privately and write a run directory with its guarantee."),
-    "batches": ("runs", "Draw the batches of a run ahead, for rows that only a scan reads."),
-    "resume": ("runs", "Resume a run that was stopped, from its last checkpoint."),
+    "batches": ("directories", "Draw the batches of a run ahead, for rows without random access."),
+    "resume": ("directories", "Resume a run that was stopped, from its last checkpoint."),
     "sweep": ("results", "Carry out every run that a file asks for; write table and figure."),
-    "ledger": ("costs", "Print what a run has released so far and what that costs."),
+    "ledger": ("directories", "Print what a run has released so far and what that costs."),
     "evaluate": ("models", "Score labelled rows with a model; compare with their labels."),
     "score": ("models", "Write the probabilities that a model gives to the rows of a file."),
     "export": ("models", "Write the model and the guarantee of a finished run to a new folder."),
@@ -52,7 +52,8 @@ COMMANDS = {
 """Each command: its subject, and its summary.
 
 `experiments.cli.questions.SUBJECT` has a class, called as all words of the command, of what it can
-be asked; `experiments.cli.commands.SUBJECT` a function, called as the first word, that answers.
+be asked; `experiments.cli.commands.SUBJECT`, or another that the class names, has a function,
+called as the first word, that answers.
 """
 
 started = time.monotonic()
@@ -103,7 +104,8 @@ def answer_to(name: str, asked: Any, known: Sequence[options.Option]) -> int:
     try:
         asked.check()
         with going_on("starting"):
-            module = importlib.import_module(f"experiments.cli.commands.{COMMANDS[name][0]}")
+            subject = asked.ANSWERED_BY or COMMANDS[name][0]
+            module = importlib.import_module(f"experiments.cli.commands.{subject}")
         return getattr(module, name.split()[0])(asked) or 0
     except ValueError as error:
         if known:

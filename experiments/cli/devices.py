@@ -1,4 +1,4 @@
-"""Devices and processes of a run, as `experiments.cli.questions.runs.Devices` asks."""
+"""Devices and processes of a run, as `experiments.cli.questions.directories.Devices` asks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 from dpsgd.engine.placement import Placement
 from dpsgd.runs import processes
-from experiments.cli.questions.runs import Devices
+from experiments.cli.questions.directories import Devices
 
 WATCHDOG_SECONDS = 600.0
 """Seconds without a step after which a run of several processes stops."""

@@ -224,7 +224,7 @@ def parse(
 
 
 def asked_of(kind: type[_T], words: Sequence[str], command: str, about: str = "") -> _T:
-    """Returns the dataclass that words of a program ask for; prints its help where they say so.
+    """Returns the dataclass that the words of a program make, or prints its help.
 
     Args:
       kind: Dataclass of the program's options.

@@ -14,7 +14,8 @@ from dpsgd.runs.history import History
 from dpsgd.runs.resolve import resolved
 from experiments.cli.console import Console, counted, going_on
 from experiments.cli.questions.about_runs import OfSizes
-from experiments.cli.questions.costs import Calibrate, Compare, Epsilon, Ledger
+from experiments.cli.questions.costs import Calibrate, Compare, Epsilon
+from experiments.cli.questions.directories import Ledger
 from experiments.papers import episodic
 from samplers import Multistage
 

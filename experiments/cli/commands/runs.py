@@ -16,7 +16,8 @@ from experiments import cli
 from experiments.cli.console import Console, counted, sized
 from experiments.cli.devices import placement_of, together
 from experiments.cli.options import look_in_the_current_folder
-from experiments.cli.questions.runs import Batches, Resume, Train
+from experiments.cli.questions.directories import Batches, Resume
+from experiments.cli.questions.runs import Train
 from experiments.cli.writers import writer
 from experiments.tasks import task_of
 

@@ -23,10 +23,13 @@ class Question:
 
     Attributes:
       MADE: Fields that options of other classes make.
+      ANSWERED_BY: Module in `experiments.cli.commands` of the answer; "" if it is called as that of
+        the question.
       ABOUT_RUN: Whether errors name settings of runs, which are options of the command.
     """
 
     MADE: ClassVar[tuple[str, ...]] = ()
+    ANSWERED_BY: ClassVar[str] = ""
     ABOUT_RUN: ClassVar[bool] = False
 
     @classmethod

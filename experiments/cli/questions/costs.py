@@ -1,31 +1,16 @@
-"""Questions about privacy costs: `dpsgd ledger`, `epsilon`, `calibrate` and `compare`."""
+"""Questions about privacy costs: `dpsgd epsilon`, `calibrate` and `compare`."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from accounting.records import Count, Ge, Gt, Named, Positive
+from accounting.records import Count, Ge, Gt, Positive
 from dpsgd.runs.spec import RunSpec
-from experiments.cli.questions import Drawn, OfRun
+from experiments.cli.questions import Drawn
 from experiments.cli.questions.about_runs import OfSizes, run_options
 from samplers import Population
 from samplers.settings import SETTINGS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger(OfRun):
-    """Print what a run has released so far and what that costs, by its ledger alone.
-
-    The run may be finished, running or killed.
-
-    Attributes:
-      earlier: Directories of earlier finished runs. Also prints epsilon for a unit with rows in one
-        of the runs, and for a unit with rows in all of them.
-    """
-
-    earlier: Annotated[tuple[Path, ...], Named("with")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,21 +143,9 @@ class Sweep(Shown):
         non_private = true            # and once more without clipping and noise
         epochs = 5
 
-    A grid's axes are noise_multiplier or target_epsilon, batch_size, epochs, learning_rate,
-    l2_clip_norm, bands (over which noise is correlated: of use with optimizer = "sgd" in [run])
-    and other options of a run, each with one value or a list: its runs are all combinations.
-    With `tune = "learning_rate"`, or several axes in a list, each point shows the values that are
-    best together on the validation rows. Grids with the same title share a panel.
-    Figure and tables show the task's own metric first; the top of the file names another one by
-    headline = "test_log_loss" and better = "lower".
-
-    With --private, one model is released and nothing else: the best of a random number of trials,
-    each a random candidate of the grids, with the guarantee of the whole. Then the top of the file
-    has target_epsilon, which is of the whole, and, where the defaults will not do, mean_trials
-    (10), trials_shape (0), and score (by default the headline on the validation rows); a [[grid]]
-    has any settings of a run, each with one value or a list; and there are no repetitions. How many
-    trials there are is a secret, and so is how long they take: do not show the times, nor the
-    folder before it is finished.
+    docs/how-to/sweeps.md has all keys, and docs/how-to/private-selection.md those of a file for
+    --private, which releases one model and nothing else: the best of a random number of trials,
+    with the guarantee of the whole.
 
     Attributes:
       config: Sweep file, or a shipped sweep: criteo-display-paper, criteo-display-small,
@@ -166,7 +154,8 @@ class Sweep(Shown):
       data: Data of the task, such as a store (see `dpsgd prepare`). Omit it for a task with data of
         its own.
       out: Folder of the sweep; an existing sweep is resumed.
-      private: Release only the best of a random number of trials, and price the selection.
+      private: Release only the best of a random number of trials, and price the selection. Keep
+        secret how long it takes, and the folder until it is finished.
       dry_run: Train nothing; print runs, steps, and hours estimated from a few timed steps.
       workers: Number of runs at once, each with its share of the cores. Default: one per core on a
         CPU, else 1.

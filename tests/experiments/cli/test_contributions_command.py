@@ -44,20 +44,3 @@ def test_a_model_of_ratings_is_chosen_with_a_guarantee_of_all_that_is_released(u
     )
     assert re.fullmatch(r"rating = [0-9.]+ \+ \S+ position \+ \S+ own, cap [23]", model)
     assert "cap public" in command(*words, "--max-ratings", "4")
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--max-ratings", "0"], "--max-ratings must be an integer >= 1, got 0"),
-        (["--caps", "5", "-1"], "--caps[1] must be an integer >= 1, got -1"),
-        (["--target-epsilon", "0.1"], "0.1 leaves nothing for the model, after 0.1 for the choice"),
-        (["--cap-epsilon", "-1"], "--cap-epsilon must be a finite number > 0, got -1"),
-        (
-            ["--cap-quantile", "1.1"],
-            "--cap-quantile must be a finite number >= 0 and <= 1, got 1.1",
-        ),
-    ],
-)
-def test_what_nothing_can_be_chosen_with_is_refused_in_one_line(words, problem, u_data, command):
-    assert problem in command.refuses("choose", u_data, *words)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.cli.devices import placement_of
-from experiments.cli.questions.runs import Devices
+from experiments.cli.questions.directories import Devices
 from experiments.tasks.clicks.synthetic import rows as synthetic
 
 TOGETHER = Devices(process="3/4@host0:1234")

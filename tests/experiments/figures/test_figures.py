@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dpsgd.removed import NOTICE, REMOVED
 from experiments.figures import (
     FIGURES,
     Options,
@@ -22,6 +23,7 @@ from experiments.figures.__main__ import figure_of, main
 from experiments.results import computed
 from experiments.results.points import collect, pivot
 
+GONE = [f"--{x[8:].replace('_', '-')}" for x in REMOVED if x.startswith("figures=")]
 RECORDS = computed.ROOT / "experiments" / "records"
 
 
@@ -189,6 +191,7 @@ def test_interrupted_figures_leave_the_page_of_those_before(in_process, tmp_path
         (["contributions", "a.png", "--seeds", "1"], "--seeds must be an integer >= 2, got 1"),
         (["rating_model", "a.png", "--ratings", "nowhere"], "nowhere"),
         (["all", __file__], "File exists"),
+        *((["all", "a", option, "2"], f"{option} was {NOTICE}") for option in GONE),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(words, problem, capsys, tmp_path, monkeypatch):
