@@ -120,7 +120,7 @@ def write_atomically(
     fsync_folder(path.parent)
 
 
-def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> int:
+def open_own(path: Path, flags: int, mode: int = PUBLIC) -> int:
     """Opens a regular file of this user with one name; returns its descriptor.
 
     A link would leave the content elsewhere, and another name or owner gives others access.
@@ -129,7 +129,6 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
       path: Path of the file.
       flags: Flags of `os.open`.
       mode: Largest mode of the file.
-      names: Largest number of hard links; 0 for any number.
 
     Raises:
       ValueError: If `path` is something else; the message states the remedy.
@@ -156,7 +155,7 @@ def open_own(path: Path, flags: int, mode: int = PUBLIC, *, names: int = 1) -> i
                 f"{path} belongs to user {status.st_uid}, and not to user {os.geteuid()} who opens "
                 f"it: continue as that user, or `chown {os.geteuid()} {path}` if none other used it"
             )
-        if names and status.st_nlink > names:
+        if status.st_nlink > 1:
             raise ValueError(
                 f"{path} has {status.st_nlink} names (hard links), and must have this one: remove "
                 f"the others, or `cp {path} {path}.own && mv {path}.own {path}` to part them"

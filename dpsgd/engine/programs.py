@@ -179,23 +179,6 @@ def digest(program: jax.stages.Compiled) -> str:
     return hashlib.sha256("\n".join(nameless).encode()).hexdigest()
 
 
-def arrays_digest(tree: PyTree) -> str:
-    """Returns a hash of arrays, their names, types and shapes.
-
-    >>> arrays_digest({"a": np.zeros(2)}) == arrays_digest({"a": np.zeros(2)})
-    True
-    """
-    digest = hashlib.blake2b(digest_size=32)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        array = np.asarray(leaf)
-        terms = jax.tree_util.keystr(path), str(array.dtype), array.shape
-        digest.update(json.dumps(terms).encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
 class Parts:
     """Static values of a program, hashed and compared by `identity`.
 
