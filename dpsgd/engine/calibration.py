@@ -109,19 +109,24 @@ class _Newton(Refinement):
         curvatures, axes = jnp.linalg.eigh(hessian)
         curvatures = jnp.maximum(curvatures, self._least_curvature)
         step = -axes @ ((axes.T @ gradient) / curvatures)
-        most = jnp.asarray(self._units * self._most_step, jnp.float32)
+        units = jnp.array(self._units, jnp.float32)
+        most = units * jnp.array(self._most_step)
         step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / most))
         step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
-        low, high = jnp.asarray(self._units * np.transpose(self._ranges), jnp.float32)
+        low, high = (units * jnp.array(ends) for ends in zip(*self._ranges, strict=True))
         return jnp.clip(state + step, low, high)
 
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns the rescaled parameters."""
-        return self.rescaled(params, *(state / jnp.asarray(self._units, jnp.float32)))
+        return self.rescaled(params, *self._numbers(state))
 
     def summary(self, state: PyTree) -> Mapping[str, Any]:
         """Returns the fitted numbers by name."""
-        return dict(zip(self._names, state / jnp.asarray(self._units, jnp.float32), strict=True))
+        return dict(zip(self._names, self._numbers(state), strict=True))
+
+    def _numbers(self, state: PyTree) -> list[Any]:
+        """Returns the fitted numbers in units of 1."""
+        return [state[k] / unit for k, unit in enumerate(self._units.tolist())]
 
     def _vector(self, x: Any, slope: Any, curvature: Any) -> jax.Array:
         """Returns the vector of a loss of a x + c, given its derivatives by a x + c."""
@@ -133,8 +138,8 @@ class _Newton(Refinement):
         """Returns the gradient and the Hessian in a mean of vectors."""
         if mean.size == 2:
             return mean[:1], mean[1:, None] / self._weight
-        square, first, one = mean[2:] / jnp.asarray(_OFF_DIAGONAL, jnp.float32) / self._weight
-        return mean[:2], jnp.array([[square, first], [first, one]])
+        square, first, one = mean[2:] / jnp.asarray(_OFF_DIAGONAL, jnp.float32)
+        return mean[:2], jnp.array([[square, first], [first, one]]) / self._weight
 
 
 @dataclass(frozen=True)
@@ -176,8 +181,9 @@ class Platt(_Newton):
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
         """Returns the row's vector v."""
-        p = jax.nn.sigmoid(state[0] * row["x"] + state[1])
-        return self._vector(row["x"], p - row["y"], self._weight * p * (1 - p))
+        x = row["x"]
+        p = jax.nn.sigmoid(jnp.sum(state * jnp.stack([x, jnp.ones_like(x)])))
+        return self._vector(x, p - row["y"], self._weight * p * (1 - p))
 
 
 @dataclass(frozen=True)
