@@ -23,7 +23,7 @@ from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.gradients.losses import example_keys
-from dpsgd.gradients.rows import declared_rows, index_ranges
+from dpsgd.gradients.rows import RowLoss, declared_rows, index_ranges
 from dpsgd.noise.keys import Keys, RootKey
 from samplers import BatchSource
 from samplers.batches import IndexBlock, zeros
@@ -138,8 +138,14 @@ class Probe:
             self.snapshot = TableSnapshot(self.state, self._rows_of_examples())
 
     def _rows_of_examples(self) -> dict[int, np.ndarray]:
-        """Returns the rows of each lazy table that synthetic examples look up: int32, in order."""
-        rows = {k: np.zeros(0, np.int32) for k in self.state.tables}
+        """Returns the rows of each lazy table that synthetic examples look up: int32, in order.
+
+        Where look-ups depend on keys, examples may look up any row.
+        """
+        tables = self.state.lazy_tables
+        if self._declared.lookups_take_key:
+            return {k: np.arange(len(x.values), dtype=np.int32) for k, x in tables.items()}
+        rows = {k: np.zeros(0, np.int32) for k in tables}
         for start in range(0, len(self.starts), self.places):
             some = np.arange(start, min(start + self.places, len(self.starts)))
             read = self.looked_up(self._plan(some), self.first_step)
@@ -169,11 +175,15 @@ class Probe:
         names = leaf_names(self.state.raw_params)
         return {k: np.unique(np.asarray(found[names[k]])[real]) for k in self.state.tables}
 
+    @property
+    def _declared(self) -> RowLoss:
+        declared = declared_rows(self.algorithm.loss_fn)
+        assert declared is not None, "or it had no lazy tables"
+        return declared
+
     @functools.cached_property
     def _looked_up_at(self) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
-        declared = declared_rows(self.algorithm.loss_fn)
-        shapes = jax.eval_shape(lambda: self.state.raw_params)
-        assert declared is not None, "or it had no lazy tables"
+        declared, shapes = self._declared, jax.eval_shape(lambda: self.state.raw_params)
         return jax.jit(jax.vmap(lambda batch: declared.places(shapes, *batch)))
 
     def drawn_plan(self, step: int, attempt: int) -> IndexBlock:
@@ -279,11 +289,11 @@ class Probe:
         self._spent = after.opt_state  # given away in the next call: no release depends on it
         shown = after.raw_params
         if self.snapshot is not None:
-            rows = {}
+            read_rows = {}
             for k, table in self._taken_back(after, number).items():
                 read = np.equal(table.steps, number + 1).reshape(-1, *[1] * (table.values.ndim - 1))
-                rows[k] = np.where(read, table.values, np.float32(0))
-            shown = join_leaves(after.params_without_tables, rows)
+                read_rows[k] = np.where(read, table.values, np.float32(0))
+            shown = join_leaves(after.params_without_tables, read_rows)
         leaves = [
             np.ravel(np.zeros(0) if k in self.frozen else np.asarray(leaf))
             for k, leaf in enumerate(jax.tree.leaves(shown))

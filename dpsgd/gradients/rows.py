@@ -100,6 +100,11 @@ class RowLoss:
         kind = inspect.Parameter.POSITIONAL_ONLY
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
+    @property
+    def lookups_take_key(self) -> bool:
+        """True if the look-ups of an example depend on its key."""
+        return _num_required(self.lookups) == 2
+
     def __call__(self, params: PyTree, example: PyTree, *key: Any) -> jax.Array:
         """Returns the loss of an example, from whole tables or from tables of a batch's rows."""
         if not isinstance(example, LocatedExample):
@@ -191,6 +196,7 @@ def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dic
     for name, output in names.items():
         outputs = [k == output for k in range(len(names))]
         _, used = partial_eval.dce_jaxpr(trace.trace.jaxpr, outputs)
-        for leaf in [leaf for leaf, is_used in enumerate(used) if is_used]:
+        of_example = used[: len(jax.tree.leaves(example))]  # a key comes after it
+        for leaf in [leaf for leaf, is_used in enumerate(of_example) if is_used]:
             ranges[leaf] = max(ranges.get(leaf, 0), tables[name].shape[0])
     return ranges

@@ -181,10 +181,10 @@ class _Tables:
             rows = ReferenceRows(law, key, k, read, begun[k])
             rows.catch_up(step)
             fresh[k] = rows.table(x)
-        stale = {k: x._replace(steps=fresh[k].steps) for k, x in begun.items()}
+        old = {k: x._replace(steps=fresh[k].steps) for k, x in begun.items()}
         shown, there, stale = (
             probe.release(probe.full_batch, mechanism, step=step, rows=rows)
-            for rows in (begun, fresh, stale)
+            for rows in (begun, fresh, old)
         )
         off, apart = (norm((1, x), (-1, there)) for x in (shown, stale))
         cells = 2.0**-18 * r * math.sqrt(sum(probe.sizes))

@@ -13,6 +13,7 @@ from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime import deferred
 from dpsgd.audit.runtime.deferred import FLUSHED, LAW, SIZES, WRITTEN, deferred_checks
+from dpsgd.audit.runtime.differential import step_checks
 from dpsgd.engine import loop
 from dpsgd.engine.lazy.gaps import Gaps
 from dpsgd.engine.lazy.laws import RunLaws
@@ -65,6 +66,20 @@ def test_sound_training_with_lazy_tables_passes():
     assert report.passed, report.lines()
     assert not report.left_out
     assert jax.tree.all(jax.tree.map(jnp.array_equal, before, START))
+
+
+keyed_loss_fn = with_rows(
+    lambda example, key: {"table": jax.random.permutation(key, R)[example["ids"]]},
+    lambda params, rows, example, key: loss_fn.loss(params, rows, example),
+)
+
+
+def test_look_ups_that_depend_on_keys_pass():
+    algorithm = dpsgd(keyed_loss_fn, optax.sgd(0.01), tables=LazyTables(0.1, 0.9))
+    state = algorithm.init(START, MECHANISM, ROWS)
+    probe = Probe(algorithm, MECHANISM, state, ROWS, root=ROOT)
+    assert not failed(probe)
+    assert all(check.passed for check in step_checks(probe))
 
 
 @pytest.mark.long
