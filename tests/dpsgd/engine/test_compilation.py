@@ -1,13 +1,17 @@
 """What decides the machine code of a program: its text, and the settings of the compiler."""
 
+import dataclasses
 import functools
 import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+from dpsgd import AutomaticClipping, dpsgd
 from dpsgd.engine import programs
+from dpsgd.gradients.frozen import RunLoss
 
 _UNOPTIMISED = jax.config.values["jax_disable_most_optimizations"]
 
@@ -92,3 +96,34 @@ def test_another_option_compiles_another_program():
     assert program().compiled is usual
     with jax.default_matmul_precision("highest"):
         assert program().compiled is not usual
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Loss whose equality leaves out what it computes."""
+
+    scale: float = dataclasses.field(compare=False)
+
+    def __call__(self, params, example):
+        return self.scale * params * example
+
+
+SGD, LOSS = optax.sgd(0.1), Scaled(1.0)
+SAME = {"the same functions": LOSS, "a wrapper of the library": RunLoss(LOSS, "w")}
+OTHERS = {
+    "another loss that is equal": lambda: dpsgd(Scaled(2.0), SGD),
+    "another optimizer": lambda: dpsgd(LOSS, optax.sgd(0.1)),
+    "another setting": lambda: dpsgd(LOSS, SGD, clipping=AutomaticClipping(0.5)),
+}
+
+
+@pytest.mark.parametrize("loss", SAME.values(), ids=SAME)
+def test_programs_are_shared_by_the_same_functions_and_settings(loss):
+    one, other = (programs.Parts(dpsgd(loss, SGD), 1.0, ("a",)) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_programs_of_other_functions_or_settings_differ(make):
+    assert programs.Parts(make()) != programs.Parts(dpsgd(LOSS, SGD))
