@@ -110,7 +110,7 @@ def decide(
             "the run has released its model, and its report and its last checkpoint are gone: "
             "restore report.json from a copy"
         )
-    if terms.reproducible_noise:
+    if terms.plan.reproducible_noise:
         return Continue(saved)
     on_path = saved is not None and saved.attempt == last.index
     if step != last.steps.stop or not (on_path or not last.steps):

@@ -152,7 +152,10 @@ class History:
         if self.selection is not None:
             return [self.selection.trials(*(attempt.terms for attempt in self.attempts))]
         # A run resumes on the rows that it was begun on, or not at all.
-        return [attempt.terms.segment(attempt.steps, rows=self.name) for attempt in self.attempts]
+        return [
+            dataclasses.replace(attempt.terms.plan, steps=attempt.steps, rows=self.name)
+            for attempt in self.attempts
+        ]
 
     @property
     def initial_digests(self) -> set[str]:
@@ -202,7 +205,7 @@ class History:
             if first != last.steps.stop or stop <= first:
                 raise ValueError(f"steps {first} to {stop} do not follow the ones before")
             steps = range(last.steps.start, stop)
-            last.terms.segment(steps)  # refuses steps that the run has not
+            dataclasses.replace(last.terms.plan, steps=steps)  # refuses steps that the run has not
             self.attempts[-1] = dataclasses.replace(last, steps=steps)
         else:
             self._begin(body)
@@ -220,7 +223,7 @@ class History:
             terms = self.attempts[0].terms
             if self.selection is not None:
                 raise ValueError("a selection releases one model")
-            if terms.reproducible_noise:
+            if terms.plan.reproducible_noise:
                 raise ValueError("a run under an insecure seed has one attempt")
             if not any(one.steps.start <= first <= one.steps.stop for one in self.attempts):
                 raise ValueError(f"no attempt has reached step {first:,}, where it begins")
@@ -228,11 +231,11 @@ class History:
             terms = Terms.from_record(body)
             if first:
                 raise ValueError("the first attempt begins with step 0")
-            if not (checked(body["nonce"], str, "nonce") or terms.reproducible_noise):
+            if not (checked(body["nonce"], str, "nonce") or terms.plan.reproducible_noise):
                 raise ValueError("it has no nonce, by which runs are told apart")
             if self.selection is not None:
                 self.selection.check_released(terms)
-        terms.segment(steps)
+        dataclasses.replace(terms.plan, steps=steps)
         self.attempts.append(Attempt(index, terms, steps, drawing, environment, len(self.heads)))
 
 

@@ -129,9 +129,9 @@ class Training:
             placement=self.placement,
         )
 
-    def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
-        """Returns the guarantee of the whole run, or raises ValueError where it is not proved."""
-        segment = Segment(
+    def plan(self, *, reproducible_noise: bool = False) -> Segment:
+        """Returns all steps of the run, as they are accounted for."""
+        return Segment(
             self.mechanism,
             unit=self.unit,
             reproducible_noise=reproducible_noise,
@@ -139,7 +139,10 @@ class Training:
             initial=self.initial,
             not_covered=self.not_covered,
         )
-        found = cost([segment], self.delta)
+
+    def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
+        """Returns the guarantee of the whole run, or raises ValueError where it is not proved."""
+        found = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
         return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)
 
     def start(self) -> TrainState:
@@ -362,17 +365,8 @@ class Job(Training):
         if frozen := self.algorithm.frozen(self.params, example):
             names = enumerate(leaf_names(self.params))
             trained = tuple(name for k, name in names if k not in frozen)
-        return Terms(
-            self.mechanism,
-            self.delta,
-            self.spec.insecure_seed is not None,
-            config_digest(record),
-            self.unit,
-            self.algorithm.tables is not None,
-            trained,
-            self.initial,
-            self.not_covered,
-        )
+        plan = self.plan(reproducible_noise=self.spec.insecure_seed is not None)
+        return Terms(plan, self.delta, config_digest(record), trained)
 
     def environment(self) -> dict[str, Any]:
         """Returns where the job runs, for readers of its records."""

@@ -170,7 +170,7 @@ class DirectoryJournal(Journal):
     def _keep_seed(self, step: int) -> None:
         """Writes a clean stop at a step, which is on the disk and beyond which nothing is."""
         history = self._ledger.history
-        if self._processes.first and not history.attempts[-1].terms.reproducible_noise:
+        if self._processes.first and not history.attempts[-1].terms.plan.reproducible_noise:
             begun = history.heads[history.attempts[-1].line]
             sampler = self._job.mechanism.sampler
             write_stop(self._folder.path, stop_at(step, begun, sampler, self._keys.sampling))

@@ -130,7 +130,7 @@ class Ledger:
             if not index:
                 record = terms.record()
                 Terms.from_record(record)  # what cannot be read back is refused before
-                nonce = "" if terms.reproducible_noise else secrets.token_hex(16)
+                nonce = "" if terms.plan.reproducible_noise else secrets.token_hex(16)
                 body |= {"nonce": nonce, **record}
             self._append({**body, "environment": to_json(environment)})
         self._follow()
@@ -149,7 +149,7 @@ class Ledger:
         if self._descriptor is not None:
             last = self.history.attempts[-1]
             missing = steps
-            if last.terms.reproducible_noise and steps.start <= last.steps.stop:
+            if last.terms.plan.reproducible_noise and steps.start <= last.steps.stop:
                 missing = range(last.steps.stop, steps.stop)
             if missing.start != last.steps.stop:
                 raise ValueError(f"{steps} does not follow the declared {last.steps}")

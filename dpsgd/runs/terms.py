@@ -24,41 +24,26 @@ class Terms:
     """Everything but the steps that the price of a run depends on, and what names it.
 
     Attributes:
-      mechanism: Sampler, sigma and C.
+      plan: All steps of the run, as they are accounted for.
       delta: The delta at which the guarantee is given.
-      reproducible_noise: Whether the noise came from a seed that can be guessed.
       config: Digest of the configuration, see `config_digest`.
-      unit: What is protected, see `BatchSampler.protected_unit`; by default as where every row of
-        the data is an example.
-      lazy_tables: Whether noise of tables is deferred.
       trained: Names of the parameters that are trained, where others are frozen.
-      initial: Trained model that the run started from; None for fresh parameters.
-      not_covered: Sentences of the task about what its guarantee does not cover.
     """
 
-    mechanism: Mechanism
+    plan: Segment
     delta: float
-    reproducible_noise: bool
     config: str = ""
-    unit: str = ""
-    lazy_tables: bool = False
     trained: tuple[str, ...] = ()
-    initial: Initial | None = None
-    not_covered: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", self.unit or self.mechanism.sampler.unit)
-
-    def segment(self, steps: range | None = None, rows: str = "") -> Segment:
-        """Returns these steps, by default all, as they are accounted for."""
-        how: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_BOTH, "initial")}
-        how |= {} if steps is None else {"steps": steps}
-        return Segment(self.mechanism, rows=rows, **how)
+    @property
+    def mechanism(self) -> Mechanism:
+        """Sampler, sigma and C."""
+        return self.plan.mechanism
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
-        initial = {"initial": initial_record(self.initial)} if self.initial else {}
-        return {**mechanism_record(self.mechanism), **stated(self, _OF_TERMS), **initial}
+        initial = {"initial": initial_record(found)} if (found := self.plan.initial) else {}
+        return {**segment_record(self.plan), **stated(self, _OF_TERMS), **initial}
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
@@ -66,21 +51,27 @@ class Terms:
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
-        own = fields_of(cls, body, _OF_TERMS)
+        own, initial = fields_of(cls, body, _OF_TERMS), body.get("initial")
         check_guarantee_delta(own["delta"])
-        initial = body.get("initial")
-        return cls(
-            mechanism_from_record(body),
-            initial=None if initial is None else initial_from_record(initial),
-            **own,
-        )
+        started = {} if initial is None else {"initial": initial_from_record(initial)}
+        return cls(segment_from_record(body, **started), **own)
 
 
-_OF_BOTH = ("unit", "reproducible_noise", "lazy_tables", "not_covered")
-"""Fields of terms and of segments."""
+_OF_TERMS = ("delta", "config", "trained")
+_OF_SEGMENT = ("unit", "reproducible_noise", "lazy_tables", "not_covered", "rows")
 
-_OF_TERMS = (*_OF_BOTH, "delta", "config", "trained")
-_OF_SEGMENT = (*_OF_BOTH, "rows")
+
+def segment_record(segment: Segment) -> dict[str, Any]:
+    """Returns a segment as JSON values, but for its steps and the model that the run started from.
+
+    Fields that have their default are left out.
+    """
+    return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT)}
+
+
+def segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
+    """Returns the segment in a record, as `segment_record` gave it, with `more` of its fields."""
+    return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
@@ -126,11 +117,7 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
     runs that started from a trained model, and samplers or noises from outside this package.
     """
     records = [
-        {
-            **mechanism_record(part.mechanism),
-            **stated(part, _OF_SEGMENT),
-            "steps": [part.steps.start, part.steps.stop],
-        }
+        {**segment_record(part), "steps": [part.steps.start, part.steps.stop]}
         for part in parts
         if isinstance(part, Segment) and part.initial is None
     ]
@@ -144,12 +131,10 @@ def segments_from_records(records: Any) -> tuple[Segment, ...]:
     Raises:
       ValueError: if a record is damaged.
     """
-    segments = []
-    for body in checked(records, list[dict[str, Any]], "segments"):
-        steps = range(*checked(body["steps"], tuple[int, int], "steps"))
-        own = fields_of(Segment, body, _OF_SEGMENT)
-        segments.append(Segment(mechanism_from_record(body), steps, **own))
-    return tuple(segments)
+    return tuple(
+        segment_from_record(body, steps=range(*checked(body["steps"], tuple[int, int], "steps")))
+        for body in checked(records, list[dict[str, Any]], "segments")
+    )
 
 
 def initial_record(initial: Initial) -> dict[str, Any]:
@@ -193,7 +178,7 @@ class Selection:
             raise ValueError("a selection needs at least one candidate")
         if len(self.settings) != len(self.candidates):
             raise ValueError("each candidate has settings of its own")
-        if len({(terms.delta, terms.unit) for terms in self.candidates}) > 1:
+        if len({(terms.delta, terms.plan.unit) for terms in self.candidates}) > 1:
             raise ValueError("candidates must have one delta, and protect one unit")
 
     def record(self) -> dict[str, Any]:
@@ -240,9 +225,8 @@ class Selection:
 
     def trials(self, released: Terms | None = None) -> Trials:
         """Returns what was declared, and the model that was released, as they are accounted for."""
-        candidates = tuple(terms.segment() for terms in self.candidates)
-        shown = released.segment() if released else None
-        return Trials(self.count, candidates, self.score, shown)
+        candidates = tuple(terms.plan for terms in self.candidates)
+        return Trials(self.count, candidates, self.score, released.plan if released else None)
 
 
 def is_trial_of(candidate: Terms, terms: Terms) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from accounting import PrivacyProfile, TrialCount
 from dpsgd.core.cost import cost
 from dpsgd.core.noise import Noise
+from dpsgd.core.segments import Segment
 from dpsgd.runs.job import Job, rows_of
 from dpsgd.runs.plan import check_data
 from dpsgd.runs.records import to_json
@@ -130,7 +131,8 @@ class Candidates:
             digest = config_digest({"task": self.record, **spec.record()})
             lazy, excepted = isinstance(spec.tables, Lazy), exceptions_of(self.task)
             about: dict[str, Any] = {"lazy_tables": lazy, "not_covered": excepted}
-            terms.append(Terms(run.mechanism, run.delta, False, digest, unit, **about))
+            plan = Segment(run.mechanism, unit=unit, **about)
+            terms.append(Terms(plan, run.delta, digest))
             settings.append(to_json(spec.record()))
         how = self.score, self.better, self.request(secret)
         selection = Selection(self.count, tuple(terms), tuple(settings), *how)
@@ -166,7 +168,7 @@ class Candidates:
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             run = resolved(spec_of_trial(selection, number - 1), self.rows[1])
             job = Job.of(self.task, run, rows=self.rows)
-            if (job.mechanism, job.delta, job.unit) != (terms.mechanism, terms.delta, terms.unit):
+            if (job.plan(), job.delta) != (terms.plan, terms.delta):
                 raise ValueError(f"candidate {number} would train differently than declared")
             job.audit()
 

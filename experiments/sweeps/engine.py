@@ -342,7 +342,7 @@ def _finished(run: PlannedRun, asked: _Asked) -> bool:
     names = [] if set(directory.data()) == {asked.digest} else ["data"]
     if attempts := directory.history().attempts:
         earlier = EarlierModel.read(run.spec.init_from)
-        same_start = attempts[-1].terms.initial == (earlier.initial if earlier else None)
+        same_start = attempts[-1].terms.plan.initial == (earlier.initial if earlier else None)
         names += [] if same_start else ["init_from"]
     _refuse_another(run, asked.task, recorded_task, spec, names)
     return directory.finished

@@ -77,7 +77,7 @@ DELTAS = {
     "train": lambda delta: trained(delta=delta),
     "until": lambda delta: MECHANISM.until(epsilon=1.0, delta=delta),
     "an audit": lambda delta: black_box_audit(MECHANISM, Bound(0.0, 1.0), delta=delta, trials=100),
-    "a ledger": lambda delta: Terms.from_record(Terms(MECHANISM, delta, False).record()),
+    "a ledger": lambda delta: Terms.from_record(Terms(Segment(MECHANISM), delta).record()),
     "a run": lambda delta: RunSpec.of(MECHANISM.sampler, noise_multiplier=1.0, target_delta=delta),
     "a default cap": lambda delta: Poisson(**SIZES, target_delta=delta),
     "few units": lambda delta: RunSpec.of(
@@ -122,7 +122,7 @@ def test_what_is_spent_grows_from_nothing_to_the_price_of_the_whole_run(sampler)
 @pytest.mark.short("deterministic", "shuffle", "poisson", "balls-and-bins", "one assignment")
 @EVERY_SAMPLER
 def test_what_is_spent_is_what_a_ledger_of_these_steps_costs(sampler, tmp_path):
-    terms = Terms(mechanism(sampler), DELTA, False)
+    terms = Terms(Segment(mechanism(sampler)), DELTA)
     with Ledger.create(tmp_path / "ledger.jsonl", terms) as ledger:
         ledger.declare(range(14))
         told = ledger.history.guarantee()
@@ -363,7 +363,7 @@ def declared(sigma):
     """What a ledger says of a costly whole run, and of a step of a cheap one."""
     found = History(heads=["name"])
     for index, (each, steps) in enumerate([(sigma, range(30)), (20.0, range(10, 11))]):
-        terms = Terms(mechanism(SAMPLERS["deterministic"], each), DELTA, False)
+        terms = Terms(Segment(mechanism(SAMPLERS["deterministic"], each)), DELTA)
         found.attempts.append(Attempt(index, terms, steps))
     return found.guarantee()
 
@@ -371,7 +371,7 @@ def declared(sigma):
 def selected(sigma):
     """What the best of some trials costs, of a costly candidate and a cheap one."""
     both = [mechanism(SAMPLERS["deterministic"], each) for each in (sigma, 9.0)]
-    terms = tuple(Terms(one, DELTA, False) for one in both)
+    terms = tuple(Terms(Segment(one), DELTA) for one in both)
     how = ({}, {}), "loss", "lower", {}
     return cost([Selection(TrialCount(3.0, 1.0), terms, *how).trials()], DELTA)
 
@@ -503,7 +503,7 @@ def random_run(rng):
         mechanism = IN_ORDER[rng.integers(len(IN_ORDER))]
         first = [0, 30, rng.integers(30)][rng.integers(3)]
         steps = range(first, rng.integers(first, mechanism.num_steps + 1))
-        terms = Terms(mechanism, DELTA, False)
+        terms = Terms(Segment(mechanism), DELTA)
         found.attempts.append(Attempt(index, terms, steps))
     return found
 

@@ -1,6 +1,5 @@
 """Noise is a law over steps: whatever it is, it is trained, resumed, audited and recorded alike."""
 
-import dataclasses
 import json
 from dataclasses import dataclass
 
@@ -93,13 +92,13 @@ def test_noise_that_is_no_dataclass_of_its_own_is_refused():
 
 @EVERY_NOISE
 def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path):
-    terms = Terms(mechanism(noise), 1e-5, False)
+    terms = Terms(Segment(mechanism(noise)), 1e-5)
     Ledger.create(tmp_path / "ledger", terms).close()
     history = read(tmp_path / "ledger")
     assert history.attempts[0].terms.mechanism.noise == noise
     for other in NOISES:
         law = mechanism(other, terms.mechanism.sampler)
-        found = decide(history, (), None, dataclasses.replace(terms, mechanism=law), "")
+        found = decide(history, (), None, Terms(Segment(law), 1e-5), "")
         assert isinstance(found, Refuse) == (other != noise)
         assert other == noise or "begun with another noise" in found.reason
     record = json.loads((tmp_path / "ledger").read_text().splitlines()[0])
@@ -121,7 +120,7 @@ def test_the_ledger_records_the_noise_and_goes_on_with_no_other(noise, tmp_path)
     ids=repr,
 )
 def test_noise_that_a_ledger_does_not_name_rightly_is_refused_in_one_line(noise, message):
-    body = Terms(mechanism(Independent(), Poisson(N, 8)), 1e-5, False).record()
+    body = Terms(Segment(mechanism(Independent(), Poisson(N, 8))), 1e-5).record()
     body = {name: value for name, value in body.items() if name != "noise"}
     with pytest.raises(ValueError, match=message) as error:
         Terms.from_record(body if noise is None else {**body, "noise": noise})

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpsgd import Mechanism
+from dpsgd import Mechanism, Segment
 from dpsgd.runs.decision import Continue, NewAttempt, Refuse, Saved, Stop, decide
 from dpsgd.runs.history import History, LedgerError, line_of
 from dpsgd.runs.terms import Terms
 from samplers import BallsAndBins
 
 STEPS = 12
-TERMS = Terms(Mechanism(BallsAndBins(24, 8, epochs=4), 1.0, 1.0), 1e-3, False, config="a")
+PLAN = Segment(Mechanism(BallsAndBins(24, 8, epochs=4), 1.0, 1.0))
+TERMS = Terms(PLAN, 1e-3, config="a")
 
 
 class Folder:
@@ -152,7 +153,7 @@ def test_a_state_of_an_earlier_attempt_is_not_continued_by_a_later_one():
 
 
 def test_an_insecure_seed_always_continues():
-    folder = Folder(dataclasses.replace(TERMS, reproducible_noise=True))
+    folder = Folder(REPRODUCIBLE)
     folder.append({"declare": [0, 8]})
     folder.saved = [Saved(4, 0, folder.history.head)]
     assert decided(folder, stop=None) == Continue(folder.saved[0])
@@ -160,13 +161,16 @@ def test_an_insecure_seed_always_continues():
 
 def with_noise(sigma):
     mechanism = dataclasses.replace(TERMS.mechanism, noise_multiplier=sigma)
-    return dataclasses.replace(TERMS, mechanism=mechanism)
+    return dataclasses.replace(TERMS, plan=Segment(mechanism))
+
+
+REPRODUCIBLE = dataclasses.replace(TERMS, plan=Segment(PLAN.mechanism, reproducible_noise=True))
 
 
 REFUSED = {
     "configuration": ({"terms": dataclasses.replace(TERMS, config="b")}, "another config"),
     "noise": ({"terms": with_noise(2.0)}, "line 1: .*another noise_multiplier"),
-    "seed": ({"terms": dataclasses.replace(TERMS, reproducible_noise=True)}, "reproducible_noise"),
+    "seed": ({"terms": REPRODUCIBLE}, "reproducible_noise"),
     "older ledger": ({"checkpoints": [Saved(8, 0, "ab" * 32)]}, "rolled back or replaced"),
     "another attempt": ({"checkpoints": [Saved(4, 1, "head 1")]}, "is not of this run"),
     "step not declared": ({"checkpoints": [Saved(9, 0, "head 2")]}, "had declared the steps"),

@@ -246,10 +246,11 @@ def test_terms_with_an_initial_model_survive_the_ledger():
     mechanism = Mechanism(Poisson(1000, batch_size=10, max_batch_size=40), 2.0, 1.0)
     facts = {"reproducible_noise": True, "lazy_tables": True, "not_covered": ("labels",)}
     cut = Segment(mechanism, range(7), rows="their ledger", **facts)  # one price with its ledger's
-    terms = Terms(mechanism, 1e-5, False, initial=Initial("0", (Segment(mechanism), cut), "a"))
+    initial = Initial("0", (Segment(mechanism), cut), "a")
+    terms = Terms(Segment(mechanism, initial=initial), 1e-5)
     read_back = Terms.from_record(json.loads(json.dumps(terms.record())))
     assert read_back == terms
-    assert read_back.initial.name == "a"
+    assert read_back.plan.initial.name == "a"
 
 
 def copied(form, change):
@@ -372,7 +373,7 @@ def test_only_finished_runs_of_one_unit_are_counted_together(models, chain, tmp_
     sampler = Multistage(tree, draws=(2, 2, 2), steps=4)
     attempt = dataclasses.replace(
         chain[0].attempts[0],
-        terms=Terms(Mechanism(sampler, 1.0, 1.0), 1e-5, False, unit="example"),
+        terms=Terms(Segment(Mechanism(sampler, 1.0, 1.0), unit="example"), 1e-5),
         steps=range(4),
     )
     for attempts in ([attempt], [attempt, *chain[0].attempts]):  # also before a change of course

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import accounting
 from accounting import TrialCount
-from dpsgd import Mechanism, cost
+from dpsgd import Mechanism, Segment, cost
 from dpsgd.core.queries import FullSums
 from dpsgd.files import write_atomically
 from dpsgd.runs.history import NO_HEAD, LedgerError, line_of
@@ -66,7 +66,7 @@ OF_UNITS = [
 
 def terms(sampler=BINS, *, noise_multiplier=SIGMA, reproducible=False):
     mechanism = Mechanism(sampler, noise_multiplier, 2.0 if noise_multiplier else math.inf)
-    return Terms(mechanism, DELTA, reproducible, "configuration")
+    return Terms(Segment(mechanism, reproducible_noise=reproducible), DELTA, "configuration")
 
 
 def begin(ledger, step):
@@ -171,7 +171,7 @@ SUMS = FullSums(3, 6.0)
 @pytest.fixture
 def with_sums():
     plain = terms(SAMPLERS[0])  # whose product with Gaussian releases is Gaussian
-    return replace(plain, mechanism=replace(plain.mechanism, full_sums=SUMS))
+    return replace(plain, plan=Segment(replace(plain.mechanism, full_sums=SUMS)))
 
 
 def gaussian(epochs, sums):

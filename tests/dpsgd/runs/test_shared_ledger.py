@@ -5,7 +5,7 @@ import shutil
 import pytest
 from several import together
 
-from dpsgd import Mechanism
+from dpsgd import Mechanism, Segment
 from dpsgd.runs import ledger as module
 from dpsgd.runs.history import LedgerError
 from dpsgd.runs.ledger import Ledger, read
@@ -16,7 +16,7 @@ from samplers import Deterministic
 
 def terms():
     mechanism = Mechanism(Deterministic(num_examples=640, batch_size=64, epochs=4), 2.0, 1.0)
-    return Terms(mechanism, 1e-4, False)
+    return Terms(Segment(mechanism), 1e-4)
 
 
 @pytest.fixture

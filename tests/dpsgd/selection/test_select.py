@@ -37,7 +37,7 @@ from toy_trials import (
 )
 
 from accounting import SelectionProfile, TrialCount, attack_advantage, epsilon
-from dpsgd import Mechanism, cost, resume
+from dpsgd import Mechanism, Segment, cost, resume
 from dpsgd.files import destroy
 from dpsgd.models.model import export, read_model
 from dpsgd.runs import job
@@ -487,7 +487,7 @@ def test_unequal_candidates_cost_what_the_dearest_does(differing, dearest):
     upper = [epsilon(SelectionProfile(m.privacy(), COUNT), 1e-5).upper for m in (cheap, dear)]
     assert upper[0] < 0.9 * upper[1]
     order = [dear, cheap] if dearest == "first" else [cheap, dear]
-    terms = tuple(Terms(m, 1e-5, False, str(m)) for m in order)
+    terms = tuple(Terms(Segment(m), 1e-5, str(m)) for m in order)
     found = cost([Selection(COUNT, terms, ({}, {}), SCORE, "lower", {}).trials()], 1e-5)
     assert found.epsilon.upper == pytest.approx(upper[1], rel=1e-6)
     assert found.total_variation.upper >= attack_advantage(dear.privacy()).upper

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dpsgd
-from dpsgd import Mechanism
+from dpsgd import Mechanism, Segment
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.terms import Terms
 from experiments import cli
@@ -69,7 +69,7 @@ def test_a_price_is_answered_without_what_only_training_needs(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({}))
-    terms = Terms(Mechanism(Deterministic(100, 10, 1), 1.0, 1.0), 1e-2, False)
+    terms = Terms(Segment(Mechanism(Deterministic(100, 10, 1), 1.0, 1.0)), 1e-2)
     Ledger.create(run / "ledger.jsonl", terms).close()
     sizes = ["sampler:poisson", "--num-examples", "100", "--batch-size", "10", "--epochs", "1"]
     questions = [
