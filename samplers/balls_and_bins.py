@@ -48,17 +48,6 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         """Probability c / T that an example takes part in a given step of its group."""
         return self.cycle_length / self.steps_per_epoch
 
-    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of E epochs of T / c bins, and of truncation.
-
-        Groups are public, so that an example falls into one of T / c known steps.
-
-        Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Theorem 3.1.
-        """
-        if self.truncates:
-            return self.truncated(noise_multiplier, self.shard_batch_size)
-        return self._untruncated(noise_multiplier)
-
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
@@ -97,6 +86,12 @@ class BallsAndBins(RedrawnOrFixed, VariableBatchSampler):
         return truncated_bins(self._untruncated(noise_multiplier), self.cap(max_batch_size))
 
     def _untruncated(self, noise_multiplier: float) -> BallsAndBinsProfile:
+        """Returns the profile of E epochs of T / c bins.
+
+        Groups are public, so that an example falls into one of T / c known steps.
+
+        Source: L. Chua et al., Balls-and-Bins Sampling for DP-SGD (AISTATS 2025), Theorem 3.1.
+        """
         return BallsAndBinsProfile(
             noise_multiplier, self.group_steps, self.epochs, assignment=self.assignment
         )

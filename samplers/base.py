@@ -39,6 +39,8 @@ class BatchSampler(abc.ABC):
 
     permutes_sums: ClassVar[bool] = False
     """True if the lower end of the cost permutes sums: correlated noise then has no lower end."""
+    counts_epochs: ClassVar[bool] = False
+    """True if a draw that serves all epochs costs no more than the epochs that attempts enter."""
 
     @property
     def separation(self) -> int:
@@ -251,14 +253,14 @@ class BatchSampler(abc.ABC):
     def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
         """Returns attempts with each draw that they enter whole, for ends that releases decide.
 
-        A draw is of one epoch, or of all where one draw serves them.
+        A draw is of one epoch, or of all where one draw serves them, unless its cost counts epochs.
 
         >>> from samplers import Poisson
         >>> Poisson(100, 10, epochs=3, cycle_length=2).as_entered([range(9, 11)])
         [[range(0, 20)]]
         """
         checked = check_attempts(attempts, self.num_steps)
-        if not self.independent_epochs:
+        if not (self.independent_epochs or self.counts_epochs):
             return [[range(self.num_steps)] for _ in checked]
         return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from accounting import GaussianProfile, PrivacyProfile
 from accounting.profile import UpperEnd
-from samplers.attempts import Attempt, check_attempts, entered_epochs, sizes_of
+from samplers.attempts import Attempt, check_attempts, sizes_of
 from samplers.base import BatchSampler
 from samplers.epochs import EpochSampler
 from samplers.plans import Participations, example_dtype
@@ -21,6 +21,8 @@ from samplers.row_law import KnownOrder
 
 class InOrder(BatchSampler):
     """Sampler that draws the same batches, in the examples' order, in every epoch."""
+
+    counts_epochs = True
 
     if TYPE_CHECKING:  # a field of the one sampler, a property of the other
 
@@ -59,11 +61,6 @@ class InOrder(BatchSampler):
         if least == most:
             return upper
         return UpperEnd(upper, GaussianProfile(noise_multiplier / math.sqrt(least)))
-
-    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns attempts with each epoch that they enter whole: the counts of epochs add up."""
-        checked = check_attempts(attempts, self.num_steps)
-        return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""

@@ -41,17 +41,6 @@ class Poisson(VariableBatchSampler):
         """Probability c q = c b / n that an example takes part in a step of its group."""
         return self.cycle_length * self.batch_size / self.num_examples
 
-    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the profile of T * E Poisson-subsampled Gaussian releases, and of truncation.
-
-        Where c > 1, groups are public, and those are T E / c steps at probability c q.
-
-        Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
-        Characteristic Function (2022), for the pair; `accounting.profiles.poisson` for its
-        composition.
-        """
-        return self.privacy_of(noise_multiplier, [range(self.num_steps)])
-
     def privacy_of(
         self, noise_multiplier: float, attempts: Sequence[Attempt], *, same_rows: bool = False
     ) -> PrivacyProfile:
@@ -80,20 +69,30 @@ class Poisson(VariableBatchSampler):
 
     def _profile_of(self, noise_multiplier: float, steps: int) -> PrivacyProfile:
         if self.truncates:
-            return self._truncated(noise_multiplier, self.shard_batch_size, steps)
+            return self.truncated(noise_multiplier, self.shard_batch_size, steps)
         return self._untruncated(noise_multiplier, steps)
 
-    def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
-        """Returns the cost of all steps where batches are cut to `max_batch_size`."""
-        steps = self.num_steps // self.cycle_length
-        return self._truncated(noise_multiplier, max_batch_size, steps)
+    def truncated(
+        self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
+    ) -> TruncatedProfile:
+        """Returns the cost of `steps` of a group where batches are cut; by default of all."""
+        steps = self.num_steps // self.cycle_length if steps is None else steps
+        profile, cap = self._untruncated(noise_multiplier, steps), self.cap(max_batch_size)
+        return truncated_steps(profile, cap, steps, noise_multiplier, exact=True)
 
-    def _untruncated(self, noise_multiplier: float, steps: int) -> ComposesWithGaussian:
+    def _untruncated(
+        self, noise_multiplier: float, steps: int | None = None
+    ) -> ComposesWithGaussian:
+        """Returns the profile of Poisson-subsampled Gaussian releases, by default of all steps.
+
+        Where c > 1, groups are public, and those are T E / c steps at probability c q.
+
+        Source: Y. Zhu, J. Dong, Y.-X. Wang, Optimal Accounting of Differential Privacy via
+        Characteristic Function (2022), for the pair; `accounting.profiles.poisson` for its
+        composition.
+        """
+        steps = self.num_steps // self.cycle_length if steps is None else steps
         return PoissonProfile(noise_multiplier, self.sampling_prob, steps)
-
-    def _truncated(self, noise_multiplier: float, cap: int, steps: int) -> TruncatedProfile:
-        profile = self._untruncated(noise_multiplier, steps)
-        return truncated_steps(profile, self.cap(cap), steps, noise_multiplier, exact=True)
 
     def row_law(self) -> IndependentRows:
         """Returns the law: all entries of a group's examples and steps are independent."""

@@ -73,9 +73,12 @@ class RowLaw(abc.ABC):
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
         """Returns Pr[x_it = 1] for examples i and steps t of an epoch, which are broadcast."""
 
-    @abc.abstractmethod
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns Pr[x_it = x_jt = 1] for different examples i and j, broadcast with steps."""
+        """Returns Pr[x_it = x_jt = 1] for different examples i and j, broadcast with steps.
+
+        By default the product of both rates, as of independent or certain entries.
+        """
+        return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,35 +99,10 @@ class IndependentRows(RowLaw):
         own = (np.asarray(examples) - steps) % self.cycle_length == 0
         return np.where(own, self.probability, 0.0)
 
-    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns the product of both rates."""
-        return np.asarray(self.rate(first, steps) * self.rate(second, steps))
-
     def folded(self) -> IndependentRows:
         """Returns the law of an example's steps within its group, without groups."""
         length = self.steps_per_epoch // self.cycle_length
         return dataclasses.replace(self, steps_per_epoch=length, cycle_length=1)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RandomOrder(RowLaw):
-    """A uniformly random order of the examples is cut into batches of given sizes."""
-
-    batch_sizes: np.ndarray
-    once: bool = True
-
-    @cached_property
-    def _n(self) -> int:
-        return int(self.batch_sizes.sum())
-
-    def rate(self, examples: Any, steps: Any) -> np.ndarray:
-        """Returns size / n of the step's batch."""
-        return self.batch_sizes[steps] / self._n
-
-    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns size (size - 1) / (n (n - 1))."""
-        size = self.batch_sizes[steps].astype(np.float64)
-        return size * (size - 1) / (self._n * max(1.0, self._n - 1.0))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,18 +130,7 @@ class _Orders(RowLaw):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomOrders(_Orders):
-    """Each shard's examples come in an independent `RandomOrder`, and shards in turn."""
-
-    def of_shard(self, shard: int) -> RandomOrder:
-        """Returns the law of one shard's rows."""
-        starts = self.shards.batch_starts(shard, self.batch_size, self.steps_per_epoch)
-        return RandomOrder(
-            steps_per_epoch=self.steps_per_epoch,
-            epochs=self.epochs,
-            redrawn=self.redrawn,
-            any_order=self.any_order,
-            batch_sizes=np.diff(starts),
-        )
+    """Each shard's examples come in an independent uniform order, and shards in turn."""
 
     def rate(self, examples: Any, steps: Any) -> np.ndarray:
         """Returns the share of the example's shard that is in the step's batch."""
@@ -171,7 +138,7 @@ class RandomOrders(_Orders):
         return self._taken(shards, steps) / self.shards.size(shards)
 
     def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns as `RandomOrder` does of one shard, and both rates' product of two."""
+        """Returns s (s - 1) / (n (n - 1)) of s of a shard's n rows; of two shards the product."""
         shards, taken = self.shards.of(first), self._taken(self.shards.of(first), steps)
         others = np.maximum(1, self.shards.size(shards) - 1)
         within = self.rate(first, steps) * (taken - 1) / others
@@ -197,10 +164,6 @@ class KnownOrder(_Orders):
         """Returns 1 in an example's own step, else 0."""
         own = self.shards.in_turn(np.asarray(examples)) // self.batch_size
         return (own == steps).astype(np.float64)
-
-    def joint(self, first: Any, second: Any, steps: Any) -> np.ndarray:
-        """Returns 1 in the step of both, else 0."""
-        return np.asarray(self.rate(first, steps) * self.rate(second, steps))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

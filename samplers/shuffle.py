@@ -17,11 +17,11 @@ from accounting import GaussianProfile, PoissonProfile, PrivacyProfile, ShuffleP
 from accounting.profile import UpperEnd
 from accounting.profiles.balls_and_bins import bins_profile
 from accounting.profiles.bins_grids import Assignment
-from samplers.attempts import Attempt, Sizes, check_attempts, entered_epochs
+from samplers.attempts import Attempt, Sizes
 from samplers.epochs import EpochSampler, RedrawnOrFixed
 from samplers.plans import EpochPlan, Participations, chunk_ranges, example_dtype, group
 from samplers.randomness import Key, Stream, uniform_integers, uniform_permutation
-from samplers.row_law import RandomOrder, RandomOrders
+from samplers.row_law import RandomOrders
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
 
     mode = "order"
     permutes_sums = True
+    counts_epochs = True
 
     def privacy(self, noise_multiplier: float) -> PrivacyProfile:
         """Returns two-sided bounds; no tight accounting of shuffling is known, nor is it Poisson's.
@@ -79,11 +80,6 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
             assignments[((1, self.steps_per_epoch),)] += whole
         below = bins_profile(noise_multiplier, assignments) if assignments else None
         return UpperEnd(GaussianProfile(noise_multiplier / math.sqrt(most)), below)
-
-    def as_entered(self, attempts: Sequence[Attempt]) -> list[list[range]]:
-        """Returns attempts with each epoch that they enter whole: the counts of epochs add up."""
-        checked = check_attempts(attempts, self.num_steps)
-        return [entered_epochs(ranges, self.steps_per_epoch) for ranges in checked]
 
     def _bins(self, sizes: Sizes) -> Assignment:
         """Returns bins that cost no more than the batches of a draw.
@@ -121,11 +117,10 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
             f"{claimed.format_upper()}: shuffling {verdict}",
         )
 
-    def row_law(self) -> RandomOrder | RandomOrders:
+    def row_law(self) -> RandomOrders:
         """Returns the law: uniform orders, though the upper end of the cost holds for any."""
         how = {"redrawn": self.redrawn, "any_order": True}
-        law = RandomOrders.of(self.shards, self.batch_size, self.epochs, **how)
-        return law.of_shard(0) if self.num_shards == 1 else law
+        return RandomOrders.of(self.shards, self.batch_size, self.epochs, **how)
 
     def bucket(self, seed: int, epoch: int, chunk: int, shard: int = 0) -> np.ndarray:
         """Draws the bucket, one for each chunk of the shard, of each example of one of them."""

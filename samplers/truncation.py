@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from accounting import default_delta
+from accounting import PrivacyProfile, default_delta
 from accounting.checks import check_guarantee_delta
 from accounting.profiles.truncation import Cap, TruncatedProfile
 from accounting.records import Count
@@ -72,6 +72,15 @@ class CappedBatchSampler(BatchSampler):
                     f"{' of a shard' if self.num_shards > 1 else ''}: pass more, or leave it out "
                     f"for the default of {self.default_batch_size}"
                 )
+
+    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
+        """Returns the profile of all steps, and of truncation where batches may be cut."""
+        if self.truncates:
+            return self.truncated(noise_multiplier, self.shard_batch_size)
+        return self._untruncated(noise_multiplier)
+
+    @abc.abstractmethod
+    def _untruncated(self, noise_multiplier: float) -> PrivacyProfile: ...
 
     @abc.abstractmethod
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from accounting import PrivacyProfile, UnitsThenPoissonProfile
+from accounting import UnitsThenPoissonProfile
 from accounting.profiles.truncation import TruncatedProfile, truncated_steps
 from accounting.records import Count, Gt, Le
 from samplers.episodes import EpisodeSampler, check_draws, descend
@@ -60,22 +60,19 @@ class UnitsThenPoisson(CappedBatchSampler, EpisodeSampler):
         """Upper bound on the number of examples in the drawn units together."""
         return min(self.num_examples, math.prod(self.draws) * self.tree.shape.most_leaves)
 
-    def privacy(self, noise_multiplier: float) -> PrivacyProfile:
-        """Returns the leaf level's profile, the drawn units treated as known, and truncation's.
-
-        The leaf whose unit is drawn most often costs most. A batch has at most
-        Binomial(`largest_group`, `sampling_prob`) examples, in law.
-        """
-        if self.truncates:
-            return self.truncated(noise_multiplier, self.shard_batch_size)
-        return self._untruncated(noise_multiplier)
-
     def truncated(self, noise_multiplier: float, max_batch_size: int) -> TruncatedProfile:
-        """Returns the cost of all steps where batches are cut to `max_batch_size`."""
+        """Returns the cost of all steps where batches are cut to `max_batch_size`.
+
+        A batch has at most Binomial(`largest_group`, `sampling_prob`) examples, in law.
+        """
         profile, cap = self._untruncated(noise_multiplier), self.cap(max_batch_size)
         return truncated_steps(profile, cap, self.steps, noise_multiplier, exact=False)
 
     def _untruncated(self, noise_multiplier: float) -> UnitsThenPoissonProfile:
+        """Returns the leaf level's profile, the drawn units treated as known.
+
+        The leaf whose unit is drawn most often costs most.
+        """
         shape = self.tree.shape
         likeliest, unit_size = shape.likeliest(self.draws)
         if len(self.draws) == 1:  # all units are drawn equally often

@@ -65,19 +65,26 @@ class UserPoisson(Poisson):
             )
         return "user"
 
-    def _untruncated(self, noise_multiplier: float, steps: int) -> ComposesWithGaussian:
+    def _untruncated(
+        self, noise_multiplier: float, steps: int | None = None
+    ) -> ComposesWithGaussian:
         """Returns the profile for users: of Binomial(tau, q) of a user's examples in every step.
 
         Source: see `accounting.profiles.user_poisson`.
         """
+        steps = self.num_steps if steps is None else steps
         return UserPoissonProfile(
             noise_multiplier, steps, self.sampling_prob, self.max_contributions
         )
 
-    def _truncated(self, noise_multiplier: float, cap: int, steps: int) -> TruncatedProfile:
+    def truncated(
+        self, noise_multiplier: float, max_batch_size: int, steps: int | None = None
+    ) -> TruncatedProfile:
+        """Returns the cost of `steps` where batches are cut; by default of all."""
+        steps = self.num_steps if steps is None else steps
         return truncated_users(
             self._untruncated(noise_multiplier, steps),
-            self.cap(cap),
+            self.cap(max_batch_size),
             steps,
             noise_multiplier,
             max_contributions=self.max_contributions,
