@@ -15,11 +15,8 @@ import numpy as np
 import pytest
 import sklearn.metrics as reference
 
-from dpsgd import RunSpec, load_exported
+from dpsgd import load_exported
 from dpsgd.audit.conformance import check_task
-from dpsgd.core.queries import FullSums
-from dpsgd.engine import calibration as calibrations
-from dpsgd.runs.run import Run
 from experiments import cli
 from experiments.tasks.clicks.files import DataError
 from experiments.tasks.clicks.formats import table_format, table_schema
@@ -27,8 +24,7 @@ from experiments.tasks.clicks.model import pure_functions
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.target import Binary, Classes, Number
-from experiments.tasks.clicks.task import ClickModels, Clicks
-from samplers import Deterministic
+from experiments.tasks.clicks.task import ClickModels
 
 N = 600
 RNG = np.random.default_rng(0)
@@ -127,60 +123,6 @@ def test_a_label_is_learned_and_scored_by_the_names_of_its_kind(kind, tmp_path, 
     assert kind.target.levels or "without two values" in capsys.readouterr().err
 
 
-@pytest.mark.long
-@each_kind
-def test_a_run_is_calibrated_where_its_labels_can_be_and_says_so_where_not(kind, tmp_path, capsys):
-    table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
-    run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
-    offered = ClickModels(SIZES, kind.schema(), 0).calibration()
-    by_label = {Binary: "platt", Classes: "temperature", Number: "affine"}
-    assert offered.kind == by_label[type(kind.target)]
-    for asked in by_label.values():
-        words = ["train", store, "sampler:poisson", "--target-epsilon", 8, "--calibration", asked]
-        capsys.readouterr()
-        assert cli.main([*map(str, words), "--out", str(tmp_path / "run")]) == 2
-        why = f"offers {offered.kind}"
-        if asked == offered.kind:
-            why = "its noise would cost more"
-        assert why in capsys.readouterr().err
-
-
-@pytest.mark.long
-@each_kind
-def test_a_calibration_is_part_of_the_model_of_its_report_and_of_its_export(
-    kind, tmp_path, monkeypatch
-):
-    sums = {
-        kind: FullSums(rule.steps, 2.0, rule.l2_clip_norm)
-        for kind, rule in calibrations.RULES.items()
-    }
-    monkeypatch.setattr(calibrations, "calibration_sums", lambda kind, count, **about: sums[kind])
-    table, store = write(tmp_path / "t.csv", kind), tmp_path / "store"
-    run("prepare", "csv", table, store, "--label", "y", "--numbers", "x", *kind.options)
-    task, said = Clicks(store, embedding_dim=2, max_buckets=8, hidden=(4,)), {}
-    for calibration in ("none", task.calibration().kind):
-        out, model = tmp_path / calibration, tmp_path / f"{calibration}-model"
-        sampler = Deterministic(task.num_examples, 40, 2)
-        spec = RunSpec.of(sampler, noise_multiplier=1.0, insecure_seed=7, calibration=calibration)
-        Run.create(task, spec, out, name="clicks").train()
-        run("export", out, model)
-        trained = load_exported(model)
-        logit = jax.vmap(trained.task.functions.logit, (None, 0))
-        said[calibration] = np.asarray(logit(trained.params, trained.task.encode({"x": X})))
-        found = trained.evaluate(store, split="test")
-        report = json.loads((out / "report.json").read_text())
-        for name, value in found.items():
-            assert report["metrics"][f"test_{name}"] == pytest.approx(value, rel=1e-5)
-    assert report["audit"].startswith("passed")
-    assert trained.guarantee["full_sums"]["count"] == report["full_sums"]["count"]
-    scale, shift = [*report["calibration"].values(), 0][:2]
-    if isinstance(kind.target, Number):
-        shift = 2 * shift  # a logit is twice the prediction in units of half the range
-    np.testing.assert_allclose(said[calibration], scale * said["none"] + shift, atol=1e-4)
-    assert not np.allclose(said[calibration], said["none"], rtol=1e-2)
-    assert "calibrated after its last step" in (out / "report.md").read_text()
-
-
 SIZES = ModelConfig(embedding_dim=2, max_buckets=8, hidden=(4,), wide=True, bins=3)
 
 
@@ -218,6 +160,27 @@ def test_a_model_has_one_logit_or_one_a_class_and_is_described_with_its_label(ki
     again = of_rows.described(json.loads(json.dumps(of_rows.describe())))
     assert again.describe() == of_rows.describe()
     assert again.schema.target == kind.target
+
+
+@each_kind
+def test_calibrations_rescale_the_logits_and_read_the_labels_of_their_kind(kind, task):
+    of_rows, params, rows = task
+    offered, logit = of_rows.calibration(), jax.vmap(of_rows.functions.logit, (None, 0))
+    name, given, shift = {
+        Binary: ("platt", (0.5, -0.25), -0.25),
+        Classes: ("temperature", (0.5,), 0.0),
+        Number: ("affine", (0.5, -0.25), -0.5),  # a logit is twice the calibrated prediction
+    }[type(kind.target)]
+    assert offered.kind == name
+    rescaled = logit(offered.rescaled(params, *given), rows)
+    np.testing.assert_allclose(rescaled, 0.5 * logit(params, rows) + shift, atol=1e-4)
+    labels = jax.vmap(offered.label)(rows)
+    if name != "affine":
+        np.testing.assert_array_equal(labels, rows["label"])
+        return
+    np.testing.assert_allclose(labels, (rows["label"] - 55) / 45, atol=1e-6)
+    predicted = jax.vmap(offered.prediction, (None, 0))(params, rows)
+    np.testing.assert_allclose(predicted, logit(params, rows) / 2, atol=1e-5)
 
 
 @each_kind
