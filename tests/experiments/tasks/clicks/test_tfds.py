@@ -19,6 +19,11 @@ from experiments.tasks.tfds import SourceError
 from tests.experiments.tasks.built import built
 
 
+@pytest.fixture(autouse=True)
+def several_reads(monkeypatch):
+    monkeypatch.setattr("experiments.tasks.tfds.ROWS_PER_READ", 6)
+
+
 def person(i, **fields):
     return {
         "age": np.float32(np.nan if i % 7 == 0 else i / 3),
