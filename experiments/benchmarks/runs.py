@@ -55,7 +55,7 @@ def run_of(sampler: str, batch_size: int, epochs: int | None = None, **rest: Any
 
 
 @contextmanager
-def generated(rows: int, model: str) -> Iterator[tuple[Clicks, Path, synthetic.SyntheticStore]]:
+def generated(rows: int, model: str) -> Iterator[tuple[Clicks, Path, synthetic.SyntheticSummary]]:
     """Yields clicks on a temporary store of generated rows, a folder for runs, and the summary."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -177,7 +177,7 @@ def whole_run(
         f"steps of an epoch of {scaled_to:,} rows", steps.cpu_seconds * scaled_to / rows, "CPU s"
     )
     yield row("its epsilon", record["epsilon_upper"], bar=f"<= {epsilon:g}")
-    auc, best = record["metrics"]["test_auc"], made.summary.test_bayes_auc
+    auc, best = record["metrics"]["test_auc"], made.test_bayes_auc
     yield row("test AUC", auc)
     yield row("best reachable AUC of its test rows", best)
     yield row("test AUC short of the best by", best - auc)

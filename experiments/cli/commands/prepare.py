@@ -43,8 +43,7 @@ def _prepare(asked: FromFiles | PrepareTfds | PrepareSynthetic, console: Console
     if isinstance(asked, PrepareSynthetic):
         write = synthetic.write_raw if asked.raw else synthetic.write_store
         log = synthetic.LOGS[asked.like]
-        made = write(asked.store, asked.num_rows, asked.seed, log=log, progress=progress)
-        summary = made.summary if isinstance(made, synthetic.SyntheticStore) else made
+        summary = write(asked.store, asked.num_rows, asked.seed, log=log, progress=progress)
         console.line(f"best reachable AUC: {summary.bayes_auc:.4f}")
         console.line(f"on the test rows: {summary.test_bayes_auc:.4f}")
         return summary.rows

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow.csv
 
 from dpsgd.files import write_atomically
 from experiments.tasks.clicks.metrics import auc_of_counts
-from experiments.tasks.clicks.store import Store, one_line_errors, refuse_existing
+from experiments.tasks.clicks.store import one_line_errors, refuse_existing
 from experiments.tasks.clicks.synthetic.logs import DISPLAY, SEARCH, Log
 from experiments.tasks.clicks.synthetic.planted import CHUNK, PROBABILITIES, Chunk, generate
 from experiments.tasks.splits import chronological_split, random_split, taken
@@ -35,13 +35,6 @@ class SyntheticSummary:
     """AUC of the planted probabilities against the labels, on all rows; NaN with one class."""
     test_bayes_auc: float
     """The same on the rows of the test split."""
-
-
-class SyntheticStore(NamedTuple):
-    """Store of generated rows and their summary."""
-
-    store: Store
-    summary: SyntheticSummary
 
 
 LOGS: dict[str, Log] = {log.format.schema.name: log for log in (DISPLAY, SEARCH)}
@@ -95,7 +88,7 @@ def write_store(
     log: Log = DISPLAY,
     hash_seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> SyntheticStore:
+) -> SyntheticSummary:
     """Writes the rows of `write_raw`, prepared, to a new store.
 
     Preparing the raw file with the same `hash_seed` gives the same columns and splits.
@@ -120,7 +113,8 @@ def write_store(
         return {"format": "synthetic", "seed": seed, **finite}
 
     blocks = (format.columns_of(log.columns(chunk), format.label) for chunk in count.chunks())
-    return SyntheticStore(format.write(out, blocks, source, progress=progress), count.summary())
+    format.write(out, blocks, source, progress=progress)
+    return count.summary()
 
 
 class _Count:

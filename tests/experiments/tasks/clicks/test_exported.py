@@ -25,7 +25,7 @@ from experiments.tasks.clicks.schema import Schema
 from experiments.tasks.clicks.sizes import ModelConfig
 from experiments.tasks.clicks.store import Store
 from experiments.tasks.clicks.synthetic import rows as synthetic
-from experiments.tasks.clicks.task import Clicks
+from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import Deterministic
 
 ROWS = 200
@@ -335,6 +335,10 @@ def test_what_differs_between_a_store_and_a_model_is_named_most_telling_first(ho
         fewer: "was prepared with other columns (I13)",
         one: "was prepared with other columns (C1, C10, C11, C12, C13, ...)",
         buckets: "was prepared with other buckets",
+        replace(schema, label="y"): "was prepared with other label",
+        replace(schema, transform="none"): "was prepared with other transform",
     }.items():
         assert store.schema_mismatch(other, 6) == says
     assert store.schema_mismatch(replace(schema, bounds=()), 5) is None  # the rows are the same
+    with pytest.raises(ValueError, match=r"another hash seed than 6.*: the model does not fit"):
+        ClickModels(ModelConfig(2, 16, (4,)), schema, 6).read(home / "store")

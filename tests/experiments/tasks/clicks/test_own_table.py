@@ -104,19 +104,6 @@ def test_the_readmes_commands_prepare_train_with_a_guarantee_evaluate_export_and
         model.predict({"city": ["Uri"], "device": [1]})
 
 
-def test_scores_do_not_depend_on_how_rows_are_written_nor_on_their_labels(trained, tmp_path):
-    folder, _ = trained
-    rows = clicks(50, 2_000)
-    write(tmp_path / "1", rows)
-    write(tmp_path / "2", rows, ["device", "age", "city"], delimiter=";", quoting=csv.QUOTE_ALL)
-    unlabelled = [{k: v for k, v in row.items() if k != "clicked"} for row in rows]
-    write_parquet(tmp_path / "3", unlabelled)
-    for name in "123":
-        out = tmp_path / f"{name}.csv"
-        assert run("score", folder / "run", tmp_path / name, "--out", out) == 0
-        assert out.read_bytes() == (folder / "scores.csv").read_bytes()
-
-
 def test_scores_are_written_beside_a_column_that_tables_alone_have(trained, tmp_path, capsys):
     folder, _ = trained
     rows, out = [{**row, "note": f"k, {i}"} for i, row in enumerate(clicks(50))], tmp_path / "s.csv"
@@ -132,17 +119,6 @@ def test_scores_are_written_beside_a_column_that_tables_alone_have(trained, tmp_
         assert run("score", folder / "run", path, "--out", out, "--key", key) == 2
         assert says in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_store_of_another_label_or_transform_is_not_evaluated(trained, tmp_path, capsys):
-    folder, _ = trained
-    asked = ["--categories", "city", "device", "--numbers", "age"]
-    others = {"label": ["--label", "other"]}
-    others["transform"] = ["--label", "clicked", "--transform", "none"]
-    for what, other in others.items():
-        assert run("prepare", "csv", folder / "may.csv", tmp_path / what, *other, *asked) == 0
-        assert run("evaluate", folder / "run", tmp_path / what) == 2
-        assert f"was prepared with other {what}: " in capsys.readouterr().err
 
 
 AGE = ["t.csv", "s", "--label", "y", "--numbers", "age"]

@@ -17,7 +17,8 @@ from experiments.tasks.clicks.task import Clicks
 
 
 def other_store(folder, rows=200, **options):
-    return synthetic.write_store(folder / "other", rows, seed=1, **options).store
+    synthetic.write_store(folder / "other", rows, seed=1, **options)
+    return folder / "other"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_a_store_that_does_not_fit_the_beginning_of_a_run_is_refused(store, tmp_
     begun = Clicks(store).describe()
     Clicks(store).check(begun)
     with pytest.raises(ValueError, match=why):
-        Clicks(other_store(tmp_path, **made).path).check(begun)
+        Clicks(other_store(tmp_path, **made)).check(begun)
 
 
 def test_rows_that_were_changed_or_have_no_metrics_are_refused(store, tmp_path):
@@ -72,7 +73,7 @@ def test_a_stopped_run_goes_on_with_its_own_store_alone_wherever_it_lies(
         assert main([str(word) for word in words]) == STOPPED
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     other = other_store(tmp_path)
-    assert main(["resume", str(out), "--data", str(other.path)]) == 2
+    assert main(["resume", str(out), "--data", str(other)]) == 2
     assert "the task describes itself otherwise" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     digest = Store.open(store).digest

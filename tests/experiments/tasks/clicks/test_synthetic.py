@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.tasks.clicks.store import StoreError
+from experiments.tasks.clicks.store import Store, StoreError
 from experiments.tasks.clicks.synthetic.logs import token
 from experiments.tasks.clicks.synthetic.planted import CHUNK, generate
 from experiments.tasks.clicks.synthetic.rows import LOGS, write_raw, write_store
@@ -56,7 +56,9 @@ def test_a_chunk_is_a_function_of_seed_and_number_in_any_order(population, chunk
 
 @pytest.mark.long
 def test_more_rows_only_append(tmp_path):
-    fewer, more = (write_store(tmp_path / str(n), n, 2).store for n in (66_000, 70_000))
+    for rows in (66_000, 70_000):
+        write_store(tmp_path / str(rows), rows, 2)
+    fewer, more = (Store.open(tmp_path / rows) for rows in ("66000", "70000"))
     first = fewer.load("train")
     for name, column in more.load("train").items():
         np.testing.assert_array_equal(column[:52_800], first[name])
@@ -68,7 +70,8 @@ def test_more_rows_only_append(tmp_path):
 @pytest.mark.parametrize("rows", [3_000, pytest.param(CHUNK + 400, marks=pytest.mark.long)])
 def test_preparing_the_raw_file_equals_writing_the_store(log, rows, tmp_path):
     raw = write_raw(tmp_path / "raw.txt", rows, 5, log=log)
-    direct, summary = write_store(tmp_path / "direct", rows, 5, log=log, hash_seed=11)
+    summary = write_store(tmp_path / "direct", rows, 5, log=log, hash_seed=11)
+    direct = Store.open(tmp_path / "direct")
     assert summary == raw
     prepared = replace(log.format, hash_seed=11).prepare(
         tmp_path / "raw.txt", tmp_path / "prepared"
@@ -143,7 +146,7 @@ def test_distinct_ranks_have_distinct_tokens():
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
 def test_every_seed_has_the_label_rate_and_the_bayes_auc_it_is_scaled_to(log, seed, tmp_path):
-    _, summary = write_store(tmp_path / "s", 2 * CHUNK, seed, log=log)
+    summary = write_store(tmp_path / "s", 2 * CHUNK, seed, log=log)
     assert summary.rows == 2 * CHUNK
     assert abs(summary.label_rate - log.population.label_rate) < 0.01
     assert abs(summary.bayes_auc - log.population.bayes_auc) < 0.01
@@ -161,7 +164,7 @@ def test_labels_are_drawn_with_the_planted_probabilities(chunk):
 
 
 def test_the_reported_auc_is_that_of_the_probabilities_ties_included(log, tmp_path):
-    _, summary = write_store(tmp_path / "s", 3_000, 4, log=log)
+    summary = write_store(tmp_path / "s", 3_000, 4, log=log)
     rows = generate(log.population, 4, 0, 3_000)
     assert summary.bayes_auc == pytest.approx(slow_auc(rows.probability, rows.label), abs=1e-12)
     if log is DISPLAY:
