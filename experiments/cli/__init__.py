@@ -57,14 +57,15 @@ called as the first word, that answers.
 """
 
 started = time.monotonic()
-"""When the present command began: that of the process itself, when this is imported."""
+"""Time at which the command began, by the monotonic clock; at first that of this import."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; what a user can mend ends in one clear line and exit status 2.
+    """Runs one command; errors that a user can mend end in one line and exit status 2.
 
-    Where the command is the process's own, Ctrl-C ends the process as well: XLA goes on with what
-    it compiles, and crashes where the interpreter is taken down under it.
+    Args:
+      argv: Words after `dpsgd`. Default: those of the process, which Ctrl-C then ends at once: XLA
+        crashes if the interpreter shuts down while it compiles.
     """
     global started
     words = list(sys.argv[1:] if argv is None else argv)
@@ -139,7 +140,7 @@ def question_of(words: Sequence[str]) -> tuple[str, Any, list[str]]:
 
 
 def parse(words: Sequence[str]) -> tuple[str, Any, list[options.Option]]:
-    """Returns the name of a command, what it is asked, and the options that errors may name.
+    """Returns the name of a command, its question, and the options that errors may name.
 
     Raises:
       ValueError: If the words name no command, or no values of its options.

@@ -24,7 +24,11 @@ REFRESH = 0.1
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a number with its noun, in the singular for 1.
+    """Returns a number with its noun.
+
+    Args:
+      count: Number of things.
+      noun: Noun in the singular.
 
     >>> counted(1, "run"), counted(2000, "row")
     ('1 run', '2,000 rows')
@@ -46,7 +50,7 @@ def sized(size: float) -> str:
 
 
 class Console:
-    """A terminal with one live progress line; where output is a file, plain lines on stderr.
+    """A terminal with one live progress line; output to a file has plain lines on stderr.
 
     Args:
       stderr: Whether all goes to stderr.
@@ -84,12 +88,12 @@ class Console:
             self._thread.join()
 
     def progress(self, line: str) -> None:
-        """Shows `line` as what is going on now."""
+        """Shows `line` as the current work."""
         if line != self._shown:
             self._shown, self._since = line, time.monotonic()
 
     def tell(self, line: str) -> None:
-        """Shows `line` as what is going on now; what was chosen, or is to be noted, stays."""
+        """Shows `line` as the current work; choices and notes stay."""
         if line.startswith(("chosen: ", "note: ")):
             self.line(line)
         else:
@@ -129,6 +133,10 @@ class Console:
 
         A narrow terminal breaks the first column at its blanks, or shows each row as a block with
         one line a cell.
+
+        Args:
+          header: Names of the columns.
+          rows: Cells of each row.
         """
         table = [header, *rows]
         widths = [max(map(_width, column)) for column in zip(*table, strict=True)]
@@ -170,7 +178,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 @contextmanager
 def going_on(what: str) -> Iterator[None]:
-    """Shows `what`, with its seconds, on stderr if the work inside takes long."""
+    """Shows the name of the work inside, with its seconds, on stderr if it takes long."""
     console = Console(stderr=True, patience=PATIENCE)
     console.progress(what)
     with console:

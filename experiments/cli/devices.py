@@ -19,12 +19,12 @@ def placement_of(devices: Devices) -> Placement | None:
     """Returns the devices of a run; None for one.
 
     Raises:
-      ValueError: If there are not so many.
+      ValueError: If this machine has fewer.
     """
     available = Placement.default().devices
     count = devices.num_devices or len(available)
     if count < len(available) and jax.process_count() > 1:
-        raise ValueError("--num-devices is for one process: of several, each takes all it has")
+        raise ValueError("--num-devices is for one process; several of them use all devices")
     if count > len(available):
         raise ValueError(
             f"--num-devices is {count}, and this machine has {len(available)} of the kind "
@@ -34,5 +34,10 @@ def placement_of(devices: Devices) -> Placement | None:
 
 
 def together(devices: Devices, out: Path) -> AbstractContextManager[processes.Processes]:
-    """Returns the context that all processes of the run in `out` carry out."""
+    """Returns the context in which all processes of a run work.
+
+    Args:
+      devices: Devices and processes.
+      out: Run directory.
+    """
     return processes.together(*devices.meeting, watchdog_seconds=WATCHDOG_SECONDS, out=out)

@@ -1,4 +1,4 @@
-"""How a command fails: what a user can mend in one line, what is our fault with its traceback."""
+"""Errors of commands: one line if a user can mend them, else a traceback."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ EXTRAS = {
     "sklearn": "sklearn",
     "tensorflow_datasets": "tfds",
 }
-"""Each module that is imported and need not be there -> the extra that brings it."""
+"""Extra that installs each optional module."""
 
 UNREAD = 128 + signal.SIGPIPE
-"""Exit status of a command whose output nothing reads to its end, as a shell has it."""
+"""Exit status of a command whose output pipe was closed, as a shell has it."""
 
 
 def in_one_line(program: str, run: Callable[[], int]) -> int:
-    """Returns the exit status of `run`; bad input is one clear line on stderr and status 2.
+    """Returns the exit status of a command; prints an error in one line on stderr.
 
-    A run that was asked to stop is a line too, and `STOPPED`; Ctrl-C elsewhere is one, and
-    `INTERRUPTED`. With DPSGD_TRACEBACK set in the environment the traceback is shown all the same.
+    The status is 2 for bad input, `STOPPED` for a run that was asked to stop, and `INTERRUPTED`
+    for Ctrl-C elsewhere. With DPSGD_TRACEBACK set in the environment the traceback is shown too.
+
+    Args:
+      program: Name of the program, which begins the line.
+      run: Function that carries out the command and returns its exit status.
     """
     with interrupts() as interrupted:
         try:
@@ -43,7 +47,7 @@ def in_one_line(program: str, run: Callable[[], int]) -> int:
                 sys.stdout.flush()
         except SystemExit:
             raise
-        except BrokenPipeError:  # whoever reads the output has read enough, as `head` has
+        except BrokenPipeError:  # the reader closed the pipe, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return UNREAD
         except BaseException as error:
@@ -83,17 +87,17 @@ def mendable(error: BaseException) -> str | None:
 
 
 def require(module: str) -> None:
-    """Refuses work whose result could not be shown or written for lack of `module`.
+    """Refuses work whose result needs a module that is not installed.
 
     Raises:
-      ModuleNotFoundError: if there is no such module.
+      ModuleNotFoundError: If there is no such module.
     """
     if find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def how_to_get(module: str) -> str | None:
-    """Returns the line about a module that is not there; None if no extra brings it.
+    """Returns the line about a missing module; None if no extra installs it.
 
     >>> how_to_get("matplotlib.figure")
     "matplotlib is not installed: pip install 'dpsgd[figures]'"

@@ -51,7 +51,7 @@ _NAMES = (
     "categories categorical categoricals",
     "numbers numeric numerical",
 )
-"""The name of an option, and names of it elsewhere: a command that lacks these has that one."""
+"""Names of options, each followed by its names in other libraries."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,12 @@ def _metavar(hint: Any) -> str:
 
 
 def options_of(kind: type, group: str = "options") -> list[Option]:
-    """Returns the options of a dataclass; a field that is a dataclass makes a group."""
+    """Returns the options of a dataclass.
+
+    Args:
+      kind: Dataclass; a field that is a dataclass makes a group.
+      group: Heading of the other fields.
+    """
     texts, hints, options = field_texts(kind), field_types(kind), []
     for name, attribute in named(kind).items():
         hint, field = hints[attribute], kind.__dataclass_fields__[attribute]  # type: ignore[attr-defined]
@@ -155,7 +160,13 @@ def options_of(kind: type, group: str = "options") -> list[Option]:
 
 
 def made(kind: type[_T], values: Mapping[str, Any], **others: Any) -> _T:
-    """Returns the dataclass that values of its options, and of its groups', make."""
+    """Returns a dataclass made of the values of its options, and of its groups.
+
+    Args:
+      kind: Dataclass to make.
+      values: Values of options by name; others are left out.
+      **others: Values of fields that are no options.
+    """
     fields = dict(others)
     for name, attribute in named(kind).items():
         hint = field_types(kind)[attribute]
@@ -244,7 +255,7 @@ def asked_of(kind: type[_T], words: Sequence[str], command: str, about: str = ""
 
 
 def _placed(options: Sequence[Option], words: list[str], command: str) -> dict[str, Any]:
-    """Returns the words that stand in the places of options; a list takes all that are left."""
+    """Returns the words in the places of options; a list takes the remaining ones."""
     found: dict[str, Any] = {}
     for number, option in enumerate(options, 1):
         count = len(words) - (len(options) - number) if option.length else min(1, len(words))
@@ -257,7 +268,12 @@ def _placed(options: Sequence[Option], words: list[str], command: str) -> dict[s
 
 
 def word_of(words: Sequence[str], name: str) -> str | None:
-    """Returns the value that words give to one option, before the others are known."""
+    """Returns the value of one option, before the others are known; None if it is absent.
+
+    Args:
+      words: Words of a command.
+      name: Name of the option, without dashes.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument(f"--{name}", metavar="NAME")
     return getattr(parser.parse_known_args(list(words))[0], name)
@@ -287,7 +303,14 @@ def check_removed(words: Sequence[str]) -> None:
 
 
 def unknown(flag: str, options: Sequence[Option], command: str, more: str = "") -> str:
-    """Returns the line about an option that a command has not."""
+    """Returns the line about an unknown option.
+
+    Args:
+      flag: Word that names it.
+      options: Options of the command.
+      command: Words of the command.
+      more: Where the option belongs, in words.
+    """
     known = {one.flag.removeprefix("--") for one in options if not one.place}
     name = flag.removeprefix("--")
     if more:
@@ -301,8 +324,11 @@ def unknown(flag: str, options: Sequence[Option], command: str, more: str = "") 
 def with_flags(error: ValueError, options: Iterable[Option]) -> str:
     """Returns the line of an error with the names of options as a command has them.
 
-    These are the word at the line's begin, and names with an underscore in all of it; other words,
-    such as those of a path, stay.
+    Renamed are the first word of the line, and names with an underscore that are no part of a path.
+
+    Args:
+      error: Error whose line has names in Python's spelling.
+      options: Options of the command.
     """
     flags = {one.name: one.flag for one in options}
     line = str(error)
@@ -316,12 +342,12 @@ def with_flags(error: ValueError, options: Iterable[Option]) -> str:
 
 
 def help_text(options: Sequence[Option], command: str, about: str) -> str:
-    """Returns the help of a command: what must be given, what it does, and its options.
+    """Returns the help of a command: required options, description and all options.
 
     Args:
       options: All options of the command.
-      command: Its words.
-      about: Docstring of what is asked.
+      command: Words of the command.
+      about: Docstring that describes the command.
     """
     width = shutil.get_terminal_size().columns
     needed = [f"{one.flag} {one.metavar}" for one in options if _needed(one)]
@@ -358,7 +384,12 @@ def _formatter(width: int) -> Any:
 
 
 def paragraphs(text: str, width: int) -> str:
-    """Returns a docstring without its attributes, its paragraphs as wide as the terminal."""
+    """Returns a docstring without its attributes, with paragraphs filled.
+
+    Args:
+      text: Docstring.
+      width: Width of the terminal in columns.
+    """
     text = inspect.cleandoc(text).partition("\nAttributes:")[0]
     blocks = []
     for block in re.split(r"\n{2,}", text.strip()):
@@ -368,6 +399,6 @@ def paragraphs(text: str, width: int) -> str:
 
 
 def look_in_the_current_folder() -> None:
-    """Has modules found in the folder that the command is given in, after all others."""
+    """Adds the current folder to the end of Python's path."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)

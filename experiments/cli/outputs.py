@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: what is wrong with them is said before any work."""
+"""Checks of the files that a command writes, before any work."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from dpsgd.files import check_writable
 from experiments.cli.errors import require
 
 PICTURES = (".png", ".pdf", ".svg")
-"""Endings of pictures, which name their formats."""
+"""Endings of pictures."""
 
 
 def check(path: Path, endings: Sequence[str], option: str, *, overwrite: bool = False) -> None:
-    """Refuses a file that is not to be written, or could not be.
+    """Refuses a file that must not or cannot be written.
+
+    Args:
+      path: File to write.
+      endings: Allowed endings.
+      option: Option that names the file.
+      overwrite: Whether an existing file may be replaced.
 
     Raises:
-      ValueError: for another ending.
-      FileExistsError: if there is something that may not be replaced.
-      OSError: if it cannot be made there.
-      ModuleNotFoundError: for a picture, if there is nothing to draw with.
+      ValueError: For another ending.
+      FileExistsError: If `path` exists and may not be replaced.
+      OSError: If the file cannot be created.
+      ModuleNotFoundError: For a picture, if matplotlib is not installed.
     """
     if endings is PICTURES:
         require("matplotlib")

@@ -1,11 +1,13 @@
-"""Writers of a run's log for other programs, where these are installed: TensorBoard and W&B."""
+"""Writers of a run's log to TensorBoard and W&B."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from dpsgd.runs.log import MetricWriter
@@ -14,32 +16,24 @@ Write = Callable[[int, Mapping[str, float]], Any]
 
 LogTo = Literal["tensorboard", "wandb"] | None
 KINDS = {"tensorboard": ("tensorboardX", "clu"), "wandb": ("wandb",)}
-"""Modules that write for a program, of which one is enough."""
-
-
-class _Late:
-    """A writer that is opened at its first row: not before the run directory is there."""
-
-    def __init__(self, opened: Callable[[], Write]) -> None:
-        self._opened = opened
-        self._write: Write | None = None
-
-    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes a row."""
-        self._write = self._write or self._opened()
-        self._write(step, scalars)
+"""Modules that write for a program; one of them is enough."""
 
 
 def writer(kind: Literal["tensorboard", "wandb"], out: Path) -> MetricWriter:
-    """Returns what writes the log of the run in `out`, into its folder `tensorboard` or to W&B.
+    """Returns a writer of a run's log to its folder `tensorboard`, or to W&B.
+
+    Args:
+      kind: Program that shows the log.
+      out: Run directory; the writer is opened at the first row, when it exists.
 
     Raises:
-      ValueError: if no module is installed that does.
+      ValueError: If no module for the program is installed.
     """
     module = next((name for name in KINDS[kind] if find_spec(name)), None)
     if module is None:
         raise ValueError(f"--log-to {kind} needs a module: pip install {KINDS[kind][0]}")
-    return _Late(lambda: _OPEN[module](out))
+    opened = functools.cache(lambda: _OPEN[module](out))
+    return SimpleNamespace(write_scalars=lambda step, scalars: opened()(step, scalars))
 
 
 def _tensorboard_x(out: Path) -> Write:

@@ -55,10 +55,7 @@ def audit(asked: Audit) -> int:
 
 
 def _probed_task(asked: Audit) -> Trainable:
-    """Returns the task that is asked for, whose rows are not looked at.
-
-    Clicks without a store are those of Criteo Display Ads.
-    """
+    """Returns the task to audit; without a store, clicks have the columns of Criteo Display Ads."""
     if not asked.lacks_data:
         return asked.subject
     if asked.task != "clicks":
@@ -70,7 +67,7 @@ def _probed_task(asked: Audit) -> Trainable:
 
 
 def _claimed(asked: Audit, run: ResolvedRun) -> BatchSampler | None:
-    """Returns the sampler whose guarantee is claimed, if it is another one than the run's."""
+    """Returns the sampler whose guarantee is claimed; None for the run's own."""
     if asked.claim is None:
         return None
     kind, drawn = SETTINGS[asked.claim], run.spec.sampler
@@ -87,7 +84,14 @@ def coupled(
     claimed: BatchSampler | None = None,
     progress: Progress = lambda line: None,
 ) -> AuditReport:
-    """Audits the program that trains a task by Adam, as a run compiles it, and the draws."""
+    """Audits the compiled program that trains a task by Adam, and its draws.
+
+    Args:
+      task: Task whose step is audited, on generated rows.
+      run: Resolved run of the task.
+      claimed: Sampler whose guarantee is claimed. Default: the run's own.
+      progress: Called with a line on the current check.
+    """
     mechanism, spec = run.mechanism, run.spec
     refinement = refinement_of(task, mechanism, spec.calibration)
     progress("compiling and running the program that trains")
@@ -118,15 +122,21 @@ def black_box(
 ) -> BlackBoxReport:
     """Bounds epsilon from below by many runs of the sampler and the compiled step.
 
+    Args:
+      run: Resolved run of a dense model.
+      claimed: Sampler whose guarantee is claimed. Default: the run's own.
+      trials: Number of runs in each of the two worlds.
+      progress: Called with a line on the current work.
+
     Raises:
-      ValueError: if there is too little noise for any finite claim, or too few trials.
+      ValueError: If there is too little noise for any finite claim, or too few trials.
     """
     mechanism, delta = run.mechanism, run.delta
     progress("accounting for the claim")
     claim = epsilon((claimed or mechanism.sampler).privacy(mechanism.noise_multiplier), delta)
     if math.isinf(claim.upper):
         raise ValueError(
-            f"no finite epsilon is claimed at delta {format_delta(delta)}, so there is nothing to "
-            "refute: raise --noise-multiplier or --target-delta"
+            f"no finite epsilon is claimed at delta {format_delta(delta)}; raise "
+            "--noise-multiplier or --target-delta"
         )
     return black_box_audit(mechanism, claim, delta=delta, trials=trials, progress=progress)

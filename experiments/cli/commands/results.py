@@ -21,7 +21,7 @@ from experiments.sweeps import engine, private
 from experiments.sweeps.config import Sweep, file_of
 
 DEVICES = (1, 2, 4, 8, 64)
-"""Counts for which `--dry-run` says the hours."""
+"""Numbers of devices for which `--dry-run` prints the hours."""
 
 
 def sweep(config: questions.Sweep) -> None:
@@ -64,13 +64,18 @@ def _show_forecast(console: Console, parts: Any, device: str) -> None:
     hours = [[f"{part.hours(count):.3g}" for count in DEVICES] for part in parts]
     console.table(header, [row + more for row, more in zip(sizes, hours, strict=True)])
     console.line(
-        f"Hours of training on so many devices like the one that was timed, {device}, each with a "
-        "run at a time; compiling, audits and evaluations come on top."
+        f"Hours of training on this number of devices like the timed one, {device}, one run per "
+        "device at a time, without compiling, audits and evaluations."
     )
 
 
 def show_view(console: Console, view: views.View) -> None:
-    """Prints the tables of a view of runs, and which line is best."""
+    """Prints the tables of a view of runs, and its best line.
+
+    Args:
+      console: Console to print on.
+      view: View of a table of runs.
+    """
     for title, table in view.tables().items():
         console.line(f"\n{title}")
         console.table(*table)

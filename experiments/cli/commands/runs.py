@@ -100,7 +100,13 @@ def batches(asked: Batches) -> None:
 
 
 def show(console: Console, path: Path, record: dict[str, Any]) -> None:
-    """Says what the finished run in `path` came to."""
+    """Prints the metrics, the guarantee and the audit of a finished run.
+
+    Args:
+      console: Console to print on.
+      path: Run directory.
+      record: Record of the run, as in its report.json.
+    """
     header, rows, caption = report.comparison([record])
     console.table(header, rows)
     console.line(caption)

@@ -39,16 +39,16 @@ FOR_PROGRAMS = {
     "init_seed": "only repeated runs need several",
     "optimistic": "it serves studies of shuffling",
 }
-"""Options of a run that Python and sweeps have and `dpsgd train` has not, and why."""
+"""Options of a run that only Python and sweeps have, with the reason."""
 
 ORDER = (
     *("options", "sampler options", "privacy options", "optimizer options", "task options"),
     *("run options", "clipping options", "average options", "noise options", "tables options"),
 )
-"""Groups of options, as the help shows them: what a newcomer needs first, and clusters last."""
+"""Groups of options in the order of the help: for newcomers first, for clusters last."""
 
 _GROUPS = {"target_delta": "privacy", "l2_clip_norm": "optimizer"}
-"""Where options of no part of `RunSpec` stand; all others stand in "run"."""
+"""Groups of options that belong to no part of `RunSpec`; the default is "run"."""
 
 
 # --- Samplers and runs as options -----------------------------------------------------------------
@@ -69,7 +69,7 @@ def sampler_kind(name: str) -> type[SamplerSettings]:
 
 
 def sampler_options(name: str | None) -> list[Option]:
-    """Returns the option of a sampler's name and its settings; those of all if none is named."""
+    """Returns the option `sampler` and the settings of a sampler; without a name, of all."""
     names = ", ".join(SETTINGS)
     text = f"Sampler, also as sampler:NAME: {names}, or your own as module:Class. "
     text += "balls-and-bins and poisson need the least noise."
@@ -176,7 +176,11 @@ class AboutRun(Question):
 
 
 def joined_options(options: Sequence[Option], part: str) -> list[Option]:
-    """Returns options by their groups, see `ORDER`.
+    """Returns options sorted by group, with names in their texts as a command has them.
+
+    Args:
+      options: Options of the command, and of a sampler or a task.
+      part: Option that chose the sampler or the task, for errors.
 
     Raises:
       ValueError: If a setting of a sampler or a task is called as another option.

@@ -23,8 +23,8 @@ class Audit(OfSizes, OfTask, Drawn):
     runs.
     The exit status is 1 if a violation is found.
 
-    --task NAME says whose step. Its rows are generated, so that nothing that is printed depends on
-    private ones; a store is read for its columns alone.
+    --task names the task whose step is audited, on generated rows: no output depends on private
+    rows, and a store is read for its columns alone.
 
     Attributes:
       claim: Test the run against the guarantee of this sampler in place of its own, for example
@@ -56,7 +56,7 @@ class Audit(OfSizes, OfTask, Drawn):
         if self.claim is not None and self.claim not in SETTINGS:
             raise ValueError(f"--claim must be one of {', '.join(SETTINGS)}, got {self.claim}")
         if isinstance(spec.tables, Auto):
-            raise ValueError("--tables auto is what a run resolves by its rows: give dense or lazy")
+            raise ValueError("--tables auto is resolved by the rows of a run; give dense or lazy")
         if not self.black_box:
             return
         for option, is_asked in {
@@ -68,7 +68,6 @@ class Audit(OfSizes, OfTask, Drawn):
         }.items():
             if is_asked:
                 raise ValueError(
-                    f"--black-box looks at dense steps alone: leave out --{option}, which the "
-                    "audit without it looks at"
+                    f"--black-box audits dense steps alone; leave out --{option}, or --black-box"
                 )
         super().check()

@@ -13,9 +13,9 @@ from experiments.cli.questions import Question
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions(Question):
-    """Look at how much users contribute and what a cap on it would cost.
+    """Print how much users contribute, and the cost of a cap on it.
 
-    What is printed is NOT private: it is for your eyes alone.
+    The output is NOT private: it is for your eyes alone.
 
     Attributes:
       table: CSV, TSV (with a header, gzipped or not) or Parquet file with one example per row.

@@ -35,7 +35,7 @@ class Epsilon(OfSizes):
     def check(self) -> None:
         """Refuses a shape without the search that it is of."""
         if self.mean_trials is None and self.trials_shape:
-            raise ValueError("--trials-shape is of the search of --mean-trials: give both")
+            raise ValueError("--trials-shape needs --mean-trials, the mean number of trials")
 
 
 @dataclass(frozen=True, kw_only=True)

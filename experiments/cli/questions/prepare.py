@@ -14,7 +14,7 @@ from experiments.cli.questions import Question
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Where work is done that many machines can share.
+    """Pipeline on which several machines share the work.
 
     Attributes:
       beam: Prepare with Apache Beam (extra `beam`). The store is bit-identical; every worker needs
@@ -189,7 +189,7 @@ class PrepareTfds(Labelled):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSynthetic(Question):
-    """Generate rows like those of a Criteo data set, whose best reachable AUC is known.
+    """Generate rows like a Criteo data set has, with a known best reachable AUC.
 
     Attributes:
       store: Store (or raw file) to create.

@@ -26,8 +26,8 @@ class Results(Drawn):
 
     A row is a run; columns are its settings, its guarantee, its metrics, its times and its digests.
     With --x and --y, one column is shown over another, as mean and standard error over the runs
-    that are alike in all other settings, or in those that --by names. Each guarantee is that of its
-    own run: a choice of one of several by what is shown here is covered by none.
+    that are alike in all other settings, or in the settings that --by names. Each guarantee covers
+    one run, and no choice among runs by this table.
 
     Attributes:
       runs: Run directories, folders of sweeps, folders that contain these, or .parquet tables that
@@ -76,7 +76,7 @@ class Shown(Question):
 class Report(Shown):
     """Write one self-contained HTML page about finished runs and sweeps.
 
-    Figures, guarantees with their intervals, what they do not cover, the commands that do it again,
+    Figures, guarantees with their intervals and exclusions, the commands that repeat the runs,
     versions and hardware.
 
     Attributes:
@@ -122,17 +122,17 @@ class Report(Shown):
 class Sweep(Shown):
     """Carry out every run that a file asks for; write their table and figure.
 
-    Started again, it resumes: no finished run is repeated. The guarantees are those of
-    single runs; a choice among them is not covered. The file is TOML:
+    Started again, it resumes: no finished run is repeated. Each guarantee covers one run, and no
+    choice among runs. The file is TOML:
 
         title = "AUC over the noise multiplier"
         repetitions = 3               # each from entropy of its own
 
-        [task]                        # what is trained: by default the clicks
+        [task]                        # clicks by default
         name = "clicks"               # or another, or your own as "module:object"
         model = "small"               # and its settings, as `dpsgd train` has them
 
-        [run]                         # what else all runs share, likewise
+        [run]                         # other options that all runs share
         target_delta = 1e-6
         calibration = "platt"         # by default none; private runs alone have it
 

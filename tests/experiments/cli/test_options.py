@@ -227,7 +227,7 @@ REFUSED = {
         "--num-examples 1000": "--batch-size is 1024 by default",
         "--sizes 3 3": "sampler:poisson takes no",
         "--draws 3": "has no option --draws; it goes with sampler multistage or units-then-poisson",
-        "--trials-shape 1": "--trials-shape is of the search of --mean-trials: give both",
+        "--trials-shape 1": "--trials-shape needs --mean-trials",
     },
     PRICE.replace("poisson", "user-poisson"): {"": "sampler:user-poisson needs --max-contribut"},
     "calibrate sampler:deterministic --num-examples 1000 {}": {"": "needs --target-epsilon FLOAT"},
@@ -248,11 +248,11 @@ REFUSED = {
     "audit {} --num-examples 1000 --batch-size 50 --epochs 2 --noise-multiplier 1 " + TINY: {
         "sampler:shuffle --bands 4": "--bands and no minimum separation: ",
         "sampler:poisson --bands 21": "--bands 21: cycle_length must be at most the 20",
-        "sampler:poisson --tables auto": "--tables auto is what a run resolves",
+        "sampler:poisson --tables auto": "--tables auto is resolved by the rows",
         "sampler:poisson --claim dice": "--claim must be one of deterministic, shuffle",
     },
     "audit {} " + PLATT: {
-        "--black-box": "--black-box looks at dense steps alone: leave out --calibration",
+        "--black-box": "--black-box audits dense steps alone; leave out --calibration",
         "--task images": "its task, a Images, makes nothing: it has no calibration()",
     },
     "calibrate {} --target-epsilon 1 --calibration platt": {
