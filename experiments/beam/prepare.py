@@ -104,8 +104,9 @@ def _blocks(
         raise FaultyFiles(faults)
     for piece in pieces:
         yield from blocks_of(work.columns(piece), BLOCK_ROWS)
-        shutil.rmtree(work.folder / piece.span.name)
-    shutil.rmtree(work.folder)
+        shutil.rmtree(work.folder / piece.span.name, ignore_errors=True)
+    with one_line_errors(out):
+        shutil.rmtree(work.folder)
 
 
 @dataclass(frozen=True)

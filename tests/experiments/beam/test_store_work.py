@@ -12,7 +12,7 @@ import pytest
 from experiments.beam.prepare import FaultyFiles, prepare
 from experiments.tasks.clicks.files import DataError
 from experiments.tasks.clicks.formats import Format
-from experiments.tasks.clicks.store import Store, StoreError
+from experiments.tasks.clicks.store import StoreError
 from tests.experiments.beam.conftest import (
     FORMATS,
     TABLE,
@@ -39,16 +39,6 @@ def test_the_store_is_bit_for_bit_that_of_one_process(one_process, tmp_path, ran
     store.verify()
     assert contents(out) == contents(local)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-
-
-def test_several_files_are_one_after_the_other_as_if_they_were_one(one_process, tmp_path):
-    name, files, local = one_process
-    joined = tmp_path / "joined.txt"
-    joined.write_bytes(b"".join(file.read_bytes() for file in files))
-    one = FORMATS[name].prepare(joined, tmp_path / "store")
-    several = Store.open(local)
-    assert (one.num_rows, one.splits, one.sha256) == (551, several.splits, several.sha256)
-    assert several.source["files"] == [file.name for file in files]
 
 
 def test_gzip_files_and_files_without_a_last_line_end_are_read_alike(one_process, tmp_path):
@@ -176,12 +166,14 @@ def test_what_is_wrong_with_a_whole_file_is_named_beside_the_others(one_process,
     assert len(problems) == 2
 
 
-def test_fault_of_a_table_is_named(table_files, tmp_path):
-    bad = tmp_path / "bad.csv"
+def test_faults_of_tables_are_named(table_files, tmp_path):
+    bad, empty = tmp_path / "bad.csv", tmp_path / "empty.csv"
     bad.write_text("y,c,x\n1,a,2\n1,a,q\n")
-    with pytest.raises(FaultyFiles) as found:
-        prepare([bad, table_files[0]], tmp_path / "s", TABLE, Workers())
-    assert [(f.source, f.line, f.column) for f in found.value.faults] == [(bad, 3, "x")]
+    empty.write_text("y,c,x\n")
+    for files, fault in (([bad, table_files[0]], (bad, 3, "x")), ([empty], (empty, None, None))):
+        with pytest.raises(FaultyFiles) as found:
+            prepare(files, tmp_path / "s", TABLE, Workers())
+        assert [(f.source, f.line, f.column) for f in found.value.faults] == [fault]
 
 
 def test_a_piece_that_is_damaged_is_no_part_of_a_store(one_process, tmp_path):
