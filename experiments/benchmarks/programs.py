@@ -23,7 +23,6 @@ from dpsgd.gradients.frozen import leaf_names
 from dpsgd.gradients.rows import LocatedExample, declared_rows
 from dpsgd.noise.keys import RootKey
 from experiments.benchmarks.models import Model
-from experiments.benchmarks.timing import Spent
 from samplers import Deterministic
 from samplers.batches import IndexBlock
 
@@ -54,9 +53,6 @@ class Program:
       *inputs: Further arguments of every call.
       block_steps: Steps of a call.
       algorithm: Algorithm of the steps, whose only input is `BlockInputs`.
-
-    Attributes:
-      compiling: Time of tracing and compiling.
     """
 
     def __init__(
@@ -72,9 +68,8 @@ class Program:
         self._laws = algorithm and algorithm.gap_laws(NUM_STEPS)
         program = jax.jit(function, donate_argnums=0, compiler_options=compiler_options())
         arguments = jax.eval_shape(start), *self._scheduled()
-        compiled: list[Any] = []
-        self.compiling = Spent.on(lambda: compiled.append(program.lower(*arguments).compile()))
-        self._compiled, self._state = compiled[0], start()
+        self._compiled: Any = program.lower(*arguments).compile()
+        self._state = start()
 
     @property
     def temporary_bytes(self) -> int:

@@ -33,6 +33,7 @@ from dpsgd.runs.job import Job
 from dpsgd.runs.resolve import resolve, resolved
 from dpsgd.runs.task import rows_of
 from experiments.benchmarks.case import Figure, at
+from experiments.benchmarks.data import FULL
 from experiments.benchmarks.models import num_params
 from experiments.benchmarks.timing import Spent, turns
 from experiments.cli.commands.audit import coupled
@@ -43,6 +44,8 @@ from experiments.tasks.clicks.task import ClickModels, Clicks
 from samplers import BatchSource, Population
 from samplers.settings import SETTINGS
 
+EPSILON = 3.0
+"""Epsilon of a whole run."""
 MODELS = PRESETS | {
     "medium": ModelConfig(14, 2**15, (598, 598, 598)),
     "tiny": ModelConfig(2, 16, ()),
@@ -146,9 +149,7 @@ def whole_run(
     rows: int,
     batch_size: int,
     tables: str = "dense",
-    epsilon: float = 3.0,
     audit: bool = False,
-    scaled_to: int = 46_000_000,
 ) -> Iterator[Figure]:
     """Measures an epoch by `dpsgd train`: its steps, its epsilon, and the AUC beside the best.
 
@@ -157,12 +158,10 @@ def whole_run(
       rows: Training rows.
       batch_size: Expected examples of a batch.
       tables: Training of tables, "lazy" or "dense".
-      epsilon: Epsilon of the run.
       audit: Whether the run is audited before.
-      scaled_to: Rows of the epoch whose time is estimated.
     """
     spec = run_of(
-        "balls-and-bins", batch_size, 1, target_epsilon=epsilon, tables=tables, audit=audit
+        "balls-and-bins", batch_size, 1, target_epsilon=EPSILON, tables=tables, audit=audit
     )
     with generated(round(rows / 0.8), model) as (task, folder, made):  # of which so many train
         found: list[Any] = []
@@ -173,10 +172,8 @@ def whole_run(
     yield row("whole run", whole.seconds, "s")
     yield row("its steps by the clock", steps.seconds, "s")
     yield row("its steps", steps.cpu_seconds, "CPU s")
-    yield row(
-        f"steps of an epoch of {scaled_to:,} rows", steps.cpu_seconds * scaled_to / rows, "CPU s"
-    )
-    yield row("its epsilon", record["epsilon_upper"], bar=f"<= {epsilon:g}")
+    yield row(f"steps of an epoch of {FULL:,} rows", steps.cpu_seconds * FULL / rows, "CPU s")
+    yield row("its epsilon", record["epsilon_upper"], bar=f"<= {EPSILON:g}")
     auc, best = record["metrics"]["test_auc"], made.test_bayes_auc
     yield row("test AUC", auc)
     yield row("best reachable AUC of its test rows", best)
