@@ -16,9 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from accounting.checks import check_delta, check_epsilon, check_noise_multiplier
+from accounting.checks import check_noise_multiplier
 from accounting.profile import (
-    EPSILON_TOLERANCE,
     Bound,
     ComposesWithGaussian,
     PrivacyProfile,
@@ -230,7 +229,7 @@ class TrialCount:
 
 
 @dataclass(frozen=True)
-class SelectionProfile:
+class SelectionProfile(Profile):
     """The profile of the best of K private trials; nothing else is released.
 
     Trials may differ in their hyper-parameters, drawn independently of the data, as long as each
@@ -250,25 +249,22 @@ class SelectionProfile:
     trial: PrivacyProfile
     count: TrialCount
 
-    def delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds delta at `epsilon` >= 0."""
-        one = self._delta(check_epsilon(epsilon), tolerance)
-        distance = self._delta(0.0, tolerance).upper
+    def answer(self, question: Question) -> Bound:
+        """Answers by the theorem, and for delta by the distance of two trials' laws as well."""
+        one = self._trial(question)
+        surcharge = self._surcharge(question.tolerance)
+        if question.wanted == "epsilon":
+            shared = self._trial(question._replace(at=question.at / self.count.mean / _UP))
+            return Bound(one.lower, (shared.upper + surcharge) * _UP, note=_NOTE)
+        distance = self._trial(question._replace(at=0.0)).upper
         upper = min(1.0, self.count.hit_probability(distance) * _UP)
-        rest = epsilon - self._surcharge(tolerance)
-        if rest >= 0.0:
-            upper = min(upper, self.count.mean * self._delta(rest, tolerance).upper * _UP)
+        if (rest := question.at - surcharge) >= 0.0:
+            shared = self._trial(question._replace(at=rest))
+            upper = min(upper, self.count.mean * shared.upper * _UP)
         return Bound(one.lower, upper, note=_NOTE)
 
-    def epsilon(self, delta: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        """Bounds the smallest epsilon >= 0 that holds with `delta` in (0, 1)."""
-        one = proved(self.trial.epsilon(check_delta(delta), tolerance))
-        shared = proved(self.trial.epsilon(delta / self.count.mean / _UP, tolerance))
-        upper = (shared.upper + self._surcharge(tolerance)) * _UP
-        return Bound(one.lower, upper, note=_NOTE)
-
-    def _delta(self, epsilon: float, tolerance: float = EPSILON_TOLERANCE) -> Bound:
-        return proved(self.trial.delta(epsilon, tolerance))
+    def _trial(self, question: Question) -> Bound:
+        return proved(question.of(self.trial))
 
     def _surcharge(self, tolerance: float) -> float:
         """Returns (eta + 1) e for about the smallest e that meets the condition T(e) <= e.
@@ -280,7 +276,8 @@ class SelectionProfile:
             odds = (1.0 - self.count.gamma) / self.count.gamma
 
             def excess(e: float) -> float:
-                return math.log1p(self._delta(e, 10.0 * tolerance).upper * _UP * odds) - e
+                delta = self._trial(Question("delta", e, 10.0 * tolerance)).upper
+                return math.log1p(delta * _UP * odds) - e
 
             e = falling_root(excess, 0.5, lambda e: 1e-3 * e + 1e-4 * tolerance, low=0.0, near=1.0)
             self._surcharges[tolerance] = (self.count.shape + 1.0) * e[1]

@@ -26,6 +26,7 @@ from accounting.algebra.moments import (
 )
 from accounting.algebra.tilts import Tilts, log_peak
 from accounting.profile import Bound, Profile, Question
+from accounting.roots import falling_root
 
 _SMALLEST = 1e-305
 _LEAST_LOG = -700.0
@@ -111,16 +112,12 @@ class Inversion:
     def _count_terms(self, lines: Sequence[Line], log_rest: float) -> int:
         """Returns the least number of terms, to 5 %, beyond which the rest is e^`log_rest`."""
         most = MOST_TERMS / self._line.size
-        low = high = 0.0  # logarithms of the number
-        while self._log_rest(lines, self._step * math.exp(high)) > log_rest:
-            low, high = high, high + 1.0
-            if high > math.log(most):
-                raise NotInvertibleError("one release's moments decay too slowly")
-        while high - low > 0.05:
-            middle = 0.5 * (low + high)
-            enough = self._log_rest(lines, self._step * math.exp(middle)) <= log_rest
-            low, high = (low, middle) if enough else (middle, high)
-        if (terms := math.ceil(math.exp(high))) > most:
+
+        def excess(log_terms: float) -> float:
+            return self._log_rest(lines, self._step * math.exp(log_terms)) - log_rest
+
+        _, high = falling_root(excess, 5.0, lambda x: 0.05, low=0.0, farthest=math.log(most))
+        if high == math.inf or (terms := math.ceil(math.exp(high))) > most:
             raise NotInvertibleError("one release's moments decay too slowly")
         return terms
 

@@ -15,6 +15,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from accounting.roots import falling_root
+
 Real = NDArray[np.floating]
 Complex = NDArray[np.complexfloating]
 
@@ -101,13 +103,10 @@ class Line:
         reach = math.sqrt(2.0 * accuracy)
         low, high = 0.0, max(tilt, 1.0) / sigma
         if tilt < 0.0:
-            low, right = tilt / sigma, 0.0
-            for _ in range(60):
-                middle = 0.5 * (low + right)
-                if middle < tilt * float(releases.slope(middle)) / sigma:
-                    low = middle
-                else:
-                    right = middle
+            low, _ = falling_root(
+                lambda u: tilt * float(releases.slope(u)) / sigma - u,
+                0.0, lambda u: 1e-12 * max(1.0, -u), low=tilt / sigma,
+            )  # fmt: skip
         if (high - low + 2.0 * reach) / step > MOST_TERMS / 8.0:
             raise NotInvertibleError("one release's moments need too many nodes")
         x = np.arange(math.floor((low - reach) / step), math.ceil((high + reach) / step) + 1) * step

@@ -122,7 +122,7 @@ class AssignmentsProfile(WithRelease):
             return question.of(steps)
         if all(one[0][1] == len(one) == 1 for one, _ in self.assignments):
             return question.of(self._known())
-        bound = Bound(question.lower_end(self._little_noise), self._ceiling(question))
+        bound = Bound(question.lower_end(self.little_noise), self._ceiling(question))
         if question.wanted == "delta" and bound.width > question.width(bound):
             bound = bound.intersection(self._inverted(question.at, bound))
         grids = BinsGrids(self.noise_multiplier, self.assignments, self.release)
@@ -161,7 +161,7 @@ class AssignmentsProfile(WithRelease):
         times = sum(max(one)[0] * count for one, count in self.assignments)
         return known_order(self.noise_multiplier, times, self.release)
 
-    def _little_noise(self, epsilon: float) -> float:
+    def little_noise(self, epsilon: float) -> float:
         """Bounds delta from below, by the example's own releases in its most released bins."""
         shift = log_share = 0.0
         for one, count in self.assignments:

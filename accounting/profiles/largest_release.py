@@ -24,7 +24,7 @@ _SHARE = 1e-8
 
 @dataclass(frozen=True)
 class LargestRelease(Profile):
-    """Bounds on balls-and-bins' profile, sharp where one release outweighs all others."""
+    """An upper bound on balls-and-bins' profile, sharp where one release outweighs all others."""
 
     noise_multiplier: float
     bins: int
@@ -32,16 +32,9 @@ class LargestRelease(Profile):
     release: float = math.inf
 
     def answer(self, question: Question) -> Bound:
-        """Answers in closed form."""
-        if question.wanted == "delta":
-            return Bound(self._lower_delta(question.at), self._upper_delta(question.at))
-        shifted = question.of(self._gaussian()).lower
-        lower = max(0.0, _down(shifted, self.epochs * math.log(self.bins)))
-        return Bound(lower, self._upper_epsilon(question.at))
-
-    def _lower_delta(self, epsilon: float) -> float:
-        shifted = epsilon + self.epochs * math.log(self.bins)
-        return self._gaussian().delta(shifted * (1.0 + _ROUNDING)).lower
+        """Answers in closed form; `AssignmentsProfile` has the lower end."""
+        upper = self._upper_delta if question.wanted == "delta" else self._upper_epsilon
+        return Bound(0.0, upper(question.at))
 
     def _upper_delta(self, epsilon: float) -> float:
         guess = self._gaussian().delta(epsilon + self.epochs * math.log(self.bins)).lower
@@ -66,7 +59,8 @@ class LargestRelease(Profile):
         rest = delta * (1.0 - 1.0001 * _SHARE)
         curve = self._gaussian().delta
         shifted = Question("epsilon", rest).upper_end(lambda e: curve(e).upper)
-        epsilon = -_down(-shifted, -self.epochs * math.log(self.bins))
+        log_bins = self.epochs * math.log(self.bins)
+        epsilon = shifted - log_bins + _ROUNDING * (abs(shifted) + log_bins)
         epsilon = epsilon + moved if self._several else float(np.logaddexp(epsilon, moved))
         epsilon += _ROUNDING * abs(epsilon)
         if not (0.0 <= epsilon < math.inf) or self._log_add(epsilon) > math.log(delta):
@@ -114,11 +108,6 @@ def _quantile(log_tail: float) -> float:
     """Returns a point beyond which a standard normal has at most the mass e^`log_tail`."""
     quantile = -float(scipy.special.ndtri_exp(log_tail))
     return quantile + 1e-9 * (1.0 + abs(quantile))
-
-
-def _down(x: float, y: float) -> float:
-    """Returns x - y, lowered by what the roundings of both may have raised it."""
-    return x - y - _ROUNDING * (abs(x) + abs(y))
 
 
 @lru_cache(maxsize=64)

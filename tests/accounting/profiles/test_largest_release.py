@@ -8,6 +8,8 @@ import pytest
 from accounting import BallsAndBinsProfile, GaussianProfile
 from accounting.algebra.lower import LowerRatio
 from accounting.algebra.upper import UpperRatio
+from accounting.profile import Question
+from accounting.profiles.balls_and_bins import AssignmentsProfile
 from accounting.profiles.largest_release import LargestRelease, _log_moments
 
 # sigma, bins, epochs, delta
@@ -28,9 +30,9 @@ LOOSE = [(0.3, 10, 1, 1e-8), (0.5, 3, 1, 1e-30), (0.2, 100, 4, 1e-10), (1.0, 50,
 )
 def test_at_little_noise_both_ends_agree(sigma, bins, epochs, delta, release):
     closed = LargestRelease(sigma, bins, epochs, release)
-    bound = closed.epsilon(delta)
+    bound = BallsAndBinsProfile(sigma, bins, epochs, release=release).epsilon(delta)
     assert bound.width <= 1e-5 + 1e-10 * bound.lower
-    assert closed.delta(bound.lower).lower == pytest.approx(delta, rel=1e-3)
+    assert closed.epsilon(delta).upper == bound.upper
     assert closed.delta(bound.upper).upper == pytest.approx(delta, rel=1e-3)
 
 
@@ -47,14 +49,13 @@ def test_where_they_are_not_sharp_the_algebra_lies_between_them(
         low, high = (
             ratio.product(type(ratio).gaussian(release, ratio.step)) for ratio in (low, high)
         )
-    bound = closed.epsilon(delta)
-    lower = bound.lower
-    assert high.delta(lower) >= delta * (1 - 1e-9)
-    assert math.isinf(bound.upper) or low.delta(bound.upper) <= delta
+    upper, draws = closed.epsilon(delta).upper, BallsAndBinsProfile(sigma, bins, epochs).assignments
+    below = AssignmentsProfile(sigma, draws, release).little_noise
+    assert math.isinf(upper) or low.delta(upper) <= delta
+    lower = Question("epsilon", delta).lower_end(below)
     for epsilon in (0.0, 0.5 * lower, lower, lower + 1.0):
-        ends = closed.delta(epsilon)
-        assert ends.lower <= high.delta(epsilon)
-        assert low.delta(epsilon) <= ends.upper
+        assert below(epsilon) <= high.delta(epsilon)
+        assert low.delta(epsilon) <= closed.delta(epsilon).upper
 
 
 def test_the_number_of_bins_takes_its_logarithm_off_the_cost_of_a_known_order():
