@@ -67,6 +67,3 @@ def test_what_implies_nothing_or_is_no_guarantee():
         implied_advantage(math.inf, 0.0)
     with pytest.raises(ValueError, match="delta must be"):
         implied_advantage(1.0, 1.5)
-
-
-# --- delta(0), computed otherwise -----------------------------------------------------------------
