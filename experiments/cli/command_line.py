@@ -1,4 +1,4 @@
-"""The command that carries out a configuration again."""
+"""The command that repeats a run."""
 
 from __future__ import annotations
 
@@ -19,51 +19,49 @@ from samplers.settings import SamplerSettings
 
 
 def train_command(task: Mapping[str, Any], spec: RunSpec, out: Path) -> str:
-    """Returns `dpsgd train ...` as a shell takes it: what differs from the defaults, and no more.
+    """Returns the command `dpsgd train ...` of a run, with the options that are no defaults.
 
     Args:
-      task: The "name" and the "settings" of what is trained. No module is imported by its name: of
-        a task that is not built in, all settings are given; of one that is made already, as its
-        name in lower case tells, none.
-      spec: How it is trained.
-      out: The run directory.
+      task: The "name" and the "settings" of the task. A task from another module is not imported:
+        all its settings are written, or none for a task object (a name in lower case).
+      spec: Configuration of the run.
+      out: Run directory.
 
     >>> from samplers.settings import SETTINGS
     >>> spec = RunSpec.of(SETTINGS["poisson"](epochs=3), noise_multiplier=0.5)
     >>> train_command({"name": "clicks", "settings": {"data": "my store"}}, spec, Path("run"))
     "dpsgd train 'my store' sampler:poisson --epochs 3 --noise-multiplier 0.5 --out run"
     """
-    name, settings = task["name"], dict(task["settings"])
-    sampler = spec.sampler
+    name, settings, sampler = task["name"], dict(task["settings"]), spec.sampler
     if name is None or not isinstance(sampler, SamplerSettings):
         return f"# of {out}: by a program alone, which made its task or its sampler"
-    known = known_options()
-    options = {k: v for k, v in spec.options().items() if k != "sampler"}
-    given = {name: value for name, value in options.items() if value != known[name].default}
-    if others := sorted(FOR_PROGRAMS.keys() & given.keys()):
+    options = {n: value for n, value in spec.options().items() if n != "sampler"}
+    options = _changed(options, {n: option.default for n, option in known_options().items()})
+    if others := sorted(FOR_PROGRAMS.keys() & options.keys()):
         return f"# of {out}: by a program or a sweep alone, which set {', '.join(others)}"
-    words = ["dpsgd", "train", *(["--task", name] if name != DEFAULT else [])]
-    if not name.rpartition(":")[2][:1].isupper() and name not in TASKS:
+    if name in TASKS:
+        settings = _changed(settings, _defaults(find(TASKS[name])))
+    elif not name.rpartition(":")[2][:1].isupper():
         settings = {}
-    elif name in TASKS:
-        defaults = {
-            f.name: to_json(f.default)
-            for f in dataclasses.fields(find(TASKS[name]))
-            if _has_default(f)
-        }
-        settings = {k: v for k, v in settings.items() if v != defaults.get(k, MISSING)}
+    words = ["dpsgd", "train", *(["--task", name] if name != DEFAULT else [])]
     words += [settings.pop("data")] if settings.get("data") else []
     words.append(f"sampler:{sampler.name}")
-    for field in dataclasses.fields(sampler):
-        if (value := getattr(sampler, field.name)) != field.default:
-            words += _option(field.name, value)
-    for option, value in [*given.items(), *settings.items()]:
-        words += _option(option, value)
+    options = {**_changed(vars(sampler), _defaults(sampler)), **options, **settings}
+    words += [word for n, value in options.items() for word in _option(n, value)]
     return shlex.join([*words, "--out", str(out)])
 
 
-def _has_default(field: dataclasses.Field) -> bool:
-    return field.default is not MISSING
+def _defaults(record: Any) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(record) if f.default is not MISSING}
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are neither defaults nor defaults as JSON has them."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in defaults or value not in (defaults[name], to_json(defaults[name]))
+    }
 
 
 def _option(field: str, value: Any) -> list[str]:

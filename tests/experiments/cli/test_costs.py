@@ -70,17 +70,6 @@ def test_a_calibration_is_paid_for_out_of_the_same_target(command):
             assert sigma > 1.001 * found["none"]
 
 
-LARGE = ["sampler:balls-and-bins", "--num-examples", 100_000, "--epochs", 1]
-LARGE += ["--target-delta", 1e-6]
-
-
-@pytest.mark.long
-def test_epsilon_and_calibrate_answer_each_other(command):
-    sigma = command("calibrate", *LARGE, "--target-epsilon", 2).split()[2]
-    line = command("epsilon", *LARGE, "--noise-multiplier", sigma)
-    assert 1.99 < upper(line) <= 2.002
-
-
 def test_a_printed_delta_is_never_smaller_than_the_certified_one(command):
     words = ["--num-examples", 37_000_000, "--epochs", 1, "--noise-multiplier", 1]
     words += ["--target-delta", 1 / 37e6]  # 2.7027e-8
