@@ -145,7 +145,7 @@ def _smallest_noise(
     def upper(sigma: float) -> float:
         return excess(question._replace(upper_only=True).of(privacy(sigma)).upper)
 
-    def seen(sigma: float) -> float:
+    def exact(sigma: float) -> float:
         return excess(question.of(privacy(sigma)).upper)
 
     def least(
@@ -165,10 +165,10 @@ def _smallest_noise(
             )
         return low - 2.0 * _COARSE, high
 
-    found = least(rough, 0.0, 2.0 * _COARSE, _SMALLEST_LOG_NOISE)
-    likely, at = least(upper, found[1], width, found[0])
-    if seen(math.exp(at)) > 0.0:  # on other grids
-        _, at = least(seen, at, width, likely)
+    estimate = least(rough, 0.0, 2.0 * _COARSE, _SMALLEST_LOG_NOISE)
+    likely, at = least(upper, estimate[1], width, estimate[0])
+    if exact(math.exp(at)) > 0.0:  # on other grids
+        _, at = least(exact, at, width, likely)
     return math.exp(at)
 
 

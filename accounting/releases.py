@@ -130,8 +130,8 @@ def with_gaussian_release(profile: PrivacyProfile, noise_multiplier: float) -> P
     GaussianProfile(noise_multiplier=2.4, relative_error=0.0)
 
     Args:
-      profile: Profile that holds whatever the release was, as the release's does whatever the
-        mechanism released.
+      profile: Profile that holds for every outcome of the release; the release's holds for every
+        outcome of the mechanism.
       noise_multiplier: Noise multiplier r > 0 of the release.
 
     Raises:

@@ -101,7 +101,7 @@ def kind_of(name: str, *, execute: bool = False) -> type[BatchSampler]:
 
 @dataclasses.dataclass(frozen=True)
 class SamplerSettings(Record):
-    """What a run says of its sampler. `settings_of` makes the type that a sampler's settings have.
+    """Settings of a run's sampler. `settings_of` makes the type that a sampler's settings have.
 
     Sizes that are None are left open: a run chooses them, see `open_sizes`; else `DEFAULTS` hold.
 
@@ -115,7 +115,7 @@ class SamplerSettings(Record):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return _made, (type(self).sampler, fields)
+        return _rebuilt, (type(self).sampler, fields)
 
     def build(self, population: Population, target_delta: float | None = None) -> BatchSampler:
         """Returns the sampler of these data.
@@ -185,7 +185,7 @@ _NEEDS = {
 }
 
 
-def _made(kind: type[BatchSampler], fields: Mapping[str, Any]) -> SamplerSettings:
+def _rebuilt(kind: type[BatchSampler], fields: Mapping[str, Any]) -> SamplerSettings:
     return settings_of(kind)(**fields)
 
 

@@ -37,10 +37,10 @@ class Mixture(NamedTuple):
     @classmethod
     def of(cls, means: Sequence[float], weights: Sequence[float], scale: float) -> Mixture:
         """Returns the mixture without its components of weight 0."""
-        kept = [i for i, weight in enumerate(weights) if weight > 0.0]
+        positive = [i for i, weight in enumerate(weights) if weight > 0.0]
         return cls(
-            np.array([means[i] for i in kept], float),
-            np.array([weights[i] for i in kept], float),
+            np.array([means[i] for i in positive], float),
+            np.array([weights[i] for i in positive], float),
             scale,
         )
 

@@ -61,7 +61,7 @@ class GaussianProfile(Profile, Record):
 
 
 def composed_noise(noise_multiplier: float, release: float) -> float:
-    """Returns the noise multiplier of one Gaussian release that costs as much as two.
+    """Returns the noise multiplier of one Gaussian release at the cost of two.
 
     Their losses add up, and so do the inverse squares; infinite noise is no release.
 
