@@ -52,7 +52,7 @@ def test_the_command_passes_a_right_claim_of_any_task_and_refutes_a_wrong_one(co
     question = ["audit", "--task", "tiny_task:Line", *bands, *SHUFFLE[1:]]
     assert command(*question).strip().endswith("audit: consistent")
     found = command(*question, "--claim", "poisson", status=1)
-    assert "FAIL  how often an example takes part is binomial" in found
+    assert "FAIL  examples and steps are drawn at the rates of the law" in found
     assert "no module nowhere" in command.refuses("audit", "--task", "nowhere:task", *SHUFFLE)
 
 

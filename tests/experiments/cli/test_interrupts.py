@@ -83,7 +83,7 @@ module.epsilon = converted
 
 MOMENTS = {
     "importing the parser": (
-        WHILE_IMPORTING.format(module="experiments.cli.questions.runs"),
+        WHILE_IMPORTING.format(module="experiments.cli.questions.costs"),
         PRICE,
     ),
     "importing JAX": (WHILE_IMPORTING.format(module="jax"), ["report", "RUN"]),
