@@ -64,7 +64,7 @@ class InOrder(BatchSampler):
 
     def row_law(self) -> KnownOrder:
         """Returns the law: consecutive batches, though the cost holds for any known order."""
-        return KnownOrder.of(self.shards, self.batch_size, self.epochs)
+        return KnownOrder.of_size(self.shards, self.batch_size, self.epochs)
 
     def drawn_epoch(self, epoch: int) -> int:
         """Returns 0: all epochs are equal."""

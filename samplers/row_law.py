@@ -120,7 +120,7 @@ class _Orders(RowLaw):
     once: bool = True
 
     @classmethod
-    def of(cls: type[L], shards: Shards, batch_size: int, epochs: int, **rest: Any) -> L:
+    def of_size(cls: type[L], shards: Shards, batch_size: int, epochs: int, **rest: Any) -> L:
         """Returns the law of batches of this size; the last one may be smaller."""
         starts = np.arange(0, shards.num_examples, batch_size, dtype=np.int64)
         sizes = np.minimum(batch_size, shards.num_examples - starts)

@@ -120,7 +120,7 @@ class Shuffle(RedrawnOrFixed, EpochSampler):
     def row_law(self) -> RandomOrders:
         """Returns the law: uniform orders, though the upper end of the cost holds for any."""
         how = {"redrawn": self.redrawn, "any_order": True}
-        return RandomOrders.of(self.shards, self.batch_size, self.epochs, **how)
+        return RandomOrders.of_size(self.shards, self.batch_size, self.epochs, **how)
 
     def bucket(self, seed: int, epoch: int, chunk: int, shard: int = 0) -> np.ndarray:
         """Draws the bucket, one for each chunk of the shard, of each example of one of them."""
