@@ -79,8 +79,9 @@ class ExpectedNoise:
         else:
             unit = np.eye(steps.stop, len(steps), -steps.start)
             matrix = self._noise.whiten(unit)[steps.start :]
-        one = len(steps) == 1
-        return z / matrix[0, 0] if one else linalg.solve_triangular(matrix, z, lower=True)
+        if not np.tril(matrix, -1).any():
+            return z / np.diagonal(matrix)[:, None]
+        return linalg.solve_triangular(matrix, z, lower=True)
 
     def _normals(self, steps: range, leaf: int, places: np.ndarray, attempt: int) -> np.ndarray:
         probe, key = self.probe, self.probe.root.noise_key(attempt)
