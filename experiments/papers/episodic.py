@@ -128,7 +128,7 @@ def compare(
 
 
 def add_remove_profile(
-    noise_multiplier: float, steps: int, draws: Sequence[int], sizes: Sequence[int]
+    noise_multiplier: float, steps: int, draws: tuple[int, ...], sizes: tuple[int, ...]
 ) -> PoissonProfile:
     """Returns the profile of one stage under adding or removing one example.
 
