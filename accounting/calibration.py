@@ -18,6 +18,8 @@ _ROUGH = 0.05
 """Relative width of rough answers, of an epsilon or an advantage."""
 _SMALLEST_LOG_NOISE = math.log(1e-3)
 """Logarithm of about the noise multiplier that is returned if less noise would do."""
+_SLOPE = -2.0
+"""About the slope of an answer's logarithm in the noise's, to begin with."""
 _LARGEST_LOG_NOISE = math.log(1e9)
 """Largest logarithm of a noise multiplier that is tried."""
 
@@ -139,37 +141,57 @@ def _smallest_noise(
         # No rounding of the scale may tell the side.
         return min(value, 0.0) if found <= target else max(value, 5e-324)
 
-    def rough(sigma: float) -> float:
-        return excess(_middle(about.of(_simplified(privacy(sigma), delta))))
+    values: dict[float, float] = {}
 
-    def upper(sigma: float) -> float:
-        return excess(question._replace(upper_only=True).of(privacy(sigma)).upper)
+    def rough(log_noise: float) -> float:
+        profile = _simplified(privacy(math.exp(log_noise)), delta)
+        values[log_noise] = excess(_middle(about.of(profile)))
+        return values[log_noise]
 
-    def exact(sigma: float) -> float:
-        return excess(question.of(privacy(sigma)).upper)
+    def upper(log_noise: float) -> float:
+        profile = privacy(math.exp(log_noise))
+        return excess(question._replace(upper_only=True).of(profile).upper)
 
-    def least(
-        excess: Callable[[float], float], start: float, width: float, likely: float
-    ) -> tuple[float, float]:
-        for floor in (likely, _SMALLEST_LOG_NOISE):
-            low, high = falling_root(
-                lambda x: excess(math.exp(x)), start, lambda x: width,
-                low=floor, near=0.7, farthest=_LARGEST_LOG_NOISE,
-            )  # fmt: skip
-            if high > floor + 2.0 * width:
-                break
-        if high == math.inf:
-            raise ValueError(
-                f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
-                "larger maximum batch size"
-            )
-        return low - 2.0 * _COARSE, high
+    def exact(log_noise: float) -> float:
+        return excess(question.of(privacy(math.exp(log_noise))).upper)
 
-    estimate = least(rough, 0.0, 2.0 * _COARSE, _SMALLEST_LOG_NOISE)
-    likely, at = least(upper, estimate[1], width, estimate[0])
-    if exact(math.exp(at)) > 0.0:  # on other grids
-        _, at = least(exact, at, width, likely)
-    return math.exp(at)
+    falling_root(
+        rough, 0.0, lambda x: _ROUGH,
+        low=_SMALLEST_LOG_NOISE, slope=_SLOPE, near=1.0, either=True, farthest=_LARGEST_LOG_NOISE,
+    )  # fmt: skip
+    start, slope = _secant(values)
+    log_noise = _least(upper, start, slope, width)
+    if log_noise < math.inf and exact(log_noise) > 0.0:  # on other grids
+        log_noise = _least(exact, log_noise, slope, width)
+    if log_noise == math.inf:
+        raise ValueError(
+            f"no noise multiplier up to {math.exp(_LARGEST_LOG_NOISE):.0e} gives {goal}, or a "
+            "larger maximum batch size"
+        )
+    return math.exp(log_noise)
+
+
+def _least(excess: Callable[[float], float], start: float, slope: float, width: float) -> float:
+    """Returns the least logarithm of noise at which `excess` <= 0 is seen, to `width`."""
+    high, start = math.inf, min(max(start, _SMALLEST_LOG_NOISE), _LARGEST_LOG_NOISE)
+    for floor in (max(start - 2.0 * _ROUGH, _SMALLEST_LOG_NOISE), _SMALLEST_LOG_NOISE):
+        _, high = falling_root(
+            excess, start, lambda x: width,
+            low=floor, slope=slope, near=0.7, farthest=_LARGEST_LOG_NOISE,
+        )  # fmt: skip
+        if high > floor + 2.0 * width:
+            break
+    return high
+
+
+def _secant(values: dict[float, float]) -> tuple[float, float]:
+    """Returns about the root of a falling function, and its slope there, by two points near it."""
+    (x, at_x), *others = sorted(values.items(), key=lambda point: abs(point[1]))
+    for y, at_y in others[:1]:
+        slope = (at_y - at_x) / (y - x)
+        if -math.inf < slope < 0.0:
+            return x - at_x / slope, slope
+    return x, _SLOPE
 
 
 def _meets(profile: PrivacyProfile, epsilon: float, delta: float) -> bool:

@@ -279,7 +279,7 @@ class SelectionProfile(Profile):
                 delta = self._trial(Question("delta", e, 10.0 * tolerance)).upper
                 return math.log1p(delta * _UP * odds) - e
 
-            e = falling_root(excess, 0.5, lambda e: 1e-3 * e + 1e-4 * tolerance, low=0.0, near=1.0)
+            e = falling_root(excess, 0.5, lambda e: 1e-3 * e + 1e-4 * tolerance, low=0.0, near=0.3)
             self._surcharges[tolerance] = (self.count.shape + 1.0) * e[1]
         return self._surcharges[tolerance]
 

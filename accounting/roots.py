@@ -14,12 +14,13 @@ def falling_root(
     low: float = -math.inf,
     slope: float = -1.0,
     near: float = 0.0,
+    either: bool = False,
     farthest: float = 1e12,
 ) -> tuple[float, float]:
     """Returns a point with `excess` > 0, or `low`, and one with `excess` <= 0, or infinity.
 
-    By secants that end a little past the root, so that both ends move, and by bisection where these
-    do not shrink the bracket.
+    By secants that end a little past the root, so that both ends move (above it, where one end is
+    enough), and by bisection where these do not shrink the bracket.
 
     >>> low, high = falling_root(lambda x: 2.0 - x * x, 1.0, lambda x: 1e-9, low=0.0)
     >>> low < 2.0**0.5 <= high <= low + 1e-9
@@ -33,6 +34,7 @@ def falling_root(
       slope: About the slope of `excess`, < 0.
       near: Share of that width within which, by the slope, a point above the root may lie for the
         search to end there; 0 to prove both ends.
+      either: True if a point below the root ends the search as well.
       farthest: Largest point that is tried.
     """
     high, at, stride = math.inf, start, 0.0
@@ -46,10 +48,11 @@ def falling_root(
         low, high = (max(low, at), high) if value > 0.0 else (low, min(high, at))
         narrow = high < math.inf and high - low <= enough(high)
         close = near > 0.0 and near * width * slope <= value <= 0.0
+        close = close or (either and abs(value) <= -near * width * slope)
         if narrow or close or low >= farthest:
             return low, high
         guess = at - value / slope
-        guess += math.copysign(0.4 * width, guess - at)
+        guess += 0.4 * near * width if near else math.copysign(0.4 * width, guess - at)
         stride = 2.0 * stride or width
         if measured >= 0.0 or value == math.inf:  # a plateau
             guess, stride = at, max(stride, 0.1 * max(1.0, abs(at)))
