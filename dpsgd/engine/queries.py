@@ -149,9 +149,16 @@ def sums_run(
       placement: Devices that compute; by default one.
 
     Raises:
-      ValueError: If a row's inputs or statistic could depend on other rows, or the statistic is not
-        a vector.
+      ValueError: If a row's inputs or statistic could depend on other rows, the statistic is not a
+        vector, or the refinement has no hash.
     """
+    try:  # arrays have none, and the reading of rows is no part of the closures that are scanned
+        hash(refinement)
+    except TypeError as error:
+        raise ValueError(
+            f"{type(refinement).__name__} must be a frozen dataclass of parts that have a hash, "
+            f"such as functions and numbers: {error}"
+        ) from None
     rows = read_rows(refinement, params, data)
     with in_32_bits():
         start = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), refinement.start())

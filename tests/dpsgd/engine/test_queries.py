@@ -135,6 +135,7 @@ def test_what_is_not_the_same_has_another_digest(one, two):
         (Means(read=lambda params, example: shared(example["x"])), "custom_vmap"),
         (Means(of_row=lambda state, row: shared(row)), "custom_vmap"),
         (Means(of_row=lambda state, row: row[0]), "a row's statistic must be a vector"),
+        (Means(size=[D]), "Means must be a frozen dataclass of parts that have a hash"),
     ],
 )
 def test_what_could_see_other_rows_is_refused_before_the_run_is_known_of(means, message):
