@@ -392,7 +392,7 @@ def _sums_from(x: Array) -> Array:
 def _minimise(bound: Callable[[float], float]) -> float:
     """Returns about exp of the minimiser of a quasi-convex function of the logarithm of a tilt."""
     low, high = math.log(1e-3), math.log(1e6)
-    for points in (20, 10, 10, 10):
+    for points in (20, 8, 8):
         grid = np.linspace(low, high, points).tolist()
         best = int(np.nanargmin([bound(x) for x in grid]))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
