@@ -161,7 +161,7 @@ def _smallest_noise(
     )  # fmt: skip
     start, slope = _secant(values)
     log_noise = _least(upper, start, slope, width)
-    if log_noise < math.inf and exact(log_noise) > 0.0:  # on other grids
+    if log_noise < math.inf and not exact(log_noise) <= 0.0:  # on other grids
         log_noise = _least(exact, log_noise, slope, width)
     if log_noise == math.inf:
         raise ValueError(

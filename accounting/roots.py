@@ -27,7 +27,8 @@ def falling_root(
     True
 
     Args:
-      excess: Falling function, up to errors; it may be infinite below some point.
+      excess: Falling function, up to errors; it may be infinite below some point. Where it is not
+        a number nothing is proved: the search goes on as if it were infinite.
       start: First point, >= `low`.
       enough: Maps a point to the width of a bracket that suffices there.
       low: Point that is not above the root.
@@ -41,6 +42,8 @@ def falling_root(
     last, widths = (math.nan, math.nan), [math.inf] * 3
     while True:
         value, width = excess(at), enough(at)
+        if math.isnan(value):
+            value = math.inf
         measured = (value - last[1]) / (at - last[0]) if at != last[0] else math.nan
         if -math.inf < measured < 0.0:
             slope = measured

@@ -33,8 +33,15 @@ def test_bracket_has_two_proved_ends_as_near_as_asked(name, start):
     assert len(asked) <= 90
 
 
-def test_function_that_never_falls_has_no_upper_end():
-    assert falling_root(lambda x: 1.0, 1.0, lambda x: 1e-9, low=0.0)[1] == math.inf
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+@pytest.mark.parametrize("start", [1.0, math.inf])
+def test_function_that_never_falls_has_no_upper_end(value, start):
+    assert falling_root(lambda x: value, start, lambda x: 1e-9, low=0.0)[1] == math.inf
+
+
+def test_value_that_is_not_a_number_proves_no_end():
+    low, high = falling_root(lambda x: math.nan if x < 5.0 else -1.0, 1.0, lambda x: 1e-9, low=0.0)
+    assert low < 5.0 <= high <= low + 1e-9
 
 
 @pytest.mark.parametrize("mean", [1.5, 2.0, 10.0, 10.125, 44.354, 64.0])
