@@ -23,7 +23,7 @@ from dpsgd.engine.programs import shapes_of_rows
 from dpsgd.engine.step import BlockInputs, Watch, flush_noise
 from dpsgd.gradients.frozen import leaf_names
 from dpsgd.gradients.losses import example_keys
-from dpsgd.gradients.rows import RowLoss, declared_rows, index_ranges
+from dpsgd.gradients.rows import RowLoss, declared_rows, index_ranges, lookups_read_keys
 from dpsgd.noise.keys import Keys, RootKey
 from samplers import BatchSource
 from samplers.batches import IndexBlock, zeros
@@ -135,15 +135,17 @@ class Probe:
         self.snapshot: TableSnapshot | None = None
         if self.state.tables:
             self.table_optimizer = algorithm.tables.of_run(sampler.num_steps)
-            self.snapshot = TableSnapshot(self.state, self._rows_of_examples())
+            keyed = lookups_read_keys(algorithm.loss_fn, state.params, example)
+            self.snapshot = TableSnapshot(self.state, self._rows_of_examples(keyed))
 
-    def _rows_of_examples(self) -> dict[int, np.ndarray]:
+    def _rows_of_examples(self, keyed: bool) -> dict[int, np.ndarray]:
         """Returns the rows of each lazy table that synthetic examples look up: int32, in order.
 
-        Where look-ups depend on keys, examples may look up any row.
+        Args:
+          keyed: Whether look-ups depend on keys: then examples may look up any row.
         """
         tables = self.state.lazy_tables
-        if self._declared.lookups_take_key:
+        if keyed:
             return {k: np.arange(len(x.values), dtype=np.int32) for k, x in tables.items()}
         rows = {k: np.zeros(0, np.int32) for k in tables}
         for start in range(0, len(self.starts), self.places):

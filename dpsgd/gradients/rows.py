@@ -84,7 +84,7 @@ class RowLoss:
     Attributes:
       lookups: Function of the example, and of its key if `lookups_keyed`.
       loss: Function of parameters, rows and example, and of the example's key if `keyed`.
-      lookups_keyed: True if the look-ups depend on the key.
+      lookups_keyed: True if the look-ups take the key.
       keyed: True if the loss takes a key.
     """
 
@@ -99,11 +99,6 @@ class RowLoss:
         names = "params", "example", *["key"] * self.keyed
         kind = inspect.Parameter.POSITIONAL_ONLY
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-    @property
-    def lookups_take_key(self) -> bool:
-        """True if the look-ups of an example depend on its key."""
-        return _num_required(self.lookups) == 2
 
     def __call__(self, params: PyTree, example: PyTree, *key: Any) -> jax.Array:
         """Returns the loss of an example, from whole tables or from tables of a batch's rows."""
@@ -176,6 +171,22 @@ def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: P
         return declared.places(params, *(row if isinstance(row, Keyed) else (row,)))
 
     return isolated(places, loss_row(loss_fn, example))
+
+
+def lookups_read_keys(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
+    """Returns whether the look-ups of an example depend on its key.
+
+    Args:
+      loss_fn: Loss of the run, with declared look-ups.
+      params: Parameters, or their shapes.
+      example: One example, or its shapes.
+    """
+    declared = declared_rows(loss_fn)
+    if declared is None or not declared.lookups_keyed:
+        return False
+    trace = traced_places(declared, loss_fn, params, example)
+    _, used = partial_eval.dce_jaxpr(trace.trace.jaxpr, [True] * trace.structure.num_leaves)
+    return any(used[len(jax.tree.leaves(example)) :])  # a key comes after the example
 
 
 def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dict[int, int]:

@@ -10,7 +10,13 @@ from dpsgd import clipped_grad, module_with_rows, split_module, with_rows
 from dpsgd.gradients.frozen import RunLoss
 from dpsgd.gradients.ghost import choose_route
 from dpsgd.gradients.losses import row_loss
-from dpsgd.gradients.rows import LocatedExample, declared_rows, index_ranges, traced_places
+from dpsgd.gradients.rows import (
+    LocatedExample,
+    declared_rows,
+    index_ranges,
+    lookups_read_keys,
+    traced_places,
+)
 from dpsgd.gradients.taps import find_taps
 
 R, D = 50, 4
@@ -97,6 +103,19 @@ def test_index_ranges_name_the_columns_of_row_indices():
     ranges = index_ranges(LOSS, PARAMS, example)
     assert {names[k]: size for k, size in ranges.items()} == {"ids": R, "one": R}
     assert index_ranges(plain_loss, PARAMS, example) == {}
+
+
+@pytest.mark.parametrize(
+    ("of_key", "reads"),
+    [(lambda key: 0, False), (lambda key: jax.random.randint(key, (3,), 0, 2), True)],
+    ids=["ignored", "read"],
+)
+def test_key_counts_where_look_ups_read_it(of_key, reads):
+    keyed = with_rows(
+        lambda e, key: {"table": e["ids"] + of_key(key)}, lambda p, r, e, key: r["table"].sum()
+    )
+    assert lookups_read_keys(keyed, PARAMS, EXAMPLES[0]) == reads
+    assert not lookups_read_keys(LOSS, PARAMS, EXAMPLES[0])
 
 
 def mixing(example):

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
-from dpsgd import LazyTables, Mechanism, dpsgd, with_rows
+from dpsgd import LazyTables, Mechanism, dpsgd, module_with_rows, with_rows
 from dpsgd.audit.audit import audit_program
 from dpsgd.audit.probe import Probe
 from dpsgd.audit.runtime import deferred
@@ -74,9 +75,26 @@ keyed_loss_fn = with_rows(
 )
 
 
-def test_look_ups_that_depend_on_keys_pass():
-    algorithm = dpsgd(keyed_loss_fn, optax.sgd(0.01), tables=LazyTables(0.1, 0.9))
-    state = algorithm.init(START, MECHANISM, ROWS)
+class Words(nnx.Module):
+    def __init__(self, rngs):
+        self.table, self.dropout = nnx.Embed(R, D, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+
+def module_loss(module, example, key):
+    ids = jax.random.permutation(key, R)[example["ids"]]
+    return (module.dropout(module.table(ids)).sum() - example["y"]) ** 2
+
+
+KEYED = {
+    "declared": (START, keyed_loss_fn),
+    "of a module": module_with_rows(Words(nnx.Rngs(0)), module_loss),
+}
+
+
+@pytest.mark.parametrize(("params", "loss"), KEYED.values(), ids=KEYED)
+def test_look_ups_that_depend_on_keys_pass(params, loss):
+    algorithm = dpsgd(loss, optax.sgd(0.01), tables=LazyTables(0.1, 0.9))
+    state = algorithm.init(params, MECHANISM, ROWS)
     probe = Probe(algorithm, MECHANISM, state, ROWS, root=ROOT)
     assert not failed(probe)
     assert all(check.passed for check in step_checks(probe))
