@@ -1,1 +1,1 @@
-"""Evidence that what runs keeps what its guarantee assumes."""
+"""Audits whether a run satisfies the assumptions of its guarantee."""

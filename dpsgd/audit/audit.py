@@ -1,11 +1,11 @@
-"""Audit before every run, in seconds: the program is the one that is accounted for.
+"""Audits the program of a run before the run starts, in seconds.
 
-A guarantee is a theorem about a program: *each example moves a step's sum by at most C, the sum
-gets noise N(0, (sigma C)^2) that key, step and place name, what follows is made of the noised sum
-alone, and the sampler draws by the law that is claimed*. The audit proves the flow of data from the
-trace (`runtime.flow`), calls the very executable that trains, and `train_blocks` itself, on
-synthetic rows under keys of its own, and compares what they release with the definition of DP-SGD.
-Faults that it finds, and its limits: docs/explanation/sharp-edges.md.
+A guarantee is a theorem about a program: *each example moves a step's sum by at most C; the sum
+gets noise N(0, (sigma C)^2), which key, step and coordinate determine; all outputs are computed
+from noised sums alone; and the sampler draws by its claimed law*. The audit proves the flow of data
+from the trace (`runtime.flow`), calls the executable that trains, and `train_blocks`, on synthetic
+rows with the audit's keys, and compares their releases with the definition of DP-SGD. Faults that
+it detects, and its limits: docs/explanation/sharp-edges.md.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ def audit_program(
     root: RootKey | None = None,
     laws: bool = False,
 ) -> AuditReport:
-    """Audits the program of `algorithm`, as it runs under `mechanism`, and its sampler.
+    """Audits the program of a run, and its sampler.
 
     Args:
       algorithm: Algorithm of the run.
       mechanism: Sampler, sigma and C of the run.
       params: Parameters with which the run begins.
-      rows: Synthetic examples, [rows, ...] each leaf; a few of the first are used.
+      rows: Synthetic examples, each leaf [rows, ...]; at most the first 16 are compared one by one.
       state: State with which the run resumes: parameters, optimizer state and step.
-      layout: Layout of the run's blocks; by default what `train_blocks` chooses.
+      layout: Layout of the run's blocks; by default the one that `train_blocks` chooses.
       claimed: Sampler whose guarantee is claimed; by default the mechanism's own.
-      root: Source of the audit's randomness, by default fresh entropy. Never the run's own: two
-        releases under one noise, as this audit makes them, have a noise-free difference.
-      laws: True to test the law of the draws of every sampler; by default of samplers that are not
-        from `samplers`, and where another one is claimed.
+      root: Source of the audit's randomness, by default fresh entropy. Never the run's root: the
+        audit makes two releases with equal noise, and their difference has no noise.
+      laws: True to test every sampler's draws statistically; by default only samplers from outside
+        `samplers`, and samplers that differ from `claimed`. Draws must pass the exact checks first.
 
     Raises:
       ValueError: If the mechanism has no noise, or there are no rows.
@@ -73,7 +73,7 @@ def audit_program(
     draws = draw_checks(sampler, claimed, seed=seed, bands=bands)
     own = type(sampler) not in (*KINDS, FullBatch) or claimed is not sampler
     if all(check.passed for check in draws) and (own or laws):
-        from dpsgd.audit.laws import law_checks  # imports scipy.stats, for a sampler of one's own
+        from dpsgd.audit.laws import law_checks  # imports scipy.stats, for few samplers
 
         draws += law_checks(sampler, claimed)
     return AuditReport((*checks, *draws))
@@ -88,24 +88,26 @@ def audit_queries(
     placement: Placement | None = None,
     root: RootKey | None = None,
 ) -> AuditReport:
-    """Audits the program that releases sums over all rows after a run, as `refine` calls it.
+    """Audits the program that releases sums over all rows.
+
+    `refine` calls this program after a run.
 
     Args:
-      refinement: Refinement that the sums serve.
+      refinement: Refinement that uses the sums.
       mechanism: Mechanism of the run, with `full_sums`.
-      params: Parameters of the run, such as its first: the program does not depend on them.
+      params: Parameters of the run, such as its first; the program does not depend on their values.
       rows: Synthetic examples, as for the audit of the run.
       placement: Devices that compute; by default one.
       root: Source of randomness, see `audit_program`.
 
     Raises:
-      ValueError: If there are no sums, or a row could see others.
+      ValueError: If there are no sums, or a row could read other rows.
     """
     sums = mechanism.full_sums
     run = sums_run(refinement, mechanism.sums_mechanism(), params, rows, placement)
     algorithm, released, state, read, _ = run
     assert sums is not None, "or sums_mechanism had refused"
-    # The mechanism that is priced, whatever the run of the sums says of itself.
+    # The priced mechanism, independent of the one that `sums_run` returns.
     sampler = FullBatch(mechanism.sampler.num_examples, sums.count)
     noise = released.noise if released.noise.bands == 1 else Independent()
     priced = Mechanism(sampler, sums.noise_multiplier, sums.l2_clip_norm, noise)

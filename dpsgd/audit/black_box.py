@@ -1,4 +1,4 @@
-"""The black-box audit: a lower bound on epsilon from nothing but the outputs of many whole runs.
+"""Bounds epsilon from below by the outputs of many complete runs.
 
 Game, bound and scores: docs/explanation/black-box-audit.md.
 """
@@ -23,45 +23,55 @@ from dpsgd.engine.algorithm import dpsgd
 from dpsgd.noise.keys import RootKey
 
 GAMES = {"others -1": -1, "others 0": 0, "others +1": 1}
-"""The gradient, in units of C, of every example but the canary."""
+"""Gradient of every example except the canary, in units of C, by name of the game."""
 
 CONFIDENCE = 0.99
 _THRESHOLDS = 400
 
 Play = Callable[[int, int], tuple[Scores, Scores]]
-"""(others' gradient in units of C, trials) -> scores of that many fresh runs with the canary, and
-of as many without."""
+"""(gradient of the other examples in units of C, trials) -> scores of that many fresh runs with the
+canary, and scores of equally many runs without it.
+"""
 
 
 class Event(NamedTuple):
-    """An event {score >= threshold} (canary present) or {score <= threshold} (absent)."""
+    """Event {score >= threshold} if `present`, {score <= threshold} otherwise.
+
+    Attributes:
+      score: Name of the score.
+      present: True if the event favours runs with the canary, False if runs without it.
+      threshold: Threshold of the score.
+    """
 
     score: str
     present: bool
     threshold: float
 
     def sides(self, present: Scores, absent: Scores) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns scores where it should happen and where it should not, and the least of it."""
+        """Returns the favoured world's scores, the other world's, and a threshold.
+
+        The event happens in the runs whose returned score is at least the threshold.
+        """
         if self.present:
             return present[self.score], absent[self.score], self.threshold
         return -absent[self.score], -present[self.score], -self.threshold
 
 
 class BlackBoxReport(NamedTuple):
-    """What the outputs of many runs prove about epsilon.
+    """Lower bound on epsilon, proved by the outputs of many runs.
 
     Attributes:
-      epsilon_lower: No smaller epsilon holds at `delta`, with `confidence`.
-      claim: The claimed interval, whose upper end is what was promised.
-      delta: The delta of both.
-      confidence: Probability with which `epsilon_lower` is right.
-      trials: Runs in each world that were counted.
-      event: What was counted, and in which game.
-      game: The sign pattern, a key of `GAMES`.
-      true_positives: How often the event happened in the world that favours it.
-      false_positives: How often in the other.
-      present: The chosen score in the counted trials, canary present.
-      absent: The same, canary absent.
+      epsilon_lower: Lower bound: no smaller epsilon holds at `delta`, with `confidence`.
+      claim: Claimed interval; its upper end is the promised epsilon.
+      delta: Probability delta of the bound and of the claim.
+      confidence: Probability that `epsilon_lower` is a valid bound.
+      trials: Number of counted runs in each world.
+      event: Event that was counted.
+      game: Name of the game in which the event was counted, a key of `GAMES`.
+      true_positives: Number of runs with the event in the world that the event favours.
+      false_positives: Number of runs with the event in the other world.
+      present: Event's score in each counted run with the canary, float64[trials].
+      absent: Event's score in each counted run without the canary, float64[trials].
     """
 
     epsilon_lower: float
@@ -78,17 +88,17 @@ class BlackBoxReport(NamedTuple):
 
     @property
     def violation(self) -> bool:
-        """Whether the bound exceeds the claim."""
+        """True if the lower bound exceeds the claim."""
         return self.epsilon_lower > self.claim.upper
 
     @property
     def shown(self) -> str:
-        """The bound as text, rounded down."""
+        """Lower bound as text, rounded down."""
         return Bound(self.epsilon_lower, math.inf).format_lower()
 
     @property
     def detection_limit(self) -> float:
-        """Largest epsilon that this many trials of this event could have shown."""
+        """Largest epsilon that these trials could have shown, without any false positive."""
         rate = self.true_positives / self.trials
         unseen = -math.log((1 - self.confidence) / 2) / self.trials
         return math.log(rate / unseen) if rate > 0 else -math.inf
@@ -125,20 +135,22 @@ def black_box_audit(
     build: Callable[..., Algorithm] = dpsgd,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BlackBoxReport:
-    """Bounds epsilon of `mechanism` from below, by its own sampler and compiled step.
+    """Bounds epsilon of `mechanism` from below by many runs.
+
+    The runs draw batches with the mechanism's sampler and take the training step.
 
     Args:
       mechanism: Sampler, sigma and C of the runs.
       claim: Interval that is claimed to contain epsilon.
-      delta: At which it is claimed, in (0, 0.1).
-      trials: Runs in each world, in all; half of them are counted.
-      confidence: Of the bound: 1 - confidence is the probability of a false VIOLATION, at most.
+      delta: Probability delta of the claim, in (0, 0.1).
+      trials: Number of runs in each world, at least 100; about half of them are counted.
+      confidence: Confidence of the bound; a false VIOLATION has probability at most 1 - confidence.
       root: Source of all randomness, by default fresh entropy.
-      build: Makes the algorithm: (loss_fn, optimizer) -> Algorithm.
-      progress: Called with one line of text now and then.
+      build: Function (loss_fn, optimizer) -> Algorithm.
+      progress: Function called with a line of text from time to time.
 
     Raises:
-      ValueError: for fewer than 100 trials, a mechanism without noise, or one that clips units.
+      ValueError: For fewer than 100 trials, a mechanism without noise, or one that clips units.
     """
     if trials < 100:
         raise ValueError(f"trials must be at least 100, got {trials}")
@@ -163,15 +175,20 @@ def bound_epsilon(
     confidence: float = CONFIDENCE,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BlackBoxReport:
-    """Bounds epsilon of whatever `play` runs: chooses an event on one half, counts on the other.
+    """Bounds epsilon of the mechanism that `play` runs.
+
+    About half of the trials choose an event, and the other half count it.
 
     Args:
-      play: The mechanism, as the auditor sees it.
-      claim: As for `black_box_audit`, like all that follow.
-      delta: Likewise.
-      trials: Likewise.
-      confidence: Likewise.
-      progress: Likewise.
+      play: Function that runs the mechanism and returns scores, see `Play`.
+      claim: Interval that is claimed to contain epsilon.
+      delta: Probability delta of the claim, in (0, 0.1).
+      trials: Number of runs in each world.
+      confidence: Probability that the bound is valid.
+      progress: Function called with a line of text from time to time.
+
+    Raises:
+      ValueError: If `delta` is not in (0, 0.1).
     """
     check_guarantee_delta(delta)
     counted = trials // 2
@@ -205,7 +222,10 @@ def bound_epsilon(
 def choose_event(
     present: Scores, absent: Scores, delta: float, confidence: float
 ) -> tuple[float, Event]:
-    """Returns the event of the largest bound on these trials, and that bound (which is biased)."""
+    """Returns the largest bound of an event, and the event.
+
+    The bound is biased, because the same trials choose the event.
+    """
     best = -math.inf, Event(next(iter(present)), True, math.inf)
     for name, is_present in itertools.product(present, (True, False)):
         favoured, other, _ = Event(name, is_present, math.nan).sides(present, absent)
@@ -225,7 +245,10 @@ def choose_event(
 
 
 def _log_ratio(hits, misses, favoured: int, other: int, delta: float, confidence: float) -> Any:
-    """Returns log((p - delta) / q) with Clopper-Pearson bounds p below and q above; or -inf."""
+    """Returns log((p - delta) / q), or -inf for p <= delta.
+
+    p is the lower Clopper-Pearson bound of hits / favoured, q the upper one of misses / other.
+    """
     error = (1 - confidence) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         p = np.where(hits > 0, stats.beta.ppf(error, hits, favoured - hits + 1), 0.0)

@@ -1,11 +1,13 @@
-"""Conformance of own parts: what the author of a sampler, noise, loss or task calls in their tests.
+"""Tests a sampler, noise, loss, optimizer or task alone.
+
+Authors of such components call these functions in their own tests:
 
     def test_my_sampler():
         check_sampler(MySampler(1_000, 50, 4))
 
-Each function returns the report of what it looked at, and raises AssertionError where the part is
-not what the guarantee assumes of it. What an audit before a run sees of that run, these see of the
-part alone, at any scale: laws of draws under many seeds, noise of every kind of leaf.
+Each function returns the report of its checks, and raises AssertionError if the component violates
+an assumption of the guarantee. The audit before a run tests the components of that run; these
+functions test one component with more draws, and noise in leaves of every kind.
 """
 
 from __future__ import annotations
@@ -42,21 +44,22 @@ from samplers import BatchSampler, Deterministic, Poisson, UnitData
 PyTree = Any
 
 _DELTA = 1e-6
-_ROWS = 64  # synthetic ones
+_ROWS = 64  # synthetic rows
 
 
 def check_sampler(sampler: BatchSampler, *, noise_multiplier: float = 1.0) -> AuditReport:
-    """Checks the draws of a sampler against the law that it states, and its cost against itself.
+    """Checks the draws and the privacy cost of a sampler.
 
-    Seeds are fixed: the result is a property of the code.
+    Draws must follow the law that the sampler states, and costs must be consistent. Seeds are
+    fixed, so that the result depends on the code alone.
 
     Args:
-      sampler: Sampler at the n, b and E at which it is checked: larger ones resolve more.
-      noise_multiplier: Noise multiplier at which it is priced.
+      sampler: Sampler with the n, b and E to test; larger values reveal smaller deviations.
+      noise_multiplier: Noise multiplier at which the cost is computed.
 
     Raises:
-      AssertionError: If draws are not of the law or nearer than `separation` says, the sampler
-        states no law, or its costs contradict.
+      AssertionError: If draws do not follow the law, steps of an example are closer than
+        `separation`, the sampler states no law, or its costs are inconsistent.
     """
     checks = _cost_checks(sampler, noise_multiplier)
     checks += draw_checks(sampler, sampler, seed=2**127 + 1, bands=sampler.separation)
@@ -70,20 +73,21 @@ def check_sampler(sampler: BatchSampler, *, noise_multiplier: float = 1.0) -> Au
 def check_noise(
     noise: Noise, *, steps: int = 200, sampler: BatchSampler | None = None
 ) -> AuditReport:
-    """Checks that a noise adds what key, step and place give, and its price.
+    """Checks the values and the privacy cost of a noise.
 
-    Leaves are scalars, vectors, tables, empty and of half precision.
+    Key, step and coordinate determine every value. The tested leaves are a scalar, a vector, a
+    table, an empty array and a bfloat16 vector.
 
     Args:
-      noise: As a mechanism has it.
-      steps: Of the run that is looked at.
-      sampler: Whose separation its bands need; by default a known order of two epochs or
-        more, of so many steps in all.
+      noise: Noise, as in `Mechanism.noise`.
+      steps: Least number of steps of the default sampler.
+      sampler: Sampler of the tested run, whose separation the noise's bands need; by default
+        `Deterministic` with at least two epochs.
 
     Raises:
-      AssertionError: if the noise is another, lacks somewhere or costs more than is priced: an own
-        `privacy` or `privacy_of` may not be below that of `Noise`.
-      ValueError: if the sampler's guarantee does not hold for noise of so many bands.
+      AssertionError: If values differ or lack, or the cost is wrong: an own `privacy` or
+        `privacy_of` may not return less than the methods of `Noise`.
+      ValueError: If the sampler's guarantee does not hold for the noise's bands.
     """
     if sampler is None:
         length = max(1, steps // 2, noise.bands)
@@ -118,19 +122,20 @@ def check_clipping(
     batch_size: int = 64,
     num_rows: int | None = None,
 ) -> AuditReport:
-    """Checks that no example moves the clipped sum of a loss, or of an own rule, by more than C.
+    """Checks the bound C on each example's contribution to a sum.
 
     Args:
-      algorithm: Whose `clipped_sum` it is; or a loss of parameters and one example.
-      params: At which gradients are taken.
-      rows: Examples, [rows, ...] each leaf; none is read but these.
-      l2_clip_norm: C.
-      batch_size: Examples of a batch.
-      num_rows: Of the data: no array in a closure may have as many. By default 8 batches of them.
+      algorithm: Algorithm whose `clipped_sum` is tested, or a per-example loss.
+      params: Parameters at which gradients are computed.
+      rows: Examples, each leaf [rows, ...]; no other rows are read.
+      l2_clip_norm: Clip norm C.
+      batch_size: Expected number of examples in a batch.
+      num_rows: Number of rows of the data, by default 8 batches; arrays of this length in a closure
+        are refused.
 
     Raises:
-      AssertionError: if an example moves the sum by more, alone or among others.
-      ValueError: if the loss could see other examples than its own.
+      AssertionError: If an example moves the sum by more than C, alone or among others.
+      ValueError: If the loss could read other examples than its own.
     """
     if not isinstance(algorithm, Algorithm):
         algorithm = dpsgd(algorithm, optax.sgd(0.1))
@@ -145,15 +150,16 @@ def check_clipping(
 def check_optimizer(
     optimizer: optax.GradientTransformation, params: PyTree | None = None
 ) -> AuditReport:
-    """Checks that an optimizer sees the private mean gradient and nothing else of the data.
+    """Checks that an optimizer reads only the private mean gradient.
 
     Args:
-      optimizer: Of dense parameters.
-      params: Whose shapes and types it meets; by default a matrix and a vector.
+      optimizer: Optax transformation of dense parameters.
+      params: Parameters whose shapes and dtypes are tested; by default a matrix and a vector.
 
     Raises:
-      AssertionError: if it holds an array, such as rows, that is no scalar and of no parameter's
-        shape, keeps what it should not, or changes shapes or types.
+      AssertionError: If the optimizer holds an array, such as rows, that is no scalar and has no
+        parameter's shape; its state depends on private values or on its call; or it changes shapes
+        or dtypes.
     """
     if params is None:
         params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
@@ -187,17 +193,18 @@ def check_optimizer(
 
 
 def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
-    """Checks a task: its rows, its loss and its parameters, as a run trains and audits them.
+    """Checks the rows, the loss and the parameters of a task.
 
     Args:
-      task: As `dpsgd.Task` says: `init`, `loss` and `generated` are called, and, where it has them,
-        `columns`, whose rows the audited run has as many of, `describe` and `calibration`.
-      batch_size: Examples of a batch, at most.
+      task: Task as in `dpsgd.Task`, with `init`, `loss` and `generated`, and optionally `describe`,
+        `calibration` and `columns`, which gives the audited run its number of rows.
+      batch_size: Largest expected number of examples in a batch.
 
     Raises:
-      AssertionError: if parameters differ from time to time, or the audit of a run of it fails.
-      ValueError: if synthetic rows have other shapes or types than the data, or the loss could see
-        other examples than its own.
+      AssertionError: If equal seeds give different parameters, `generated` gives another number of
+        rows, descriptions differ, or the audit of a run fails.
+      ValueError: If synthetic rows differ from the data in shape or dtype, or the loss could
+        read other examples than its own.
     """
     params, rows, num_rows = task.init(0), task.generated(_ROWS), 8 * batch_size
     counts = sorted({len(leaf) for leaf in jax.tree.leaves(rows)})
@@ -225,17 +232,17 @@ def check_task(task: Any, *, batch_size: int = 32) -> AuditReport:
 
 
 def check_neighbours(task: Any, neighbour: Any, *, batch_size: int = 32) -> AuditReport:
-    """Checks that one changed row changes nothing but values of rows.
+    """Checks that no public property depends on a row's values.
 
     Args:
-      task: As `dpsgd.Task` says, with `columns` and `describe`.
+      task: Task as in `dpsgd.Task`, with `columns` and `describe`.
       neighbour: The same task on data that differ in one row: its label, numbers and words are
-        new, and larger than those of all other rows.
-      batch_size: Examples of a batch, at most.
+        new, and larger than the values of all other rows.
+      batch_size: Largest expected number of examples in a batch.
 
     Raises:
-      AssertionError: if row counts, shapes of rows or parameters, the description or the compiled
-        program differ: each would tell of the row, and no guarantee would count it.
+      AssertionError: If row counts, units, shapes of rows or parameters, descriptions or compiled
+        programs differ: a difference reveals the row, and no guarantee counts it.
     """
     views = [_public_view(one, batch_size) for one in (task, neighbour)]
     pairs = [(name, *(view[name] for view in views)) for name in views[0]]
@@ -248,7 +255,7 @@ def check_neighbours(task: Any, neighbour: Any, *, batch_size: int = 32) -> Audi
 
 
 def _public_view(task: Any, batch_size: int) -> dict[str, Any]:
-    """Returns everything public of a task that its rows could change, by name."""
+    """Returns a task's public properties that rows could change, by name."""
     data = task.columns()
     columns = data.columns if isinstance(data, UnitData) else data
     num_rows = len(jax.tree.leaves(columns)[0])
@@ -270,7 +277,7 @@ def _public_view(task: Any, batch_size: int) -> dict[str, Any]:
 
 
 def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckResult]:
-    """Checks that costs are proved, no larger with more noise, and no smaller for more steps."""
+    """Checks that costs are proved, and monotone in noise and steps."""
     run = range(sampler.num_steps)
     whole, quiet, once, twice = (
         profile.epsilon(_DELTA)
@@ -292,7 +299,10 @@ def _cost_checks(sampler: BatchSampler, noise_multiplier: float) -> list[CheckRe
 
 
 def _price_checks(noise: Noise, sampler: BatchSampler) -> list[CheckResult]:
-    """Checks that an own cost is not below the one that bands and columns of a noise prove."""
+    """Checks that a noise's own cost is not below `Noise`'s.
+
+    `Noise` proves its cost from the bands and columns of the noise matrix.
+    """
     run = range(sampler.num_steps)
     proved, twice = Noise.privacy(noise, sampler, 1.0), [run, run]
     costs = {

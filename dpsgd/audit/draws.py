@@ -1,8 +1,8 @@
-"""Exact checks of draws: whole epochs as training reads them, at the run's own size.
+"""Checks draws of complete epochs exactly, at the run's size.
 
-They hold for every sound draw, whatever chance does, and count nothing random: who takes part once
-an epoch, in which steps, in batches of which sizes, and that no draw repeats another. How often
-chance does what: `dpsgd.audit.laws`.
+Sound draws pass under every seed: the checks count no random numbers. They test each example's
+participations in an epoch, their steps, the batch sizes, and that no two draws are equal.
+`dpsgd.audit.laws` tests frequencies.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from samplers.shards import Shards
 DRAWS = "the draws are what their cost assumes"
 
 _EPOCHS = 9  # first epochs that are read
-_SMALL = 2**18  # examples, above which three are
-_LARGE = 2**22  # examples, above which some chunks are compared
-_CHUNKS = 16  # so many
+_SMALL = 2**18  # examples, above which three first epochs are read
+_LARGE = 2**22  # examples, above which some chunks of one first epoch are compared
+_CHUNKS = 16  # compared chunks of a large sampler
 _BLOCK_STEPS = 64
 _MOVABLE = 64  # expected entries that chance places, above which no two draws are equal
 _SEPARATED = 1_000_000  # participations whose steps are compared, about
@@ -41,10 +41,10 @@ class Epoch(NamedTuple):
     Attributes:
       seed: Number of the seed, from 0.
       number: Number of the epoch.
-      examples: Examples in ascending order, of the compared chunks: int64[entries].
-      steps: Their steps, counted from the epoch's first, ascending for each example.
-      parts: Rows of each step and shard, of all examples: int64[shards, T].
-      strays: Examples that do not take part once, and participations beyond one.
+      examples: Example of each entry in the compared chunks, ascending: int64[entries].
+      steps: Step of each entry in the epoch, ascending for each example: int64[entries].
+      parts: Number of rows for each shard and step, from all chunks: int64[shards, T].
+      strays: Number of absent examples, plus participations beyond an example's first.
     """
 
     seed: int
@@ -55,20 +55,20 @@ class Epoch(NamedTuple):
     strays: int
 
     def keys(self) -> np.ndarray:
-        """Returns each entry (i, t) as the number i T + t, ascending: int64[entries]."""
+        """Returns i T + t for each entry (i, t), ascending: int64[entries]."""
         return self.examples * self.parts.shape[1] + self.steps
 
 
 def draw_checks(
     sampler: BatchSampler, claimed: BatchSampler, *, seed: int, bands: int = 1
 ) -> list[CheckResult]:
-    """Checks the draws of `sampler` against what the cost of `claimed` assumes for certain.
+    """Checks a sampler's draws against the claimed cost's exact assumptions.
 
     Args:
       sampler: Sampler of the run, at its own size.
       claimed: Sampler whose cost is claimed.
       seed: Seed of the draws, never the run's.
-      bands: Steps over which the noise is correlated.
+      bands: Number of bands of the noise.
     """
     law = stated_law(claimed)
     try:
@@ -87,13 +87,13 @@ def draw_checks(
 
 
 class Draws:
-    """Epochs of a run and of a run with another seed.
+    """Epochs drawn under two seeds.
 
     Attributes:
       sampler: Sampler of the run.
       seeds: Seeds of the draws.
       read: Epochs as training reads them.
-      drawn: Epochs before batches were cut to the cap.
+      drawn: Epochs before batches are truncated to the cap.
     """
 
     def __init__(self, sampler: BatchSampler, seed: int):
@@ -133,7 +133,7 @@ class Draws:
     def _pieces(
         self, source: BatchSource, epochs: range, *, shards: bool
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields epoch, examples and steps of blocks, which may reach over epochs."""
+        """Yields epoch, examples and steps of blocks, split where epochs end."""
         length = self.sampler.steps_per_epoch
         where = {"first_step": epochs.start * length, "stop": epochs.stop * length}
         for steps, block in plan_blocks(source, **where, block_steps=_BLOCK_STEPS):
@@ -146,7 +146,7 @@ class Draws:
                 yield epoch, examples[mine], at[mine] - epoch * length
 
     def _entries(self, block: IndexBlock, first: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the examples of a block that count, and their steps."""
+        """Returns the examples with positive weight in a block, and their steps."""
         weights, starts = block.weights, block.starts
         real = weights > 0
         if not np.array_equal(weights, real):
@@ -166,7 +166,7 @@ class Draws:
         return examples, at
 
     def _compare_shards(self, block: IndexBlock) -> None:
-        """Compares the first block with what a process reads that holds one shard."""
+        """Compares the first block with the reads of one-shard processes."""
         sampler, cap = self.sampler, self.sampler.shard_batch_size
         for shard in range(sampler.num_shards if sampler.num_shards > 1 else 0):
             source = BatchSource(sampler, self.seeds[0], shards=range(shard, shard + 1))
@@ -213,7 +213,7 @@ class Draws:
         self._fault = self._fault or fault
 
     def faults(self) -> Iterator[str]:
-        """Yields what is wrong with the batches, whatever law is claimed."""
+        """Yields faults of the batches that every law excludes."""
         if self._fault:
             yield self._fault
         cap = self.sampler.shard_batch_size
@@ -228,7 +228,7 @@ class Draws:
         yield from _secret_faults(self.sampler, self.seeds[0])
 
     def _differs(self, epoch: Epoch) -> bool:
-        """Compares what was read of some chunks with `participations`, entry by entry."""
+        """Returns True if some chunks differ from `participations`, entry by entry."""
         sampler, length = self.sampler, self.sampler.steps_per_epoch
         rows = [
             sampler.participations(self.seeds[0], epoch.number, chunk) for chunk in self._borders
@@ -237,14 +237,14 @@ class Draws:
         some = np.isin(epoch.examples // self._width, self._borders)
         given = epoch.keys()[some]
         missing = np.setdiff1d(wanted, given)
-        if self.cut:  # of a batch that was cut, rows are missing
+        if self.cut:  # a truncated batch lacks rows
             examples, steps = np.divmod(missing, length)
             full = epoch.parts[self._shards.of(examples), steps] >= sampler.shard_batch_size
             missing = missing[~full]
         return bool(missing.size or np.setdiff1d(given, wanted).size)
 
     def repeated(self, law: RowLaw) -> str:
-        """Returns which draws are equal, or differ, and should not; empty if none."""
+        """Returns a message on draws wrongly equal, or wrongly different; empty if none."""
         if law.units is not None:
             return ""
         alike = None if law.redrawn else self.drawn[0].keys()
@@ -275,7 +275,7 @@ class Draws:
 def _law_faults(
     draws: Draws, law: RowLaw, claimed: BatchSampler, bands: int
 ) -> Iterator[str]:  # fmt: skip
-    """Yields what is wrong with draws under a claimed law."""
+    """Yields faults of the draws under the claimed law."""
     sampler, priced = draws.sampler, law.steps_per_epoch * law.epochs
     if law.units is not None and law.units.shape[1] != sampler.num_examples:
         n = law.units.shape[1]
@@ -321,9 +321,9 @@ def _epoch_faults(epoch: Epoch, law: RowLaw) -> Iterator[str]:
 
 
 def _separation(draws: Draws, law: RowLaw) -> int:
-    """Returns the least distance of two steps that an example takes part in.
+    """Returns the smallest distance between two steps of one example.
 
-    Steps count together under all seeds, or under one seed where any order is priced.
+    Steps under both seeds count together; if the law prices any order, each seed counts alone.
     """
     length, end = draws.sampler.steps_per_epoch, draws.sampler.num_steps
     entries = np.cumsum([epoch.examples.size for epoch in draws.drawn])
@@ -344,12 +344,12 @@ def _separation(draws: Draws, law: RowLaw) -> int:
 
 
 def some_members(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """Returns examples in ascending order, the first and the last among them: int32[size].
+    """Returns some examples, ascending, with the first and the last: int32[size].
 
     Args:
-      rng: Source of the choice.
+      rng: Generator that chooses the examples.
       n: Number of examples.
-      size: Examples to return, at most n.
+      size: Number of examples to return, at most n.
     """
     some = rng.permutation(n)[:size] if n <= 8 * size else np.unique(rng.integers(0, n, 2 * size))
     some = np.setdiff1d(rng.permutation(some)[:size], [0, n - 1])[: max(0, size - 2)]
@@ -364,7 +364,7 @@ def cuts(sampler: BatchSampler) -> bool:
 
 
 def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
-    """Yields what is wrong with the passes of batches larger than the cap."""
+    """Yields faults in the passes of batches that exceed the cap."""
     if not cuts(sampler):
         return
     n, cap = len(sampler.shard_range(0)), sampler.shard_batch_size
@@ -387,7 +387,7 @@ def _cut_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
 
 
 def _secret_faults(sampler: BatchSampler, seed: int) -> Iterator[str]:
-    """Yields which epochs a source of batches draws or cuts by another epoch's secret."""
+    """Yields epochs whose batches depend on another epoch's seed."""
     given: set[int] = set()
 
     def plan(seed: int, epoch: int, *shard: int) -> EpochPlan:

@@ -1,7 +1,7 @@
-"""Statistical tests of a sampler's draws under the law that its cost assumes.
+"""Tests a sampler's draws statistically under the law of its cost.
 
-Binomial and chi-square tests of many draws under fixed seeds: what they find is a property of the
-code. A check corrects its p-values by their number (Bonferroni), and fails by chance with
+Binomial and chi-square tests count many draws under fixed seeds, so that their results depend on
+the code alone. A check corrects its p-values by their number (Bonferroni), and fails by chance with
 probability 1e-8. Which counts are binomial: docs/explanation/tests-of-sampled-batches.md.
 """
 
@@ -22,21 +22,21 @@ from samplers.base import stated_law
 from samplers.row_law import IndependentRows, RowLaw
 
 FALSE_ALARM = 1e-8
-"""Probability that a check of chance fails for a sound sampler, at most."""
+"""Largest probability that a statistical check of a sound sampler fails."""
 
 ENTRIES = 2**18
-"""Participations counted before a run with a sampler of one's own, about."""
+"""Approximate number of participations that an audit before a run counts."""
 
 THOROUGH = 2**21
-"""Participations counted by `check_sampler`, about."""
+"""Approximate number of participations that `check_sampler` counts."""
 
 _SEED = 0x9E3779B97F4A7C15F39CC0605CEDC835
-_EACH = 4096  # participations of a draw that are counted, about
-_DRAWS = 64, 1024  # epochs drawn, over all seeds
+_EACH = 4096  # participations counted in a draw, about
+_DRAWS = 64, 1024  # fewest and most epochs drawn, over all seeds
 _PAIRED = 32  # draws that are compared in pairs
-_GROUPS = 64  # of examples and of steps
+_GROUPS = 64  # groups of examples and of steps
 _COARSE = 8  # groups of steps of two orders that are compared
-_QUANTILES = 0.02, 0.17, 0.5, 0.83, 0.98  # of batch sizes
+_QUANTILES = 0.02, 0.17, 0.5, 0.83, 0.98  # quantiles of batch sizes
 _CUTS = 96
 _CELLS = 2**22
 
@@ -60,12 +60,12 @@ class _Draw(NamedTuple):
 def law_checks(
     sampler: BatchSampler, claimed: BatchSampler | None = None, *, entries: int = ENTRIES
 ) -> list[CheckResult]:
-    """Tests the draws of `sampler` against the law that the guarantee of `claimed` assumes.
+    """Tests the draws of `sampler` under the law of `claimed`.
 
     Args:
       sampler: Sampler of the run, at its own size.
       claimed: Sampler whose guarantee is claimed; by default `sampler`.
-      entries: Participations to count, about.
+      entries: Approximate number of participations to count.
     """
     law = stated_law(claimed or sampler)
     if law is None or law.certain or (law.any_order and claimed not in (None, sampler)):
@@ -79,7 +79,7 @@ def law_checks(
 
 
 def _check(name: str, pvalues: list[Any]) -> CheckResult:
-    """Returns a check of groups of p-values, each corrected by its size and by their number."""
+    """Returns a check of groups of p-values, with Bonferroni corrections."""
     groups = [np.ravel(group) for group in pvalues if np.size(group)]
     smallest = [float(np.min(group) * group.size) for group in groups]
     pvalue = min(1.0, min(smallest, default=1.0) * len(groups))
@@ -95,19 +95,19 @@ def _binomial(count: Any, trials: Any, probability: Any) -> Any:
 
 
 def _seed(number: int) -> int:
-    """Returns a seed of 128 bits that differs from the first, in one bit for the first 127."""
+    """Returns a 128-bit seed; seeds 1 to 127 differ from seed 0 in one bit."""
     if 0 < number < 128:
         return _SEED ^ (1 << (127 - number))
     return _SEED ^ (number * 0xD1342543DE82EF95D1342543DE82EF95) % 2**128
 
 
 class _Tests:
-    """Tests of draws without units.
+    """Tests of draws under a law without units.
 
     Args:
       sampler: Sampler of the run.
       law: Law that is claimed.
-      entries: Participations to count, about.
+      entries: Approximate number of participations to count.
     """
 
     def __init__(self, sampler: BatchSampler, law: RowLaw, entries: int):
@@ -133,7 +133,7 @@ class _Tests:
         self._draws = [self._draw(*pair) for pair in pairs]
 
     def _chosen(self) -> np.ndarray:
-        """Returns the examples that are counted: ends of the first and the last chunk, if many."""
+        """Returns the counted examples: both ends of the first and last chunk, if many."""
         sampler, n = self._sampler, self._sampler.num_examples
         most = max(64, int(_EACH * n / self._each))
         if n <= most:
@@ -161,12 +161,15 @@ class _Tests:
 
     @cached_property
     def _chunks(self) -> list[int]:
-        """Numbers of the chunks that are drawn."""
+        """Numbers of the drawn chunks."""
         return np.unique(self._watched // len(self._sampler.chunk_range(0))).tolist()
 
     @cached_property
     def _rates(self) -> np.ndarray:
-        """Probability of each entry, or of each step alone: float64[examples or 1, T]."""
+        """Probability of each entry: float64[examples, T].
+
+        float64[1, T] if all examples have equal rates, or the table would be large.
+        """
         steps = np.arange(self._length)
         same = isinstance(self._law, IndependentRows) or self._size * steps.size > _CELLS
         examples = self._watched[:1] if same else self._watched
@@ -212,7 +215,7 @@ class _Tests:
             yield self._participation()
 
     def _whole_chunks(self) -> Any:
-        """Returns p-values of the first t steps' participations, of all rows of the chunks."""
+        """Returns p-values of all rows' participations in the first t steps."""
         rows = sum(len(self._sampler.chunk_range(chunk)) for chunk in self._chunks)
         steps = np.arange(1, self._length + (not self._law.once))
         trials = len(self._draws) * rows * (1 if self._law.once else steps)
@@ -239,7 +242,7 @@ class _Tests:
         return count, draws * sizes[:, None] * width, expected
 
     def _participation(self) -> Any:
-        """Returns p-values of how many examples take part 1, 2 and 3 times an epoch at least."""
+        """Returns p-values of examples with at least 1, 2 and 3 participations."""
         trials, times = self._size * len(self._draws), np.arange(1, 4)
         counts = [np.bincount(draw.examples, minlength=self._size) for draw in self._draws]
         seen = np.sum([[np.count_nonzero(x >= k) for k in times] for x in counts], axis=0)
@@ -286,7 +289,7 @@ class _Tests:
         return float(stats.chisquare(observed[some], expected[some] * total).pvalue)
 
     def _pairs(self) -> Iterator[Any]:
-        """Yields p-values of the entries that two draws share, and of steps in two orders."""
+        """Yields p-values of shared entries and step orders, by draw pairs."""
         some = self._draws[: _PAIRED * 5 // 8] + self._draws[-_PAIRED * 3 // 8 :]
         some = list({(draw.seed, draw.epoch): draw for draw in some}.values())
         counted: dict[tuple[bool, int], list[tuple[float, float, float]]] = {}
@@ -306,7 +309,7 @@ class _Tests:
                 yield _binomial(count.sum(), trials.sum(), expected.sum() / trials.sum())
 
     def _orders(self, one: _Draw, other: _Draw) -> float:
-        """Returns the chi-square p-value of the steps of examples in two draws."""
+        """Returns the chi-square p-value for independent steps in two draws."""
         groups = min(_COARSE, self._length)
         both = np.full((2, self._size), -1)
         for row, draw in zip(both, (one, other), strict=True):
@@ -319,7 +322,7 @@ class _Tests:
         return float(stats.chi2_contingency(table, correction=False).pvalue)
 
     def _joint(self) -> Iterator[Any]:
-        """Yields p-values of couples at several distances that take part in one step."""
+        """Yields p-values of two examples in one step, at several distances."""
         law, n, steps = self._law, self._sampler.num_examples, np.arange(self._length)
         width = len(self._sampler.chunk_range(0))
         shard = len(self._sampler.shard_range(0))
@@ -348,7 +351,7 @@ class _Tests:
 
 
 class _UnitTests(_Tests):
-    """Tests of draws of units: each step draws down a tree, so an epoch has one step."""
+    """Tests of draws of units: a step draws down the tree, and an epoch has one step."""
 
     def _chosen(self) -> np.ndarray:
         return np.arange(self._sampler.num_examples)
@@ -379,7 +382,7 @@ class _UnitTests(_Tests):
         return self._order[self._begin + inside]
 
     def _unit_shares(self) -> Iterator[Any]:
-        """Yields p-values of units, of their examples, and of one example of each unit."""
+        """Yields p-values of units, of all examples, and of one example per unit."""
         draws, law = self._draws, self._law
         chosen = [self._apart() for _ in draws]
         rates = law.rate(np.arange(self._size), 0)
@@ -406,7 +409,7 @@ class _UnitTests(_Tests):
         return np.unique(self._inner[draw.examples], return_counts=True)
 
     def _ranks(self) -> Iterator[Any]:
-        """Yields p-values of the ranks of examples among those of their units."""
+        """Yields p-values of the ranks of examples within their units."""
         entries = np.concatenate([draw.examples for draw in self._draws])
         sizes, at = self._sizes_of[self._inner[entries]], self._rank[entries]
         size, count = np.unique(sizes, return_counts=True)
@@ -420,7 +423,7 @@ class _UnitTests(_Tests):
         yield _binomial(np.sum(at == sizes - 1), entries.size, last)
 
     def _unit_pairs(self) -> Iterator[Any]:
-        """Yields p-values of the examples that two draws share, which no other pair shares."""
+        """Yields p-values of examples shared by draws, in disjoint pairs for each lag."""
         known = {(draw.seed, draw.epoch): draw for draw in self._draws}
         lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
         rates = self._law.rate(np.arange(self._size), 0)
@@ -442,7 +445,7 @@ class _UnitTests(_Tests):
                     yield _binomial(count, trials, expected / max(1, trials))
 
     def _within(self, one: _Draw, other: _Draw) -> tuple[float, float, float]:
-        """Returns shared examples, trials and expected ones, in the units that both draws have."""
+        """Returns observed shared examples, trials and expected shared examples."""
         (units, counts), (others, of_others) = self._counts(one), self._counts(other)
         both, here, there = np.intersect1d(units, others, return_indices=True)
         first, second = counts[here], of_others[there]
@@ -454,7 +457,7 @@ class _UnitTests(_Tests):
         )
 
     def _together(self) -> Iterator[Any]:
-        """Yields p-values of couples: neighbours in a unit, any two, and across units."""
+        """Yields p-values of pairs: neighbours in a unit, any two, and across units."""
         several = self._width > 1
         begin, width = self._begin[several], self._width[several]
         for kind in ("next", "any", "across"):
@@ -476,7 +479,7 @@ class _UnitTests(_Tests):
 
 
 def _cut_pvalues(sampler: BatchSampler, law: RowLaw) -> Iterator[tuple[str, list[Any]]]:
-    """Yields p-values of the rows that survive where a batch is cut to the cap."""
+    """Yields p-values of the rows that remain in truncated batches."""
     if sampler.accumulates or not cuts(sampler):
         return
     n, cap, last = len(sampler.shard_range(0)), sampler.shard_batch_size, sampler.num_shards - 1

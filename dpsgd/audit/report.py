@@ -1,4 +1,4 @@
-"""Results of an audit: its checks, and the report that they add up to."""
+"""Holds the results of an audit: checks, and the report on them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ UNSEEN = (
     "The audit samples: it can miss faults at steps, values or parameters it did not test, and "
     "data held in closures"
 )
-"""Limits of an audit, in a sentence."""
+"""Limits of an audit, in one sentence."""
 
 LAW = "the sampler states the law of its draws"
-"""Name of the check left out where a sampler states no law."""
+"""Name of the check that is skipped for a sampler without a stated law."""
 
 
 class CheckResult(NamedTuple):
     """Result of one check.
 
     Attributes:
-      name: What holds if it passes.
-      passed: True if it holds, or the check was left out.
-      detail: What was found, or why it was left out.
-      made: False if it was left out.
+      name: Statement that holds if the check passes.
+      passed: True if the statement holds, or the check was skipped.
+      detail: Measured values, the first fault, or the reason for skipping the check.
+      made: False if the check was skipped.
     """
 
     name: str
@@ -32,7 +32,7 @@ class CheckResult(NamedTuple):
 
     @classmethod
     def skipped(cls, name: str, why: str) -> CheckResult:
-        """Returns a check that was left out."""
+        """Returns a skipped check with its reason."""
         return cls(name, True, why, made=False)
 
 
@@ -53,12 +53,12 @@ class AuditReport:
 
     @property
     def left_out(self) -> tuple[CheckResult, ...]:
-        """Checks that were left out; their details say why."""
+        """Skipped checks; their details give the reasons."""
         return tuple(check for check in self.checks if not check.made)
 
     @property
     def reasons(self) -> dict[str, list[str]]:
-        """Names of the checks left out, by reason."""
+        """Names of the skipped checks, by reason."""
         found: dict[str, list[str]] = {}
         for check in self.left_out:
             found.setdefault(check.detail, []).append(check.name)
@@ -66,11 +66,11 @@ class AuditReport:
 
     @property
     def sampler_audited(self) -> bool:
-        """True if the draws were held against a law, which the sampler must state."""
+        """True if the sampler states a law, with which the draws were compared."""
         return not any(check.name == LAW for check in self.left_out)
 
     def lines(self) -> list[str]:
-        """Returns a line for each check, and the verdict."""
+        """Returns a line for each check, the limits and the verdict."""
         width = max(len(check.name) for check in self.checks)
         lines = [
             f"{_verdict(check)}  {check.name:<{width}}  {check.detail}" for check in self.checks
@@ -81,7 +81,7 @@ class AuditReport:
         return [*lines, UNSEEN, f"audit: {verdict}"]
 
     def require_passed(self) -> None:
-        """Raises ValueError, naming the checks that failed, unless the audit passed."""
+        """Raises ValueError that names the failed checks, if any."""
         failed = [check for check in self.checks if not check.passed]
         if failed:
             others = "".join(f", '{check.name}'" for check in failed[1:])

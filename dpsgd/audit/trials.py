@@ -1,6 +1,7 @@
-"""Whole runs for the black-box audit, many at a time, and scores of what each has released.
+"""Runs many complete runs for the black-box audit, and scores them.
 
-Scores are likelihood ratios of what the canary does: docs/explanation/black-box-audit.md.
+Most scores are likelihood ratios of a run with and without the canary:
+docs/explanation/black-box-audit.md.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from dpsgd.noise.keys import RootKey
 from samplers import BatchSampler, BatchSource
 from samplers.batches import IndexBlock
 
-_MOST_INDICES = 4_000_000  # of one dispatch
+_MOST_INDICES = 4_000_000  # in one dispatch
 
 Scores = Mapping[str, np.ndarray]
-"""Name of a score -> its value in each trial: float64[trials]."""
+"""Values of each score, by name, one for each trial: float64[trials]."""
 
 
 class Runs:
-    """Whole runs of a mechanism on the canary's data sets, many at a time."""
+    """Complete runs of a mechanism on data with and without the canary."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Runs:
         self._chunk = int(np.clip(_MOST_INDICES // cells, 1, 10_000))
 
     def scores(self, others: int, trials: int) -> tuple[Scores, Scores]:
-        """Returns the scores of `trials` fresh runs with, and as many without, the canary."""
+        """Returns scores of `trials` fresh runs with the canary, then without it."""
         chunk = min(self._chunk, trials)
         clip = float(self._scales.l2_clip_norm)
         worlds = []
@@ -96,7 +97,7 @@ class Runs:
         )
 
     def _plans(self, chunk: int) -> IndexBlock:
-        """Draws the batches of `chunk` runs, each from a seed of its own."""
+        """Draws the batches of `chunk` runs, each from a fresh seed."""
         seeds = [self._root.sampling_seed(self._drawn + k) for k in range(chunk)]
         self._drawn += chunk
         blocks = [_index_block(self.sampler, seed) for seed in seeds]
@@ -112,7 +113,7 @@ class Runs:
 
 
 def _index_block(sampler: BatchSampler, seed: int) -> IndexBlock:
-    """Returns the batches of a whole run, as `BatchSource` gives them to training."""
+    """Returns the batches of a complete run, equal to training's."""
     steps = np.arange(sampler.num_steps + 1)
     plans = [sampler.plan(seed, sampler.drawn_epoch(epoch)) for epoch in range(sampler.epochs)]
     sizes = np.concatenate([np.diff(plan.starts) for plan in plans])
@@ -135,11 +136,11 @@ def scores_of(x: np.ndarray, others: int, sigma: float, rate: float | None = Non
     """Returns the scores of runs.
 
     Args:
-      x: Noised sums, less what the others give in expectation, in units of C: float64[trials, E,
+      x: Noised sums minus `others` times the expected batch size, in units of C: float64[trials, E,
         T].
-      others: Their gradient in units of C, -1, 0 or 1.
+      others: Gradient of the other examples in units of C: -1, 0 or 1.
       sigma: Noise multiplier.
-      rate: About the probability with which an example takes part in a step; 1 / T by default.
+      rate: Approximate probability that an example takes part in a step; 1 / T by default.
     """
     epochs, steps = x.shape[1:]
     rate = 1 / steps if rate is None else rate
