@@ -1,4 +1,4 @@
-"""The algorithm of a run. There is one optimizer of a kind, so that runs share programs."""
+"""Algorithm and optimizer of a run; equal kinds of optimizer share compiled programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from dpsgd.runs.spec import SGD, Lazy, RunSpec
 
 
 def algorithm_of(loss_fn: Callable[..., Any], spec: RunSpec, num_steps: int) -> Algorithm:
-    """Returns what a run of a loss computes in `num_steps` steps; step sizes are of its state."""
+    """Returns the algorithm that trains on a loss for `num_steps` steps.
+
+    Its step sizes are hyperparameters in the optimizer's state.
+    """
     average = next(iter(vars(spec.average)), None)
     return dpsgd(
         RunLoss.restrict(loss_fn, spec.train, spec.compute),
@@ -47,12 +50,12 @@ def _kind(spec: RunSpec) -> Literal["adam", "sgd"]:
 def hyperparameters(
     learning_rate: float, num_steps: int, momentum: float | None = None, **average: float
 ) -> dict[str, jax.Array]:
-    """Returns the hyperparameters of the state of an optimizer that `optimizer` returns.
+    """Returns the hyperparameters in the state of `optimizer`, as float32.
 
     Args:
       learning_rate: Peak step size.
-      num_steps: After which it has fallen to zero.
-      momentum: beta of SGD, in [0, 1); None for Adam.
+      num_steps: Number of steps, after which a cosine schedule is zero.
+      momentum: SGD momentum, in [0, 1); None for Adam.
       **average: `tail` or `decay` of `dpsgd.averaged`, if parameters are averaged.
     """
     given = {"learning_rate": learning_rate, "num_steps": num_steps, "momentum": momentum}
@@ -60,12 +63,12 @@ def hyperparameters(
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
-    """Returns a state of an optimizer that `optimizer` returns with these."""
+    """Returns the state of an `optimizer` with its hyperparameters replaced."""
     return opt_state._replace(hyperparams=hyperparams)
 
 
 def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:
-    """Returns step sizes that shrink from `learning_rate` to zero by a cosine."""
+    """Returns a cosine schedule from `learning_rate` to zero at `num_steps`."""
 
     def schedule(step):
         return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / num_steps, 1.0)))
@@ -75,7 +78,7 @@ def _cosine(learning_rate: Any, num_steps: Any) -> optax.Schedule:
 
 @dataclass(frozen=True)
 class Cosine:
-    """The same step sizes as numbers of the host: of lazy tables, equal for equal runs.
+    """Cosine schedule as Python floats, for lazy tables; equal for equal runs.
 
     >>> [round(Cosine(3.0, 4)(step), 4) for step in range(5)]
     [3.0, 2.5607, 1.5, 0.4393, 0.0]
@@ -91,7 +94,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Constant:
-    """One step size in all steps, as a number of the host."""
+    """Constant step size as a Python float, for lazy tables."""
 
     learning_rate: float
 
@@ -100,7 +103,7 @@ class Constant:
 
 
 def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
-    """Returns how tables with deferred noise are trained; None where there are none."""
+    """Returns the training settings of lazy tables; None for dense tables."""
     if not isinstance(tables := spec.tables, Lazy):
         return None
     rate: Any = tables.learning_rate
@@ -127,12 +130,12 @@ def optimizer(
     schedule: Literal["cosine", "constant"] = "cosine",
     average: Literal["tail", "decay"] | None = None,
 ) -> optax.GradientTransformation:
-    """Returns the one optimizer of its kind, whose numbers are state: see `hyperparameters`.
+    """Returns the shared optimizer of a kind, with its hyperparameters as state.
 
     Args:
-      kind: Adam, or SGD with momentum: v = momentum v + g, and a step by -v times its size.
-      schedule: How step sizes fall.
-      average: Of the parameters, see `dpsgd.averaged`; None for those after the last step.
+      kind: Adam, or SGD with momentum mu: v = mu v + gradient; the update is -(step size) v.
+      schedule: Step size schedule: cosine to zero, or constant.
+      average: Average of the parameters, see `dpsgd.averaged`; None for the last parameters.
     """
     momentum = 0.0 if kind == "sgd" else None
     share = {name: 0.5 if name == average else None for name in ("tail", "decay")}

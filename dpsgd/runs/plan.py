@@ -1,4 +1,4 @@
-"""What a run does when it begins and when it resumes: decided before anything is drawn."""
+"""Prepares a run that begins or resumes, before its batches and noise are drawn."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ Rows = tuple[PyTree, Population]
 
 
 class Plan(NamedTuple):
-    """A run that is about to begin."""
+    """A resolved and audited run that is about to begin."""
 
     job: Job
     guarantee: Guarantee
     record: dict[str, Any]
-    """What `config.json` holds."""
+    """Content of `config.json`."""
     digest: str
-    """What names its data: a secret, as they are."""
+    """Digest of the training rows, as secret as the rows."""
     audit: str
-    """What its audit saw."""
+    """Result of the audit, in words."""
 
 
 class Execution(NamedTuple):
-    """Where a run is executed, how long its stages take, and who is told of them."""
+    """Placement, stage timer and outputs of a run."""
 
     placement: Placement | None
     stages: Stages
@@ -73,11 +73,11 @@ class Execution(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a run begins or resumes, and the keys of what is left of it."""
+    """Job, checkpoint and keys with which a run begins or resumes."""
 
     job: Job
     checkpoint: Checkpoint | None
-    """Checkpoint; None for the first step."""
+    """Latest checkpoint; None at the first step."""
     keys: Keys
 
 
@@ -85,11 +85,11 @@ class Start(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A run of which the task leaves nothing open, and whose rows are unread."""
+    """A run whose task settings are chosen and whose rows are unread."""
 
     task: Task
     own: dict[str, Any]
-    """What the task chose by itself, and why."""
+    """Chosen settings of the task, as {name: {"value": ..., "why": reason}}."""
     spec: RunSpec
     rows: Rows
     earlier: EarlierModel | None
@@ -102,7 +102,13 @@ class Settled(NamedTuple):
 
 
 def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress) -> Settled:
-    """Returns a task that leaves nothing open, with its spec and its rows unread."""
+    """Returns a run whose open task settings are chosen.
+
+    It reads the shapes of the rows, but no values.
+
+    Raises:
+      ValueError: if spec and task cannot be run together.
+    """
     spec = with_absolute_path(spec)
     check(spec)
     check_task(task, name or "the task")
@@ -121,13 +127,17 @@ def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress
 
 
 def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
-    """Has the task refuse its data, if it knows how to and they cannot be trained on."""
+    """Calls the task's `check` on its data, if it has one."""
     if callable(check := getattr(task, "check", None)):
         check(begun)
 
 
 def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
-    """Returns a run that is resolved, accounted for, compiled and audited, or refuses it."""
+    """Resolves, accounts for, compiles and audits a new run.
+
+    Raises:
+      ValueError: if the run is refused, or has no finite epsilon.
+    """
     placement, stages, progress, _ = execution
     asked = settled_task(spec, task, name, progress)
     progress("checking the data")
@@ -157,7 +167,11 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
 
 
 def certified(job: Job) -> Guarantee:
-    """Returns the guarantee of a whole run, or refuses one without a finite epsilon."""
+    """Returns the guarantee of a whole run.
+
+    Raises:
+      ValueError: if its epsilon is infinite.
+    """
     guarantee = job.guarantee(reproducible_noise=job.spec.insecure_seed is not None)
     if guarantee.epsilon is not None and math.isinf(guarantee.epsilon.upper):
         why = guarantee.epsilon.note or "no reason"
@@ -169,7 +183,7 @@ def certified(job: Job) -> Guarantee:
 
 
 def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
-    """Raises ValueError, which names what differs, unless all processes would declare one run."""
+    """Raises ValueError naming the parts of the run that differ between processes."""
     if (processes := Processes.current()).count == 1:
         return
     parts = {**job.environment(), **job.terms(record).record(), "data": digest}
@@ -186,10 +200,14 @@ def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
 
 
 class Asked:
-    """What `config.json` asks for: its record, and the spec and the task that it names."""
+    """Record, spec and task that `config.json` asks for."""
 
     def __init__(self, folder: RunDirectory, progress: Progress) -> None:
-        """Reads it, or refuses what is damaged; a sampler of one's own is imported."""
+        """Reads the configuration, and imports a sampler from outside the package.
+
+        Raises:
+          ValueError: if the file is damaged.
+        """
         self.where = f"{folder.path / 'config.json'} is damaged, or of another version"
         self.record = folder.read_json("config.json")
         check_version(self.record, folder.path)
@@ -198,7 +216,11 @@ class Asked:
         self.spec = RunSpec.from_record(self.record, self.where, execute=True)
 
     def task(self, given: Task | None, progress: Progress) -> Task:
-        """Returns the task, `given` or made again, whose data can be trained on, or refuses it."""
+        """Returns the task, `given` or rebuilt from its record.
+
+        Raises:
+          ValueError: if its data cannot be trained on, or its description has changed.
+        """
         begun = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
         task = load(begun, self.where) if given is None else self._as_chosen(given)
         progress("checking the data")
@@ -215,7 +237,7 @@ class Asked:
         return task
 
     def _as_chosen(self, task: Any) -> Any:
-        """Returns a task with what the run chose of it when it began, where it is open again."""
+        """Returns a task with the settings that the run once chose."""
         where = f"{self.where}: chosen"
         chosen = checked(self.record.get("chosen", {}), dict[str, Any], where)
         own = checked(chosen.get("task", {}), dict[str, dict[str, Any]], f"{where}: task")
@@ -231,9 +253,13 @@ def resumed(
     given: Task | None,
     execution: Execution,
 ) -> Start:
-    """Returns how a run resumes, audited; a new attempt is begun in its ledger.
+    """Returns the audited start of a run that resumes.
 
-    A run that cannot resume as its guarantee assumes is refused.
+    A new attempt begins in the ledger if the last one cannot continue.
+
+    Raises:
+      LedgerError: if the run cannot resume as its guarantee assumes.
+      ValueError: if task, data or configuration have changed, or the audit fails.
     """
     processes, history = Processes.current(), ledger.history
     placement, stages, progress, _ = execution
@@ -282,7 +308,7 @@ def resumed(
 
 
 def begun(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:
-    """Returns how a run begins that has declared nothing, and was planned in this process."""
+    """Returns the start of a run planned in this process, before any step."""
     last = ledger.history.attempts[-1]
     decision = _decided(folder, ledger, (), last.terms, last.drawing)
     return Start(job, None, keys_of(decision, job.mechanism.sampler, job.spec.insecure_seed))
@@ -291,7 +317,11 @@ def begun(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:
 def _decided(
     folder: RunDirectory, ledger: Ledger, saved: Sequence[Saved], terms: Terms, drawing: str
 ) -> Continue | NewAttempt:
-    """Returns how a run resumes, the same in all processes, or refuses it."""
+    """Returns how a run resumes, equal in all processes.
+
+    Raises:
+      LedgerError: if it cannot resume.
+    """
     stop = read_stop(folder.path, terms.mechanism.sampler)
     decision = decide(ledger.history, saved, stop, terms, drawing)
     if isinstance(decision, Refuse):
@@ -301,9 +331,9 @@ def _decided(
 
 
 def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run with the noise that it was begun with.
+    """Returns a resolved run with the noise recorded in its ledger.
 
-    Another version might find a little more or less.
+    Calibration in another version might find slightly different noise.
     """
     sampler, rows = begun.mechanism.sampler, population.num_examples
     if rows != sampler.num_examples:

@@ -1,8 +1,8 @@
-"""The processes of one run: how they meet, what one tells the others, and how they end together.
+"""Processes of one run: how they connect, exchange values and end together.
 
-They are those of `jax.distributed`, and talk by its store of keys and values: a few short messages
-a block of steps. Sums of gradients travel apart from these, by the collectives of a step, and
-without noise: the network between the processes must be as private as the rows.
+They are the processes of `jax.distributed`, and exchange a few short messages per block of steps
+through its key-value store. Sums of gradients travel separately, through the collectives of a step,
+and without noise: the network between the processes must be as private as the rows.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from typing import Any
 from dpsgd.runs.stop import MET, Stopped, report, watched
 
 HEARTBEAT_SECONDS = 15
-"""After which JAX takes a process for dead that does not answer, and ends the others."""
+"""Seconds without an answer after which JAX declares a process dead and ends the others."""
 
 PATIENCE_SECONDS = 600.0
-"""For which processes wait for each other where they have the same to do."""
+"""Default seconds that a process waits for a value from another one."""
 
 _LEAVING_SECONDS = 3.0
-"""For which process 0, at whose address all meet, stays for the others to read why it ends."""
+"""Seconds that a failed process 0, which hosts the store, stays reachable for the others."""
 
 _FAILED = "dpsgd/failed"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Lost(ConnectionError):
-    """Another process of the run ended, or does not answer: one line that says so."""
+    """Another process of the run ended or does not answer."""
 
 
 class Processes:
-    """The processes of a run, as one of them sees them. All make the same calls in the same order.
+    """Processes of a run, which all make the same calls in order.
 
-    Where there is one alone, each call returns at once what it was given.
+    A single process gets its own values back at once.
 
     Attributes:
-      index: Which this is, from 0 on.
-      count: How many there are.
+      index: Index of this process, from 0.
+      count: Number of processes.
     """
 
     def __init__(self, index: int = 0, count: int = 1, client: Any = None) -> None:
-        """Holds a client of JAX's store; use `current`."""
+        """Stores a client of JAX's key-value store; use `current`."""
         self.index = index
         self.count = count
         self._client = client
@@ -64,7 +64,7 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Returns the processes that `jax.distributed` has brought together, or this one alone."""
+        """Returns the processes connected by `jax.distributed`, or this one alone."""
         global _current
         # JAX exports no store of values; and where it was not imported there is none.
         distributed = sys.modules.get("jax._src.distributed")
@@ -76,11 +76,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is process 0, which alone writes what the run releases."""
+        """True for process 0, which alone writes the run's releases."""
         return self.index == 0
 
     def share(self, value: Any = None, *, patience: float = PATIENCE_SECONDS) -> Any:
-        """Returns the JSON value that process 0 gives, or raises Lost after `patience` seconds."""
+        """Returns the JSON value of process 0; raises Lost after `patience` seconds."""
         if self.count == 1:
             return value
         number = next(self._numbers)
@@ -91,7 +91,7 @@ class Processes:
         return json.loads(self._get(f"dpsgd/{number}/all", patience))
 
     def gather(self, value: Any, *, patience: float = PATIENCE_SECONDS) -> list[Any]:
-        """Returns the JSON values of all processes, in their order, or raises Lost as `share`."""
+        """Returns the JSON values of all processes by index; raises Lost as `share`."""
         if self.count == 1:
             return [value]
         number = next(self._numbers)
@@ -108,15 +108,18 @@ class Processes:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Returns whether the flag of any process is set: the same in all."""
+        """Returns True in all processes if any flag is true."""
         return any(self.gather(bool(flag)))
 
     def check_alike(self, parts: Mapping[str, Any]) -> None:
-        """Raises ValueError in all processes, which names what and where, if parts differ.
+        """Raises ValueError in all processes if their parts differ.
 
-        Parts, which may be secrets, are JSON values by what they are of. Nothing is sent but
-        digests, keyed by a number that is drawn for this, so that they say nothing afterwards. It
-        waits without end: rows are read before.
+        The error names a process and its different parts. Only digests are sent, with a random key
+        that is used once, so that they reveal nothing afterwards. Processes wait without a time
+        limit, because each may read its rows first.
+
+        Args:
+          parts: JSON values by name; they may be secret.
         """
         key = bytes.fromhex(self.share(secrets.token_hex(32), patience=math.inf))
         digests = {
@@ -136,7 +139,10 @@ class Processes:
                 )
 
     def fail(self, reason: str) -> None:
-        """Tells the others that this process ends, and why; they end when they next wait for it."""
+        """Tells the other processes that this one ends, and why.
+
+        They end when they next wait for a value.
+        """
         if self.count == 1:
             return
         with contextlib.suppress(Exception):  # another one was first, or the store is gone
@@ -151,7 +157,7 @@ class Processes:
             raise self._lost(error) from None
 
     def _get(self, key: str, patience: float) -> str:
-        """Returns a value when it is there, or raises as soon as any process has failed."""
+        """Returns a value once it is stored; raises Lost once a process has failed."""
         ends = time.monotonic() + patience
         while True:
             try:
@@ -175,7 +181,7 @@ _current = Processes()
 
 
 def launched_by_cluster() -> bool:
-    """Whether Slurm or Kubernetes, of an indexed job, started this process as one of several."""
+    """Returns True if Slurm or a Kubernetes indexed job started several processes."""
     slurm = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in os.environ
     return slurm or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
@@ -189,22 +195,21 @@ def together(
     watchdog_seconds: float,
     out: Path,
 ) -> Iterator[Processes]:
-    """Has the context be carried out by all processes of a run, or, where there is one, by this.
+    """Connects the processes of a run for the context, and yields them.
 
-    Each has a watchdog (`dpsgd.runs.stop`) from here on, and whatever ends one of them ends all
-    within 30 seconds, in one line and with another exit status than 0. It must come before JAX is
-    used, or a thread is begun.
+    A run of one process runs here alone. Each of several processes gets a watchdog
+    (`dpsgd.runs.stop`): if one fails, all end within 30 seconds, with one line and a nonzero exit
+    status. Enter the context before using JAX or starting a thread.
 
     Args:
-      coordinator: HOST:PORT of process 0, at which they meet; by default what the cluster says, if
-        it started several.
-      num_processes: How many there are, likewise.
-      process_id: Which this is, from 0 on, likewise.
-      watchdog_seconds: The most without a step.
-      out: The run directory, for what is said.
+      coordinator: HOST:PORT of process 0, where the processes meet; by default from the cluster.
+      num_processes: Number of processes; by default from the cluster.
+      process_id: Index of this process, from 0; by default from the cluster.
+      watchdog_seconds: Longest time between steps, in seconds.
+      out: Run directory that messages name.
 
     Raises:
-      Lost: if another process ended.
+      Lost: if another process ended, or the processes did not meet.
     """
     if num_processes == 1 or (coordinator is None and not launched_by_cluster()):
         yield Processes()
@@ -255,9 +260,9 @@ def _end() -> None:
 def _connect(
     coordinator: str | None, num_processes: int | None, process_id: int | None
 ) -> Processes:
-    """Brings the processes of a run together; before JAX has made anything of its devices.
+    """Connects the processes of a run, before JAX initializes its devices.
 
-    On CPUs sums go by Gloo, on GPUs by NCCL. Where this fails, JAX ends the process.
+    Collectives use Gloo on CPUs and NCCL on GPUs. If connecting fails, JAX ends the process.
     """
     import jax
 
@@ -276,7 +281,7 @@ def _connect(
 
 
 def _disconnect() -> None:
-    """Leaves when all processes do: process 0, at whose address they meet, must not be early."""
+    """Disconnects once all processes do, because process 0 hosts their store."""
     import jax
 
     jax.distributed.shutdown()

@@ -1,8 +1,8 @@
-"""What a finished run left for anybody to read, held against its ledger; and exported models.
+"""Reads finished runs, checked against their ledgers, and exported models.
 
-An export is a folder of three files: `params.npz`, `guarantee.json`, and `model.json`, which says
-what task the model is of, what is public of it, and the checksums of all this, so that parts of two
-exports do not pass for one. (They find damage. Against forgery, sign the folder.)
+An export is a folder of three files: `params.npz`, `guarantee.json`, and `model.json`, which has
+the record of the task, and checksums of this record and of the other files. Checksums find damage
+and mixed exports. Against forgery, sign the folder.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dpsgd.runs.terms import segments_from_records
 from samplers.settings import name_of
 
 _Number = Annotated[float | None, Ge(-1e39), Le(1e39)]
-"""Figure within float32, in which a model computes; None where it is undefined or secret."""
+"""Number in the range of float32; None if undefined or secret."""
 
 _Time = Annotated[float | None, Ge(0), Le(1e39)]
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """What a report alone says: size, times (None of a private selection), and quality."""
+    """Report entries that no ledger has; times are None after a selection."""
 
     num_params: Count
     training_seconds: _Time
@@ -48,7 +48,7 @@ class _Figures:
 
 @dataclass(frozen=True)
 class _Environment:
-    """What a ledger says of where an attempt ran."""
+    """Versions and hardware of an attempt, as recorded in a ledger."""
 
     packages: dict[str, str]
     python: str
@@ -60,14 +60,14 @@ class _Environment:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read back.
+    """A finished run, read from its directory.
 
     Attributes:
-      path: Its directory.
-      task: What was trained: its "name", "settings" and "description", as JSON values.
-      spec: How.
-      record: What `report.json` holds, with the ledger's word for all that the ledger proves.
-      history: The ledger.
+      path: Run directory.
+      task: The task's "name", "settings" and "description", as JSON values.
+      spec: Resolved settings.
+      record: Content of `report.json`, with the ledger's values for all entries of `proved`.
+      history: Content of the ledger.
     """
 
     path: Path
@@ -78,7 +78,7 @@ class FinishedRun:
 
     @classmethod
     def read(cls, path: Path) -> FinishedRun:
-        """Reads the run in a directory; refuses files that do not belong together."""
+        """Reads a run directory; refuses files that do not belong together."""
         run = RunDirectory.open(path)
         history = run.history()
         settings = run.config(history)
@@ -93,7 +93,7 @@ class FinishedRun:
         return cls(path, task, spec, {**record, **proved(history)}, history)
 
     def check_params(self) -> None:
-        """Raises ValueError unless the parameters are those that the ledger says were released."""
+        """Raises ValueError if the parameters differ from those released in the ledger."""
         if file_sha256(path := RunDirectory(self.path).params_path) != self.history.released:
             raise ValueError(
                 f"{path} is not the model that the run's ledger says was released: restore it from "
@@ -102,19 +102,19 @@ class FinishedRun:
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """What its price can be asked of at another delta; None of several, and of a selection."""
+        """Mechanism of the only attempt; None for several, and for a selection."""
         attempts = self.history.attempts
         alone = len(attempts) == 1 and self.history.selection is None
         return attempts[0].terms.mechanism if alone else None
 
     @property
     def data(self) -> list[str | None]:
-        """Digests of the data that it was trained on; None for what was not written down."""
+        """Digests of the training rows; None where they were not recorded."""
         return RunDirectory(self.path).data()
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """Versions and hardware of its attempts, each once."""
+        """Distinct versions and hardware of the run's attempts."""
         found: list[dict[str, Any]] = []
         for attempt in self.history.attempts:
             where = f"{self.path / 'ledger.jsonl'} is damaged"
@@ -124,14 +124,14 @@ class FinishedRun:
 
 
 def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
-    """Returns what differs between the environments of runs, or within one."""
+    """Returns names of environment entries that differ between attempts of runs."""
     stated = [attempt.environment for run in runs for attempt in run.history.attempts]
     names = dict.fromkeys(name for one in stated for name in one)
     return [n for n in names if any(one.get(n) != stated[0].get(n) for one in stated)]
 
 
 def proved(history: History) -> dict[str, Any]:
-    """Returns that part of a run's report which its ledger gives, the guarantee among it."""
+    """Returns the report entries that a ledger proves, such as the guarantee."""
     mechanism = history.attempts[-1].terms.mechanism
     sampler, signal = mechanism.sampler, mechanism.signal_to_noise
     return {
@@ -155,10 +155,10 @@ _FORMAT, _VERSION = "dpsgd-model", 3
 
 @dataclass(frozen=True)
 class Bundle:
-    """What an exported folder holds, with checksums that agree.
+    """An exported model whose checksums agree.
 
     Attributes:
-      path: The folder; the parameters are in its file `PARAMS`.
+      path: Folder of the export; its file `PARAMS` has the parameters.
       task: The task's "name", "settings" and "description", as JSON values.
       guarantee: The guarantee, as JSON values.
     """
@@ -169,7 +169,7 @@ class Bundle:
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
-        """Reads the export in a folder; refuses one that is damaged, or parts of two."""
+        """Reads an exported model; refuses damaged files, or files of two exports."""
         where = path / MODEL
         if not where.is_file():
             raise FileNotFoundError(f"{path} is not an exported model: it has no {MODEL}")
@@ -197,7 +197,7 @@ class Bundle:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Segments of the run that trained the model; none if they are not known."""
+        """Segments of the run that trained the model; empty if unknown."""
         try:
             return segments_from_records(self.guarantee["segments"])
         except (KeyError, TypeError, ValueError) as error:
@@ -205,12 +205,12 @@ class Bundle:
 
     @staticmethod
     def manifest(path: Path, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `MODEL` holds, as JSON values, once the other files lie in `path`."""
+        """Returns the content of `MODEL` for a folder with the other files."""
         sums = _checksums(path, task)
         return {"format": _FORMAT, "version": _VERSION, "task": task, "sha256": sums}
 
 
 def _checksums(path: Path, task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the SHA-256 of what the manifest says of the task, and of the other files."""
+    """Returns the SHA-256 of the task's record and of the other files."""
     sums = {MODEL: hashlib.sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()}
     return sums | {name: file_sha256(path / name) for name in (PARAMS, GUARANTEE)}

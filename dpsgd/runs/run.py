@@ -1,9 +1,9 @@
-"""`Run`: one run of a task in a directory, from its plan to the model and the guarantee it earned.
+"""Runs of a task in a directory, from the plan to the guaranteed model.
 
-**Several processes** (`dpsgd.runs.processes`) call the methods here alike, and compute alike.
-Process 0 alone writes what is here, and the ledger before any process takes part in a block; the
-others read the ledger in the directory that all of them share. What depends on
-time or on signals is decided once for all. A process that fails ends all of them.
+**Several processes** (`dpsgd.runs.processes`) make the same calls and compute the same. Process 0
+alone writes files, and writes the ledger before any process takes part in a block; the others read
+the ledger in the shared directory. Decisions that depend on time or signals are made once for all
+processes. A process that fails ends all of them.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Progress = Callable[[str], None]
 
 
 class Run:
-    """A run of a task in a directory: begun, trained in one or more attempts, and finished.
+    """A run of a task in a directory, trained in one or more attempts.
 
     Attributes:
-      folder: Its directory.
+      folder: Run directory.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Run:
         job: Job | None = None,
         name: str = "",
     ) -> None:
-        """Holds a run, with the job and the ledger's name of one made here; use `create`."""
+        """Stores the parts of a run; use `create` or `open`."""
         self.folder: RunDirectory = folder
         self._task, self._execution, self._job, self._name = task, execution, job, name
         self._record: dict[str, Any] | None = None
@@ -80,24 +80,24 @@ class Run:
         progress: Progress = lambda line: None,
         log: MetricWriter | None = None,
     ) -> Run:
-        """Makes the directory of a run that takes no step yet; `train` does.
+        """Creates the directory of a run; `train` then takes its steps.
 
-        What the spec leaves open is chosen now, by what is public alone, and recorded. Everything
-        that can be refused is refused before the directory is made.
+        Open settings are chosen now, from public values alone, and recorded. Everything that can be
+        refused is refused before the directory is made.
 
         Args:
-          task: What is trained.
-          spec: How it is trained.
-          out: The run directory; an existing one is never touched.
-          name: By which `open` finds the task again, "module:object"; by default its class, if it
-            is a dataclass of JSON values.
-          placement: On which devices it is trained; by default one.
-          started: When its work began, by `time.monotonic`; by default now.
-          progress: Called with one line of text whenever there is something to tell.
-          log: Where steps, epsilon so far and throughput go, besides `training_log.csv`.
+          task: Task to train.
+          spec: Settings of the run.
+          out: Run directory to create; an existing one is never changed.
+          name: Import name of the task for `open`, "module:object"; by default its class, if it is
+            a dataclass of JSON values.
+          placement: Devices to train on; by default one device.
+          started: Start of the run's work by `time.monotonic`, in seconds; by default now.
+          progress: Function of one line of text.
+          log: Writer of steps, epsilon so far and throughput, besides `training_log.csv`.
 
         Raises:
-          FileExistsError: if the run directory exists; it is left as it is.
+          FileExistsError: if the run directory exists; it stays unchanged.
           TypeError: if `spec` is no `RunSpec`.
           ValueError: for a task or a spec that cannot be run or cannot be guaranteed.
         """
@@ -132,10 +132,10 @@ class Run:
         progress: Progress = lambda line: None,
         log: MetricWriter | None = None,
     ) -> Run:
-        """Opens the run in a directory, which `train` resumes from its last checkpoint.
+        """Opens a run directory; `train` resumes it from its last checkpoint.
 
-        `task` is by default made again of what the configuration says; all else is as for `create`.
-        Devices, processes and versions may be others than before.
+        The task is by default rebuilt from the configuration; other arguments are as for `create`.
+        Devices, processes and versions may differ from earlier attempts.
 
         Raises:
           FileNotFoundError: if there is no run.
@@ -144,15 +144,15 @@ class Run:
         return cls(folder, task, Execution(placement, Stages(started), progress, log))
 
     def train(self) -> Run:
-        """Trains to the end, evaluates, and writes model and report; returns this run.
+        """Trains to the end, evaluates, writes model and report, and returns this run.
 
-        Each call draws its own noise, and nothing is repeated: steps that were declared and lost
-        count again (`dpsgd.runs.decision`).
+        Lost steps are never repeated with their old noise: they are taken with new noise, and count
+        again (`dpsgd.runs.decision`).
 
         Raises:
           FileNotFoundError: if the data of the run are gone.
-          ValueError: if ledger, checkpoints, batches or data are damaged, another process is at it,
-            or it cannot resume as its guarantee assumes.
+          ValueError: if ledger, checkpoints, batches or data are damaged, another process trains
+            the run, or it cannot resume as its guarantee assumes.
           OSError: if the disk is full; `train` then resumes.
           Stopped: if SIGTERM or SIGINT asked for it; `train` then resumes.
         """
@@ -162,10 +162,10 @@ class Run:
         return self
 
     def report(self) -> dict[str, Any]:
-        """Returns what `report.json` of the finished run holds: guarantee, metrics and others.
+        """Returns the content of `report.json`: guarantee, metrics and others.
 
         Raises:
-          FileNotFoundError: if it is not finished.
+          FileNotFoundError: if the run is not finished.
           ValueError: if its files are damaged, or do not belong together.
         """
         return self._record or FinishedRun.read(self.folder.path).record
@@ -175,17 +175,17 @@ class Run:
         path: Path,
         write: Callable[[Path, Draw, int, PyTree], list[str]] = batch_files.draw_here,
     ) -> int | None:
-        """Draws the batches of all steps that the run has left, and returns how many files.
+        """Draws the batches of all remaining steps into files.
 
-        `train` then reads them in their order in place of rows at random. They are those of the
-        attempt in which the run would resume, which begins by this if it must. If that is killed,
-        they are refused, and drawn again. As secret as the seed, they are destroyed when the run
-        ends.
+        `train` then reads these batches instead of random rows. They belong to the attempt in which
+        the run would resume; a new attempt begins now if one is needed. If the attempt is killed,
+        its batches are refused, and must be drawn again. They are as secret as the seed, and
+        destroyed when the run ends.
 
         Args:
-          path: Folder to make for them; if batches of this run lie there, others take their place.
-          write: Writes the files of a draw with this seed from these rows, and returns their
-            SHA-256.
+          path: Folder to create; batches drawn earlier for this run are destroyed.
+          write: Function that writes the files of a draw from (path, draw, seed, rows), and returns
+            their SHA-256.
 
         Returns:
           The number of files; None if the run is finished.
@@ -233,7 +233,7 @@ class Run:
 
     @contextmanager
     def _resumed(self) -> Iterator[tuple[Ledger, Start]]:
-        """Holds the ledger, so that no other process works here; yields what is left of the run."""
+        """Locks the ledger against other processes, and yields it with the run's start."""
         job, self._job = self._job, None
         asked = None if job else Asked(self.folder, self._execution.progress)
         with Ledger.open(self.folder.ledger_path, Processes.current()) as ledger:
@@ -264,7 +264,7 @@ class Run:
     def _release(
         self, job: Job, ledger: Ledger, journal: DirectoryJournal, params: PyTree
     ) -> dict[str, Any]:
-        """Writes the model, closes the ledger, evaluates, and writes the report."""
+        """Writes the model, records its release, evaluates it, and writes the report."""
         folder, (_, stages, progress, _) = self.folder, self._execution
         stages.begin("evaluate")
         released = ledger.history.released
@@ -297,12 +297,12 @@ class Run:
 
 
 def run(task: Task, spec: RunSpec, out: str | os.PathLike[str], **how: Any) -> dict[str, Any]:
-    """Trains `task` as `spec` says in a new directory, and returns its report: see `Run`."""
+    """Trains a task in a new directory, and returns its report, see `Run`."""
     return Run.create(task, spec, out, **how).train().report()
 
 
 def resume(out: str | os.PathLike[str], task: Task | None = None, **how: Any) -> dict[str, Any]:
-    """Resumes the run in `out` from its last checkpoint, and returns its report: see `Run`."""
+    """Resumes a run from its last checkpoint, and returns its report, see `Run`."""
     return Run.open(out, task, **how).train().report()
 
 

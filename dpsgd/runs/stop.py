@@ -1,10 +1,10 @@
-"""How a command is asked to stop, and the watchdog that ends a process of several.
+"""Stop requests of a command, and the watchdog of a process among several.
 
-Ctrl-C stops a command at once; a run also SIGTERM, between two blocks. A process that trains with
-others cannot rely on itself: JAX's runtime aborts it from a thread of its own, with a trace, when
-another has died; a collective that waits for one that stands still never returns; and what was
-stopped does nothing. So it forks before it has begun: the child trains, and the parent says in one
-line how it came to its end. If the parent dies, the child ends as well.
+Ctrl-C stops a command at once; a run stops at Ctrl-C or SIGTERM between two blocks of steps. A
+process that trains with others cannot supervise itself: JAX's runtime aborts it, with a stack
+trace, when another one has died; a collective never returns if another process hangs; and a process
+suspended by a signal does nothing. So it forks before it begins: the child trains, and the parent
+reports in one line how the child ended. If the parent dies, the child ends as well.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 STOPPED = 75
-"""Exit status of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h."""
+"""Exit status of a run that stopped on request and can resume: EX_TEMPFAIL of sysexits.h."""
 
 INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C ended, as shells have it."""
+"""Exit status of a command that Ctrl-C ended, as in shells."""
 
 
 class Stopped(Exception):
-    """A run stopped because it was asked to, and can be resumed; the text says where and how."""
+    """A run stopped on request and can resume; the text says how."""
 
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether Ctrl-C has come since.
+    """Yields a function that returns True once Ctrl-C has come.
 
-    It raises KeyboardInterrupt, as ever; but libraries make other errors of that, so who sees one
-    asks here what it came from. Where it strikes in a callback, which loses it, it is raised once
-    more; and extensions whose import it ends print nothing. A second Ctrl-C ends the process, for
-    whoever cannot wait. One that is ignored (a job in the background ignores it) stays so, and so
-    does another handler than Python's.
+    Ctrl-C raises KeyboardInterrupt as usual. Libraries may turn it into other errors, whose
+    handlers can ask this function for the cause. If a callback loses the KeyboardInterrupt, it is
+    raised again. Extensions whose import it ends print nothing. A second Ctrl-C ends the process at
+    once. An ignored Ctrl-C (as in a background job) stays ignored, and a handler other than
+    Python's is left in place.
     """
     requested = threading.Event()
 
@@ -85,11 +85,11 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether SIGTERM or SIGINT has come since.
+    """Yields a function that returns True once SIGTERM or SIGINT has come.
 
-    A second signal has its usual effect, for whoever cannot wait. One that is ignored (a job in the
-    background ignores Ctrl-C) stays so. Outside of the main thread, where no signals arrive, the
-    answer is always no.
+    A second signal has its usual effect. An ignored signal (such as Ctrl-C in a background job)
+    stays ignored. Outside of the main thread, where no signals arrive, the function always returns
+    False.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -117,7 +117,7 @@ _listening: list[threading.Event] = []
 
 
 def request(number: int) -> None:
-    """Asks what this process does to stop: as the signal `number` would, which may come as well."""
+    """Asks this process to stop, as the signal `number` would."""
     if _listening:
         _listening[-1].set()
     else:
@@ -127,32 +127,33 @@ def request(number: int) -> None:
 # --- The watchdog --------------------------------------------------------------------------------
 
 STOPPED_SECONDS = 20.0
-"""For which a process may be stopped (SIGSTOP) before it is ended: the others end about then."""
+"""Seconds after which a suspended process (SIGSTOP) is killed, about when the others end."""
 
 MET, STEP, REST = b"m", b"s", b"r"
-"""The processes have found each other; steps were taken and the next are under way; none is,
-however long what comes now may take."""
+"""Reports of a process: it has met the others; steps are under way; or other work is under way,
+without a time limit."""
 
 _reports: int | None = None
 
 
 def report(kind: bytes) -> None:
-    """Tells the watchdog, if there is one, `MET`, `STEP` or `REST`."""
+    """Sends `MET`, `STEP` or `REST` to the watchdog, if there is one."""
     if _reports is not None:
         with contextlib.suppress(OSError):  # the parent is gone, and this process will be
             os.write(_reports, kind)
 
 
 def watched(seconds: float, line: Callable[[bool, str], str]) -> None:
-    """Forks; returns in the child alone. The parent ends with the child, and as the child does.
+    """Forks, and returns in the child alone, which the parent watches.
 
-    What the child's libraries write to its standard streams by themselves (a dying runtime's stack
-    trace) is shown only if DPSGD_TRACEBACK is set in the environment; what Python writes, always.
+    The parent ends when the child does, with its exit status, or 2 if a signal ended it. Output of
+    the child's libraries to its standard streams, such as a runtime's stack trace, is shown only if
+    DPSGD_TRACEBACK is set in the environment; Python's output is always shown.
 
     Args:
-      seconds: The most that may pass between two reports of steps.
-      line: Returns what is said of a child that did not end by itself: of whether it had found the
-        others, and why it was ended.
+      seconds: Longest time between two reports of steps, in seconds.
+      line: Function that returns the message for a child ended by a signal, from True if the child
+        had met the others, and from the reason.
     """
     global _reports
     reports, _reports = os.pipe()
@@ -184,23 +185,23 @@ def watched(seconds: float, line: Callable[[bool, str], str]) -> None:
 
 
 def _apart(number: int, written: int) -> IO[str]:
-    """Returns Python's stream to where a descriptor led, to which others write no more."""
+    """Returns a stream to a descriptor's file, and sends the descriptor to `written`."""
     stream = os.fdopen(os.dup(number), "w", buffering=1)
     os.dup2(written, number)
     return stream
 
 
 def _obey(requests: int) -> None:
-    """Does what the parent is asked by signals, and ends when the parent has ended."""
+    """Handles the parent's requests, and ends the process after the parent."""
     while number := os.read(requests, 1):
         request(number[0])
     os._exit(1)
 
 
 def _forward_signals(child: int, alive: int) -> None:
-    """Has the child asked what this process is asked; the second time it is ended.
+    """Forwards stop signals to the child, and kills it at a second one.
 
-    Whoever ends a group of processes may send each of them the signal twice, at once.
+    A signal within a second of the first is ignored: process groups may receive it twice.
     """
     requested: float | None = None
 
@@ -220,7 +221,7 @@ def _forward_signals(child: int, alive: int) -> None:
 
 
 def _watch(child: int, reports: int, seconds: float) -> tuple[bool, str, int]:
-    """Returns whether the child had met the others, why it was ended, and its status."""
+    """Returns whether the child had met the others, why it was killed, and its status."""
     met = False
     begun = stopped = None
     while True:
