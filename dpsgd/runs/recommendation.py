@@ -1,7 +1,6 @@
-"""What a run is trained by where its user leaves it open: by public numbers alone.
+"""Recommended settings of a run, from public numbers alone.
 
-They are the number of rows, the guarantee that is wanted and, for lazy tables, the noise that they
-will get.
+These are the number of rows, the wanted guarantee and, for lazy tables, the size of the noise.
 """
 
 from __future__ import annotations
@@ -18,59 +17,59 @@ from samplers.settings import DEFAULTS
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is trained by. The defaults are those of a task that recommends nothing."""
+    """Recommended settings; the defaults hold for tasks that recommend none."""
 
     batch_size: int = DEFAULTS["batch_size"]
     """Expected number of rows in a batch."""
     epochs: int = DEFAULTS["epochs"]
     """Passes over the rows."""
     l2_clip_norm: float = 4.0
-    """Bound on the L2 norm of what is clipped as one, which without privacy nothing is."""
+    """Bound on the L2 norm of each clipped gradient; unused without privacy."""
     learning_rate: float = 3e-3
-    """Peak step size, here of Adam."""
+    """Peak step size; the default is for Adam."""
     tables_learning_rate: float | None = None
-    """Peak step size of lazy tables; None for that of `table_step_size`."""
+    """Peak step size of lazy tables; None for the value of `table_step_size`."""
     tables_momentum: float = 0.0
-    """Of lazy tables."""
+    """Momentum of lazy tables, in [0, 1)."""
     average_tail: float | None = None
-    """Share of the steps, at a constant rate, whose parameters are averaged; None for the last
-    parameters at a rate that falls."""
+    """Final share of the steps whose parameters are averaged, at a constant rate; None releases the
+    last parameters, at a falling rate."""
 
 
 @dataclass(frozen=True)
 class RecommendationRequest:
-    """What a recommendation goes by, all of it public."""
+    """Public numbers and options that a recommendation may use."""
 
     num_examples: int
-    """Training rows n."""
+    """Number n of training rows."""
     target_delta: float
     """Delta of the guarantee."""
     noise_multiplier: float | None = None
-    """Given; this, the target, or neither: without privacy."""
+    """Noise multiplier; None with a target epsilon or without privacy."""
     target_epsilon: float | None = None
-    """To be certified of the whole run."""
+    """Epsilon to certify for the whole run; None with a noise multiplier or without privacy."""
     batch_size: int | None = None
-    """Given, if it is."""
+    """Expected batch size; None if open."""
     epochs: int | None = None
-    """Given, if they are."""
+    """Passes over the rows; None if open."""
     l2_clip_norm: float | None = None
-    """Given, if it is."""
+    """Clipping norm; None if open."""
     optimizer: str = "adam"
-    """Which it is: adam or sgd."""
+    """Optimizer: adam or sgd."""
     momentum: float = 0.0
-    """Of SGD."""
+    """SGD momentum, in [0, 1)."""
     bands: int | str | None = None
-    """Steps over which noise is correlated, "auto" if they are chosen later; None for one."""
+    """Steps over which noise is correlated; "auto" if chosen later; None for independent noise."""
     tables: str = "dense"
-    """How tables are trained: dense, by the optimizer as all else, or lazy, by SGD of their own."""
+    """Training of tables: dense, by the optimizer; or lazy, by separate SGD."""
     tables_momentum: float | None = None
-    """Of lazy tables, if it is given."""
+    """Momentum of lazy tables; None if open."""
     may_average: bool = False
-    """Whether `Settings.average_tail` may be chosen, with a learning rate for it."""
+    """Permission to set `Settings.average_tail`, with a learning rate for it."""
 
     @property
     def private(self) -> bool:
-        """Whether there is any noise."""
+        """True if the run has noise."""
         return self.noise_multiplier is not None or self.target_epsilon is not None
 
 
@@ -89,9 +88,10 @@ def generic(request: RecommendationRequest) -> Settings:
 
 
 def default_rate(optimizer: str, momentum: float) -> float:
-    """Returns the peak step size where none is chosen.
+    """Returns the default peak step size of an optimizer.
 
-    A gradient moves the parameters of SGD by 1 / (1 - momentum) times the step size in all.
+    Momentum multiplies a gradient's total effect by 1 / (1 - momentum), which SGD's step size
+    undoes.
 
     >>> default_rate("adam", 0.0), default_rate("sgd", 0.9)
     (0.003, 0.1)
@@ -100,10 +100,10 @@ def default_rate(optimizer: str, momentum: float) -> float:
 
 
 def warm_rate(rate: float, request: RecommendationRequest) -> float:
-    """Returns the step size of a run from an earlier model, which the usual one makes it forget.
+    """Returns the reduced step size of a run from an earlier model.
 
-    It is half the usual one up to epsilon 1 and 0.7 of it from 3 on, linear in log(epsilon)
-    between. Where no epsilon is wanted, it is the usual one.
+    At its usual rate a run would forget that model. The factor is 0.5 up to epsilon 1 and 0.7 from
+    epsilon 3, linear in log(epsilon) between, and 1 without a target epsilon.
 
     >>> wanted = [RecommendationRequest(88_000, 1e-5, target_epsilon=e) for e in (0.5, 1, 3, 8)]
     >>> [warm_rate(0.01, request) for request in wanted]
@@ -116,7 +116,7 @@ def warm_rate(rate: float, request: RecommendationRequest) -> float:
 
 
 MOST_NOISE = 0.2
-"""Standard deviation of how far noise has moved a coordinate by the run's end, at most."""
+"""Largest standard deviation of a coordinate's displacement by noise over a run."""
 
 
 def table_step_size(
@@ -126,16 +126,17 @@ def table_step_size(
     most: float = 10.0,
     without_noise: float = 1.0,
 ) -> float:
-    """Returns the peak step size of lazy tables, by how much noise they get.
+    """Returns the peak step size of lazy tables for their noise.
 
-    It is 2.1 (1 - mu) / (N r)^(2/3) for N steps with noise of standard deviation r = sigma C / b in
-    the mean gradient of each: docs/explanation/step-sizes-of-lazy-tables.md.
+    It is about 2.1 (1 - mu) / (N r)^(2/3), for N steps whose mean gradients have noise of standard
+    deviation r = sigma C / b, with sigma the noise multiplier. See
+    docs/explanation/step-sizes-of-lazy-tables.md.
 
     Args:
-      request: By which sigma is known, or about; what it gives comes before `settings`.
-      settings: b, epochs, C and mu.
-      most: At mu = 0 not to be exceeded, however little noise there is.
-      without_noise: At mu = 0 where there is none.
+      request: Guarantee and options of the run; its options override `settings`.
+      settings: Batch size b, epochs, clipping norm C and momentum mu.
+      most: Largest step size at mu = 0.
+      without_noise: Step size at mu = 0 of a run without noise.
     """
     batch_size = request.batch_size or settings.batch_size
     steps = math.ceil(request.num_examples / batch_size) * (request.epochs or settings.epochs)
@@ -149,7 +150,7 @@ def table_step_size(
 
 
 def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> float:
-    """Returns about the noise multiplier that the guarantee takes; no guarantee is made of it."""
+    """Returns an approximate noise multiplier, which no guarantee depends on."""
     if request.noise_multiplier is not None:
         return request.noise_multiplier
     epsilon = request.target_epsilon  # mu^2 / 2 + mu tail, about
@@ -161,20 +162,19 @@ def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> 
 
 
 _ROWS_AGAIN = 20 / 3
-"""Rows of the tables, for each that a batch looks up, that a flush reads once in so many steps: to
-read a row, differentiate, noise and write it takes a step at least three times what a flush takes
-for it, which so is at most a twentieth of the steps."""
+"""Flush interval in steps, per ratio of table rows to rows looked up in a step. A step takes at
+least 3 times longer per row than a flush, so flushes take at most 1/20 of the time."""
 
 
 def table_sizes(
     task: Any, init_seed: int, rows: Any, sampler: BatchSampler, pattern: str | None = None
 ) -> tuple[int, int]:
-    """Returns how many rows the tables of a model have, and how many a batch looks up.
+    """Returns the numbers of table rows and of rows that a batch looks up.
 
-    Of parameters and `rows` the shapes alone are read; `pattern` is that of `RunSpec.train`.
+    It reads only the shapes of parameters and rows. `pattern` is `RunSpec.train`.
 
     Raises:
-      ValueError: if there are no tables, or a step has several passes.
+      ValueError: if the model has no tables, or a step has several passes.
     """
     import jax
 
@@ -195,7 +195,9 @@ def table_sizes(
 
 
 def flush_every(count: int, looked_up: int) -> int:
-    """Returns the steps between flushes, such that these take at most a twentieth of the time.
+    """Returns the number of steps between flushes of lazy tables.
+
+    Flushes of `count` rows then take at most 5 % of the time, for `looked_up` rows in a step.
 
     >>> flush_every(5_000_000, 26 * 1024)
     1280
@@ -215,11 +217,11 @@ CHOICES = {
     "flush_every": "steps between flushes",
     "average_tail": "mean of the last share of steps",
 }
-"""Options that a run chooses, in words."""
+"""Words for the options that a run chooses."""
 
 
 def sentence(chosen: Mapping[str, Any]) -> str:
-    """Returns what a run chose, as `ResolvedRun` has it, for people.
+    """Returns a sentence on a run's choices, `ResolvedRun.chosen`.
 
     >>> sentence({"settings": {"batch_size": 1024, "learning_rate": 3e-3}})
     'chosen: batch size 1,024, learning rate 0.003'

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON values, and read back with every value checked against its annotation."""
+"""Converts dataclasses to JSON values, and reads them back with checked types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def to_json(value: Any) -> Any:
-    """Returns dataclasses, mappings, paths and tuples as JSON's own types; `build` reads them back.
+    """Returns dataclasses, mappings, paths and tuples as JSON values.
 
     >>> to_json((Path("a/b"), [1.0, None]))
     ['a/b', [1.0, None]]
@@ -42,12 +42,12 @@ def to_json(value: Any) -> Any:
 
 
 def checked(value: Any, kind: Any, where: str) -> Any:
-    """Returns `value` as its annotation says, see `accounting.records.read`.
+    """Returns `value` converted to its annotation, see `accounting.records.read`.
 
     Args:
       value: Value to check.
-      kind: Annotation.
-      where: First words of the error's line, such as a file's name.
+      kind: Type annotation.
+      where: Prefix of the error message, such as a file's name.
 
     Raises:
       ValueError: if the annotation does not allow the value.
@@ -63,7 +63,9 @@ def checked(value: Any, kind: Any, where: str) -> Any:
 
 
 def stated(record: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Returns fields of a dataclass as JSON values, without the defaults; `fields_of` reads them.
+    """Returns fields of a dataclass as JSON values, without defaults.
+
+    `fields_of` reads them back.
 
     Args:
       record: Dataclass.
@@ -77,15 +79,15 @@ def stated(record: Any, names: Iterable[str]) -> dict[str, Any]:
 def fields_of(
     kind: Any, body: Mapping[str, Any], names: Iterable[str] | None = None, where: str = ""
 ) -> dict[str, Any]:
-    """Returns the fields of a dataclass in a mapping, as their annotations say.
+    """Returns fields of a dataclass, read from a mapping.
 
-    Fields that have a default may be absent; other entries of the mapping are left alone.
+    Fields with a default may be absent; other entries of the mapping are ignored.
 
     Args:
       kind: Dataclass.
       body: Mapping of field names to JSON values.
       names: Names of the fields; by default all.
-      where: First words of an error's line, such as a file's name.
+      where: Prefix of the error message, such as a file's name.
 
     Raises:
       ValueError: If a field is missing, or its annotation does not allow the value.
@@ -104,7 +106,7 @@ def fields_of(
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Returns a question after the known name that is meant, or the notice about a removed one."""
+    """Returns a hint at a similar known name, or at a removed one."""
     if notice := removal_notice(name):
         return f": {notice}"
     hint = records.near(name, known)
@@ -116,13 +118,13 @@ def _tuples(value: Any) -> Any:
 
 
 def build(kind: type[_T], fields: Any, where: str) -> _T:
-    """Returns the dataclass `kind` with these fields, lists having been tuples before JSON.
+    """Returns a dataclass from JSON fields, with lists as tuples.
 
-    A field that is absent has its default, as in the record of a version that did not know it.
+    An absent field gets its default, as in records of earlier versions.
 
     Raises:
-      ValueError: if a field is missing, unknown, not allowed or refused by `kind`; the line begins
-        with `where` and names the field.
+      ValueError: if a field is missing, unknown, not allowed or refused by `kind`; the message
+        begins with `where` and names the field.
     """
     given = {name: _tuples(x) for name, x in checked(fields, Mapping[str, Any], where).items()}
     for name in given.keys() - named(kind).keys():

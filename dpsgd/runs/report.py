@@ -1,4 +1,4 @@
-"""Reports for people: Markdown of one run, and the table that compares several."""
+"""Formats runs for people: a Markdown report, and a comparison table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dpsgd.runs.log import WORDS
 from dpsgd.runs.recommendation import sentence
 
 UNDEFINED = "undefined"
-"""What stands in place of a metric that is none."""
+"""Text for a metric that is undefined."""
 
 
 def metric(value: float | None) -> str:
-    """Returns a metric to four digits, a count as it is, and None as what is undefined.
+    """Returns a metric to four digits, a count in full, None as "undefined".
 
     >>> metric(0.74321), metric(11_000), metric(None)
     ('0.7432', '11,000', 'undefined')
@@ -38,7 +38,7 @@ _NAMES = {
     "predicted_over_observed": "pred/obs",
     "expected_calibration_error": "calibration error",
 }
-"""Metrics that people write otherwise than records do."""
+"""Spelling of metrics in reports, by their names in records."""
 
 
 def label(name: str) -> str:
@@ -54,7 +54,9 @@ def label(name: str) -> str:
 
 
 def by_split(metrics: Mapping[str, float | None]) -> tuple[list[str], list[list[str]]]:
-    """Returns (header, rows) of the table of metrics, which are named "<split>_<name>".
+    """Returns (header, rows) of a table with one row per split.
+
+    Metrics are named "<split>_<name>".
 
     >>> by_split({"test_auc": 0.75, "test_loss": 0.5, "validation_auc": 0.7})
     (['rows', 'AUC', 'loss'], [['test', '0.7500', '0.5000'], ['validation', '0.7000', '']])
@@ -69,7 +71,7 @@ def by_split(metrics: Mapping[str, float | None]) -> tuple[list[str], list[list[
 
 
 def divergence(record: dict[str, Any]) -> str | None:
-    """Returns, in one line, that a run diverged and what that means; None if it did not."""
+    """Returns a line on a diverged run; None if all metrics are defined."""
     undefined = [name for name, value in record["metrics"].items() if value is None]
     if not undefined:
         return None
@@ -81,12 +83,17 @@ def divergence(record: dict[str, Any]) -> str | None:
 
 
 LEAST_SIGNAL = 1000.0
-"""Of a run whose model can be relied on, see `Mechanism.signal_to_noise`: measured on four tables
-of 455 to 8,800 rows at epsilon 1, 3 and 8."""
+"""Smallest `Mechanism.signal_to_noise` of a reliable model, measured on four tables of 455 to 8,800
+rows at epsilon 1, 3 and 8."""
 
 
 def weak_signal(ratio: float | None, num_examples: int) -> str | None:
-    """Returns that noise outweighs what so few rows can teach; None if it does not."""
+    """Returns a warning that noise outweighs the signal, or None.
+
+    Args:
+      ratio: `Mechanism.signal_to_noise`, or None.
+      num_examples: Number of training rows.
+    """
     if ratio is None or ratio >= LEAST_SIGNAL:
         return None
     return (
@@ -98,20 +105,20 @@ def weak_signal(ratio: float | None, num_examples: int) -> str | None:
 
 
 def interval(record: dict[str, Any]) -> str:
-    """Returns the epsilon interval of a run's `record`, or "none" where nothing is guaranteed."""
+    """Returns a run's epsilon interval, or "none" without a guarantee."""
     if record["epsilon_upper"] is None:
         return "none"
     return str(Bound(record["epsilon_lower"], record["epsilon_upper"]))
 
 
 def guaranteed(record: dict[str, Any]) -> str:
-    """Returns the upper end of that interval alone, rounded up, or "none" as above."""
+    """Returns a run's upper epsilon, rounded up, or "none" without a guarantee."""
     upper = record["epsilon_upper"]
     return "none" if upper is None else Bound(upper, upper).format_upper()
 
 
 def advantage(record: dict[str, Any]) -> str:
-    """Returns the interval of the best membership attack's advantage, or "none" as above."""
+    """Returns the interval of a membership attack's best advantage, or "none"."""
     if record["attack_advantage_upper"] is None:
         return "none"
     ends = record["attack_advantage_lower"], record["attack_advantage_upper"]
@@ -125,11 +132,17 @@ _SHOWN = {
     ("average_tail", None): "mean of the last share of steps",
     ("average_decay", None): "decay of the moving average",
 }
-"""Settings, and the usual values that a report leaves out, in words."""
+"""Words for settings, by option and the usual value that reports leave out."""
 
 
 def markdown(record: dict[str, Any], config: dict[str, Any], origin: str = "") -> str:
-    """Returns the readable report of a run; `origin` is when and how it was trained, if told."""
+    """Returns the Markdown report of a run.
+
+    Args:
+      record: Content of `report.json`.
+      config: Content of `config.json`.
+      origin: Date and command of the training, in words; may be empty.
+    """
     terms = {
         "sampler": record["sampler"],
         "noise multiplier": _number(record["noise_multiplier"]),
@@ -183,7 +196,7 @@ Not covered by the guarantee:
 
 
 def _meaning(record: dict[str, Any]) -> str:
-    """Returns what the guarantee says, or that there is none, in words."""
+    """Returns the meaning of the guarantee in words."""
     if record["epsilon_upper"] is None:
         return (
             f"Nothing bounds what the trained parameters tell about one {record['unit']} of the\n"
@@ -203,7 +216,7 @@ def _meaning(record: dict[str, Any]) -> str:
 
 
 def calibration(record: dict[str, Any]) -> str:
-    """Returns a paragraph on what calibrated a model, or nothing."""
+    """Returns a paragraph on a model's calibration, or an empty text."""
     if not record["calibration"]:
         return ""
     found = ", ".join(
@@ -221,7 +234,7 @@ def _steps(record: dict[str, Any]) -> str:
 
 
 def seconds(record: dict[str, Any]) -> str:
-    """Returns how long all stages of a run took; nothing where that is secret."""
+    """Returns the seconds of all stages of a run; empty if secret."""
     found = record["stage_seconds"]
     return "" if found is None else f"{sum(found.values()):.1f}"
 
@@ -239,13 +252,13 @@ def _speed(record: dict[str, Any]) -> str:
 
 
 def _outcome(record: dict[str, Any]) -> str:
-    """Returns a paragraph on a training that diverged or is mostly noise, or nothing."""
+    """Returns warnings on a training that diverged or is mostly noise."""
     found = divergence(record), weak_signal(record["signal_to_noise"], record["num_examples"])
     return "".join(f"**{line[0].upper()}{line[1:]}.**\n\n" for line in found if line)
 
 
 def _choice(config: Mapping[str, Any]) -> str:
-    """Returns a paragraph on the settings that the run chose by itself, or nothing."""
+    """Returns a paragraph on the settings that the run chose."""
     if "chosen" not in config:
         return ""
     line = sentence(config["chosen"])
@@ -255,13 +268,13 @@ def _choice(config: Mapping[str, Any]) -> str:
 def comparison(
     records: Sequence[dict[str, Any]], metrics: Sequence[str] | None = None
 ) -> tuple[list[str], list[list[str]], str]:
-    """Returns (header, rows, caption) of the table that compares finished runs.
+    """Returns (header, rows, caption) of a table that compares finished runs.
 
-    What all of them have in common, delta and the rows of their metrics, is in the caption alone.
+    Only the caption states a common delta and a common split of the metrics.
 
     Args:
-      records: What their `report.json` hold.
-      metrics: Those that are shown; by default those of the test rows, if there are any.
+      records: Contents of the runs' `report.json`.
+      metrics: Names of the metrics to show; by default test metrics, or all without test metrics.
     """
     if metrics is None:
         found = [item for record in records for item in record["metrics"].items()]
@@ -296,7 +309,7 @@ def comparison(
 
 
 def headline(description: Mapping[str, Any], metrics: Mapping[str, float | None]) -> str | None:
-    """Returns the metric that tables put first: the one that the task names, or its first one."""
+    """Returns the metric that tables put first: the task's "headline", or the first."""
     named = description.get("headline")
     return named if named in metrics else next(iter(metrics), None)
 
@@ -311,7 +324,7 @@ def bullets(items: list[str]) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Returns a Markdown table of plain text; columns of numbers are flush right."""
+    """Returns a Markdown table of plain text, with numbers right-aligned."""
     columns = zip(*rows, strict=True) if rows else ([] for _ in header)
     rule = ["---:" if _is_numeric(column) else "---" for column in columns]
     lines = [*([escape(cell) for cell in line] for line in [header, *rows])]
@@ -320,7 +333,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def escape(text: str) -> str:
-    """Returns text as Markdown that shows it as it is, on one line.
+    """Returns a text on one line, with Markdown's special characters escaped.
 
     >>> print(escape("a|b ![x](y) [1, 2]"))
     a\\|b ![x]\\(y) [1, 2]

@@ -1,7 +1,8 @@
-"""The only place that chooses what a run leaves open; `dpsgd.runs.support` is its table of proofs.
+"""Chooses the settings that a run leaves open; no other module does.
 
-All that it goes by is public: numbers of rows and steps, shapes, and the guarantee that is wanted.
-`config.json` records plain values: no resumed run chooses.
+Choices depend on public values alone: numbers of rows and steps, shapes, and the wanted guarantee.
+`config.json` records the results, so that a resumed run chooses nothing. `dpsgd.runs.support` lists
+the combinations that are refused.
 """
 
 from __future__ import annotations
@@ -62,27 +63,27 @@ ADAM = (
 )
 
 Goal = NoiseMultiplier | TargetEpsilon
-"""What is asked of the privacy of a run that has any."""
+"""Privacy options of a run with noise."""
 
 _ABOUT = 0.05
-"""How closely the epsilon is known that sums are chosen by."""
+"""Tolerance of the epsilon that determines the noise of calibration sums."""
 
 _LEAST = 1e-6
-"""Epsilon at which no number of rows is enough to calibrate."""
+"""Smallest epsilon of a calibration, at which no number of rows is enough."""
 
 _MOST_BANDS = 1024
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run of which nothing is left open.
+    """A run without open choices.
 
     Attributes:
-      spec: How it is trained.
-      mechanism: Sampler, noise and clipping norm: what its guarantee is computed of.
-      delta: Of the guarantee.
-      chosen: What was chosen and why, as JSON values: "settings" by option, what the "noise" became
-        if it is correlated and what "tables" if that was left open.
+      spec: Resolved settings.
+      mechanism: Sampler, noise and clipping norm, which determine the guarantee.
+      delta: Delta of the guarantee.
+      chosen: Choices and reasons, as JSON values: "settings" by option, "tables" and "noise" if
+        they were open, and "warm" if an earlier model lowered the learning rate.
     """
 
     spec: RunSpec
@@ -95,7 +96,11 @@ class ResolvedRun:
 
 
 def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
-    """Returns the sampler of a run on these data, with the minimum separation of its bands."""
+    """Returns the sampler of a run, with the separation that its bands need.
+
+    Raises:
+      ValueError: if sampler, bands and data do not go together.
+    """
     bands = _bands(spec)
     sampler = with_separation(spec.sampler, bands)
     try:
@@ -123,17 +128,17 @@ def _bands(spec: RunSpec) -> int | None:
 
 
 def noise_of(spec: RunSpec) -> Noise:
-    """Returns the law of the noise of a spec that leaves nothing open."""
+    """Returns the noise law of a resolved spec."""
     law = spec.noise.law if isinstance(spec.noise, Banded) else spec.noise
     assert law is not None, "`resolve` leaves nothing open"
     return law
 
 
 def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | None:
-    """Returns the full-batch queries by which a run is calibrated, by how much it may cost.
+    """Returns the full-batch queries of a run's calibration, or None.
 
     Raises:
-      ValueError: if it cannot be calibrated, or that would not pay.
+      ValueError: if the run cannot be calibrated, or calibration would not pay.
     """
     if spec.calibration in (None, "none"):
         return None
@@ -162,9 +167,9 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
 def privacy_with(
     sums: FullSums | None, sampler: BatchSampler, noise: Noise
 ) -> Callable[[float], PrivacyProfile]:
-    """Returns what a run costs by the noise multiplier of its steps.
+    """Returns a function from a run's noise multiplier to its privacy profile.
 
-    It may end in `sums` over all rows.
+    The run ends in `sums` over all rows, unless they are None.
     """
     if sums is None:
         return functools.partial(noise.privacy, sampler)
@@ -179,7 +184,7 @@ def _smallest_noise(
     noise: Noise,
     sums: FullSums | None,
 ) -> float:
-    """Returns the smallest sufficient noise multiplier: once for all equal runs of a process."""
+    """Returns the smallest sufficient noise multiplier, cached for equal runs."""
     if isinstance(goal, NoiseMultiplier):
         return goal.noise_multiplier
     privacy = privacy_with(sums, sampler, noise)
@@ -190,7 +195,7 @@ def _smallest_noise(
 
 @dataclass(frozen=True)
 class _LowerEnd:
-    """The lower ends of a profile as if they were the truth: to choose noise by, nothing else."""
+    """Lower ends of a profile as exact values, only for choosing noise."""
 
     profile: PrivacyProfile
 
@@ -202,7 +207,11 @@ class _LowerEnd:
 
 
 def resolved(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns the run of a spec that leaves nothing open but the size of its noise."""
+    """Returns a run whose spec leaves only the noise multiplier open.
+
+    Raises:
+      ValueError: if the options do not go together, or no noise meets the target.
+    """
     sampler, delta = build_sampler(spec, population), spec.delta_of(population)
     goal = spec.privacy
     if isinstance(goal, NonPrivate):
@@ -228,16 +237,16 @@ def resolve(
     rows: Rows,
     progress: Progress = lambda line: None,
 ) -> ResolvedRun:
-    """Returns the run that a spec asks for, with what was chosen; what is given stays as it is.
+    """Returns the resolved run of a spec, whose given options stay unchanged.
 
     Args:
-      spec: What is asked for.
-      task: Recommends settings, if it has a method `recommend` (see `dpsgd.runs.task.Task`).
-      rows: Of the task, of which the shapes are read, and what is public of them.
-      progress: Called with one line of text.
+      spec: Settings, some of them open.
+      task: Task, whose method `recommend`, if any, chooses settings (see `dpsgd.runs.task.Task`).
+      rows: Training rows, read for their shapes alone, and their population.
+      progress: Function of one line of text.
 
     Raises:
-      ValueError: for choices that do not go together or do not fit the data, for a recommendation
+      ValueError: for options that do not go together or do not fit the data, for a recommendation
         that cannot be run, or a target out of reach.
     """
     spec, chosen = choose(spec, task, rows, progress)
@@ -258,9 +267,9 @@ def choose(
     rows: Rows,
     progress: Progress = lambda line: None,
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec that leaves nothing open but the size of its noise, and what was chosen.
+    """Returns a spec without open choices but its noise, and the choices.
 
-    Arguments and errors are those of `resolve`.
+    The choices are `ResolvedRun.chosen`; arguments and errors are as for `resolve`.
     """
     population = rows[1]
     check(spec, population.num_examples)
@@ -284,12 +293,12 @@ def choose(
 
 
 def _starts_warm(spec: RunSpec) -> bool:
-    """Whether the usual step size is not that of `warm_rate`."""
+    """Returns True if the default step size is `warm_rate`."""
     return spec.init_from is not None and isinstance(spec.privacy, TargetEpsilon)
 
 
 def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
-    """Returns a spec of sizes, rates and tables that are recommended, and why of its tables."""
+    """Returns a spec with recommended settings, and the reason for its tables."""
 
     def recommended(spec: RunSpec) -> RunSpec:
         return _recommended(spec, task, rows[1])
@@ -319,7 +328,7 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
 
 
 def request_of(spec: RunSpec, population: Population, **more: Any) -> RecommendationRequest:
-    """Returns what a recommendation goes by, of the options of a spec, the rows and `more`."""
+    """Returns a recommendation's request from options, rows and `more`."""
     known = {one.name for one in dataclasses.fields(RecommendationRequest)}
     given = {name: value for name, value in spec.options().items() if name in known}
     given |= {"target_delta": spec.delta_of(population), **more}
@@ -327,7 +336,7 @@ def request_of(spec: RunSpec, population: Population, **more: Any) -> Recommenda
 
 
 def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
-    """Returns a spec with what the task recommends where it is left open."""
+    """Returns a spec whose open settings are the task's recommendations."""
     sampler, names = spec.sampler, spec.open
     own = {one.name for one in dataclasses.fields(Settings)} - {"average_tail"}
     if not own & set(names):
@@ -362,7 +371,10 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
 
 
 def averages_by_rule(spec: RunSpec) -> bool:
-    """Whether a task's rule may choose an average of parameters, which has a rate of its own."""
+    """Returns True if a task's rule may choose an average of parameters.
+
+    Learning rate, schedule and average must be open: the rule chooses a rate for the average.
+    """
     chosen = spec.optimizer.learning_rate, spec.optimizer.schedule
     return chosen == (None, None) and isinstance(spec.average, LastStep)
 
@@ -370,7 +382,7 @@ def averages_by_rule(spec: RunSpec) -> bool:
 def _with_calibration(
     spec: RunSpec, task: Any, population: Population, progress: Progress
 ) -> RunSpec:
-    """Returns a spec that says whether its run is calibrated: by default, if it can be."""
+    """Returns a spec with its calibration chosen: by default the task's, if possible."""
     if spec.calibration == "none":
         return spec
     offered, why = calibration_of(task), ""
@@ -400,7 +412,7 @@ def _without(calibration: str | None, why: object) -> str:
 
 
 def _check_rescaled(spec: RunSpec, task: Any) -> None:
-    """Raises ValueError if a calibration would change parameters that `train` leaves alone."""
+    """Raises ValueError if calibration would change parameters frozen by `train`."""
     if spec.train is None:
         return
     import jax
@@ -418,7 +430,7 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
 def with_noise(
     spec: RunSpec, task: Any, population: Population, progress: Progress = lambda line: None
 ) -> tuple[RunSpec, dict[str, Any]]:
-    """Returns a spec with the bands of its noise, and the record of them if they were chosen."""
+    """Returns a spec with its bands chosen, and the record of that choice."""
     noise, record = spec.noise, dict[str, Any]()
     if isinstance(noise, Banded) and noise.bands == "auto":
         bands, why = _best_bands(spec, noise, task, population, progress)
@@ -437,9 +449,10 @@ def with_noise(
 def _best_bands(
     spec: RunSpec, noise: Banded, task: Any, population: Population, progress: Progress
 ) -> tuple[int, str]:
-    """Returns the power of two of bands that leaves least error in sums of gradients, and why.
+    """Returns the power of two of bands with the least error, and why.
 
-    The error is sigma E(b, N) / (B N), of `error_of_sums`, with the sigma of the wanted guarantee.
+    The error of summed gradients is sigma E(b, N) / (B N) with b bands, N steps, expected batch
+    size B, E of `error_of_sums`, and the sigma of the wanted guarantee.
     """
     if getattr(spec.optimizer, "momentum", None) is None:
         return 1, ADAM
@@ -492,7 +505,10 @@ def _most_vectors(spec: RunSpec, task: Any) -> int:
 
 
 def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
-    """Returns a run of the same program, of noise whose numbers need not be searched for."""
+    """Returns a run of the same program, without searching for its noise.
+
+    A private run gets noise multiplier 1; calibration and automatic bands are left out.
+    """
     noise = spec.noise
     if isinstance(noise, Banded) and noise.bands == "auto":
         noise = Independent()
@@ -502,7 +518,7 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
 
 
 def differing(asked: RunSpec, found: RunSpec) -> list[str]:
-    """Returns the options in which a resolved spec is not what was asked for."""
+    """Returns the resolved options that differ from those given."""
     if asked.delta == "1/n":  # found is a number, which the data give
         asked = dataclasses.replace(asked, delta=None)
     if isinstance(asked.tables, Auto):

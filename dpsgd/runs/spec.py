@@ -1,8 +1,8 @@
-"""What a run is asked for: nested frozen values, each of which refuses what is wrong with itself.
+"""Settings of a run: nested frozen dataclasses that check their values.
 
-None, "auto" and `Auto` leave a choice open, which `dpsgd.runs.resolve` makes. Every setting has one
-name, its option, by which commands, the files of sweeps and records spell it: `RunSpec.of` and
-`RunSpec.options` are all there is between them and the values here.
+None, "auto" and `Auto` leave a choice open for `dpsgd.runs.resolve`. Each setting has one option
+name in commands, sweep files and records. `RunSpec.of` converts options to the classes here, and
+`RunSpec.options` converts them back.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class _TableSettings(Record):
-    """Settings of tables with a learning rate of their own.
+    """Settings of tables that have a separate learning rate.
 
     Attributes:
       learning_rate: Peak learning rate of lazy tables. Default: chosen by the task.
@@ -150,7 +150,7 @@ class _TableSettings(Record):
 
 @dataclass(frozen=True)
 class Lazy(_TableSettings):
-    """Embedding tables with deferred noise, trained by SGD at a learning rate of their own."""
+    """Embedding tables with deferred noise, trained by SGD at a separate learning rate."""
 
 
 @dataclass(frozen=True)
@@ -315,12 +315,12 @@ class RunSpec(Record):
 
     @property
     def private(self) -> bool:
-        """Whether there is any noise."""
+        """True if the run has noise."""
         return not isinstance(self.privacy, NonPrivate)
 
     @property
     def open(self) -> list[str]:
-        """The options that are left open for `resolve`, those of the sampler first."""
+        """Names of the options that are left open for `resolve`."""
         sampler, noise = self.sampler, self.noise
         names = ["tables"] if isinstance(self.tables, Auto) else []
         names += sampler.open_sizes() if isinstance(sampler, SamplerSettings) else []
@@ -338,16 +338,16 @@ class RunSpec(Record):
 
     @classmethod
     def of(cls, sampler: Any, **options: Any) -> RunSpec:
-        """Returns what options ask for: the one way in from commands, files and records.
+        """Returns the spec that options ask for, in a command, file or record.
 
         Args:
-          sampler: How batches are drawn.
-          **options: By the names of `known_options`. One that is None or has its default need not
-            go with the others; of all others each must.
+          sampler: Sampler, or its settings.
+          **options: Values by the names of `known_options`. None and default values are ignored;
+            all other options must go together.
 
         Raises:
-          ValueError: if one is unknown, of another type or impossible, or goes with a choice that
-            was not made.
+          ValueError: if an option is unknown, of another type, impossible, or belongs to a choice
+            that was not made.
         """
         known, given = known_options(), dict[str, Any]()
         for name, value in options.items():
@@ -378,7 +378,7 @@ class RunSpec(Record):
         return cls(sampler, **parts, **{own[name]: value for name, value in given.items()})
 
     def options(self) -> dict[str, Any]:
-        """Returns the options that ask for this, with those of all choices that it makes."""
+        """Returns the options that make this spec, with the default values."""
         found: dict[str, Any] = {}
         for name, attribute in named(type(self)).items():
             value = getattr(self, attribute)
@@ -394,14 +394,14 @@ class RunSpec(Record):
         return found
 
     def but(self, **options: Any) -> RunSpec:
-        """Returns the same with other options."""
+        """Returns this spec with some options replaced."""
         return RunSpec.of(**{**self.options(), **options})
 
     def delta_of(self, population: Population) -> float:
-        """Returns the delta of the guarantee of a run on these data.
+        """Returns the delta of a run's guarantee for a population.
 
         Raises:
-          ValueError: if it is 1 / n, of so few units that this is no delta of a guarantee.
+          ValueError: if delta is 1/n, and n is too small for a guarantee.
         """
         if self.delta is not None and self.delta != "1/n":
             return self.delta
@@ -413,7 +413,7 @@ class RunSpec(Record):
         return check_guarantee_delta(1 / num_units, "target_delta")
 
     def record(self) -> dict[str, Any]:
-        """Returns the options as JSON values, from which `from_record` makes it again."""
+        """Returns the options as JSON values, which `from_record` reads back."""
         sampler = self.sampler
         if isinstance(sampler, SamplerSettings):
             terms = sampler.record()
@@ -425,16 +425,16 @@ class RunSpec(Record):
     def from_record(
         cls, record: Mapping[str, Any], where: str, *, execute: bool = False
     ) -> RunSpec:
-        """Returns the resolved spec that `record` recorded, whatever else is recorded with it.
+        """Returns the resolved spec in a record, whose other entries are ignored.
 
         Args:
-          record: What `config.json` holds.
-          where: Begins the line of an error.
-          execute: Whether to import the module of a sampler from outside the package, which
-            executes its code: to resume one's own run, and not to read somebody else's.
+          record: Content of `config.json`.
+          where: Prefix of error messages.
+          execute: Permission to import the module of a sampler from outside the package, which
+            executes its code: to resume your own run, not to read somebody else's.
 
         Raises:
-          ValueError: if it is not the record of a spec of which nothing is left open.
+          ValueError: if the record is damaged, or leaves an option open.
         """
         name = sampler_name(record, where)
         fields = {key: value for key, value in record["sampler"].items() if key != "name"}
@@ -475,20 +475,20 @@ PARTS: dict[str, dict[str, type]] = {
         "automatic": AutomaticClipping,
     },
 }
-"""The classes of each part of a spec, by the option that chooses one ("" needs none), or, of
-tables, optimizers and clipping, by the value of the option of that name."""
+"""Classes of each part of a spec, by the option that chooses a class ("" needs none); for tables,
+optimizer and clipping, by the value of the option of that name."""
 
 
 class Option(NamedTuple):
-    """One setting of a run by the name that commands, files and records have for it."""
+    """A setting of a run, as commands, files and records name it."""
 
     type: Any
     default: Any
-    """None where it has none."""
+    """Default value; None without a default."""
     owner: type
-    """Class below whose field its help stands."""
+    """Class that has the field, and its help text in its docstring."""
     field: str
-    """That field; "" for the class itself."""
+    """Name of the field; "" for the class itself."""
 
 
 @functools.cache
@@ -519,7 +519,7 @@ def known_options() -> dict[str, Option]:
 
 
 def _chooser(name: str) -> str:
-    """Returns what chooses a class that has an option, in words."""
+    """Returns the choice, in words, that an option belongs to."""
     for part, kinds in PARTS.items():
         has = [choice for choice, kind in kinds.items() if name in named(kind)]
         if has:
@@ -528,13 +528,13 @@ def _chooser(name: str) -> str:
 
 
 def sampler_name(record: Mapping[str, Any], where: str) -> str:
-    """Returns the name of the sampler in the record of a spec, or refuses it at `where`."""
+    """Returns the sampler's name in the record of a spec, or refuses it at `where`."""
     fields = checked(record.get("sampler"), Mapping[str, Any], f"{where}: sampler")
     return checked(fields.get("name"), str, f"{where}: sampler, name")
 
 
 def check_version(record: Mapping[str, Any], path: Path) -> None:
-    """Raises ValueError if the configuration in the run directory `path` is of before tasks."""
+    """Raises ValueError for a run directory of a version before tasks."""
     if "task" not in record and {"data", "model_sizes", "schema"} <= record.keys():
         raise ValueError(
             f"{path} was begun by an earlier version, whose runs knew no tasks: resume it, or "
@@ -543,7 +543,7 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
 
 
 def config_digest(record: Mapping[str, Any]) -> str:
-    """Returns a digest of what `config.json` holds, wherever data and an earlier model lie."""
+    """Returns a digest of a configuration, without paths of data and models."""
     kept = dict(record)
     task = kept.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):

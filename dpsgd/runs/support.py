@@ -1,4 +1,4 @@
-"""The one table of what has no proof together: what refuses it, and what prints it for the docs."""
+"""Table of unsupported combinations of options, used for refusals and for the docs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Trait = Literal[
     "no minimum separation",
     "protected units of several rows",
 ]
-"""What a run may be refused by: in the words of options, and of what samplers have."""
+"""Options, and properties of samplers, that may exclude each other."""
 
 
 class Unsupported(NamedTuple):
-    """Traits of a run that do not go together: any of the first with any of the second."""
+    """Traits that exclude each other: any in `first` and any in `second`."""
 
     first: tuple[Trait, ...]
     second: tuple[Trait, ...]
@@ -84,12 +84,11 @@ UNSUPPORTED = (
         "its sums clip each row by itself, and other units are protected",
     ),
 )
-"""All that is refused of choices that are possible alone: the one table, which `check` reads and
-`support_matrix` prints."""
+"""Combinations of possible options that `check` refuses and `support_matrix` prints."""
 
 
 def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
-    """Returns the traits of a run by which it may be refused, as far as its sampler is known."""
+    """Returns the traits of a run, some of them only if its sampler is given."""
     noise, bands = spec.noise, getattr(spec.noise, "bands", 1)
     several = getattr(spec.sampler, "overflow", None) == "accumulate"
     has: dict[Trait, bool] = {
@@ -109,7 +108,7 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
 
 
 def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
-    """Returns the first rule that refuses a run, its number, and the two traits in words."""
+    """Returns the first rule that refuses a run, with number and traits, or None."""
     for number, rule in enumerate(UNSUPPORTED, 1):
         found = [[one for one in side if one in traits] for side in (rule.first, rule.second)]
         if all(found):
@@ -118,7 +117,7 @@ def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
 
 
 def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
-    """Returns why a run is not supported, in a line; empty if it is."""
+    """Returns the reason why a run is not supported; empty if it is."""
     if (found := rule_against(traits_of(spec, sampler))) is None:
         return ""
     _, rule, words = found
@@ -126,9 +125,9 @@ def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
 
 
 def check(spec: RunSpec, num_examples: int | None = None) -> None:
-    """Raises ValueError, which names the options, for choices that do not go together.
+    """Raises ValueError, naming the options, if options do not go together.
 
-    Nor must sizes exceed `num_examples`, once they are known.
+    The sampler's sizes must not exceed `num_examples`, unless it is None.
     """
     if why := refusal(spec):
         raise ValueError(why)
@@ -137,7 +136,7 @@ def check(spec: RunSpec, num_examples: int | None = None) -> None:
 
 
 def checked_spec(options: Mapping[str, Any], where: str) -> RunSpec:
-    """Returns `RunSpec.of` options whose choices go together, or raises ValueError at `where`."""
+    """Returns a spec whose options go together, or raises ValueError at `where`."""
     try:
         check(spec := RunSpec.of(**options))
     except ValueError as error:
@@ -163,7 +162,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "user-poisson": ("user-poisson", _SIZES),
 }
-"""The rows of the support matrix: each a sampler with settings, here of 64 examples."""
+"""Rows of the support matrix: samplers with settings for 64 examples, by label."""
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "independent noise": {},
@@ -171,18 +170,21 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "lazy tables": {"tables": "lazy", "tables_learning_rate": 0.5, "tables_momentum": 0.0},
     "calibration": {"calibration": "platt"},
 }
-"""Its columns: each some options."""
+"""Columns of the support matrix: options by label."""
 
 
 def example_data() -> Population:
-    """Returns the data of the support matrix: 4 users with 16 examples each, in sessions of 4."""
+    """Returns a population of 4 users with 16 examples each, in sessions of 4."""
     tree = UnitTree.even((4, 4, 4), ("user", "session"))
     return Population(64, max_contributions=16, num_users=4, tree=tree)
 
 
 @functools.cache
 def support_matrix() -> str:
-    """Returns which choices go together, why others do not, and how tight costs are: Markdown."""
+    """Returns the Markdown table of supported options by sampler, with reasons.
+
+    Its last columns tell whether data shards are supported, and whether the accounting is tight.
+    """
     columns = [*COLUMNS, "data shards", "accounting"]
     lines = [f"| sampler | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for label, (name, settings) in SAMPLERS.items():
@@ -210,7 +212,10 @@ def support_matrix() -> str:
 
 
 def with_separation(sampler: Any, bands: int | None) -> Any:
-    """Returns a sampler, or its settings, with a cycle of `bands` steps if it can have one."""
+    """Returns a sampler, or its settings, with cycles of `bands` steps if possible.
+
+    A cycle that was given, or a sampler without cycles, stays unchanged.
+    """
     if bands is not None and bands > 1 and getattr(sampler, "cycle_length", None) == 1:
         return dataclasses.replace(sampler, cycle_length=bands)
     return sampler
