@@ -1,4 +1,4 @@
-"""What is trained: a task knows nothing of privacy, and a run knows nothing else of its task."""
+"""Interface of a task, which provides a run's rows, model and metrics, but no privacy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecord:
-    """What is recorded of a task, see `task_record`."""
+    """Record of a task in a run's configuration, see `task_record`."""
 
     name: str | None
     settings: dict[str, Any]
@@ -36,96 +36,101 @@ class TaskRecord:
 
 @runtime_checkable
 class Trainable(Protocol):
-    """A model with its loss, and synthetic probe rows, of which an audit takes its steps."""
+    """A model with its loss, and synthetic rows for the audit's steps."""
 
     def init(self, seed: int) -> PyTree:
-        """Returns the parameters before training, which depend on no private row."""
+        """Returns the initial parameters, which depend on no private row."""
 
     def loss(self, params: PyTree, example: PyTree) -> Any:
-        """Returns the loss of one row, a scalar; with a third argument, a key, for dropout.
+        """Returns the loss of one row, a scalar.
 
-        A loss made by `dpsgd.with_rows` can train with lazy tables.
+        A loss with a third argument gets a key, for dropout. A loss made by `dpsgd.with_rows` can
+        train with lazy tables.
         """
 
     def generated(self, count: int) -> PyTree:
-        """Returns `count` rows of the shapes and dtypes of `columns`, made of none of them."""
+        """Returns `count` synthetic rows with the shapes and dtypes of `columns`."""
 
 
 @runtime_checkable
 class Task(Trainable, Protocol):
-    """Rows, a model of them and what to measure: all that a run needs to be told.
+    """Rows, model and metrics of a run.
 
     A task is best a frozen dataclass, whose fields are its settings: the command offers them, and
-    the run's configuration records them. One named `data`, a path, says where the rows lie, which
-    is no part of what they are. `loss` is pure, and compiled; equal tasks have the same one.
+    the run's configuration records them. A field named `data` is the path of the rows, which may
+    move between attempts. `loss` is a pure function that is compiled; equal tasks have
+    equal losses.
 
-    The methods below are what a run calls. A task may also have
+    A run calls the methods below. A task may also have
 
-    * `check(begun)`, which raises ValueError before any step if the rows are damaged or `metrics`
-      could not be had of them; `begun` is None, or, where a run resumes, what `describe` returned
-      when it was begun, which these rows must fit;
-    * `num_examples`, how many rows train, where that is known before they are read: `dpsgd train`
-      refuses what does not fit them at once;
-    * `digest()`, a text that names the rows: other rows, another text. It is kept a secret. By
+    * `check(begun)`, which raises ValueError before any step if the rows are damaged or do not
+      suffice for `metrics`; `begun` is None, or, in a resumed run, the former result of `describe`,
+      which these rows must fit;
+    * `num_examples`, the number of training rows, if it is known before they are read; then
+      `dpsgd train` refuses options that do not fit it at once;
+    * `digest()`, a text that identifies the rows: other rows, another text. It is kept a secret. By
       default the arrays of `columns` are hashed;
-    * `predict(params, rows)`, what the model says of rows, which need no labels: an array with a
-      row each; pure, and compiled. It serves `dpsgd score` and an exported model;
+    * `predict(params, rows)`, the predictions for rows, which need no labels: an array with one
+      entry per row; pure, and compiled. `dpsgd score` and exported models call it;
     * `read(path, labelled=True, split=None)`, which yields the rows of another file of the task's
-      format, block by block: without labels if they need not be `labelled`, and of one `split` if
-      the format has several. `dpsgd score` and `dpsgd evaluate` read by it;
-    * `keys(path, column)`, which yields what a column of such a file says of each row, as text:
-      what `dpsgd score --key` writes beside its prediction;
+      format, block by block; rows may lack labels if `labelled` is False, and belong to `split` if
+      the format has several. `dpsgd score` and `dpsgd evaluate` call it;
+    * `keys(path, column)`, which yields a column of such a file, one text per row;
+      `dpsgd score --key` writes it beside the predictions;
     * `not_covered()`, sentences about facts of private rows that the guarantee does not cover, such
-      as "which class an image is of": its sentence and the report add them;
-    * `evaluate(params, blocks)`, figures of merit of such labelled rows, by their bare names, such
-      as "auc": what `dpsgd evaluate` prints, and of which `metrics` may be made;
-    * `encode(rows)`, rows as `predict` takes them of rows as people have them, such as a table of
-      texts: what a program gives an exported model. By default they are the same;
-    * `recommend(request)`, the `dpsgd.Settings` that a run takes where its user gives none, for a
-      `RecommendationRequest`: the number of rows and the guarantee that is wanted. It must
-      look at no row. By default `dpsgd.runs.recommendation.generic`;
-    * `settle(request)`, the task with what its user left open chosen for a run, such as the kind of
-      model, for a `RecommendationRequest` of the rows and the guarantee alone; and why, as
-      {setting: reason}. It must look at no row;
-    * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`: what private runs
-      make of noisy sums over all rows after their last step, to be part of the model; equal tasks
-      have equal ones (`RunSpec.calibration`); None where labels have none;
-    * `described(description, where)`, a static method that returns what predicts, reads and
-      evaluates, from what `describe` returned and without the training rows; `where` begins the
-      line of its ValueError. By default a task is made of the settings, but for `data`.
+      as "which class an image is of": the guarantee's sentence and the report add them;
+    * `evaluate(params, blocks)`, the metrics of labelled rows from `read`, by names without a
+      split, such as "auc": `dpsgd evaluate` prints them, and `metrics` may call it;
+    * `encode(rows)`, which converts rows in a form for people, such as a table of texts, to rows
+      for `predict`: programs pass them to an exported model. By default both are equal;
+    * `recommend(request)`, the `dpsgd.Settings` for options that a user leaves open, from a
+      `RecommendationRequest`: the number of rows and the wanted guarantee. It must look at no row.
+      By default `dpsgd.runs.recommendation.generic`;
+    * `settle(request)`, the task with its open settings chosen, such as the kind of model, from a
+      `RecommendationRequest` with only the rows and the guarantee; and the reasons by setting. It
+      must look at no row;
+    * `calibration()`, a `dpsgd.engine.queries.Refinement`, such as `Platt`, which changes the model
+      after the last step of a private run by noisy sums over all rows; equal tasks have equal
+      refinements (`RunSpec.calibration`); None if its labels have none;
+    * `described(description, where)`, a static method that returns an object for predicting,
+      reading and evaluating, from the result of `describe` and without the training rows; its
+      ValueError begins with `where`. By default the task is rebuilt from its settings without
+      `data`.
     """
 
     def columns(self) -> PyTree:
-        """Returns the training rows: arrays, or memory maps, with one leading row an example.
+        """Returns the training rows: arrays or memory maps, with one row per example.
 
-        Where rows are not examples, or users hold several of them, `samplers.UnitData`, as
-        `Contributions.of_users` and `UnitTree.data` make it: the guarantee reads its unit there.
+        If rows are not examples, or users hold several of them, it returns `samplers.UnitData`,
+        made by `Contributions.of_users` or `UnitTree.data`, which names the protected unit.
 
-        Of several processes each may lack the rows of shards that others have: of an array with a
-        method `lacks(rows)`, the run asks by it why a range of rows, counted from 0, cannot be read
-        here ("" if all can), before any step. Such a task needs a `digest`, the same in all.
+        In a run of several processes, each may lack rows that belong to other shards. An array may
+        then have a method `lacks(rows)`, which returns the reason why a range of rows, counted from
+        0, cannot be read here ("" if all can); the run calls it before any step. Such a task needs
+        a `digest`, equal in all processes.
         """
 
     def metrics(self, params: PyTree) -> Mapping[str, float]:
-        """Returns figures of merit on rows outside the training split, such as "test_auc".
+        """Returns metrics on rows outside the training split, such as "test_auc".
 
-        Each is named "<split>_<name>", and is NaN where it is undefined: the training diverged.
+        Names are "<split>_<name>". A value is NaN where it is undefined: the training diverged.
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """Returns what is public of the task, as JSON values: it goes into the configuration.
+        """Returns the public description of the task, as JSON values.
 
-        "headline" may name the metric that tables put first, and "better" whether its "higher" or
-        its "lower" values are; "prediction" what `predict` returns, such as "probability".
+        The configuration records it. "headline" may name the metric that tables put first, "better"
+        the direction of its better values, "higher" or "lower", and "prediction" the meaning of
+        `predict`, such as "probability".
         """
 
 
 METHODS = ("columns", "init", "loss", "metrics", "generated", "describe")
-"""What makes a task of an object."""
+"""Methods that every task has."""
 
 
 def check_task(task: Any, name: str) -> None:
-    """Raises ValueError if `task`, which was called `name`, lacks a method of a `Task`."""
+    """Raises ValueError if an object lacks a method of `Task`."""
     if isinstance(task, type):
         raise ValueError(f"{name} is a class, and no task: make one of it")
     if missing := [method for method in METHODS if not callable(getattr(task, method, None))]:
@@ -136,7 +141,7 @@ def check_task(task: Any, name: str) -> None:
 
 
 def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, str]]:
-    """Returns a task of which nothing is left open for a run, and why its settings were chosen."""
+    """Returns a task with its open settings chosen, and the reasons."""
     settle = getattr(task, "settle", None)
     return settle(request) if callable(settle) else (task, {})
 
@@ -144,11 +149,15 @@ def settled(task: Any, request: RecommendationRequest) -> tuple[Any, dict[str, s
 def like_earlier(
     task: Any, name: str | None, record: Mapping[str, Any]
 ) -> tuple[Any, dict[str, str]]:
-    """Returns a task, called `name`, with what it leaves open as an earlier one had it; and why.
+    """Returns a task with open settings of an earlier task, and the reasons.
 
-    These are its settings that are None, but for `data` and paths; `record` is what `task_record`
-    made of the earlier task. Nothing is taken of a task of another name, or of settings that do not
-    fit.
+    Open settings are None; `data` and paths are not taken. A task with another name, or settings
+    that do not fit, stays unchanged.
+
+    Args:
+      task: Task of the new run.
+      name: Name of the task, or None.
+      record: `task_record` of the earlier task.
     """
     own, settings = _settings(task), record.get("settings", {})
     if own is None or record.get("name") not in (name, task_record(task)["name"]):
@@ -171,7 +180,7 @@ def like_earlier(
 
 
 def with_settings(task: Any, found: Mapping[str, Any], where: str) -> Any:
-    """Returns a task with other settings, JSON values, or refuses them at `where`."""
+    """Returns a task with some settings replaced, or refuses them at `where`."""
     own, kind = _settings(task), type(task)
     if own is None:  # it is more than JSON values
         return dataclasses.replace(task, **found)
@@ -179,7 +188,7 @@ def with_settings(task: Any, found: Mapping[str, Any], where: str) -> Any:
 
 
 def exceptions_of(task: Any) -> tuple[str, ...]:
-    """Returns the sentences of a task about what its guarantee does not cover."""
+    """Returns the sentences of a task's `not_covered`."""
     made = getattr(task, "not_covered", None)
     return tuple(checked(list(made()), list[str], "not_covered() of the task")) if made else ()
 
@@ -191,10 +200,10 @@ def calibration_of(task: Any) -> Any:
 
 
 def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refinement | None:
-    """Returns what a task makes of the sums that its run ends in, if there are any.
+    """Returns the calibration for the sums at a run's end, if there are any.
 
     Raises:
-      ValueError: if the task offers none, or another than the `kind` that the run is to have.
+      ValueError: if the task offers none, or another than `kind`.
     """
     if mechanism.full_sums is None:
         return None
@@ -211,7 +220,11 @@ def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refineme
 
 
 def find(name: str) -> Any:
-    """Returns the object called "module:name", whose module is imported, or raises ValueError."""
+    """Returns the object "module:name" of an imported module.
+
+    Raises:
+      ValueError: if there is no such object, or its module cannot be imported.
+    """
     module, colon, qualified = name.partition(":")
     if not (module and colon and qualified):
         raise ValueError(f"{name!a} names no object: write module:object")
@@ -237,7 +250,7 @@ def find(name: str) -> Any:
 
 
 def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> Any:
-    """Returns the task of the class `kind`, called `name`, or refuses its settings at `where`."""
+    """Returns a task of the class `kind`, or refuses its settings at `where`."""
     if not dataclasses.is_dataclass(kind):
         raise ValueError(f"{where}: {name} is a class and no dataclass: name a task made of it")
     hints = field_types(kind)
@@ -258,10 +271,10 @@ def _is_path(kind: Any) -> bool:
 
 
 def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
-    """Returns what a run's configuration says of its task, as JSON values.
+    """Returns the record of a task for a run's configuration, as JSON values.
 
-    `name` is what it is called where it is found again: that of an object, "module:name", or of its
-    class; by default its class, if `settings` say all of it.
+    `name` is "module:name" of the task, as an object, or of its class; by default of its class, if
+    its settings are JSON values.
     """
     try:
         description = to_json(task.describe())
@@ -275,7 +288,7 @@ def task_record(task: Task, name: str | None = None) -> dict[str, Any]:
 
 
 def _settings(task: Task) -> dict[str, Any] | None:
-    """Returns the fields of a task; None if it is more, or other, than JSON values."""
+    """Returns the fields of a task as JSON values; None if it has others."""
     if not dataclasses.is_dataclass(task):
         return None
     try:
@@ -290,10 +303,9 @@ def _settings(task: Task) -> dict[str, Any] | None:
 def load(
     record: Any, where: str, *, kinds: Mapping[str, str] = {}, data: Path | None = None
 ) -> Any:
-    """Returns the task that `task_record` recorded, or refuses the record at `where`.
+    """Returns the task of a `task_record`, or refuses the record at `where`.
 
-    `kinds` are names that stand for others, "module:name"; `data` is where they lie, if not where
-    they lay.
+    `kinds` maps short names to "module:name"; `data` is the path of its rows, if they have moved.
     """
     record = checked(record, dict[str, Any], f"{where}: task")
     name = checked(record.get("name"), str | None, f"{where}: task, name")
@@ -320,7 +332,11 @@ def load(
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:
-    """Returns the training rows of a task, and what is public of them, or refuses the columns."""
+    """Returns the training rows of a task, and their public population.
+
+    Raises:
+      ValueError: if `columns` returns no rows, or arrays of different lengths.
+    """
     import jax
 
     data = task.columns()
@@ -336,9 +352,9 @@ def rows_of(task: Task) -> tuple[PyTree, Population]:
 
 
 def data_digest(task: Task, columns: PyTree, population: Population | None = None) -> str:
-    """Returns a text that names the training rows of a task: a secret, as they are.
+    """Returns a digest of a task's training rows, as secret as the rows.
 
-    It is the task's own `digest`, or of all arrays, and of the units that the rows lie in.
+    It is the task's `digest`, if it has one, or a hash of all arrays and of the tree of units.
     """
     if callable(digest := getattr(task, "digest", None)):
         return digest()
@@ -347,7 +363,7 @@ def data_digest(task: Task, columns: PyTree, population: Population | None = Non
 
 
 def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
-    """Returns the SHA-256 of a text and of all arrays, with their names, dtypes and shapes."""
+    """Returns the SHA-256 of a prefix and of arrays with names, dtypes and shapes."""
     import jax
 
     found = hashlib.sha256(prefix.encode())
@@ -362,4 +378,4 @@ def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
 
 
 _READ_BYTES = 2**24
-"""Most bytes of rows that are looked at together."""
+"""Largest number of bytes that are hashed at once."""

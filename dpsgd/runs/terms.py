@@ -1,4 +1,4 @@
-"""Terms of a run, on which the cost of its steps depends; and a private selection of runs."""
+"""Terms of a run, which determine the privacy cost of its steps, and selections."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from samplers.settings import kind_of, name_of
 
 @dataclass(frozen=True)
 class Terms:
-    """Everything but the steps that the price of a run depends on, and what names it.
+    """Terms that determine a run's privacy cost, and identify the run.
 
     Attributes:
-      plan: All steps of the run, as they are accounted for.
-      delta: The delta at which the guarantee is given.
+      plan: Segment of all steps of the run.
+      delta: Delta of the guarantee.
       config: Digest of the configuration, see `config_digest`.
-      trained: Names of the parameters that are trained, where others are frozen.
+      trained: Names of the trained parameters, if others are frozen.
     """
 
     plan: Segment
@@ -37,7 +37,7 @@ class Terms:
 
     @property
     def mechanism(self) -> Mechanism:
-        """Sampler, sigma and C."""
+        """Mechanism of the run: sampler, noise and clipping norm."""
         return self.plan.mechanism
 
     def record(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Terms:
 
     @classmethod
     def from_record(cls, body: Mapping[str, Any]) -> Terms:
-        """Returns the terms in a line of the ledger, as `record` gave them."""
+        """Returns the terms in a line of the ledger, made by `record`."""
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
@@ -62,20 +62,20 @@ _OF_SEGMENT = ("unit", "reproducible_noise", "lazy_tables", "not_covered", "rows
 
 
 def segment_record(segment: Segment) -> dict[str, Any]:
-    """Returns a segment as JSON values, but for its steps and the model that the run started from.
+    """Returns a segment as JSON values, without its steps and initial model.
 
-    Fields that have their default are left out.
+    Fields with their default are left out.
     """
     return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT)}
 
 
 def segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
-    """Returns the segment in a record, as `segment_record` gave it, with `more` of its fields."""
+    """Returns the segment in a `segment_record`, with `more` of its fields."""
     return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 
 def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
-    """Returns the terms of a mechanism that its price depends on, as JSON values."""
+    """Returns the parts of a mechanism that its cost depends on, as JSON values."""
     sampler, clip = mechanism.sampler, mechanism.l2_clip_norm
     return to_json(
         {
@@ -90,9 +90,9 @@ def mechanism_record(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
-    """Returns the mechanism in a record, as `mechanism_record` gave it.
+    """Returns the mechanism in a `mechanism_record`.
 
-    The sampler has the price of the recorded one; it knows a tree by its shape alone.
+    Its sampler has the cost of the recorded one, but only the shape of a unit tree.
     """
     fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
     # Whoever reads a ledger executes nothing that it names.
@@ -111,10 +111,11 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
 
 
 def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Returns the segments of a run as JSON values, by which another run can price both.
+    """Returns the segments of a run as JSON values.
 
-    The list is empty if no cost of both runs together could be computed from it: for selections,
-    runs that started from a trained model, and samplers or noises from outside this package.
+    Another run can compute the cost of both from them. The list is empty if it cannot: for
+    selections, runs that started from a trained model, and samplers or noises from outside this
+    package.
     """
     records = [
         {**segment_record(part), "steps": [part.steps.start, part.steps.stop]}
@@ -126,7 +127,7 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def segments_from_records(records: Any) -> tuple[Segment, ...]:
-    """Returns the segments in records, as `segment_records` gave them.
+    """Returns the segments in `segment_records`.
 
     Raises:
       ValueError: if a record is damaged.
@@ -144,7 +145,7 @@ def initial_record(initial: Initial) -> dict[str, Any]:
 
 
 def initial_from_record(record: Any) -> Initial:
-    """Returns the trained model in a record, as `initial_record` gave it."""
+    """Returns the trained model in an `initial_record`."""
     body = checked(record, dict[str, Any], "initial")
     own = fields_of(Initial, body, ("sha256", "name"))
     return Initial(segments=segments_from_records(body["segments"]), **own)
@@ -152,18 +153,19 @@ def initial_from_record(record: Any) -> Initial:
 
 @dataclass(frozen=True)
 class Selection:
-    """The best of a random number of trials, each of them one of the candidates.
+    """The best of a random number of trials, each a run of one candidate.
 
-    The first line of its ledger declares it before anything is drawn. One trial's cost is never a
-    guarantee.
+    The first line of its ledger declares it before anything is drawn. The cost of one trial is
+    never a guarantee.
 
     Attributes:
-      count: The law of the number of trials, which stays secret.
-      candidates: What a trial may be, each equally likely.
+      count: Law of the number of trials, which stays secret.
+      candidates: Terms of the possible trials, each equally likely.
       settings: Configuration of each candidate's trials, as JSON values.
-      score: The metric by which the best is chosen.
-      better: Which of its values are better.
-      request: What else it was begun with, as JSON values; it tells nothing of private data.
+      score: Metric that determines the best trial.
+      better: Direction of better scores.
+      request: Digests of task, candidates and data, as JSON values; they tell nothing of private
+        data.
     """
 
     count: TrialCount
@@ -192,7 +194,7 @@ class Selection:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Returns what a reader should know of it, as JSON values."""
+        """Returns a public summary of the selection, as JSON values."""
         return {
             "mean_trials": self.count.mean,
             "trials_shape": self.count.shape,
@@ -203,7 +205,7 @@ class Selection:
 
     @classmethod
     def from_record(cls, record: Any) -> Selection:
-        """Returns the selection that `record` recorded."""
+        """Returns the selection in a record made by `record`."""
         body = checked(record, dict[str, Any], "selection")
         law = (checked(body[name], float, name) for name in ("mean_trials", "trials_shape"))
         candidates = checked(body["candidates"], list[dict[str, Any]], "candidates")
@@ -214,7 +216,7 @@ class Selection:
         )
 
     def check_released(self, terms: Terms) -> None:
-        """Raises ValueError unless a model of these terms is one of the candidates."""
+        """Raises ValueError unless the terms of a released model are a candidate's."""
         if not any(is_trial_of(candidate, terms) for candidate in self.candidates):
             raise ValueError("what was released is none of the candidates that were declared")
 
@@ -224,11 +226,11 @@ class Selection:
         return self.candidates[0].delta
 
     def trials(self, released: Terms | None = None) -> Trials:
-        """Returns what was declared, and the model that was released, as they are accounted for."""
+        """Returns the declared trials and the released model, for accounting."""
         candidates = tuple(terms.plan for terms in self.candidates)
         return Trials(self.count, candidates, self.score, released.plan if released else None)
 
 
 def is_trial_of(candidate: Terms, terms: Terms) -> bool:
-    """Returns whether a run of these terms was trained as a candidate declares."""
+    """Returns True if a run was trained as a candidate declares."""
     return dataclasses.replace(terms, trained=()) == candidate

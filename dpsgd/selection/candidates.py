@@ -113,7 +113,7 @@ class Candidates:
         return data_digest(self.task, *self.rows)
 
     def request(self, secret: VaultSecret | None = None) -> dict[str, Any]:
-        """Returns what a selection is begun with, the data's digest blinded by its secret."""
+        """Returns digests of task, candidates and data, the latter blinded by a secret."""
         grid = json.dumps([spec.record() for spec in self.specs], sort_keys=True)
         return {
             "task": config_digest({"task": self.record}),

@@ -55,9 +55,9 @@ def select(
 ) -> dict[str, Any]:
     """Trains a random number of candidates and releases the best.
 
-    The guarantee covers the whole selection. All candidates share one `target_epsilon`, that of the
-    selection, and the noise is found for it; with `noise_multiplier` each candidate has its own
-    noise. The same call resumes a stopped selection.
+    The guarantee covers the whole selection. With `target_epsilon`, equal in all candidates, the
+    noise is chosen for the whole selection to meet it; with `noise_multiplier` each candidate has
+    its own noise. The same call resumes a stopped selection.
 
     Args:
       task: Task to train.
@@ -77,8 +77,8 @@ def select(
     Raises:
       FileExistsError: If `out` holds something else; it stays unchanged.
       ValueError: For candidates that a selection cannot use, or that differ from those begun in
-        `out`; after a program error in a trial, such as a lack of device memory, from which the
-        same call resumes with a mended task; or if every trial failed, so that nothing is released.
+        `out`; after a program error in a trial, such as a lack of device memory (the same call then
+        resumes with a mended task); or if every trial failed, so that nothing is released.
       OSError: If the disk is full; the same call then resumes.
       Stopped: If SIGTERM or SIGINT asked for it; the same call then resumes.
     """
@@ -190,7 +190,7 @@ class _ProgramError(Exception):
 def _score(wanted: Candidates, selection: Selection, number: int, path: Path) -> float | None:
     """Runs a trial of a candidate, and returns its score; None for a failed trial.
 
-    A trial that stopped cleanly goes on; one that was killed begins again with fresh randomness.
+    A cleanly stopped trial resumes; a killed trial begins again with fresh randomness.
 
     A trained model depends on private rows, and so does the success of computing with it: a trial
     fails by an arithmetic error, or by a ValueError after training. All other errors are the
@@ -223,12 +223,12 @@ def _score(wanted: Candidates, selection: Selection, number: int, path: Path) ->
 
 
 def _discard(path: Path) -> None:
-    """Destroys a trial, under another name: a part of it is no trial to resume (`Vault.clear`)."""
+    """Destroys a trial under another name, so that no part of it is resumed."""
     destroy(path.rename(path.with_name(f"{path.name}.gone")))
 
 
 def _goes_on(path: Path) -> bool:
-    """Returns True if a trial is of one attempt still: trained to its end, or cleanly stopped."""
+    """Returns True if a trial in one attempt is finished or cleanly stopped."""
     folder = RunDirectory(path)
     if folder.finished:
         return _whole(folder.history())

@@ -39,15 +39,15 @@ def for_epsilon(
     \gamma) \delta(e) \le \gamma (\exp(e) - 1)`, the selection costs at most :math:`b + (\eta + 1)
     e` where :math:`\delta(b) \le \delta / E[K]`. The first candidate has the least noise at which
     its own selection meets the target; every other candidate has the least noise that meets the
-    same (e, b). The result is checked with the envelope of all `profiles`, as those of the trials
-    may differ from `candidates`.
+    same (e, b). The result is checked with the envelope of all `profiles`, which may differ from
+    the profiles in `candidates`.
 
     Args:
       candidates: Profile of each candidate as a function of its noise multiplier.
       count: Law of the number K of trials.
       epsilon: Target of the whole selection.
       delta: Probability delta of the guarantee.
-      profiles: Profiles of the trials at given noise multipliers; by default those of `candidates`.
+      profiles: Profiles of the trials at given noise multipliers; by default from `candidates`.
 
     Raises:
       ValueError: If no noise suffices.

@@ -39,7 +39,7 @@ class VaultSecret:
         return cls(os.urandom(32))
 
     def save(self, path: Path, selection: str) -> None:
-        """Writes the secret of the selection of this name to a new file, which knows its number."""
+        """Writes the secret to a new file, with its selection's name and inode number."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(os.open(path, flags, SECRET), "wb") as file:
             os.fchmod(file.fileno(), SECRET)
