@@ -1,1 +1,1 @@
-"""Runs that survive their machine: any task, its ledger, checkpoints, report and export."""
+"""Trains a task in a resumable run with ledger, checkpoints, report and export."""

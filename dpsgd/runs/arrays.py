@@ -1,6 +1,6 @@
-"""Named arrays in files .npz, which may be anybody's.
+"""Reads named arrays from untrusted .npz files.
 
-A file takes no more memory than its own size, or than the arrays that are read.
+`npz_shapes` refuses compressed arrays, so that a file takes no more memory than its size.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ PyTree = Any
 
 
 def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
-    """Reads the arrays of a file .npz, found by their names.
+    """Reads a pytree of arrays from an .npz file by name.
 
     Args:
-      path: File; a checkpoint is refused.
-      like: Pytree of the arrays' structure, shapes and dtypes.
-      cast: True to convert floating-point numbers to the dtypes of `like`.
+      path: .npz file; a checkpoint is refused.
+      like: Pytree with the structure, shapes and dtypes of the arrays.
+      cast: True to convert floating-point arrays to the dtypes of `like`.
 
     Raises:
-      ValueError: if the file is damaged, has other arrays, or numbers that are not finite after a
-        cast.
+      ValueError: if the file is damaged, lacks an array of `like`, holds other arrays, or has
+        entries that are not finite after a cast.
     """
     shapes = npz_shapes(path)
     if "ledger_head" in shapes:
@@ -60,10 +60,18 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
 
 
 def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like: PyTree) -> PyTree:
-    """Returns the stored name of each leaf of `like`: its key path or its name in `leaf_names`.
+    """Returns the stored name of each leaf of `like`.
+
+    A leaf is stored under its key path, its dotted key path or its name in `leaf_names`.
+
+    Args:
+      path: .npz file, for error messages.
+      shapes: Shape and dtype of each stored array, by name.
+      like: Pytree with the structure, shapes and dtypes of the arrays.
 
     Raises:
-      ValueError: if a leaf has no array of its name, shape and kind (floating-point or not).
+      ValueError: if no stored array has a leaf's name, or if the array of that name has another
+        shape, or another dtype where the two are not both floating-point.
     """
 
     def stored_name(shown: str, at: Any, leaf: Any) -> str:
@@ -88,7 +96,11 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
 
 
 def npz_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape and dtype of each array that `numpy.savez` wrote, by its name."""
+    """Returns the shape and dtype of each stored array, by name.
+
+    Raises:
+      ValueError: if the file is damaged or compressed, holds objects, or repeats a name.
+    """
     shapes = dict[str, jax.ShapeDtypeStruct]()
     headers = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -111,7 +123,7 @@ def npz_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays of these names."""
+    """Returns the arrays called `names`; raises ValueError if the file is damaged."""
     with _located(path), zipfile.ZipFile(path) as file:
         return {
             name: np.lib.format.read_array(file.open(f"{name}.npy"), allow_pickle=False)
@@ -121,7 +133,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _located(path: Path) -> Iterator[None]:
-    """Turns errors about damaged bytes into one line that names the file."""
+    """Turns errors about damaged bytes into a ValueError that names the file."""
     try:
         yield
     except DAMAGED as error:

@@ -1,4 +1,4 @@
-"""The audit of a run that is about to start or resume: its own program, on generated rows."""
+"""Audits a run's compiled program on synthetic rows before the run starts or resumes."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ from samplers import BatchSampler
 PyTree = Any
 
 ROWS = 64
-"""Examples that are generated for an audit, or blocks of rows where these are clipped as one."""
+"""Synthetic examples per audit; blocks of rows if a whole block is clipped as one example."""
 
 NOT_MADE = (
     "not made: that the compiled program and the draws are what is claimed was not tested in this "
     "run"
 )
-"""What is said of a run that was not to be audited."""
+"""Verdict of a run whose configuration turns the audit off."""
 
-_KNOWN = 2**26  # bytes of a state, at most, whose audit is remembered
+_KNOWN = 2**26  # largest state, in bytes, whose audit report is cached
 _passed: dict[Hashable, AuditReport] = {}
 
 
 def verdict(found: AuditReport, parts: list[str]) -> str:
-    """Returns the verdict of an audit in a line, or raises ValueError if it failed.
+    """Returns the verdict of an audit in one line.
 
     Args:
       found: Report of the audit.
-      parts: Names of what was audited.
+      parts: Names of the audited parts, such as "the compiled program"; at least one.
+
+    Raises:
+      ValueError: if a check of the audit failed.
     """
     found.require_passed()
     made = len(found.checks) - len(found.left_out)
@@ -67,16 +70,16 @@ def audit_synthetic(
     claimed: BatchSampler | None = None,
     laws: bool = False,
 ) -> AuditReport:
-    """Audits the program that trains, on synthetic rows, in all processes that train it.
+    """Audits the training program on synthetic rows, in all processes together.
 
     Args:
       algorithm: Algorithm of the run.
-      mechanism: Sampler, sigma and C.
+      mechanism: Sampler, sigma and C of the run.
       state: State with which the run begins or resumes.
-      layout: Layout of its blocks, if known.
-      synthetic: Function of a count that makes as many synthetic rows.
-      claimed: Sampler whose guarantee is claimed, see `audit_program`.
-      laws: True to test the law of the draws, see `audit_program`.
+      layout: Layout of the run's blocks; None for the layout that `train_blocks` chooses.
+      synthetic: Function that returns synthetic rows, given their number.
+      claimed: Sampler whose guarantee is claimed; by default the mechanism's.
+      laws: True to test the distribution of the draws, see `audit_program`.
     """
     return audit_program(
         algorithm,
@@ -92,16 +95,24 @@ def audit_synthetic(
 
 
 def probe_rows(mechanism: Mechanism) -> int:
-    """Returns how many rows are generated for an audit."""
+    """Returns the number of synthetic rows of an audit."""
     return ROWS * math.prod(mechanism.sampler.clipped_shape)
 
 
 def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
-    """Returns an audit, if it passed before the one that was made of an equal key and state."""
+    """Returns the cached report for an equal key and state, or a new report.
+
+    Only reports that passed are cached, in this process and for states of at most `_KNOWN` bytes.
+
+    Args:
+      make: Function that performs the audit.
+      state: Pytree of arrays that the audit reads, compared by value.
+      key: Everything else that the audit depends on; without cache if its first entry is None.
+    """
     small = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) <= _KNOWN
     if key[0] is None or not small:
         return make()
-    # Another program under other settings.
+    # Other settings of the compiler give another program.
     key = Parts(*key), arrays_digest(state), json.dumps(compilation())
     if (known := _passed.get(key)) is not None:
         return known

@@ -1,7 +1,8 @@
-"""Checkpoints: a training state that is whole and on the disk, or not there at all.
+"""Saves and restores training states atomically.
 
-Each is one file, fsynced and renamed, with a SHA-256 of what it holds; sharded arrays lie in parts
-that it names. It holds the head of the ledger, and no key: docs/explanation/checkpoints.md.
+A checkpoint is one file, fsynced and then renamed, that holds a SHA-256 of its content. Sharded
+arrays lie in further files (parts), which the checkpoint names. It also holds the ledger's head,
+but no key: docs/explanation/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from dpsgd.core.state import TrainState
 
 KEPT = 2
-"""How many checkpoints stay: the newest, and one to fall back to."""
+"""Number of checkpoints on the disk: the newest, and one to fall back to."""
 
 _RESERVED = ".reserved"
-"""File that keeps the place of the next checkpoint on the disk, or of a part of it."""
+"""Name of the file that reserves disk space for the next checkpoint, or for a part of it."""
 
 _SLACK = 2**12
-"""Bytes of an array's header, at most."""
+"""Most bytes of an array's header."""
 
 _LEAF = "state"
 _PARTS = "parts"
@@ -50,35 +51,37 @@ _DIGEST = "sha256"
 
 
 class Checkpoint(NamedTuple):
-    """Where a run can resume.
-
-    No noise is pending in its state, whose step says how far it came.
-    """
+    """Training state without pending noise, with its place in the run, to resume at."""
 
     state: TrainState
     attempt: int
-    """Attempt that made the state."""
+    """Index of the attempt that computed the state."""
     ledger_head: str
-    """Hash of the ledger's last line when this was written."""
+    """Hash of the ledger's last line when the checkpoint was written."""
     seconds: float
-    """Time that was spent on training so far."""
+    """Seconds of training up to the state."""
 
     @property
     def place(self) -> Saved:
-        """Place of the checkpoint in its run."""
+        """Step, attempt and ledger head of the checkpoint."""
         return Saved(int(self.state.step), self.attempt, self.ledger_head)
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints, named by their step."""
+    """Folder of a run's checkpoints, whose file names are their steps."""
 
     def __init__(self, folder: Path, processes: Processes | None = None):
-        """Names a folder, in which all processes (by default those there are) save together."""
+        """Opens a folder in which `processes`, by default all current ones, save together."""
         self.folder = folder
         self._processes = processes or Processes.current()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes `checkpoint`, and then destroys all but those that are kept."""
+        """Writes a checkpoint, then destroys all but the newest `KEPT`.
+
+        Raises:
+          ValueError: if the state has pending noise, or the folder is a symbolic link.
+          OSError: if the checkpoint cannot be written.
+        """
         import jax
 
         if checkpoint.state.pending:
@@ -109,7 +112,7 @@ class Checkpoints:
             self._destroy_old()
 
     def room(self, state: TrainState) -> dict[Path, int]:
-        """Returns the files that keep room for what this process writes of a state, in bytes."""
+        """Returns the size in bytes of each file that reserves space for this process."""
         import jax
 
         leaves = jax.tree.leaves(state)
@@ -122,10 +125,13 @@ class Checkpoints:
         return sizes
 
     def reserve(self, room: Mapping[Path, int]) -> None:
-        """Keeps room on the disk, unless there is some.
+        """Reserves disk space for the next checkpoint, unless it is reserved already.
+
+        Args:
+          room: Size in bytes of each reserving file, from the method `room`.
 
         Raises:
-          OSError: if there is no room.
+          OSError: if the disk is full.
         """
         self._make_folder()
         for path, size in room.items():
@@ -142,13 +148,13 @@ class Checkpoints:
         self._refuse_link()
 
     def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Writes what lies in this process; returns what describes all parts of it."""
+        """Writes the shards of this process; returns the descriptions of all processes' parts."""
         processes, found, pieces = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
             for leaf, array in sharded.items():
                 for shard in array.addressable_shards:
-                    if shard.replica_id:  # in another place, too
+                    if shard.replica_id:  # a copy of a shard that is written elsewhere
                         continue
                     index = zip(shard.index, array.shape, strict=True)
                     pieces.append([leaf, [one.indices(n)[:2] for one, n in index], file.tell()])
@@ -167,27 +173,29 @@ class Checkpoints:
         return processes.gather(described)
 
     def _destroy_old(self) -> None:
-        """Destroys all that are not kept, and older parts that a dying process may have left."""
+        """Destroys all but the newest `KEPT` checkpoints, and old parts of crashed processes."""
         paths = self._paths()
         kept = {_step(path) for path in paths[:KEPT]}
         for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
-            # Another process may be at the next one.
+            # Another process may be writing a part of the next checkpoint.
             if _step(path) not in kept and _step(path) < _step(paths[0]):
                 destroy(path)
 
     def destroy_after(self, step: int) -> None:
-        """Destroys all of later steps, and what a dying process may have left of such."""
+        """Destroys the checkpoints of later steps, with parts that crashed processes left."""
         for path in list(self.folder.glob("[0-9]*")):
             if _step(path) > step:
                 destroy(path)
 
     def latest(self, like: TrainState) -> Checkpoint | None:
-        """Returns the newest checkpoint that is not damaged, or None if there never was one.
+        """Returns the newest undamaged checkpoint; None for a folder without checkpoints.
 
-        It has the structure, shapes and dtypes of `like`.
+        Args:
+          like: State, or its shapes, with the structure, shapes and dtypes of the result.
 
         Raises:
-          ValueError: if all are damaged, or if they are of another model or optimizer.
+          ValueError: if every checkpoint is damaged, the newest undamaged one is of another model
+            or optimizer, or the folder is a symbolic link.
         """
         self._refuse_link()
         names = self._processes.share([path.name for path in self._paths()])
@@ -205,7 +213,7 @@ class Checkpoints:
                     members |= self._read_parts(str(members.pop(_PARTS)))
             except DAMAGED:
                 members = {}
-            # One for which it is damaged, or not there, takes all of them to the one before.
+            # If one process cannot read it, all processes try the checkpoint before.
             if all(self._processes.gather(bool(members))):
                 return Checkpoint(_restore(members, like, path), attempt, head, seconds)
         if paths:
@@ -216,9 +224,9 @@ class Checkpoints:
         return None
 
     def _read_parts(self, described: str) -> dict[str, PartedArray]:
-        """Returns the arrays that lie in parts, or refuses other parts than those that are named.
+        """Returns the arrays that lie in parts; raises ValueError if a part is damaged.
 
-        Each process checks its share of these.
+        Each process checks the SHA-256 of its share of the parts.
         """
         arrays: dict[str, PartedArray] = {}
         for number, part in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
@@ -238,7 +246,7 @@ class Checkpoints:
         return arrays
 
     def latest_head(self) -> str | None:
-        """Returns the ledger's head in the newest checkpoint that can be read; None without one."""
+        """Returns the ledger head of the newest readable checkpoint; None without one."""
         for path in self._paths():
             try:
                 with np.load(path, allow_pickle=False) as saved:
@@ -248,12 +256,12 @@ class Checkpoints:
         return None
 
     def remove(self) -> None:
-        """Destroys all checkpoints, and the folder."""
+        """Destroys the folder and all its checkpoints."""
         self._refuse_link()
         destroy(self.folder)
 
     def _refuse_link(self) -> None:
-        """Raises ValueError if the folder lies elsewhere: there checkpoints outlive their run."""
+        """Raises ValueError for a link, whose target would keep the checkpoints of an ended run."""
         if self.folder.is_symlink():
             raise ValueError(
                 f"{self.folder} is a symbolic link to {os.readlink(self.folder)}, and must be the "
@@ -261,12 +269,12 @@ class Checkpoints:
             )
 
     def _paths(self) -> list[Path]:
-        """Returns whole files, newest first."""
+        """Returns the checkpoint files, newest first, without their parts."""
         return sorted(self.folder.glob("[0-9]*.npz"), reverse=True)
 
 
 def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of a checkpoint's name and of all its arrays."""
+    """Returns the SHA-256 of a checkpoint's name and all its arrays."""
     found = hashlib.sha256(name.encode())
     for key, array in sorted(arrays.items()):
         # By kind and size: NumPy reads back a bfloat16 as two bytes without a meaning.
@@ -286,18 +294,18 @@ def _step(path: Path) -> int:
 
 @dataclass(frozen=True)
 class PartedArray:
-    """An array that lies in several files: what is indexed is read."""
+    """Array that lies in pieces in several files; indexing reads only the indexed entries."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     pieces: list[tuple[tuple[slice, ...], Path, int]]
-    """What each is of the array, its file, and where in it it begins: none overlap."""
+    """Index range, file and byte offset of each piece; the pieces do not overlap."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[tuple(slice(None) for _ in self.shape)], dtype)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        """Returns a copy of a part; each slice is of consecutive places."""
+        """Returns a copy of the indexed entries; each slice must have step 1."""
         wanted = [slice(*one.indices(n)) for one, n in zip(index, self.shape, strict=True)]
         found = np.empty(_lengths(wanted), self.dtype)
         for where, file, offset in self.pieces:
@@ -316,13 +324,13 @@ def _lengths(index: Sequence[slice]) -> tuple[int, ...]:
 
 
 def _within(index: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:
-    """Returns an index of an array as one of a part of it."""
+    """Returns `index` relative to the start of the part at `outer`."""
     pairs = zip(index, outer, strict=True)
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in pairs)
 
 
 def _is_sharded(leaf: Any) -> bool:
-    """Whether no process has all of an array."""
+    """Returns True if no process holds the complete array."""
     import jax
 
     if not isinstance(leaf, jax.Array):

@@ -1,4 +1,4 @@
-"""How a run resumes: the same attempt, a new one, or not at all. A pure function of its files.
+"""Decides from a run's files how it resumes: same attempt, new attempt or refusal.
 
 Rules and their reasons: docs/explanation/declared-steps-and-attempts.md.
 """
@@ -18,35 +18,35 @@ class Saved(NamedTuple):
     step: int
     """Number of steps done."""
     attempt: int
-    """Attempt that made the state."""
+    """Index of the attempt that computed the state."""
     head: str
-    """Head of the ledger when it was written."""
+    """Hash of the ledger's last line when the checkpoint was written."""
 
 
 class Stop(NamedTuple):
-    """Clean stop of an attempt: nothing is declared beyond its checkpoint."""
+    """Clean stop of an attempt at a checkpoint, with its sampling seed."""
 
     attempt: str
     """Hash of the ledger's line that begins the attempt."""
     step: int
     """Number of steps done."""
     epoch: int | None = None
-    """Drawn epoch that the seed serves; None for all epochs."""
+    """Unfinished epoch that `seed` draws; None if `seed` draws all epochs or is None."""
     seed: int | None = None
-    """Sampling seed; None if no drawn epoch is unfinished."""
+    """Sampling seed; None if the next process needs none."""
 
     def __repr__(self) -> str:
-        """Returns the stop without its seed, which tracebacks with local variables would show."""
+        """Returns the stop without its seed, so that no traceback shows the seed."""
         return f"Stop(attempt={self.attempt!r}, step={self.step}, epoch={self.epoch})"
 
 
 class Continue(NamedTuple):
-    """The last attempt goes on from a checkpoint, with new noise."""
+    """Resumption of the last attempt from a checkpoint, with new noise."""
 
     saved: Saved | None
     """Checkpoint; None for the start of the run."""
     stop: Stop | None = None
-    """Clean stop, whose sampling seed serves again."""
+    """Clean stop whose sampling seed is used again; None to draw a new seed."""
 
     @property
     def step(self) -> int:
@@ -55,7 +55,7 @@ class Continue(NamedTuple):
 
 
 class NewAttempt(NamedTuple):
-    """A new attempt goes on from a checkpoint, with new noise, new draws and no noise history."""
+    """New attempt from a checkpoint, with new noise, new draws and no noise history."""
 
     saved: Saved | None
     """Checkpoint; None for the start of the run."""
@@ -67,10 +67,10 @@ class NewAttempt(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """The run cannot resume as its guarantee assumes."""
+    """Refusal of a run that cannot resume as its guarantee assumes."""
 
     reason: str
-    """One line."""
+    """Reason in one line."""
 
 
 Decision = Continue | NewAttempt | Refuse
@@ -79,14 +79,14 @@ Decision = Continue | NewAttempt | Refuse
 def decide(
     history: History, checkpoints: Sequence[Saved], stop: Stop | None, terms: Terms, drawing: str
 ) -> Decision:
-    """Returns how a run resumes.
+    """Decides how a run resumes.
 
     Args:
       history: Ledger of the run.
-      checkpoints: Checkpoints that are whole, the newest first.
-      stop: Clean stop that was left behind, if any.
+      checkpoints: Undamaged checkpoints, newest first.
+      stop: Clean stop of the previous process; None without one.
       terms: Terms with which the run would resume.
-      drawing: Digest of what the sampler draws now.
+      drawing: `drawing_digest` of the sampler in this process.
     """
     last, began = history.attempts[-1], history.attempts[0].terms.record()
     now = terms.record()
@@ -125,7 +125,7 @@ def decide(
 
 
 def contradiction(history: History, saved: Saved) -> str:
-    """Returns why a checkpoint is not of this ledger; empty if it is."""
+    """Returns the error message of a checkpoint from another run or ledger; empty if it fits."""
     if why := history.lacks(saved.head, f"the checkpoint of step {saved.step:,}"):
         return why
     by_then = history.declared[history.heads.index(saved.head)]
