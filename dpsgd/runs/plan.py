@@ -187,12 +187,12 @@ def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
     if (processes := Processes.current()).count == 1:
         return
     parts = {**job.environment(), **job.terms(record).record(), "data": digest}
-    del parts["platform"]  # the machine's kernel changes no number
+    del parts["platform"]  # the operating system does not affect results
     parts["program"] = " ".join(map(programs.digest, job.programs()))
     parts["options"] = programs.compilation()
     parts["processor"] = processor_digest()
     parts["start"] = arrays_digest(job.params)
-    parts["scales"] = repr(job.mechanism.scales())  # or audits would not be of one step
+    parts["scales"] = repr(job.mechanism.scales())  # audits of all processes must take equal steps
     processes.check_alike(parts)
 
 
@@ -294,7 +294,7 @@ def resumed(
             f"attempt {len(history.attempts)} begins at step {decision.step:,}, with noise and "
             "batches of its own; what was declared before stays counted"
         )
-        if processes.first:  # no later state is left, nor a price for fewer attempts
+        if processes.first:  # remove later states, and a guarantee without this attempt
             folder.checkpoints.destroy_after(decision.step)
             folder.withdraw("guarantee.json")
         terms, where = history.attempts[0].terms, job.environment()
@@ -341,6 +341,6 @@ def _as_begun(begun: Terms, out: Path, spec: RunSpec, population: Population) ->
             f"the task has {rows:,} training examples, and {out} was begun on "
             f"{sampler.num_examples:,}: its guarantee is for those"
         )
-    # A ledger knows a tree of units by its shape alone, of which nothing can be drawn.
+    # A ledger has only the shape of a unit tree, and drawing needs the tree.
     mechanism = dataclasses.replace(begun.mechanism, sampler=sampler.of(population))
     return ResolvedRun(spec, mechanism, begun.delta)

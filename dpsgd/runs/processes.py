@@ -66,7 +66,7 @@ class Processes:
     def current(cls) -> Processes:
         """Returns the processes connected by `jax.distributed`, or this one alone."""
         global _current
-        # JAX exports no store of values; and where it was not imported there is none.
+        # JAX does not export its store, which exists only after JAX was imported.
         distributed = sys.modules.get("jax._src.distributed")
         if _current.count == 1 and distributed is not None:
             state = distributed.global_state
@@ -101,7 +101,7 @@ class Processes:
         others = range(1, self.count)
         texts = [self._get(f"dpsgd/{number}/{other}", patience) for other in others]
         values = [value, *map(json.loads, texts)]
-        for read in self._sent:  # who is here has read what was sent before
+        for read in self._sent:  # a process that answers has read all earlier values
             self._client.key_value_delete(f"dpsgd/{read}/")
         self._set(f"dpsgd/{number}/all", json.dumps(values))
         self._sent = [number]
@@ -145,7 +145,7 @@ class Processes:
         """
         if self.count == 1:
             return
-        with contextlib.suppress(Exception):  # another one was first, or the store is gone
+        with contextlib.suppress(Exception):  # another process failed first, or the store is gone
             self._client.key_value_set(_FAILED, f"process {self.index}: {reason}")
         if self.first:
             time.sleep(_LEAVING_SECONDS)
@@ -231,12 +231,12 @@ def together(
     watched(watchdog_seconds, line)
     try:
         processes = _connect(coordinator, num_processes, process_id)
-    except RuntimeError as error:  # if it does not end the process
+    except RuntimeError as error:  # unless JAX ends the process
         raise Lost(line(False, str(error).partition("\n")[0])) from None
     report(MET)
     try:
         yield processes
-    except Stopped:  # as all do
+    except Stopped:  # all processes stop alike
         _disconnect()
         raise
     except BaseException as error:
@@ -267,7 +267,7 @@ def _connect(
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # On one machine nobody else is to find the port.
+    # On one machine, other machines must not reach the port.
     loopback = coordinator is not None and coordinator.rpartition(":")[0] in _LOOPBACK
     jax.distributed.initialize(
         coordinator,

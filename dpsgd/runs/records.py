@@ -36,7 +36,7 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    if isinstance(value, numbers.Real):  # of NumPy
+    if isinstance(value, numbers.Real):  # NumPy's numbers
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise ValueError(f"JSON has no {type(value).__name__}")
 

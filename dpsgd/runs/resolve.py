@@ -117,7 +117,7 @@ def build_sampler(spec: RunSpec, population: Population) -> BatchSampler:
             f"bands must be at most {built.separation} here, got {bands}: that is the minimum "
             f"separation of {name_of(type(built))}"
         )
-    if why := refusal(dataclasses.replace(spec, calibration=None), built):  # made by itself
+    if why := refusal(dataclasses.replace(spec, calibration=None), built):  # full_sums checks it
         raise ValueError(why)
     return built
 
@@ -323,7 +323,7 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
                 return lazy.but(flush_every=steps), why
     if isinstance(tables, Lazy):
         raise ValueError(f"tables lazy: {why}")
-    reason, _, _ = why.partition(";")  # the remedy is of `lazy`, and `auto` needs none
+    reason, _, _ = why.partition(";")  # the remedy after ; applies to `lazy` only
     return recommended(dataclasses.replace(spec, tables=Dense())), reason
 
 
@@ -343,7 +343,7 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
         return spec
     if isinstance(sampler, SamplerSettings) and hasattr(sampler, "batch_size"):
         batch_size, epochs = sampler.batch_size, getattr(sampler, "epochs", None)
-    else:  # its sizes are chosen otherwise
+    else:  # the sampler has no open batch size
         built = build_sampler(spec, population)
         batch_size, epochs = max(1, round(built.expected_batch_size)), built.epochs
     request = request_of(
@@ -436,7 +436,7 @@ def with_noise(
         bands, why = _best_bands(spec, noise, task, population, progress)
         noise, record = Banded(bands), {"bands": bands, "why": why}
         spec = dataclasses.replace(spec, noise=noise)
-    build_sampler(spec, population)  # refuses one that does not go with it
+    build_sampler(spec, population)  # refuses a sampler that does not go with the bands
     if not isinstance(noise, Banded):
         return spec, record
     if noise.bands == 1:
@@ -519,7 +519,7 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
 
 def differing(asked: RunSpec, found: RunSpec) -> list[str]:
     """Returns the resolved options that differ from those given."""
-    if asked.delta == "1/n":  # found is a number, which the data give
+    if asked.delta == "1/n":  # the resolved delta is a number
         asked = dataclasses.replace(asked, delta=None)
     if isinstance(asked.tables, Auto):
         lazy = isinstance(found.tables, Lazy)

@@ -203,7 +203,7 @@ class Run:
             of = draw_of(job, history, step)
             if (before := self.folder.batches) is not None:
                 batch_files.forget(before, history.name)
-            batch_files.refuse_existing(path)  # what lies there is not noted, nor ever removed
+            batch_files.refuse_existing(path)  # files of others are neither noted nor removed
             self.folder.note_batches(path)
             seed = constant_seed(of.sampler, keys.sampling, step)
             make_folder(path, 0o700)
@@ -225,8 +225,8 @@ class Run:
         if not self.folder.finished:
             return False
         self.report()
-        if Processes.current().first and self.folder.untidy:  # the run died just before it did
-            with Ledger.open(self.folder.ledger_path):  # or another process is doing it
+        if Processes.current().first and self.folder.untidy:  # the run was killed before forget
+            with Ledger.open(self.folder.ledger_path):  # refused while another process does this
                 self.folder.forget()
         self._execution.progress("the run is finished")
         return True
@@ -242,7 +242,7 @@ class Run:
             if job is not None and history.untouched and history.name == self._name:
                 yield ledger, begun(self.folder, job, ledger)  # audited just now
                 return
-            if asked is None:  # another process was at it since, or made another run here
+            if asked is None:  # another process has changed or replaced the run
                 asked = Asked(self.folder, self._execution.progress)
             yield ledger, resumed(self.folder, asked, ledger, self._task, self._execution)
 

@@ -67,7 +67,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             unraisable_hook(lost)
             return
         signal.signal(signal.SIGINT, interrupt)
-        # Not from here, where the next one would be lost as well.
+        # Sent by a timer: raised here, it would be lost again.
         again.append(threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)))
         again[-1].daemon = True
         again[-1].start()
@@ -139,7 +139,7 @@ _reports: int | None = None
 def report(kind: bytes) -> None:
     """Sends `MET`, `STEP` or `REST` to the watchdog, if there is one."""
     if _reports is not None:
-        with contextlib.suppress(OSError):  # the parent is gone, and this process will be
+        with contextlib.suppress(OSError):  # the parent has ended, and this process soon ends
             os.write(_reports, kind)
 
 
@@ -178,7 +178,7 @@ def watched(seconds: float, line: Callable[[bool, str], str]) -> None:
     os.close(reports)
     os.close(alive)
     with contextlib.suppress(OSError):
-        os.setpgid(0, 0)  # Ctrl-C comes by way of the parent, once
+        os.setpgid(0, 0)  # the parent alone gets Ctrl-C, and forwards it
     if not os.environ.get("DPSGD_TRACEBACK"):
         sys.stdout, sys.stderr = _apart(1, written), _apart(2, written)
     threading.Thread(target=_obey, args=(requests,), name="watchdog", daemon=True).start()
@@ -208,7 +208,7 @@ def _forward_signals(child: int, alive: int) -> None:
     def forward(number: int, frame: object) -> None:
         nonlocal requested
         now = time.monotonic()
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the child has ended
             if requested is None:
                 requested = now
                 os.write(alive, bytes([number]))

@@ -190,7 +190,7 @@ def support_matrix() -> str:
     for label, (name, settings) in SAMPLERS.items():
         asked = SETTINGS[name](**settings)
         built = asked.build(example_data(), 1e-5)
-        with contextlib.suppress(ValueError):  # no sampler of users has a cycle
+        with contextlib.suppress(ValueError):  # samplers of users have no cycle
             built = with_separation(asked, 2).build(example_data(), 1e-5)
         cells = []
         for options in COLUMNS.values():

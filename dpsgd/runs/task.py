@@ -182,7 +182,7 @@ def like_earlier(
 def with_settings(task: Any, found: Mapping[str, Any], where: str) -> Any:
     """Returns a task with some settings replaced, or refuses them at `where`."""
     own, kind = _settings(task), type(task)
-    if own is None:  # it is more than JSON values
+    if own is None:  # some fields are no JSON values
         return dataclasses.replace(task, **found)
     return made_of(kind, {**own, **found}, kind.__qualname__, where)
 
@@ -237,7 +237,7 @@ def find(name: str) -> Any:
             f"there is no module {error.name}, where {name} should be: it is looked for in the "
             "current folder and where Python finds modules (PYTHONPATH)"
         ) from None
-    except Exception as error:  # whatever the user's own lines raise
+    except Exception as error:  # raised by the user's module
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{module} cannot be imported: {type(error).__name__}: {reason}"
@@ -260,7 +260,7 @@ def made_of(kind: type, settings: Mapping[str, Any], name: str, where: str) -> A
     }
     try:
         task = build(kind, values, where)
-    except TypeError as error:  # a type that no record holds
+    except TypeError as error:  # records do not support the type of a field
         raise ValueError(f"{where}: {error}") from None
     check_task(task, name)
     return task

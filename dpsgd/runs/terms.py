@@ -95,7 +95,7 @@ def mechanism_from_record(body: Mapping[str, Any]) -> Mechanism:
     Its sampler has the cost of the recorded one, but only the shape of a unit tree.
     """
     fields = dict(checked(body["sampler"], dict[str, Any], "sampler"))
-    # Whoever reads a ledger executes nothing that it names.
+    # Reading a ledger executes no code that the ledger names.
     sampler = kind_of(checked(fields.pop("name"), str, "name")).from_terms(fields)
     if "noise" not in body:
         raise ValueError("it is of an earlier version, which said otherwise what noise is")

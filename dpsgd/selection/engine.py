@@ -137,7 +137,7 @@ def _declared(wanted: Candidates, folder: RunDirectory, secret: VaultSecret | No
     selection = history.selection
     assert selection is not None
     ours, theirs = wanted.request(secret), dict(selection.request)
-    if secret is None:  # and with it, what made the data's digest comparable, is destroyed
+    if secret is None:  # destroyed, so that blinded digests cannot be compared
         theirs["data"] = folder.data()[-1] if folder.finished else wanted.data
     changed = [key for key, value in ours.items() if theirs.get(key) != value]
     changed += ["score"] * ((selection.score, selection.better) != (wanted.score, wanted.better))
@@ -167,7 +167,7 @@ def _carry_out(
             return vault.candidate(trial, len(selection.candidates))
 
         vault.clear()
-        with _silence():  # between trials as well: also the gaps of a live line could be counted
+        with _silence():  # also between trials: gaps in the output could be counted
             while vault.done < vault.count:
                 if stop():
                     raise Stopped
@@ -208,7 +208,7 @@ def _score(wanted: Candidates, selection: Selection, number: int, path: Path) ->
         except (Stopped, OSError, MemoryError):
             raise
         except Exception as error:
-            # Its text may be of the data: it is given to no one.
+            # The error's text may reveal data, and is not passed on.
             trained = isinstance(error, ValueError) and path.exists()
             if isinstance(error, ArithmeticError) or (
                 trained and RunDirectory(path).history().released
