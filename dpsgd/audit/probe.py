@@ -208,11 +208,6 @@ class Probe:
         return self.nan if int(np.asarray(log.nonfinite_count)[0]) == self.places else None
 
     @property
-    def why_no_poison(self) -> str:
-        """Why no example has a gradient of NaN."""
-        return "rows have no floats" if self.nan is None else "NaN in a row gives a finite gradient"
-
-    @property
     def first_step(self) -> int:
         """The step with which the run begins, or resumes."""
         return int(self.state.step)
