@@ -18,6 +18,7 @@ import numpy as np
 from dpsgd.audit import reference
 from dpsgd.core.mechanism import Mechanism
 from dpsgd.core.noise import Independent
+from dpsgd.engine.programs import in_32_bits
 from dpsgd.gradients.rules import FLAT, AutomaticClipping, ClippingRule, PerLayerClipping
 from dpsgd.noise.correlated import BandedToeplitz
 
@@ -191,7 +192,8 @@ def _gradients(loss_fn, params, rows, loss_keys, indices: np.ndarray) -> list[np
     of_row = [jax.tree.map(lambda column: column[padded], rows)]
     if loss_keys is not None:
         of_row.append(loss_keys[padded])
-    grads = jax.tree.leaves(_vmapped(loss_fn, params, *of_row))
+    with in_32_bits():
+        grads = jax.tree.leaves(_vmapped(loss_fn, params, *of_row))
     return [np.asarray(leaf.astype("float32"))[: indices.size] for leaf in grads]
 
 

@@ -25,6 +25,7 @@ from dpsgd.audit.report import CheckResult
 from dpsgd.audit.runtime.expected import ExpectedNoise, spread_places
 from dpsgd.audit.runtime.releases import LARGE, UNIT, Release, cast_error, loud, norm, quiet
 from dpsgd.core.mechanism import Mechanism
+from dpsgd.engine.programs import in_32_bits
 from dpsgd.gradients.losses import example_keys
 
 PyTree = Any
@@ -441,7 +442,8 @@ class Gradients:
         masked = [leaf if k in trained else None for k, leaf in enumerate(leaves)]
         groups = self._clipping.groups(jax.tree.unflatten(structure, masked))
         self._groups = [[trained[k] for k in group] for group in groups]
-        found = _gradients(probe, numbers, places)
+        with in_32_bits():  # as the program that trains
+            found = _gradients(probe, numbers, places)
         self._norms, values, moved = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
         self._values = np.nan_to_num(np.concatenate(values, axis=1), posinf=0, neginf=0)
         self._moved = np.nan_to_num(moved)
