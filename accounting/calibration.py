@@ -13,7 +13,7 @@ from accounting.profiles.truncation import TruncatedProfile
 from accounting.roots import falling_root, log_excess
 
 _COARSE = 0.02
-"""Relative width, in noise, at which proved bounds take over; of an epsilon far from its target."""
+"""Relative width of an epsilon far from its target, and of a delta spent by cuts."""
 _ROUGH = 0.05
 """Relative width of rough answers, of an epsilon or an advantage."""
 _SMALLEST_LOG_NOISE = math.log(1e-3)

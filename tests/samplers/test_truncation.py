@@ -86,7 +86,7 @@ def test_a_step_of_several_passes_is_never_handed_out_as_one_batch():
     assert not BallsAndBins(10, 10).accumulates
 
 
-def test_every_set_of_survivors_is_equally_likely_in_every_step_and_shard(variable):
+def test_every_set_of_survivors_is_equally_likely_in_every_step(variable):
     # A step of six with a cap of three: 20 sets. The members' numbers must not matter.
     sampler = variable(100, 3, 400, max_batch_size=3)
     for members in ([0, 1, 2, 3, 4, 5], [3, 14, 15, 92, 95, 99]):
