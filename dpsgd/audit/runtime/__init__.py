@@ -1,1 +1,1 @@
-"""Checks of the program that trains, and of what a run resumes with."""
+"""Checks the program that trains, by its trace and its releases."""

@@ -1,10 +1,9 @@
-"""Compares what the training loop gives to its blocks with what the run declares.
+"""Checks batches, steps and noise of the training loop's blocks.
 
-The first blocks of what is left of a run, some in its middle, and its last steps are run by
-`train_blocks` itself, which resumes once in between. Batches are compared by their sizes and by the
-marked rows, whose floats are NaN, in them; the noise of every step with what key and step give; and
-the first step of each beginning, at the run's own scales, with the release of the batch that is
-drawn.
+`train_blocks` runs the first blocks of the remaining run, some in its middle, and its last steps,
+and resumes once in between. Compared are the size of every batch, and its number of marked rows,
+whose floats are NaN; the noise of every step with the noise of its key and step; and the first step
+of each segment, at the run's own scales, with the release of the drawn batch.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _WORK = 2**33  # coordinates of gradients formed in a full block, at most
 
 
 def block_checks(probe: Probe) -> list[CheckResult]:
-    """Checks blocks from the first step that is left, after a resume, and up to the last step.
+    """Checks blocks at the first remaining step, after a resume, and at the last step.
 
-    Of large tables with deferred noise, `deferred_checks` does so in the blocks that it runs.
+    For large tables with deferred noise, `deferred_checks` checks the blocks that it runs.
     """
     size = sum(leaf.size for leaf in jax.tree.leaves(probe.state.raw_params))
     checks = [] if size > LARGE and probe.tables else _Blocks(probe, size).checks()
@@ -53,7 +52,7 @@ def block_checks(probe: Probe) -> list[CheckResult]:
 
 
 class Dispatched:
-    """Compares the steps and batches of an attempt's blocks with what is declared and drawn.
+    """Compares an attempt's blocks with the declared steps and drawn batches.
 
     Attributes:
       declared: Steps of each block, as the loop declares them.
@@ -79,9 +78,9 @@ class Dispatched:
                 self._wrong = self._wrong or f"step {step:,} has another batch"
 
     def _batch(self, step: int) -> tuple[int, int]:
-        """Returns the examples of a batch, and those among them with a marked row.
+        """Returns a batch's number of examples, and of examples with a marked row.
 
-        A step counts them in float32, pass by pass, which rounds beyond 2^24.
+        A step counts examples in float32, pass by pass, which rounds beyond 2^24.
         """
         block = self._source.fill(step, step + 1, passes=1)  # of an empty batch, too
         shape = len(block.indices), -1, self._probe.block
@@ -137,7 +136,7 @@ class _Blocks:
         return [self._given.check(detail), given, CheckResult(FIRST, not first, words)]
 
     def _middle(self, segments: list[range]) -> range:
-        """Returns some steps between the segments, from anywhere; none if there are too few."""
+        """Returns random consecutive steps between the segments; empty if too few."""
         free = range(segments[0].stop, segments[-1].start - _MIDDLE)
         if not free:
             return free
@@ -146,7 +145,7 @@ class _Blocks:
         return range(start, start + _MIDDLE)
 
     def _differs(self, step: int) -> bool:
-        """Compares the first step of the loop with the release of its batch."""
+        """Returns True if the loop's first step differs from its batch's release."""
         probe = self._probe
         if probe.algorithm.takes_key or probe.tables:  # see `deferred`
             return False
@@ -169,17 +168,17 @@ class _Blocks:
         return not np.all(np.abs(shown - released) <= allowed * size)
 
     def _unknown(self) -> str:
-        """Returns why the noise of blocks cannot be compared; empty if it can."""
+        """Returns the obstacle to comparing the noise of blocks; empty if none."""
         if noise_dominated(self._probe.mechanism) is None:
             return f"C = {self._probe.mechanism.l2_clip_norm:.3g} is next to the least"
         known = not self._expected.singular and self._expected.knows(self._all.start)
         return "" if known else "the noise states no Toeplitz matrix"
 
     def _run(self, wanted: range, ends: int | None, *, resumes: bool) -> None:
-        """Compares blocks from the first of these steps to the last.
+        """Runs blocks over the steps `wanted`, and compares them.
 
         Args:
-          wanted: Steps.
+          wanted: Steps to run.
           ends: Multiples of this number of steps end a block; None for full blocks.
           resumes: True to resume after the first block.
         """
@@ -212,7 +211,7 @@ class _Blocks:
             self._compare(range(wanted.start, stop), np.concatenate(rows))
 
     def _compare(self, steps: range, rows: np.ndarray) -> None:
-        """Compares the noise of steps that begin without history."""
+        """Compares the recorded noise of steps with the noise of key and step."""
         probe, mechanism = self._probe, self._mechanism
         scale, start = mechanism.sampler.expected_batch_size / noise_stddev(mechanism), 0
         for k, places in enumerate(self._places):

@@ -1,8 +1,9 @@
-"""Compares rows of lazy tables with the definition of deferred noise (`reference_rows`).
+"""Compares rows of lazy tables with simulated deferred noise (`reference_rows`).
 
-Compared are rows that begin at steps and with numbers of the audit's own: after steps and flushes
-of the executable, at gaps of many lengths, and in blocks that `train_blocks` trains and flushes.
-A step must write the rows that its batch looks up. Sums are far below the noise.
+The audit chooses the rows' first values, and the steps whose noise they have. It compares
+rows after steps and flushes of the executable, after gaps of many lengths, and in blocks that
+`train_blocks` trains and flushes. A step must write the rows that its batch looks up, and no others.
+Sums are far below the noise.
 """
 
 from __future__ import annotations
@@ -33,25 +34,28 @@ WRITTEN = "a step writes the rows that its batch looks up"
 LAW = "deferred noise is what key, steps and place give"
 FLUSHED = "what is flushed has the noise of every step"
 
-_NUMBERS = 2**15  # numbers of all tables that are compared, about
+_NUMBERS = 2**15  # compared numbers of all tables, about
 _PASS = 2**16  # rows of a pass of a flush
-_READS, _TRAINED = 2, 40  # attempts
+_READS, _TRAINED = 2, 40  # numbers of attempts
 _FLUSH_EVERY = 3
-_EXAMPLES = 2**14  # of the steps of training that are compared, about
+_EXAMPLES = 2**14  # examples in the compared steps of training, about
 
 
 def deferred_checks(probe: Probe) -> list[CheckResult]:
-    """Checks the deferred noise of tables; of a program without such tables, nothing."""
+    """Checks the deferred noise of a program's lazy tables.
+
+    A program without lazy tables gets no check.
+    """
     return [] if probe.snapshot is None else _Tables(probe, probe.snapshot).checks()
 
 
 class _Simulated:
-    """Rows of all tables in an attempt, and the steps that every row of the tables must have.
+    """Simulated rows of all tables, and the expected steps of every row.
 
     Attributes:
       attempt: Number of the attempt.
       rows: Compared rows by table.
-      steps: Steps of the whole tables, int32[R] each.
+      steps: Expected step of every row, int32[R] for each table.
     """
 
     def __init__(self, tables: _Tables, attempt: int, begin: int, now: dict[int, Table]):
@@ -69,13 +73,13 @@ class _Simulated:
         self.steps = {k: np.full(len(table.values), step, np.int32) for k, table in tables}
 
     def step(self, step: int, read: dict[int, np.ndarray]) -> None:
-        """Makes a step that reads rows."""
+        """Simulates a step that looks up the rows `read`."""
         for k, rows in self.rows.items():
             rows.step(step, np.isin(self._tables.rows[k], read[k]))
             self.steps[k][read[k]] = step + 1
 
     def compare(self, state: Any, words: str) -> None:
-        """Compares tables with pending noise."""
+        """Compares tables with pending noise, and the steps of their rows."""
         tables = self._tables
         for k, table in some_rows(state.lazy_tables, tables.rows).items():
             if not np.array_equal(hosted(state.tables[k].steps), self.steps[k]):
@@ -83,7 +87,7 @@ class _Simulated:
             self.rows[k].compare(tables.pending, table, f"{tables.probe.names[k]} {words}")
 
     def compare_flushed(self, state: Any, stop: int, words: str) -> None:
-        """Compares tables that were flushed at step `stop`, and goes on with what they hold."""
+        """Compares tables flushed at step `stop`, and continues from their rows."""
         tables = self._tables
         self._begin(stop)
         for k, table in some_rows(state.lazy_tables, tables.rows).items():
@@ -93,7 +97,7 @@ class _Simulated:
 
 
 class _Tables:
-    """A program's tables, and the comparisons that they go through.
+    """Comparisons of a program's lazy tables with the simulation.
 
     Attributes:
       law: Law of the tables.
@@ -110,7 +114,7 @@ class _Tables:
         given = np.array(probe.table_optimizer.step_sizes)
         same = np.abs(given - sizes) <= 1e-5 * sizes + 1e-7 * sizes.max()
         self._others = np.flatnonzero(~same)
-        # A schedule near 0 has few digits: those are taken that the run has.
+        # A schedule near 0 has few digits: the run's own step sizes are taken.
         r = probe.mechanism.noise_multiplier * probe.mechanism.l2_clip_norm / self._b
         self.law = TableLaw(np.where(same, given, sizes), tables.momentum, r)
         self._asked, self._given = sizes, given
@@ -124,7 +128,7 @@ class _Tables:
         self._unwritten = self._unwritten or wrong
 
     def _chosen(self, leaf: int) -> np.ndarray:
-        """Returns the rows that are compared: rows that are read, borders of passes, and others."""
+        """Returns the compared rows: looked-up rows, rows at borders of passes, and others."""
         values = self.snapshot.tables[leaf].values
         count = len(values)
         some = max(64, _NUMBERS // (values[0].size * len(self.snapshot.tables)))
@@ -162,7 +166,7 @@ class _Tables:
         return CheckResult(SIZES, not self._others.size, detail)
 
     def _fresh_check(self) -> CheckResult:
-        """Checks that gradients are those of rows whose gap has ended."""
+        """Checks that gradients are taken at rows with their pending noise."""
         probe, step, first = self.probe, self._reads[0], self.snapshot.first()
         numbers = [x.values for x in first.values() if x.values.size]
         size = max((float(np.sqrt(np.mean(np.square(x)))) for x in numbers), default=0.0) or 1.0
@@ -195,7 +199,7 @@ class _Tables:
 
     @property
     def _reads(self) -> list[int]:
-        """Steps at which rows are read: after gaps of none, one, two and many steps."""
+        """Steps that look up rows, after gaps of 0, 1, 2 and many steps."""
         last, k = self._end - 1, max(1, math.isqrt(self._end))
         first = min(k + 1, last)
         far = first + 2 ** max(0, (last - first).bit_length() - 1)  # a multiple of all smaller 2^k
@@ -203,7 +207,7 @@ class _Tables:
         return sorted({step for step in some if first <= step <= last})
 
     def _begun(self, attempt: int, begin: int, starts: list[int]) -> tuple[Any, _Simulated]:
-        """Returns a state at a step, with rows that begin at other steps, and these rows."""
+        """Returns a state at a step, whose rows begin at `starts`, and their simulation."""
         size, steps = self.law.r, np.array([max(0, start) for start in starts], np.int32)
 
         def pattern(shape: tuple[int, ...], stride: int) -> np.ndarray:
@@ -222,9 +226,10 @@ class _Tables:
         return state, _Simulated(self, attempt, begin, now)
 
     def _follow_steps(self, mechanism: Mechanism) -> None:
-        """Compares rows after single steps at gaps of many lengths, with a flush in between.
+        """Compares rows after single steps, and after gaps of many lengths.
 
-        A large table is flushed once, at the end of training: it takes seconds.
+        Small tables are flushed once in between. Large tables are flushed only at the end of
+        training, because a flush takes seconds.
         """
         probe, reads = self.probe, self._reads
         begin = reads[0]
@@ -242,9 +247,10 @@ class _Tables:
                 state = probe.layout.defer_noise(state)
 
     def _follow_blocks(self, mechanism: Mechanism) -> list[CheckResult]:
-        """Compares blocks of the loop, up to the last step and, of small tables, from the first.
+        """Compares blocks of the loop up to the last step.
 
-        Returns, of large tables, the checks of what blocks are given.
+        Small tables are also compared from the first step on. For large tables, the checks of the
+        blocks' batches and steps are returned.
         """
         few = max(4, _EXAMPLES // self.probe.mechanism.sampler.padded_batch_size)
         steps = min(self._end, self.probe.layout.block_steps + 2, 4 if self._large else few)
@@ -260,7 +266,7 @@ class _Tables:
     def _train(
         self, mechanism: Mechanism, first: int, starts: list[int], flush_every: int | None
     ) -> Dispatched:
-        """Compares two flushes of training that begins at a step."""
+        """Compares rows in training from step `first` on, through two flushes at most."""
         probe, flushes, stop = self.probe, 0, first
         attempt = _TRAINED + (flush_every or 0)
         state, rows = self._begun(attempt, first, starts)

@@ -1,10 +1,10 @@
-"""Compares releases of the compiled step with the definition of DP-SGD, number by number.
+"""Compares releases of the compiled step with DP-SGD's definition.
 
-A release is what the executable that trains makes of one synthetic batch. It must be the sum of
-clipped gradients, plus the noise that key, step and place name, over the expected batch size. The
-gradients are formed one by one (`dpsgd.audit.reference_step`). Where the audit cannot form them,
-as of an own algorithm, it measures what each example adds alone, which must not exceed C. How far
-rounding moves a release: docs/explanation/audit-of-steps.md.
+A release is the training executable's result for one synthetic batch. It must equal the sum of
+clipped gradients, plus the noise of key, step and coordinate, over the expected batch size. The
+gradients are computed one by one (`dpsgd.audit.reference_step`). If the audit cannot compute them,
+as for an own algorithm, it measures the contribution of each example alone, which must not exceed
+C. Bounds on the effect of rounding: docs/explanation/audit-of-steps.md.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _RAISED = range(0, 36, 5)  # powers of 2 by which C is raised until it clips not
 
 
 class Clipped(NamedTuple):
-    """What synthetic examples add to a sum under one clip norm.
+    """Contributions of synthetic examples under one clip norm.
 
     Attributes:
-      values: Compared coordinates, all leaves in a row: float64[examples, places].
+      values: Compared coordinates of each contribution, by leaf: float64[examples, places].
       norms: Norm of each contribution: float64[examples].
-      errors: Bound of the rounding in each contribution's norm: float64[examples].
+      errors: Bound on the rounding error in each contribution, as a norm: float64[examples].
     """
 
     values: np.ndarray
@@ -68,7 +68,7 @@ class _Look(NamedTuple):
       name: Description for a message.
       members, at, padding: Batch, see `Probe.release`.
       mechanism: Scales of the release.
-      step, attempt: Name of the noise; None is the first step.
+      step, attempt: Step and attempt, which determine the noise; None is the first step.
       every: True to compare more coordinates.
       paired: True for one of two releases of equal sums.
     """
@@ -103,7 +103,7 @@ def step_checks(probe: Probe) -> list[CheckResult]:
 
 
 def sampled_places(probe: Probe, most: int) -> list[np.ndarray]:
-    """Returns flat indices of each leaf of a release, about `most` in all."""
+    """Returns flat indices into each leaf of a release, about `most` in total."""
     total = max(1, sum(probe.sizes))
     return [
         spread_places(size, size if total <= most else max(256, most * size // total))
@@ -112,11 +112,11 @@ def sampled_places(probe: Probe, most: int) -> list[np.ndarray]:
 
 
 class _Steps:
-    """Releases of single steps, and what they must be.
+    """Releases of single steps, and their expected values.
 
     Attributes:
       largest: Largest norm of a gradient; 0 if unknown.
-      large: True for a model of which fewer releases are compared.
+      large: True for a large model, for which fewer releases are compared.
     """
 
     def __init__(self, probe: Probe, expected: ExpectedNoise, places: list[np.ndarray]):
@@ -143,7 +143,7 @@ class _Steps:
         self._poison = None if finite else probe.nan
 
     def check(self) -> CheckResult:
-        """Compares releases until one differs."""
+        """Compares releases until one differs from its expected value."""
         count = 0
         for look in self._looks():
             if wrong := self._wrong(look) or self._source.fault:
@@ -188,7 +188,7 @@ class _Steps:
 
     @property
     def clip(self) -> float:
-        """C of the run."""
+        """Clip norm C of the run."""
         return self._probe.mechanism.l2_clip_norm
 
     @property
@@ -196,7 +196,10 @@ class _Steps:
         return self._source.norms[self._steady]
 
     def _steps(self) -> list[int]:
-        """Returns the first step, the last, and two that have all bits of a step, if known."""
+        """Returns the compared steps: first, last, and both sides of a power of two.
+
+        Each bit of a step's number is set in one of them. Steps with unknown noise are left out.
+        """
         end, first = self._probe.mechanism.sampler.num_steps, self._probe.first_step
         top = 2 ** max(0, (end - 1).bit_length() - 1)
         steps = sorted({first, top - 1, min(top, end - 1), end - 1})
@@ -204,7 +207,7 @@ class _Steps:
 
     @functools.cached_property
     def _full(self) -> np.ndarray:
-        """Numbers of steady examples in turn, in all places."""
+        """Indices of the steady examples, repeated over all places."""
         steady = self._numbers[self._steady] if self._steady.size else self._numbers[:1]
         return np.resize(steady, self._every.size)
 
@@ -232,7 +235,7 @@ class _Steps:
         yield _Look(f"one example, {words}", self._full[end], mechanism, end, padding)
 
     def _parts(self, mechanism: Mechanism) -> list[np.ndarray]:
-        """Divides the places, both ends in the first part: the error of each is below C / 4."""
+        """Divides places into parts with errors below C / 4, both ends in the first."""
         every, together = self._every, self._every.size
         limit = _TOGETHER * mechanism.l2_clip_norm
         while together > 1 and self._error(self._counts(self._full[:together]), mechanism) > limit:
@@ -245,16 +248,16 @@ class _Steps:
     # What they must be.
 
     def _counts(self, members: np.ndarray) -> np.ndarray:
-        """Returns how often each of `_numbers` is among members: float64[examples]."""
+        """Returns the multiplicity of each of `_numbers` in a batch: float64[examples]."""
         return np.equal(np.asarray(members)[:, None], self._numbers).sum(axis=0, dtype=np.float64)
 
     def _error(self, counts: np.ndarray, mechanism: Mechanism) -> float:
-        """Bounds the norm of the rounding in a sum."""
+        """Bounds the norm of the rounding error in a sum."""
         clipped, size = self._source.clipped(mechanism), counts.sum()
         return float(counts @ (clipped.errors + size * UNIT * clipped.norms))
 
     def _wrong(self, look: _Look) -> str:
-        """Returns what is wrong with a release; empty if nothing is."""
+        """Returns a description of the fault in a release; empty if none."""
         probe, mechanism, members = self._probe, look.mechanism, np.asarray(look.members, int)
         clip, b = mechanism.l2_clip_norm, mechanism.sampler.expected_batch_size
         stddev = mechanism.noise_multiplier * clip
@@ -306,7 +309,10 @@ class _Steps:
         return ""
 
     def _wrong_difference(self, look: _Look, release: Release, noise: np.ndarray) -> str:
-        """Compares the noise of equal sums under two keys, which their difference shows."""
+        """Compares the noise of equal sums under two keys.
+
+        The difference of both releases is a difference of noise.
+        """
         found = self._sampled(release)
         if look.attempt == 0:
             self._first_full = found, noise
@@ -325,12 +331,15 @@ class _Steps:
         return f"{np.count_nonzero(bad):,} of {bad.size:,} noises differ" if bad.any() else ""
 
     def release(self, look: _Look) -> Release:
-        """Makes the release of a look."""
+        """Returns the release that a look describes."""
         how: dict[str, Any] = {"at": look.at, "padding": look.padding, "step": look.step}
         return self._probe.release(look.members, look.mechanism, attempt=look.attempt, **how)
 
     def without_noise(self, look: _Look) -> tuple[np.ndarray, float]:
-        """Returns the compared coordinates of a sum, and the norm of the whole."""
+        """Returns compared coordinates of a sum without noise, and its norm.
+
+        The norm is over all coordinates if the noise is negligible, else over the compared ones.
+        """
         release, mechanism = self.release(look), look.mechanism
         b, stddev = mechanism.sampler.expected_batch_size, look.mechanism.noise_multiplier
         total = self._sampled(release) * b
@@ -359,7 +368,7 @@ class _Steps:
         return noise
 
     def _table_places(self) -> list[np.ndarray]:
-        """Returns the compared places of each leaf, counted in the whole of a table."""
+        """Returns the compared flat indices into each leaf, with complete tables."""
         probe = self._probe
         return [
             (probe.table_places(k, at) if k in probe.tables else at).astype(np.int32)
@@ -368,11 +377,11 @@ class _Steps:
 
 
 class _Measured:
-    """Contributions of examples measured alone, where their gradients cannot be formed.
+    """Measured contributions of single examples, for gradients that cannot be computed.
 
     Attributes:
-      norms: Norms of the gradients, or of the contributions at C if nothing leaves them as they
-        are: float64[examples].
+      norms: Norms of the gradients, float64[examples]; NaN for an example that adds nothing, and
+        the norm of the contribution at C where every tested clip norm clips the gradient.
       steady: bool[examples], True for examples that add something.
       fault: Description of a contribution above C; empty if none.
     """
@@ -392,7 +401,7 @@ class _Measured:
         self.steady = np.isfinite(self.norms)
 
     def clipped(self, mechanism: Mechanism) -> Clipped:
-        """Returns what each example adds alone under the clip norm of a mechanism."""
+        """Returns each example's contribution alone, at a mechanism's clip norm."""
         clip = mechanism.l2_clip_norm
         if clip < 2.0**-20 * self._steps.clip:  # vanishes in the noise
             ones = np.full(len(self._steps._numbers), clip)
@@ -419,20 +428,20 @@ class _Measured:
 
 
 class Gradients:
-    """Gradients of synthetic examples, formed one by one.
+    """Gradients of synthetic examples, computed one by one.
 
     Attributes:
       norms: Norms of the gradients: float64[examples].
-      steady: bool[examples], True for finite gradients that rounding hardly moves.
-      fault: Why they serve for no comparison; empty if they do.
+      steady: bool[examples], True for nonzero finite gradients with a small rounding error.
+      fault: Reason why no gradient can be compared; empty if some can.
     """
 
     def __init__(self, probe: Probe, numbers: np.ndarray, places: list[np.ndarray]):
-        """Forms gradients.
+        """Computes the gradients of examples.
 
         Args:
           probe: Probe of the program.
-          numbers: Numbers of the examples.
+          numbers: Indices of the examples.
           places: Compared flat indices of each leaf.
         """
         self._clipping, self._known = probe.algorithm.clipping, dict[float, Clipped]()
@@ -454,7 +463,7 @@ class Gradients:
         self.fault = "" if self.steady.any() else "no gradient of generated rows is steady"
 
     def clipped(self, mechanism: Mechanism) -> Clipped:
-        """Returns the clipped gradients under the clip norm of a mechanism."""
+        """Returns the clipped gradients at a mechanism's clip norm."""
         clip = mechanism.l2_clip_norm
         if clip not in self._known:
             norms, factors = self._norms, np.zeros(self._norms.shape)
@@ -471,7 +480,7 @@ class Gradients:
 
 
 def _why_no_gradients(probe: Probe, *, large: bool) -> str:
-    """Returns why the gradients of the run cannot be formed; empty if they can."""
+    """Returns the obstacle to computing gradients of the run; empty if none."""
     algorithm = probe.algorithm
     if algorithm.loss_fn is None:
         return "an own algorithm states no loss"
@@ -489,16 +498,16 @@ def _why_no_gradients(probe: Probe, *, large: bool) -> str:
 def _additivity_check(
     probe: Probe, mechanism: Mechanism, name: str, adjacent: np.ndarray | None = None
 ) -> CheckResult:
-    """Checks that what rows add depends on no other rows: S(A) + S(B) = S(A and B).
+    """Checks that sums over disjoint parts of a batch add up: S(A) + S(B) = S(A and B).
 
-    By default all rows differ, and so do the rows of tables that they look up. Each row lies in one
-    place of the batch in all releases.
+    Then the contribution of a row depends on no other rows. By default all rows differ, and so do the
+    table rows that they look up. Each row has the same place in all releases.
 
     Args:
       probe: Probe of the program.
       mechanism: Scales of the releases.
       name: Name of the check.
-      adjacent: Places to use, every other one for A; by default strewn ones, one for each row.
+      adjacent: Places to use, alternately for A and B; by default random ones, one for each row.
     """
     count = min(probe.units, probe.places) if adjacent is None else adjacent.size
     if count < 2:
@@ -524,7 +533,10 @@ def _additivity_check(
 
 
 def _gradients(probe: Probe, numbers: np.ndarray, places: list[np.ndarray]) -> Any:
-    """Returns norms of leaves, coordinates, and how far moves of the parameters change each."""
+    """Returns leaf norms, compared coordinates and sensitivities of gradients.
+
+    A sensitivity is the largest change of a gradient under small moves of the parameters.
+    """
     starts = probe.starts[numbers]
     rows = starts[:, None] + np.arange(probe.block)
     shape = len(numbers), *probe.mechanism.sampler.clipped_shape
@@ -557,7 +569,7 @@ def _of_examples(loss, params, batch, places, size):
     ]
 
     def gradient(of, move):
-        """Returns the gradient at the parameters (move 0) or at others a rounding away."""
+        """Returns the gradient at the parameters (move 0) or at slightly moved ones."""
         step = jnp.where(move > 0, size, 0.0)
         moved = [
             (x * (1 + step * d[move - 1])).astype(x.dtype)
@@ -588,7 +600,7 @@ def _of_examples(loss, params, batch, places, size):
 
 
 def _coarsest(of: Any) -> float:
-    """Returns the unit roundoff of the coarsest arithmetic in a trace, and on this device."""
+    """Returns the largest unit roundoff in a trace, and of this device."""
     unit = {"cpu": UNIT, "gpu": 2.0**-12}.get(jax.default_backend(), 2.0**-9)
     jaxpr = of.jaxpr if isinstance(of, core.ClosedJaxpr) else of
     for equation in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""Noise that a program must add, computed again by the audit, which holds the key."""
+"""Recomputes the noise that a program must add, from the audit's key."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ ALLOWED = 2.0**-16
 
 MATRIX = "noise has the bands and the columns that are priced"
 
-_MATRIX = 256  # steps of which M is looked at
+_MATRIX = 256  # first steps, for which the entries of M are checked
 _PADDED = 2**14  # first steps in which M may be any lower triangular matrix, not only Toeplitz
 
 
 class ExpectedNoise:
-    """Noise of a program, in standard deviations: M^-1 z, with M as the noise states it.
+    """Expected noise M^-1 z of a program, in standard deviations.
+
+    M is the matrix that the noise states (`whiten`), and z are standard normals of key and step.
 
     Attributes:
       probe: Probe of the program.
@@ -44,7 +46,7 @@ class ExpectedNoise:
             self.allowed *= max(1.0, float(np.sqrt(np.max(np.sum(inverse**2, axis=1)))))
 
     def matrix_check(self) -> CheckResult:
-        """Checks that M has columns of norm at most 1 and the bands that are priced."""
+        """Checks that M has the priced bands, and columns of norm at most 1."""
         matrix, noise = self._start, self._noise
         longest = float(np.sqrt(np.max(np.sum(np.square(matrix), axis=0))))
         passed = (
@@ -60,17 +62,17 @@ class ExpectedNoise:
         return CheckResult(MATRIX, bool(passed), detail)
 
     def knows(self, first_step: int) -> bool:
-        """Returns True if M is known from a step on."""
+        """Returns True if M is known for an attempt that begins at a step."""
         return self._toeplitz or first_step <= _PADDED
 
     def of(self, steps: range, leaf: int, places: np.ndarray, attempt: int = 0) -> np.ndarray:
-        """Returns the noise of steps that begin without history: float64[steps, places].
+        """Returns the noise of an attempt's first steps: float64[steps, places].
 
         Args:
-          steps: Steps, from the first one of an attempt on.
-          leaf: Number of the leaf.
+          steps: Steps, from the first step of an attempt on: no noise came before.
+          leaf: Index of the leaf.
           places: Flat indices into the leaf of a release.
-          attempt: Number of the attempt, which names the key.
+          attempt: Number of the attempt, which determines the key.
         """
         z = self._normals(steps, leaf, places, attempt)
         if self._toeplitz:
@@ -92,11 +94,13 @@ class ExpectedNoise:
 
 
 def spread_places(size: int, most: int) -> np.ndarray:
-    """Returns places of an array: both ends, those around 2^k, and one of each stretch.
+    """Returns flat indices: both ends, neighbours of powers of two, and random ones.
+
+    The random indices lie one in each of several intervals of equal length.
 
     Args:
-      size: Number of entries.
-      most: Largest number of places.
+      size: Number of entries of the array.
+      most: Largest number of indices.
     """
     if size <= most:
         return np.arange(size)
@@ -109,11 +113,11 @@ def spread_places(size: int, most: int) -> np.ndarray:
 
 
 class Comparison:
-    """Compares noise with what is expected, and keeps the first difference.
+    """Compares noise with expected noise, and keeps the first difference.
 
     Attributes:
       wrong: Description of the first difference; empty if none.
-      compared: Number of coordinates.
+      compared: Number of compared coordinates.
     """
 
     def __init__(self, name: str):
@@ -125,9 +129,9 @@ class Comparison:
         """Compares arrays of one shape, in standard deviations.
 
         Args:
-          found: Noise found.
-          expected: Noise expected.
-          allowed: Tolerance.
+          found: Noise of the program.
+          expected: Noise that the audit computes.
+          allowed: Tolerance, a number or one for each entry.
           where: Name of the noise in the message.
         """
         self.compared += expected.size

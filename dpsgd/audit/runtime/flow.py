@@ -1,7 +1,7 @@
-"""What the program that trains lets out, proved from its trace: no rows but through releases.
+"""Proves from the program's trace that rows leave only through releases.
 
-Every value carries labels of what it may depend on, and the name of the argument that it still is,
-untouched. What this proves, and what not: docs/explanation/non-interference-of-the-program.md.
+Every value carries labels of its possible dependencies, and the name of the argument to which it is
+equal, if any. Claims and limits of the proof: docs/explanation/non-interference-of-the-program.md.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ class Sum:
     """A marked sum of clipped gradients."""
 
     number: int
-    """Of the equation that marks it."""
+    """Identifier of the equation that marks the sum."""
     rows: bool = False
-    """Whether it is some rows alone, perhaps some of them twice."""
+    """True for a selection of rows of the sum, possibly with repetitions."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What a value may depend on."""
+    """Possible dependencies of a value."""
 
     labels: frozenset[str] = frozenset()
     name: str | Sum | None = None
-    """The argument of the program, or the sum, that it is; None if it was computed."""
+    """Argument of the program, or sum, that the value equals; None if it was computed."""
 
     def given(self, more: Iterable[str]) -> Flow:
-        """Returns this with more labels."""
+        """Returns this flow with more labels."""
         return replace(self, labels=self.labels | frozenset(more))
 
 
 Found = Counter[str | Sum]
-"""What is wrong, in words; and how often each sum is released, its rows apart."""
+"""Counts of fault messages, and of releases for each sum and for its rows."""
 
 _PUBLIC = Flow()
 _NEXT, _LAST = "the step after", "the step with which a loop ends"
@@ -75,7 +75,7 @@ _ARGUMENTS = {
     "divisor": "b",
     "clip": "C",
 }
-"""What each part of a mark must be, untouched."""
+"""Unchanged argument of the program that each part of a mark must be."""
 
 _CALLS = (
     "jit", "pjit", "shard_map", "checkpoint", "closed_call", "core_call", "custom_jvp_call",
@@ -92,7 +92,7 @@ _POSITIONS = {
     "scatter": (1, 2),
     "scatter-add": (1, 2),
 }
-"""Which of its arguments say where a primitive reads or writes."""
+"""Slice (start, stop) of the arguments that are positions, by primitive."""
 
 
 def _union(flows: Iterable[Flow]) -> frozenset[str]:
@@ -100,18 +100,21 @@ def _union(flows: Iterable[Flow]) -> frozenset[str]:
 
 
 def _whence(where: frozenset[str], data: frozenset[str]) -> frozenset[str]:
-    """Returns what is told of `data` by where, or how often, something is done with it."""
+    """Returns the labels revealed by positions, or trip counts, applied to `data`.
+
+    Positions in tables with pending noise depend on the rows only by the look-ups.
+    """
     return where - {ROWS} | {READ} if ROWS in where and PENDING in data else where
 
 
 def _stale(flow: Flow) -> Flow:
-    """Returns what was made in one round of a loop, in the next."""
+    """Returns the flow of a loop's value in the next iteration, its noise no longer fresh."""
     labels = flow.labels
     return replace(flow, labels=labels - {NOISE} | {KEPT} if NOISE in labels else labels)
 
 
 def _either(x: Flow, y: Flow, counted: str | None = None) -> Flow:
-    """Returns what is one or the other; `counted` is what a loop makes of the step."""
+    """Returns the flow of `x` or `y`; `counted` names a step that a loop increments."""
     if counted and (x.name, y.name) == (STEP, _NEXT):
         return Flow(x.labels | y.labels, counted)
     return Flow(x.labels | y.labels, x.name if x.name == y.name else None)
@@ -122,7 +125,7 @@ class _Reader:
     """Follows labels through a trace.
 
     Attributes:
-      foreign: What noise may not depend on beside data.
+      foreign: Labels that noise must not have, in addition to data.
     """
 
     foreign: frozenset[str]
@@ -130,7 +133,7 @@ class _Reader:
     _summed: frozenset[str] = frozenset()  # what any sum depends on: noise is added to all at once
 
     def read(self, of: Any, given: Sequence[Flow]) -> tuple[list[Flow], Found]:
-        """Returns what comes out of a jaxpr, closed or not, and what is found in it."""
+        """Returns the flows of a jaxpr's outputs, and its faults and releases."""
         key = id(of), tuple(given)
         if key not in self._known:
             self._known[key] = self._equations(of, given)
@@ -211,14 +214,14 @@ class _Reader:
         return Flow(_union(given)), Counter()
 
     def _wrong_noise(self, noise: Flow) -> frozenset[str]:
-        """Returns what is wrong with what is added to a sum."""
+        """Returns the labels that disqualify a value as noise of a sum."""
         none = frozenset() if NOISE in noise.labels else {"no fresh draw"}
         return noise.labels & (_DATA | self.foreign) | none
 
     def _marked(
         self, kind: str, value: Flow, parts: dict[str, Flow], number: int
     ) -> tuple[Flow, Iterable[str | Sum]]:
-        """Returns what is known of a marked value, and what is found in what it was made of."""
+        """Returns the flow of a marked value, and its faults and releases."""
         rows = parts.get("rows", _PUBLIC)
         read = {READ} if rows.labels & {ROWS, READ} else frozenset()
         if kind == "sum":
@@ -264,9 +267,10 @@ class _Reader:
         goes_on: Any = None,
         asked: Sequence[Flow] = (),
     ) -> tuple[list[Flow], Found]:
-        """Returns what comes out of a loop after any number of rounds.
+        """Returns the flows of a loop's outputs, after any number of iterations.
 
-        A sum from without is released in every round; of a table, each round has rows of its own.
+        A sum from outside the loop counts as released in every iteration. Rows selected from a sum
+        inside the loop count once: every iteration selects other rows of a table.
         """
         while True:
             outputs, faults = self.read(body, [*held, *carry, *each])
@@ -284,7 +288,7 @@ class _Reader:
 
 
 def _keeps_digits(old: Any, new: Any) -> bool:
-    """Whether a conversion leaves a step, a key or a scale what it is; float32 has 24 digits."""
+    """Returns True if a conversion keeps a number's kind, in at least 32 bits."""
     same_kind = jnp.issubdtype(old, jnp.floating) == jnp.issubdtype(new, jnp.floating)
     return bool(same_kind and new.itemsize >= 4)
 
@@ -296,16 +300,16 @@ def _words(labels: Iterable[str]) -> str:
 def flow_checks(
     algorithm: Algorithm, mechanism: Mechanism, state: TrainState, data: PyTree, layout: Layout
 ) -> list[CheckResult]:
-    """Checks the trace of the program that trains, and that of the flush of lazy tables.
+    """Checks the traces of the training program and the table flush.
 
     Nothing is compiled.
 
     Args:
-      algorithm: Of the run.
-      mechanism: Of the run.
-      state: its first, or one with which it resumes, or its shapes.
-      data: Its rows, or their shapes.
-      layout: Of its blocks.
+      algorithm: Algorithm of the run.
+      mechanism: Mechanism of the run.
+      state: State with which the run begins or resumes, or its shapes.
+      data: Rows of the run, or their shapes.
+      layout: Layout of the run's blocks.
     """
     kept = jax.eval_shape(mechanism.noise.init, state.dense_params)
     arguments = layout.arguments(algorithm, mechanism, state._replace(noise=kept), data)
@@ -362,7 +366,7 @@ def _flush(
     arguments: tuple[TrainState, BlockInputs],
     layout: Layout,
 ) -> tuple[list[str], frozenset[str]]:
-    """Returns what is wrong in what a flush releases, and in what it is given."""
+    """Returns leaks in the results of a flush, and faults of its trace."""
     state, (_, _, key, scales, *_) = arguments
     known = algorithm.gap_laws(num_steps).flush_arrays(0)
     trace = flush_program(algorithm, (state, known, key, scales), layout.placement).traced
@@ -381,7 +385,7 @@ def _flush(
 def _through(
     reader: _Reader, trace: jax.stages.Traced, given: PyTree
 ) -> tuple[Any, frozenset[str]]:
-    """Returns the flows of what a program returns, as it returns it, and what is wrong in it."""
+    """Returns the flows of a program's outputs, in their structure, and its faults."""
     outputs, found = reader.read(trace.jaxpr, jax.tree.leaves(given))
     wrong = frozenset(x for x in found if isinstance(x, str))
     released = Counter(x.number for x in found.elements() if isinstance(x, Sum))

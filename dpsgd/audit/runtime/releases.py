@@ -1,4 +1,4 @@
-"""Releases of the training program: their norms, rounding units and scales."""
+"""Computes norms, rounding errors and scales of releases."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def quiet(mechanism: Mechanism, clip: float | None = None) -> Mechanism:
 
 
 def loud(mechanism: Mechanism) -> Mechanism:
-    """Returns the mechanism with its noise and the least clip norm possible."""
+    """Returns the mechanism with equal sigma C and the least possible C."""
     sigma, clip = mechanism.noise_multiplier, mechanism.l2_clip_norm
     changes = ({"noise_multiplier": sigma * x, "l2_clip_norm": clip / x} for x in _LOUD)
     return _first_valid(mechanism, changes)
 
 
 def noise_dominated(mechanism: Mechanism) -> Mechanism | None:
-    """Returns the mechanism with its noise and sums that vanish in it; None if impossible."""
+    """Returns the mechanism with equal sigma C and negligible sums; None if impossible."""
     found = loud(mechanism)
     most = mechanism.sampler.padded_batch_size * mechanism.sampler.max_passes
     return found if most <= found.noise_multiplier * 2.0**-22 else None
@@ -74,7 +74,9 @@ def cast_error(dtype: np.dtype) -> float:
 
 
 def norm(*terms: tuple[int, Release]) -> float:
-    """Returns the norm of a combination of releases to 2^-13 of it; infinity for NaN.
+    """Returns the norm of a linear combination of releases.
+
+    Its relative error is at most 2^-13; NaN gives infinity.
 
     Args:
       *terms: Pairs of a factor and a release.
