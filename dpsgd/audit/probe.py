@@ -1,4 +1,4 @@
-"""What an audit sees of the program that trains: its executable, on synthetic rows."""
+"""Runs the training executable on synthetic rows, for an audit."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PyTree = Any
 
 
 def held(state: TrainState, params: PyTree = None) -> TrainState:
-    """Returns a state on the host, as an audit holds it: without the state of the noise.
+    """Copies a state to the host, without the state of its noise.
 
-    Arrays of one value, such as the moments of a first state, take no memory.
+    Arrays of one repeated value, such as the moments of a first state, take no memory.
 
     Args:
-      state: Of a run.
-      params: With which the run begins, if the state is its first: it then has these very arrays.
+      state: State of a run.
+      params: Parameters with which the run begins, if `state` is its first: the copy shares them.
     """
 
     def narrow(leaf: Any) -> Any:
@@ -60,25 +60,26 @@ def held(state: TrainState, params: PyTree = None) -> TrainState:
 
 
 class Probe:
-    """The executable of a run, and all that the run calls it with but rows and keys.
+    """Executable of a run, with synthetic rows and keys of the audit.
 
-    The data have as many rows as the run's, and none is private (`synthetic.probe_columns`). The
-    keys derive from a root of the audit's own. Two releases of one step and attempt have the
-    same noise. Of a table with deferred noise a release holds the rows alone that some example
-    reads, see `TableSnapshot`: those that the step reads have its noise, the others are 0.
+    The data have the run's number of rows, and none is private (`synthetic.probe_columns`). Two
+    releases of one step and attempt have the same noise. A release of a table with deferred noise
+    contains only the rows that some example of the audit looks up (`TableSnapshot`): the rows that
+    the step looks up have its noise, and the others are 0.
 
     Attributes:
-      algorithm, mechanism, layout: The run's.
-      state: Where the run resumes, on the host: its step, parameters and optimizer state; the
-        noise's state is one that has seen nothing.
-      snapshot: The tables with deferred noise, if there are any.
-      frozen: Numbers of the leaves of the parameters that stay as they are: a release has none of
-        their coordinates.
-      columns: The data, where the layout has them.
-      root: The audit's.
-      units, nan, huge, marked, starts: Of the synthetic rows, see `ProbeColumns`.
-      places: Of examples in the padded batch of a step; where steps take several passes, of two.
-      program: The executable.
+      algorithm, mechanism, layout: Algorithm, mechanism and layout of the run.
+      state: State with which the run begins or resumes, on the host, without the state of its
+        noise.
+      snapshot: Snapshot of the tables with deferred noise; None if there are none.
+      frozen: Indices of the parameter leaves that stay constant; a release has none of their
+        coordinates.
+      columns: Synthetic data, where the layout holds data.
+      root: Root key of the audit.
+      block: Number of rows that are clipped as one.
+      units, nan, huge, marked, starts: Properties of the synthetic rows, see `ProbeColumns`.
+      places: Number of examples in the padded batch of a pass; of two where a step takes several.
+      program: Compiled executable.
     """
 
     def __init__(
@@ -91,21 +92,21 @@ class Probe:
         layout: Layout | None = None,
         root: RootKey | None = None,
     ):
-        """Compiles the program of a run, or finds it compiled.
+        """Compiles the program of a run, unless it is compiled already.
 
         Args:
-          algorithm: Of the run.
-          mechanism: Of the run.
-          state: The run's first, or that with which it resumes; it is not written to. Never of
-            tables with deferred noise that is pending: what an audit says is shown.
-          rows: Generated examples, [rows, ...] each leaf; some of the first are used. Where there
-            are lazy tables, every other one looks up other rows of these (`varied_rows`).
-          layout: Of the run; by default what `train_blocks` chooses by itself.
-          root: By default fresh entropy. Never the run's own: two releases under one noise, as an
-            audit makes them, have a noise-free difference.
+          algorithm: Algorithm of the run.
+          mechanism: Mechanism of the run.
+          state: State with which the run begins or resumes; it is not overwritten. Its tables must
+            not have pending noise, because the results of an audit are public.
+          rows: Generated examples, each leaf [rows, ...]. With lazy tables, every other example
+            looks up other rows of the tables (`varied_rows`).
+          layout: Layout of the run's blocks; by default the one that `train_blocks` chooses.
+          root: Root key of the audit, by default fresh entropy. Never the run's root: an audit
+            makes two releases with equal noise, and their difference has no noise.
 
         Raises:
-          ValueError: if the mechanism has no noise, or there are no rows.
+          ValueError: If the mechanism has no noise, or there are no rows.
         """
         if mechanism.noise_multiplier == 0:
             raise ValueError("there is nothing to audit: noise_multiplier is 0")
@@ -139,10 +140,10 @@ class Probe:
             self.snapshot = TableSnapshot(self.state, self._rows_of_examples(keyed))
 
     def _rows_of_examples(self, keyed: bool) -> dict[int, np.ndarray]:
-        """Returns the rows of each lazy table that synthetic examples look up: int32, in order.
+        """Returns the row indices that examples look up, by lazy table: int32, ascending.
 
         Args:
-          keyed: Whether look-ups depend on keys: then examples may look up any row.
+          keyed: True if look-ups depend on keys, so that an example may look up any row.
         """
         tables = self.state.lazy_tables
         if keyed:
@@ -155,12 +156,12 @@ class Probe:
         return rows
 
     def looked_up(self, plan: IndexBlock, step: int, attempt: int = 0) -> dict[int, np.ndarray]:
-        """Returns the rows of each lazy table that the batch of a step looks up: int32, in order.
+        """Returns the row indices that a batch looks up, by lazy table: int32, ascending.
 
         Args:
           plan: Plan of one step.
-          step: Number of the step, which names the keys of a loss that takes one.
-          attempt: Number of the attempt, likewise.
+          step: Number of the step, which determines the keys of a loss that takes one.
+          attempt: Number of the attempt, which determines these keys, too.
         """
         shape = -1, *self.mechanism.sampler.clipped_shape
         indices, places = (
@@ -189,16 +190,16 @@ class Probe:
         return jax.jit(jax.vmap(lambda batch: declared.places(shapes, *batch)))
 
     def drawn_plan(self, step: int, attempt: int) -> IndexBlock:
-        """Returns the plan of a block of one step, as the run's sampler draws it."""
+        """Returns the plan of a one-step block that the run's sampler draws."""
         source = BatchSource(self.mechanism.sampler, self.root.sampling_seed(attempt))
         room = {"steps": self.layout.block_steps, "passes": self.layout.passes}
         return source.fill(step, step + 1, **room)
 
     @functools.cached_property
     def poison(self) -> int | None:
-        """Number of the example whose gradient is NaN and so counts as 0; None if there is none.
+        """Index of the example whose gradient is NaN and so counts as 0; None if there is none.
 
-        A loss that does not read a row's floats, or takes NaN for a missing value, has none.
+        There is none if the loss ignores a row's floats, or takes NaN for a missing value.
         """
         if self.nan is None:
             return None
@@ -209,34 +210,34 @@ class Probe:
 
     @property
     def first_step(self) -> int:
-        """The step with which the run begins, or resumes."""
+        """Step with which the run begins or resumes."""
         return int(self.state.step)
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Of the leaves of the parameters."""
+        """Names of the parameter leaves."""
         paths = jax.tree_util.tree_leaves_with_path(self.state.raw_params)
         return [f"leaf {jax.tree_util.keystr(path)}" for path, _ in paths]
 
     @property
     def dtypes(self) -> list[np.dtype]:
-        """Of the leaves of the parameters."""
+        """Dtypes of the parameter leaves."""
         return [leaf.dtype for leaf in jax.tree.leaves(self.state.raw_params)]
 
     @property
     def tables(self) -> tuple[int, ...]:
-        """Numbers of the leaves that are tables with deferred noise."""
+        """Indices of the leaves that are tables with deferred noise."""
         return () if self.snapshot is None else tuple(self.snapshot.rows)
 
     def table_places(self, leaf: int, places: np.ndarray) -> np.ndarray:
-        """Returns flat indices into a table with deferred noise, of places among the rows read."""
+        """Converts flat indices among looked-up rows to flat indices into their table."""
         assert self.snapshot is not None
         width = math.prod(self.shapes[leaf][1:])
         return self.snapshot.rows[leaf][places // width].astype(np.int64) * width + places % width
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the leaves of a release."""
+        """Shapes of the leaves of a release."""
         shapes = [leaf.shape for leaf in jax.tree.leaves(self.state.raw_params)]
         for k, rows in self.snapshot.rows.items() if self.snapshot else ():
             shapes[k] = (rows.size, *shapes[k][1:])
@@ -244,12 +245,12 @@ class Probe:
 
     @property
     def sizes(self) -> list[int]:
-        """Coordinates of the leaves of a release."""
+        """Numbers of coordinates of the leaves of a release."""
         return [math.prod(shape) for shape in self.shapes]
 
     @property
     def full_batch(self) -> np.ndarray:
-        """Numbers of the examples of a full batch, each in turn: int[places]."""
+        """Indices of the examples in a full batch, in turn: int[places]."""
         return np.arange(self.places) % self.units
 
     def release(
@@ -263,17 +264,18 @@ class Probe:
         attempt: int = 0,
         rows: dict[int, Table] | None = None,
     ) -> list[np.ndarray]:
-        """Returns the private mean gradient of one step, a block of its own.
+        """Returns the private mean gradient of a block of one step.
 
         Args:
-          members: Numbers of the examples that take part; one may do so several times.
-          mechanism: Another sigma or C, or both, of the same sampler and law of noise.
-          at: Places of the batch where they lie; by default strewn.
-          padding: Number of the example that lies under weight 0 in the other places, or of that in
-            each place.
-          step: Which names the noise; by default the run's first.
-          attempt: Which does, too.
-          rows: What the rows of tables in `snapshot` hold before; by default as in `state`.
+          members: Indices of the examples in the batch, possibly repeated.
+          mechanism: Mechanism with another sigma or C, or both, and the run's sampler and noise; by
+            default the run's.
+          at: Places of the examples in the batch; by default shuffled ones.
+          padding: Index of the example with weight 0 in all other places, or one index for each
+            place.
+          step: Number of the step, which determines the noise; by default the run's first.
+          attempt: Number of the attempt, whose key determines the noise, too.
+          rows: Rows of the tables in `snapshot` before the step; by default those in `state`.
 
         Returns:
           The noised sum over the expected batch size, float32[size] for each leaf.
@@ -283,7 +285,7 @@ class Probe:
             state = state.with_tables(put_rows(state.lazy_tables, self.snapshot.rows, rows))
         number = int(state.step)
         after, _ = self.called(state, plan, mechanism, attempt, return_gradient=True)
-        self._spent = after.opt_state  # given away in the next call: no release depends on it
+        self._spent = after.opt_state  # donated in the next call: no release depends on it
         shown = after.raw_params
         if self.snapshot is not None:
             read_rows = {}
@@ -298,18 +300,21 @@ class Probe:
         return [leaf.astype(np.float32, copy=False) for leaf in leaves]
 
     def _taken_back(self, after: TrainState, step: int) -> dict[int, Table]:
-        """Returns what a step left in the rows of tables, which the next call has again."""
+        """Returns the looked-up rows after a step, and restores them in the tables."""
         return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables, step)
 
     def placement_mismatch(self) -> str | None:
-        """Returns the path of what is not the same on all devices after a full batch, if any is."""
+        """Returns the path of a leaf that differs between devices, if any.
+
+        The leaves are the state after a full batch.
+        """
         after, _ = self.called(self.begun(), self.full_batch, return_gradient=False)
         path = placement_mismatch(after)
         self._taken_back(after, self.first_step)
         return path
 
     def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
-        """Returns a state, which is given away, with all deferred noise."""
+        """Returns a state with all deferred noise; the given state's buffers are donated."""
         state = self.layout.put_state(state)
         laws = self._laws.flush_arrays(int(state.step))
         arguments = state, laws, self._noise_key(attempt), mechanism.scales()
@@ -326,16 +331,16 @@ class Probe:
         flush_every: int | None = None,
         declare: Callable[[range], None] = lambda steps: None,
     ) -> Generator[Block]:
-        """Yields the blocks that `train_blocks` runs from a state on, which is given away.
+        """Yields the blocks that `train_blocks` runs from a state.
 
         Args:
-          state: Its step is the first.
-          mechanism: As for `release`.
-          attempt: Which names batches and noise.
-          places: Coordinates of each leaf that every step shows, as many as `Watch.nothing` has.
-          return_gradient: Whether they are those of the private mean gradient.
-          flush_every: As for `train_blocks`.
-          declare: Likewise.
+          state: State before the first step; its buffers are donated.
+          mechanism: Mechanism of the run, or with another sigma or C.
+          attempt: Number of the attempt, which determines batches and noise.
+          places: Flat indices recorded after every step, of the sizes that `Watch.nothing` has.
+          return_gradient: True to record the private mean gradient in place of the parameters.
+          flush_every: Period of flushes in steps, see `train_blocks`.
+          declare: Function of the steps of each block, called before the block runs.
         """
         some = tuple(np.asarray(at, np.int32) for at in places)
         return train_blocks(
@@ -352,9 +357,10 @@ class Probe:
         )
 
     def begun(self, step: int | None = None, *, spent: bool = False) -> Any:
-        """Returns `state` at a step, to be given away, all rows of its tables up to date.
+        """Returns a copy of `state` at a step, for a call that donates it.
 
-        The optimizer's part may be one left over from a release.
+        All rows of its tables are up to date. With `spent`, its optimizer state may be left over
+        from an earlier release.
         """
         left_over, self._spent = self._spent if spent else None, None
         kept = self.state._replace(raw_params=self.state.params_without_tables, tables={})
@@ -379,14 +385,17 @@ class Probe:
         *,
         return_gradient: bool,
     ) -> tuple[Any, Diagnostics]:
-        """Returns what the executable makes of a state, which is given away, in the next step.
+        """Runs the executable on a state, for one step.
 
         Args:
-          state: From `begun`, or from this.
-          members: Numbers of the examples that take part, strewn, or the plan of a block.
-          mechanism: As for `release`.
-          attempt: Likewise.
-          return_gradient: True for the private mean gradient in the place of the parameters.
+          state: State from `begun`, or from an earlier call; its buffers are donated.
+          members: Indices of the examples in the batch, in shuffled places, or the plan of a block.
+          mechanism: Mechanism with another sigma or C; by default the run's.
+          attempt: Number of the attempt, whose key determines the noise.
+          return_gradient: True to return the private mean gradient in place of the parameters.
+
+        Returns:
+          The state after the step, and diagnostics.
         """
         plan = members if isinstance(members, IndexBlock) else self._plan(members)
         state, mechanism = self.layout.put_state(state), mechanism or self.mechanism
@@ -409,7 +418,7 @@ class Probe:
     def _plan(self, members: Any, at: Any = None, padding: int | np.ndarray = 0) -> IndexBlock:
         """Returns the plan of a block of one step.
 
-        All shards are held: which of them a column is of decides about its key alone.
+        The process holds all shards: a column's shard decides only about the keys of its losses.
         """
         members, sampler = np.asarray(members, np.int64), self.mechanism.sampler
         if at is None:

@@ -1,11 +1,11 @@
-r"""The noise of a run, computed again: NumPy in float64, from the documented law.
+r"""Recomputes the noise of a run in NumPy and float64, from its law.
 
-Nothing is taken from `dpsgd.noise`, which this is to check. With a key of four 32-bit words k, the
+The audit checks `dpsgd.noise`, and so uses none of its code. With a key of four 32-bit words k, the
 coordinate `index` of array `leaf` gets in step `step` the block of four words
 
     w = Philox4x32-10((index mod 2^32, index div 2^32, (leaf + 2^24 purpose) xor k_2, step xor k_3))
 
-under (k_0, k_1). It makes one normal and one uniform number,
+under (k_0, k_1). The block determines one normal number z and one uniform number U,
 
     z = sqrt(-2 ln u) sin(pi (w_2 + 1/2) / 2^32),  u = (2^32 w_0 + w_1 + 1/2) / 2^64,  w_2 signed,
     U = (w_3 div 2^9 + 1/2) / 2^23.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 STEP, MOMENTUM, VALUE = 1, 2, 3
-"""Purposes of the noise of a table's rows; arrays without deferred noise have 0."""
+"""Purposes of noise in a table's rows; noise of arrays without deferred noise has purpose 0."""
 
 _LOW, _WORD = np.uint64(2**32 - 1), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -27,20 +27,23 @@ _CHUNK = 2**15  # numbers that are worked on together, so that they stay in a co
 
 
 def normals(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.ndarray:
-    """Returns z: float64 of the common shape of `step` and `index`.
+    """Returns the normal numbers z of coordinates.
 
     Args:
-      key: Of the noise: uint32[4].
+      key: Key of the noise, uint32[4].
       step: Numbers of steps, in [0, 2^32).
-      leaf: Number of the array, below 2^24.
-      index: Row-major indices of coordinates.
-      purpose: What the normals are for.
+      leaf: Index of the array, below 2^24.
+      index: Row-major indices of coordinates, which broadcast with `step`.
+      purpose: Purpose of the noise, see `STEP`.
+
+    Returns:
+      float64 of the common shape of `step` and `index`.
     """
     return _mapped(_normal, key, step, leaf, index, purpose)
 
 
 def uniforms(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.ndarray:
-    """Returns U, see `normals`: what rounds numbers that have this z."""
+    """Returns the uniform numbers U that round the numbers with noise z, see `normals`."""
     return _mapped(_uniform, key, step, leaf, index, purpose)
 
 
@@ -58,7 +61,9 @@ def _mapped(made_of, key, step, leaf, index, purpose) -> np.ndarray:
 
 
 def philox(counter: list[np.ndarray], k0: int, k1: int) -> list[np.ndarray]:
-    """Returns the Philox4x32-10 blocks of counters under the key (k0, k1): four uint64[n] each.
+    """Returns Philox4x32-10 blocks of counters under the key (k0, k1).
+
+    Counters and blocks are four arrays uint64[n] of 32-bit words.
 
     Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011, 3.3.
     """

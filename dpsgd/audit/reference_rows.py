@@ -1,10 +1,10 @@
-r"""The definition of deferred noise: rows of a lazy table, simulated in float64.
+r"""Simulates the rows of a lazy table in float64, as deferred noise is defined.
 
-The optimizer moves a row by m = mu m + g, theta = theta - a_t m, with g = r z and r = sigma C / b.
-Over a gap from step s to t, (m, theta) becomes A (m, theta) + r L (x, y), with L lower triangular
-and L L^T = V; x and y are the normals of step t for `MOMENTUM` and `VALUE`
-(`dpsgd.audit.reference`). A flush rounds x to ceil(x - U), in cells of a public grid. Sums of
-gradients are left out. See docs/explanation/audit-of-deferred-noise.md.
+Step t of the optimizer moves a row by m = mu m + g, theta = theta - a_t m, with g = r z, r = sigma
+C / b and normal z. Over a gap from step s to t, (m, theta) becomes A (m, theta) + r L (x, y), with
+L lower triangular and L L^T = V; x and y are the normals of step t for `MOMENTUM` and `VALUE`
+(`dpsgd.audit.reference`). A flush rounds a number v to c ceil(v / c - U), with c the cell of a
+public grid. Sums of gradients are left out. See docs/explanation/audit-of-deferred-noise.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpsgd.audit.runtime.expected import ALLOWED, Comparison
 from dpsgd.core.state import Table
 
 PARTS = ("m", "theta")
-"""State of a coordinate, in order."""
+"""Names of the two numbers of a coordinate, momentum and value."""
 
 _PURPOSES = reference.MOMENTUM, reference.VALUE
 _GRID_BITS = 10  # of a flush: cells of 2^-10 to 2^-11 of the noise since the run's first step
@@ -30,12 +30,12 @@ _EPS = 2.0**-21  # of float32, what a few operations round
 
 
 class TableLaw:
-    """Law of the rows of a run's tables.
+    """Law of the noise in the rows of a run's tables.
 
     Attributes:
       sizes: Step sizes of the run, float64[steps].
       momentum: Factor mu.
-      r: Standard deviation of the noise of a private mean gradient.
+      r: Standard deviation of the noise in a private mean gradient.
     """
 
     def __init__(self, sizes: np.ndarray, momentum: float, r: float):
@@ -43,7 +43,7 @@ class TableLaw:
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns A and V of the steps from start to stop - 1 at r = 1, float64[2, 2]."""
+        """Returns A and V, for r = 1, of steps start to stop - 1: float64[2, 2]."""
         mu = self.momentum
         # (m, theta) from (1, 0), and their covariance from none. From (0, 1) they stay.
         path = self._paths.setdefault(start, [(1.0, 0.0, 0.0, 0.0, 0.0)])
@@ -57,7 +57,7 @@ class TableLaw:
         return np.array([[m, 0], [theta, 1]]), np.array([[mm, mt], [mt, tt]])
 
     def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns A and L; without momentum, 0 for m."""
+        """Returns A and L of a gap; without momentum, the entries of m are 0."""
         has = np.array([self.momentum > 0, True])
         transition, v = (x * np.outer(has, has) for x in self.gap(start, stop))
         low = np.zeros((2, 2))
@@ -72,23 +72,23 @@ class TableLaw:
 
 
 class ReferenceRows:
-    """Rows of a table, with the noise of every step that the run has made.
+    """Simulated rows of a table, with the noise of their steps.
 
     Attributes:
-      x: Momentum and values of each coordinate, float64[2, coordinates]; without momentum, 0.
-      off: Bound of the program's rounding errors in `x`, float64[2, coordinates].
+      x: Momentum and value of each coordinate, float64[2, coordinates]; without momentum, 0.
+      off: Bound on the program's rounding errors in `x`, float64[2, coordinates].
       steps: Number of steps whose noise each coordinate has, int[coordinates].
     """
 
     def __init__(
         self, law: TableLaw, noise_key: np.ndarray, leaf: int, rows: np.ndarray, table: Table
     ):
-        """Begins with what rows hold.
+        """Begins with rows of a table.
 
         Args:
           law: Law of the table.
-          noise_key: uint32[4].
-          leaf: Number of the table.
+          noise_key: Key of the noise, uint32[4].
+          leaf: Index of the table among the leaves.
           rows: Row indices, int[n].
           table: Rows of the table: values and momentum, float32[n, ...], and steps, int32[n].
         """
@@ -100,7 +100,7 @@ class ReferenceRows:
         self.hold(table)
 
     def hold(self, table: Table) -> None:
-        """Goes on with what rows hold."""
+        """Continues from rows of a table, without rounding errors."""
         none = np.zeros(self._index.size)
         parts = table.momentum, table.values
         self.x = np.stack([none if x is None else x.astype(np.float64).ravel() for x in parts])
@@ -113,7 +113,7 @@ class ReferenceRows:
         return Table(theta, None if like.momentum is None else m, steps)
 
     def catch_up(self, stop: int, rows: Any = slice(None)) -> None:
-        """Adds the noise of the gaps that end at step `stop` to some rows."""
+        """Adds the noise of gaps that end at step `stop`, to some rows or to all."""
         at = self._coordinates(rows)
         if not at.size:
             return
@@ -129,7 +129,7 @@ class ReferenceRows:
         self.x[:, at], self.steps[at] = _times(a, old) + r * _times(low, z), stop
 
     def step(self, step: int, rows: np.ndarray) -> None:
-        """Makes a step that reads some rows.
+        """Simulates a step that looks up some rows.
 
         Args:
           step: Number of the step.
@@ -148,13 +148,13 @@ class ReferenceRows:
         self.steps[at] = step + 1
 
     def compare(self, tests: Comparison, found: Table, name: str) -> None:
-        """Compares rows of a table with these."""
+        """Compares rows of a table with the simulated rows."""
         r = self._law.r
         for part, values, x, off in self._parts(found):
             tests.add(values / r, x / r, off / r, f"{part} of {name}")
 
     def compare_flushed(self, tests: Comparison, found: Table, stop: int, name: str) -> None:
-        """Compares rows that were flushed at step `stop` with these, rounded."""
+        """Compares rows flushed at step `stop` with rounded simulated rows."""
         self.catch_up(stop)
         r, spreads = self._law.r, self._law.r * np.sqrt(np.diagonal(self._law.gap(0, stop)[1]))
         for part, values, exact, off in self._parts(found):
@@ -171,7 +171,7 @@ class ReferenceRows:
             tests.add(values / r, expected / r, allowed / r, f"{part} of {name}")
 
     def _parts(self, found: Table) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """Returns the name, the found and the simulated numbers and the bound of each part."""
+        """Returns name, found numbers, simulated numbers and bound of each part."""
         pairs = zip(PARTS, (found.momentum, found.values), self.x, self.off, strict=True)
         return [
             (name, values.astype(np.float64).ravel(), x, off)
@@ -189,7 +189,12 @@ class ReferenceRows:
 
 
 def step_sizes(rate: Any, num_steps: int) -> np.ndarray:
-    """Returns the step sizes of a run, as its configuration has them: float64[num_steps]."""
+    """Returns the configured step sizes of a run: float64[num_steps].
+
+    Args:
+      rate: Learning rate, a number or a function of the step.
+      num_steps: Number of steps of the run.
+    """
     if not callable(rate):
         return np.full(num_steps, float(rate))
     try:  # a schedule of JAX's, all at once
@@ -203,13 +208,16 @@ def _times(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _own_cell(x: np.ndarray) -> np.ndarray:
-    """Returns the cell of a number's own power of two; 0 of 0."""
+    """Returns the cell for the power of two of each number; 0 for 0."""
     _, order = np.frexp(x)
     return np.where(x == 0, 0.0, np.ldexp(1.0, order - 1 - _MOST_CELLS))
 
 
 def _cell(stddev: float) -> tuple[float, bool]:
-    """Returns the cell of the grid of noise of this deviation; whether rounding leaves no doubt."""
+    """Returns the grid cell for noise of a standard deviation, and True if it is certain.
+
+    It is uncertain next to a power of two, where rounding of the deviation decides about the cell.
+    """
     order = math.log2(max(stddev, 2.0**-100))
     cell = 2.0 ** (math.floor(order) - _GRID_BITS)
     if 1e-5 < order % 1 < 1 - 1e-5:

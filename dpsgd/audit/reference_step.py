@@ -1,8 +1,8 @@
-"""The definition of DP-SGD: one private gradient, computed slowly in float64.
+"""Computes a private gradient slowly in float64, as DP-SGD is defined.
 
-`reference_step` forms the gradient of every example by itself, clips it, sums, adds noise and
-divides. It shares no code with the compiled step but the loss and its differentiation. Noise comes
-from `dpsgd.audit.reference`, the documented law of the keys.
+`reference_step` computes the gradient of every example, clips it, sums, adds noise and divides. It
+shares no code with the compiled step but the loss and its differentiation. Noise comes from
+`dpsgd.audit.reference`, the documented law of the keys.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def reference_step(
     .. math:: \left(\sum_{i: w_i > 0} \mathrm{clip}_C(g_i) + \sigma C n\right) / b
 
     with :math:`g_i` the gradient of `loss_fn` at row i of `rows`, zero if an entry is not finite;
-    :math:`w_i` its weight in `weights`; :math:`\mathrm{clip}_C` the rule `clipping`; C, sigma, b
-    and the law of n those of `mechanism`.
+    :math:`w_i` its weight in `weights`; :math:`\mathrm{clip}_C` the rule `clipping`; and C, sigma,
+    b and the law of n taken from `mechanism`.
 
     Args:
       loss_fn: (params, row) -> scalar, or (params, row, key) -> scalar.
@@ -57,7 +57,7 @@ def reference_step(
       noise_key: uint32[4], key of the noise stream of the attempt.
       step: Number of the step in its attempt, at least 0.
       clipping: Flat, per-layer or automatic clipping.
-      frozen: Numbers of the leaves that get no gradient.
+      frozen: Indices of the leaves that get no gradient.
       loss_keys: JAX keys [B], for a loss that takes a key.
 
     Returns:
@@ -95,14 +95,14 @@ def clip_factors(
     groups: Sequence[Sequence[int]],
     l2_clip_norm: float,
 ) -> list[np.ndarray]:
-    r"""Returns the factor of every example in every group of leaves.
+    r"""Returns the clip factors of examples, for each group of leaves.
 
     With :math:`\|g\|` the norm of one example's gradient over a group and C = `l2_clip_norm`: flat
     :math:`\min(1, C / \|g\|)`, automatic :math:`C / (\|g\| + \gamma)`, per-layer
     :math:`\min(1, C_k / \|g\|)` with :math:`C_k^2` the group's share of :math:`C^2`.
 
     Args:
-      clipping: The rule.
+      clipping: Clipping rule.
       gradients: float64[B, ...] of every trained leaf.
       groups: Positions in `gradients`, one list for each group.
       l2_clip_norm: C > 0.
@@ -150,9 +150,9 @@ def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: 
 
     Args:
       noise: `Independent` or `BandedToeplitz`.
-      noise_key: uint32[4].
-      step: t, at least 0.
-      leaf: Number of the array among the trained leaves.
+      noise_key: Key of the noise, uint32[4].
+      step: Step t, at least 0.
+      leaf: Index of the array among the trained leaves.
       size: Number of coordinates.
 
     Returns:
@@ -176,7 +176,7 @@ def noise_values(noise: Any, noise_key: np.ndarray, step: int, leaf: int, size: 
 
 
 def _groups(clipping: ClippingRule, params: PyTree, trained: Sequence[int]) -> list[list[int]]:
-    """Returns groups of positions in `trained`."""
+    """Returns groups of indices into `trained`."""
     masked = [leaf if k in trained else None for k, leaf in enumerate(jax.tree.leaves(params))]
     return clipping.groups(jax.tree.unflatten(jax.tree.structure(params), masked))
 
@@ -187,7 +187,7 @@ def _vmapped(loss_fn: Callable[..., Any], params: PyTree, *of_row: Any) -> PyTre
 
 
 def _gradients(loss_fn, params, rows, loss_keys, indices: np.ndarray) -> list[np.ndarray]:
-    """Returns one gradient for each index, a list of leaves [n, ...]."""
+    """Returns the gradients of the examples `indices`, a list of leaves [n, ...]."""
     padded = np.resize(indices, _CHUNK)  # one shape, one program
     of_row = [jax.tree.map(lambda column: column[padded], rows)]
     if loss_keys is not None:

@@ -1,4 +1,4 @@
-"""Synthetic rows for an audit: of the data's shapes and types, never of their values."""
+"""Generates synthetic rows from the shapes and dtypes of data, not from values."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ from samplers.batches import zeros
 
 PyTree = Any
 Generated = PyTree | Callable[[int], PyTree]
-"""A few rows, or a function that makes as many as it is given, for those that know the data."""
+"""Tree of synthetic rows, or a function of their number that returns them."""
 
 
 _UNITS = 16
-"""Most generated examples (blocks of rows, where these are clipped as one) among the data."""
+"""Largest number of synthetic examples (blocks of rows that are clipped as one) in the data."""
 
 _SMALL = 2**26
-"""Most bytes of a column that is filled with generated rows throughout, and not with zeros."""
+"""Largest column, in bytes, that generated rows fill; a larger one has zeros between examples."""
 
 _NEAR = 128
-"""Blocks of rows among the first of which huge examples find a place."""
+"""Number of first blocks of rows that may become huge examples."""
 
 _MARKED = 2**14
-"""Draws of the rows that are marked."""
+"""Largest number of draws of marked rows."""
 
 _HUGE = 2.0**50, -(2.0**50), 2.0**100, -(2.0**100), 2.0**127
-"""Times example 0: gradients overflow, or the squares of finite ones do.
+"""Factors of example 0 for which gradients, or the squares of finite ones, overflow.
 
-Not infinity: a loop of the loss might never come to its end.
+Infinity is no factor: a loop of the loss might never end.
 """
 
 _ALIKE = 1
-"""Number of the example whose whole numbers are all alike, as where an id comes several times."""
+"""Index of the example whose integers are equal in each column, as repeated ids."""
 
 
 def generated_rows(
     columns: PyTree, count: int, generated: Generated | None = None, *, block: int = 1
 ) -> PyTree:
-    """Returns rows of the shapes and types of `columns`, none of whose values is read.
+    """Returns synthetic rows with the shapes and dtypes of `columns`.
 
-    By default floats are standard normal, in every other block their absolute values, of which
-    roots and logarithms can be taken. Booleans are fair coins, and whole numbers 0 or 1: the only
-    ones that are sure to be labels of any classification and to name rows of any table of two. How
-    far they go in the data, only private rows could tell; `generated` may say more.
+    No value of `columns` is read. By default floats are standard normal, and in every other block
+    their absolute values, so that roots and logarithms exist. Booleans are fair coins, and integers
+    0 or 1, which are labels of any classification, and row indices of any table with two rows. The
+    range of integers in the data is known from private rows alone; `generated` may declare it.
 
     Args:
       columns: Tree of arrays [rows, ...], or of their shapes.
-      count: Rows that are wanted, at least one.
-      generated: Rows like those of `columns`, any number, or a function of `count` that makes them.
-      block: Rows that are clipped as one.
+      count: Number of rows, at least one.
+      generated: Synthetic rows in the structure of `columns`, or a function of `count` that returns
+        them; either may have another number of rows, at least one.
+      block: Number of rows that are clipped as one.
 
     Raises:
-      ValueError: if what `generated` gives has another structure, shape or type than `columns`.
+      ValueError: If `generated` gives another structure, shape or dtype than `columns`.
 
     >>> rows = generated_rows({"x": np.zeros((9, 2), np.float32), "y": np.arange(9)}, 4)
     >>> rows["x"].shape, rows["x"].dtype, set(rows["y"].tolist()) <= {0, 1}
@@ -89,15 +90,15 @@ def generated_rows(
 
 
 def varied_rows(rows: PyTree, ranges: Mapping[int, int], *, block: int = 1) -> PyTree:
-    """Returns rows of which every other one looks up any rows of tables: few numbers are alike.
+    """Replaces the row indices in every other block of rows.
 
-    Their logarithms are uniform, so that some are small and some large; in one of eight rows they
-    are one beyond the table.
+    Logarithms of the new indices are uniform, so that small and large indices occur and few are
+    equal; in one of eight blocks, all indices are one beyond the table.
 
     Args:
-      rows: Generated rows, [rows, ...] each leaf.
-      ranges: Number of a column that looks up rows -> rows of the table.
-      block: Rows that are clipped as one.
+      rows: Generated rows, each leaf [rows, ...].
+      ranges: Index of a leaf of row indices -> number of rows of the table.
+      block: Number of rows that are clipped as one.
     """
     leaves, tree = jax.tree.flatten(rows)
     rng, numbers = np.random.default_rng(0), np.arange(len(leaves[0])) // block
@@ -128,18 +129,18 @@ def _drawn(
 
 
 class ProbeColumns(NamedTuple):
-    """Rows of a run's number, none of them private.
+    """Synthetic data with a run's number of rows.
 
     Attributes:
-      columns: The data.
-      units: Synthetic examples, by number 0, ..., units - 1.
-      nan: Number of the example whose floats are NaN, or None where rows hold no floats, or there
-        is one row.
-      huge: Numbers of examples whose floats are those of example 0 times 2^50 and more, of both
-        signs; none where rows hold no floats, or there is no space for them.
-      starts: Row in which each example begins: int64[examples].
-      marked: Rows that no example lies in, and whose floats are NaN: they show in which batches of
-        whole blocks they are. bool[n].
+      columns: Tree of arrays [n, ...].
+      units: Number of ordinary examples; they have the indices 0, ..., units - 1.
+      nan: Index of the example whose floats are NaN; None if rows hold no floats, or the data are
+        one block.
+      huge: Indices of the examples with the floats of example 0 times +-2^50 or more; empty if rows
+        hold no floats, or there is no space.
+      starts: First row of each example: int64[examples].
+      marked: bool[n], True for rows with NaN floats outside the examples; in full blocks of steps,
+        they show which batches contain them.
     """
 
     columns: PyTree
@@ -151,17 +152,17 @@ class ProbeColumns(NamedTuple):
 
 
 def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
-    """Returns n rows, among which synthetic examples lie from the first row to the last.
+    """Places synthetic examples among n rows, from the first row to the last.
 
-    Where rows are very many, those between are zeros.
+    Large columns are zero between the examples; others repeat `rows`.
 
     Args:
-      rows: Synthetic examples, [rows, ...] each leaf; some of the first are used.
-      n: Rows of the run.
-      block: Rows that are clipped as one.
+      rows: Generated rows, each leaf [rows, ...]; the first of them become examples.
+      n: Number of rows of the run.
+      block: Number of rows that are clipped as one.
 
     Raises:
-      ValueError: if there are no rows.
+      ValueError: If there are no rows, or the leaves have different numbers of rows.
     """
     counts = {len(leaf) for leaf in jax.tree.leaves(rows)}
     if len(counts) != 1 or 0 in counts:
@@ -212,5 +213,5 @@ def probe_columns(rows: PyTree, n: int, block: int) -> ProbeColumns:
 
 
 def _is_float(leaf: Any) -> bool:
-    """Whether a column holds floats: one of no width, as of a table without numbers, holds none."""
+    """Returns True if a column holds floats, and its rows are not empty."""
     return jnp.issubdtype(leaf.dtype, jnp.floating) and math.prod(leaf.shape[1:]) > 0

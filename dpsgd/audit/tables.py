@@ -1,8 +1,8 @@
-"""Tables with deferred noise, as an audit sees them: a snapshot, and the rows that are read.
+"""Holds the tables with deferred noise in an audit: a snapshot, and a copy.
 
-A release is small however large a table is: it holds the rows that some example of the audit reads.
-There is one copy of a table on the devices, which one call after the other borrows; after each, the
-rows that were read get their numbers back. All others must stay the same to the bit.
+A release contains only the rows that some example of the audit looks up, so that it is small for
+tables of every size. The devices hold one copy of each table, which successive calls borrow. After
+each call the looked-up rows are restored; all other rows must stay the same to the bit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _CHUNK = 2**20  # rows that are compared together
 
 
 class TableSnapshot:
-    """The tables of a run, on the host and, one copy, on the devices.
+    """Tables of a run on the host, and one copy on the devices.
 
     Attributes:
-      tables: On the host, by the number of the leaf; all rows up to date.
-      rows: Rows that examples of the audit look up: int32, in order.
+      tables: Tables on the host, by leaf index; all rows are up to date.
+      rows: Row indices that examples of the audit look up, by leaf index: int32, ascending.
     """
 
     def __init__(self, state: TrainState, rows: dict[int, np.ndarray]):
@@ -35,7 +35,7 @@ class TableSnapshot:
         self._strayed = ""
 
     def borrow(self, step: int) -> dict[int, Table]:
-        """Returns the tables on the devices, to be given away: all rows up to date at `step`."""
+        """Returns the device copy, to be donated, with all rows up to date at `step`."""
         now, self._now = self._now, None
         if now is None:
             now = {k: Table(*jax.tree.map(jnp.array, table)) for k, table in self.tables.items()}
@@ -45,7 +45,12 @@ class TableSnapshot:
         }
 
     def take_back(self, tables: dict[int, Table], step: int) -> dict[int, Table]:
-        """Returns what the step `step` left in `rows`, on the host, and mends these."""
+        """Returns the looked-up rows after a step, on the host, and restores them.
+
+        Args:
+          tables: Tables on the devices after the step.
+          step: Number of the step.
+        """
         found = some_rows(tables, self.rows)
         steps = {k: table.steps for k, table in tables.items()}
         arguments = steps, np.int32(step + 1)
@@ -58,16 +63,16 @@ class TableSnapshot:
         return found
 
     def first(self) -> dict[int, Table]:
-        """Returns what `rows` hold as the run begins or resumes."""
+        """Returns the looked-up rows with which the run begins or resumes."""
         return {
             k: jax.tree.map(lambda x, rows=self.rows[k]: x[rows], table)
             for k, table in self.tables.items()
         }
 
     def stray(self) -> str:
-        """Compares the copy with the snapshot, and returns where they differ; empty if nowhere.
+        """Returns a message on rows that differ from the snapshot; empty if none.
 
-        The next call borrows another copy.
+        The device copy is dropped: the next call borrows a new copy.
         """
         now, self._now = self._now, None
         for k, table in (now or {}).items():
@@ -81,7 +86,7 @@ class TableSnapshot:
 
 
 def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, Table]:
-    """Returns some rows of tables of the devices."""
+    """Copies some rows of tables from the devices to the host."""
     found = compiled(_some, (), (tables, rows))(tables, rows)
     return {k: Table(*hosted(table)) for k, table in found.items()}
 
@@ -89,7 +94,7 @@ def some_rows(tables: dict[int, Any], rows: dict[int, np.ndarray]) -> dict[int, 
 def put_rows(
     tables: dict[int, Any], rows: dict[int, np.ndarray], new: dict[int, Table]
 ) -> dict[int, Table]:
-    """Returns tables, whose buffers are given away, with other rows."""
+    """Writes rows into tables, whose buffers are donated."""
     arguments = tables, rows, new
     return compiled(_put, (), arguments, donate_argnums=(0,))(*arguments)
 

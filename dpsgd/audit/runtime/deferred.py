@@ -2,8 +2,8 @@
 
 The audit chooses the rows' first values, and the steps whose noise they have. It compares
 rows after steps and flushes of the executable, after gaps of many lengths, and in blocks that
-`train_blocks` trains and flushes. A step must write the rows that its batch looks up, and no others.
-Sums are far below the noise.
+`train_blocks` trains and flushes. A step must write the rows that its batch looks up, and no
+others. Sums are far below the noise.
 """
 
 from __future__ import annotations

@@ -500,8 +500,8 @@ def _additivity_check(
 ) -> CheckResult:
     """Checks that sums over disjoint parts of a batch add up: S(A) + S(B) = S(A and B).
 
-    Then the contribution of a row depends on no other rows. By default all rows differ, and so do the
-    table rows that they look up. Each row has the same place in all releases.
+    Then the contribution of a row depends on no other rows. By default all rows differ, and so do
+    the table rows that they look up. Each row has the same place in all releases.
 
     Args:
       probe: Probe of the program.
