@@ -64,11 +64,6 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
 
     A leaf is stored under its key path, its dotted key path or its name in `leaf_names`.
 
-    Args:
-      path: .npz file, for error messages.
-      shapes: Shape and dtype of each stored array, by name.
-      like: Pytree with the structure, shapes and dtypes of the arrays.
-
     Raises:
       ValueError: if no stored array has a leaf's name, or if the array of that name has another
         shape, or another dtype where the two are not both floating-point.

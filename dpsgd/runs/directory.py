@@ -1,4 +1,4 @@
-"""The directory of one run: what is written there, and how it is read back."""
+"""Writes and reads the files in the directory of one run."""
 
 from __future__ import annotations
 
@@ -38,31 +38,32 @@ if TYPE_CHECKING:
 PyTree = Any
 
 DIAGNOSTICS = "diagnostics_not_private.jsonl"
-"""Apart from everything else, since the guarantee does not cover it."""
+"""File of per-step diagnostics, which the guarantee does not cover."""
 
 DATA = "data_not_private.json"
-"""Which data a run was trained on: by a digest of private rows, which no noise hides."""
+"""File with a digest of the private training rows; no noise protects it."""
 
 BATCHES = "batches.json"
-"""Where the batches lie that were drawn ahead, if any were."""
+"""File that names the folder of batches drawn ahead; missing if there are none."""
 
 CALIBRATION = "calibration.json"
-"""What the noisy sums after the last step came to: released, and part of the model."""
+"""File with the results of the noisy sums after the last step, released with the model."""
 
 SECRETS = "secret"
-"""Folder of a private selection under way: nobody may see it, and nothing of it stays."""
+"""Folder with the secrets of an unfinished private selection, destroyed at its end."""
 
 
 class RunDirectory:
-    """The files of one run.
+    """Files of one run.
 
-    `config.json`, `environment.json` and `guarantee.json` say what was asked, where and at what
-    price; `ledger.jsonl` what was audited and what was released; `params.npz` is the model, and
-    `calibration.json` what calibrated it. `report.json` and `report.md` are written last, so a run
-    that has them is whole. Until then `checkpoints` are there to resume from, and after a clean
-    stop `secret.json`; afterwards they are removed. What is not private says so in its name, and
-    only the owner can read it. Each file appears under its name only when it is complete and on
-    disk.
+    `config.json` holds the configuration, `environment.json` versions and devices,
+    `guarantee.json` the guarantee, `ledger.jsonl` the declared steps, audits and the model's
+    digest, `params.npz` the released parameters, and `calibration.json` the calibration.
+    `report.json` and `report.md` are written last, so a run that has them is finished. An
+    unfinished run has `checkpoints`, and after a clean stop `secret.json`; both are destroyed at
+    the end of the run. Files that the guarantee does not cover have `not_private` in their names,
+    and only their owner can read them. Every file is renamed into place once it is complete and on
+    the disk, except the ledger and the diagnostics, which grow line by line.
     """
 
     def __init__(self, path: Path):
@@ -70,7 +71,7 @@ class RunDirectory:
 
     @staticmethod
     def refuse_existing(path: Path, option: str = "--out") -> None:
-        """Raises OSError if something is at `path`, which `option` named, or nothing can be."""
+        """Raises OSError if `path`, the value of `option`, exists or cannot be created."""
         if os.path.lexists(path):
             raise FileExistsError(
                 f"{path} exists already and is left as it is: name another {option}, or remove it"
@@ -80,7 +81,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def create(cls, path: Path) -> Iterator[RunDirectory]:
-        """Makes the directory of a new run, with what is written in the context or not at all."""
+        """Creates a run directory, renamed to `path` unless the context raises."""
         cls.refuse_existing(path)
         unfinished = path.with_name(f".{path.name}.unfinished-{secrets.token_hex(4)}")
         make_folder(unfinished)
@@ -98,7 +99,12 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, *, finished: bool = True) -> RunDirectory:
-        """Opens the directory of a run, which must be `finished`, or raises FileNotFoundError."""
+        """Opens the directory of a run.
+
+        Raises:
+          FileNotFoundError: if `path` is no run directory, is an unfinished private selection, or
+            is an unfinished run and `finished` is True.
+        """
         run = cls(path)
         if (path / SECRETS).is_dir() and not run.finished:
             raise FileNotFoundError(
@@ -115,26 +121,26 @@ class RunDirectory:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run has written its report."""
         return (self.path / "report.json").is_file()
 
     @property
     def ledger_path(self) -> Path:
-        """What was released: see `dpsgd.runs.ledger`."""
+        """Path of the ledger, see `dpsgd.runs.ledger`."""
         return self.path / "ledger.jsonl"
 
     @property
     def params_path(self) -> Path:
-        """The released parameters."""
+        """Path of the released parameters."""
         return self.path / "params.npz"
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Where an unfinished run can resume."""
+        """Checkpoints of an unfinished run."""
         return Checkpoints(self.path / "checkpoints")
 
     def history(self) -> History:
-        """Reads the ledger, and refuses one that contradicts the last checkpoint or the report."""
+        """Reads the ledger; raises LedgerError if it contradicts the checkpoint or report."""
         history = read(self.ledger_path)
         if self.finished:
             report, where = self.read_json("report.json"), self.path / "report.json"
@@ -160,7 +166,7 @@ class RunDirectory:
         return history
 
     def config(self, history: History) -> dict[str, Any]:
-        """Reads the configuration of a run, or refuses another than `history` names."""
+        """Reads the configuration; raises ValueError if its digest is not in `history`."""
         record = self.read_json("config.json")
         check_version(record, self.path)
         if config_digest(record) != history.attempts[-1].terms.config:
@@ -171,14 +177,14 @@ class RunDirectory:
         return record
 
     def data(self) -> list[str | None]:
-        """Returns the digests of the data that the run was trained on; None for what is unknown."""
+        """Returns the digests of the training data; None for an unknown digest."""
         if not (self.path / DATA).exists():
             return [None]
         digests = self.read_json(DATA).get("data") or [None]
         return checked(digests, list[str | None], f"{self.path / DATA} is damaged: data")
 
     def check_data(self, digest: str) -> None:
-        """Raises ValueError unless the run was begun on the rows of this digest."""
+        """Raises ValueError unless the run began on rows with this digest."""
         if self.data() == [None]:
             raise ValueError(f"{self.path / DATA} is missing: restore it, or start a new run")
         if self.data() != [digest]:
@@ -189,24 +195,24 @@ class RunDirectory:
 
     @property
     def batches(self) -> Path | None:
-        """The folder of batches that were drawn ahead; None if none were."""
+        """Folder of the batches drawn ahead; None without such batches."""
         if not (self.path / BATCHES).exists():
             return None
         where = f"{self.path / BATCHES} is damaged: path"
         return Path(checked(self.read_json(BATCHES).get("path"), str, where))
 
     def note_batches(self, path: Path) -> None:
-        """Writes down where batches are being drawn, which are destroyed when the run ends."""
+        """Records the folder of batches drawn ahead, so that `forget` can destroy it."""
         self.write_json(BATCHES, {"path": str(path.absolute())})
 
     @property
     def untidy(self) -> bool:
-        """Whether there is something that a finished run needs no more."""
+        """True if files remain that a finished run no longer needs."""
         paths = self.path / BATCHES, self.checkpoints.folder, *stop_files(self.path)
         return any(map(os.path.lexists, paths))
 
     def forget(self) -> None:
-        """Removes what a finished run needs no more: checkpoints, batches and a sampling seed."""
+        """Removes checkpoints, batches drawn ahead and sampling seed of a finished run."""
         if (batches := self.batches) is not None:
             from dpsgd.engine import batch_files  # with JAX, which reading a run needs not
 
@@ -217,20 +223,20 @@ class RunDirectory:
         fsync_folder(self.path)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Writes `content` to the file `name`; NaN and infinity are not JSON and raise."""
+        """Writes `content` as JSON to the file `name`; NaN or infinity raises ValueError."""
         self.write_text(name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def withdraw(self, name: str) -> None:
-        """Removes the file `name`, if it is there."""
+        """Removes the file `name` if it exists."""
         (self.path / name).unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes `text` to the file `name`."""
+        """Writes `text` to the file `name`, for the owner alone if the name says not_private."""
         mode = SECRET if "not_private" in name else PUBLIC
         write_atomically(self.path / name, lambda file: file.write(text.encode()), mode=mode)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads back an object that `write_json` wrote, or refuses what is damaged."""
+        """Reads the JSON object in the file `name`; raises ValueError if it is damaged."""
         try:
             content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):
@@ -240,7 +246,7 @@ class RunDirectory:
         return content
 
     def write_params(self, params: PyTree) -> None:
-        """Writes every leaf of `params` under its path in the tree."""
+        """Writes each leaf of `params` under its key path."""
         import jax
 
         leaves = {
@@ -252,17 +258,17 @@ class RunDirectory:
         )
 
     def read_params(self, like: PyTree) -> PyTree:
-        """Reads the parameters back, see `read_arrays`."""
+        """Reads the released parameters into the structure of `like`, see `read_arrays`."""
         from dpsgd.runs.arrays import read_arrays  # with JAX
 
         return read_arrays(self.params_path, like)
 
     def params_digest(self) -> str:
-        """Returns the SHA-256 of the file of the parameters, which tell no more than they do."""
+        """Returns the SHA-256 of the file of the released parameters."""
         return file_sha256(self.params_path)
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
-        """Appends one JSON line a step. NOT covered by the guarantee: a file of its own."""
+        """Appends one JSON line per step to the file that the guarantee does NOT cover."""
         rows = zip(*(column.tolist() for column in diagnostics), strict=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with os.fdopen(open_own(self.path / DIAGNOSTICS, flags, SECRET), "a") as file:
@@ -271,14 +277,14 @@ class RunDirectory:
                 file.write(json.dumps(line) + "\n")
 
     def cut_diagnostics(self, step: int) -> None:
-        """Removes the lines from `step` on, which a resumed run will write again."""
+        """Removes the diagnostics from `step` on, which a resumed run writes again."""
         try:
             descriptor = open_own(self.path / DIAGNOSTICS, os.O_RDWR, SECRET)
             with os.fdopen(descriptor, "rb+") as file:
                 if not os.fstat(file.fileno()).st_size:
                     return
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
-                    # From the end: it takes as long as there is to cut, however long the file is.
+                    # The search from the end takes time in proportion to the removed lines alone.
                     cut = lines.rfind(b'{"step": %d,' % step)
                     if cut < 0:
                         cut = lines.rfind(b"\n") + 1  # at most a line that a crash left unended

@@ -1,4 +1,4 @@
-"""Sampling seeds of a run: in memory while it runs, and in a file after a clean stop alone."""
+"""Keeps a run's sampling seeds in memory, and on the disk only after a clean stop."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from samplers.randomness import check_seed
 from samplers.settings import name_of
 
 STOP = "secret.json"
-"""File of a clean stop, with the sampling seed of an epoch that is not at its end."""
+"""File of a clean stop, with the sampling seed of an unfinished epoch."""
 
 _RESERVED = ".secret.reserved"
 _PUBLIC_SEED = 0
 _MOST_BYTES = 1024
-_STEPS = 64  # of each epoch, whose passes are looked at
+_STEPS = 64  # most steps of an epoch whose batches `drawing_digest` covers
 
 
 class EpochSeeds:
-    """Sampling seed of each drawn epoch, independent of the others'.
+    """Function that returns an independent sampling seed for each drawn epoch.
 
     >>> seeds = EpochSeeds(7, {1: 5})
     >>> seeds(1), seeds(0) == seeds(2), seeds
@@ -46,7 +46,7 @@ class EpochSeeds:
     """
 
     def __init__(self, secret: int, known: dict[int, int]) -> None:
-        """Derives seeds from a 256-bit secret, but for those of epochs that are known."""
+        """Derives the seeds from a 256-bit secret, except for the epochs in `known`."""
         self._secret, self._known = secret.to_bytes(32, "little"), dict(known)
 
     def __call__(self, epoch: int) -> int:
@@ -60,12 +60,12 @@ class EpochSeeds:
 
 
 def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None) -> Keys:
-    """Returns fresh keys for what is left of a run, and the seed of an epoch that goes on."""
+    """Returns fresh keys for the remaining steps, with the clean stop's sampling seed."""
     keys = Keys.of(insecure_seed)
     if insecure_seed is not None:
         return keys
     stop = decision.stop if isinstance(decision, Continue) else None
-    # In processes that did not read the file, too: seeds must be the same in all.
+    # Processes that did not read the file come here, too: all must have the same seeds.
     if stop is not None and stop.seed is not None and stop.epoch is None:
         return Keys(keys.root, seeds=stop.seed)
     if not _by_epoch(sampler):
@@ -75,7 +75,7 @@ def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None
 
 
 def _by_epoch(sampler: BatchSampler) -> bool:
-    return ":" not in name_of(type(sampler))  # epochs of others may share what the seed draws
+    return ":" not in name_of(type(sampler))  # users' samplers may draw all epochs by one seed
 
 
 def _no_seeds(epoch: int) -> int:
@@ -83,7 +83,7 @@ def _no_seeds(epoch: int) -> int:
 
 
 def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:
-    """Returns the clean stop at a step, with the seed that the next process needs."""
+    """Returns the clean stop at `step`, with the sampling seed that the next process needs."""
     if step >= sampler.num_steps:
         return Stop(attempt, step)
     if not callable(seeds):
@@ -96,20 +96,20 @@ def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Sto
 
 
 def constant_seed(sampler: BatchSampler, seeds: Seeds, step: int) -> int:
-    """Returns the seed of batches drawn ahead from a step: its epoch's, which serves later ones."""
+    """Returns the seed of batches drawn ahead: the seed of the epoch of `step`."""
     if not callable(seeds):
         return seeds
     return seeds(sampler.drawn_epoch(min(step, sampler.num_steps - 1) // sampler.steps_per_epoch))
 
 
 def reserve_stop(folder: Path) -> None:
-    """Keeps room on the disk for a clean stop, unless there is some."""
+    """Reserves disk space for a clean stop, unless it is reserved already."""
     if not (folder / _RESERVED).exists():
         reserve(folder / _RESERVED, _MOST_BYTES)
 
 
 def write_stop(folder: Path, stop: Stop) -> None:
-    """Writes a clean stop, for its owner alone."""
+    """Writes a clean stop to a file that only its owner can read."""
     record = {**stop._asdict(), "seed": None if stop.seed is None else f"{stop.seed:x}"}
     record["sha256"] = _digest(record)
     content = json.dumps(record).encode() + b"\n"
@@ -118,14 +118,14 @@ def write_stop(folder: Path, stop: Stop) -> None:
 
 
 def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
-    """Returns the clean stop that was left behind; None if there is none, or it is damaged.
+    """Reads the clean stop in a run directory; None if missing or damaged.
 
     Args:
       folder: Run directory.
-      sampler: Sampler of the run. A stop without the seed that the sampler needs is damaged.
+      sampler: Sampler of the run; a stop without the seed that it needs counts as damaged.
 
     Raises:
-      ValueError: If the file is a link, or has other names: the seed would stay there.
+      ValueError: If the file is a link or has other names, under which the seed would remain.
     """
     try:
         descriptor = open_own(folder / STOP, os.O_RDONLY, SECRET)
@@ -148,14 +148,14 @@ def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
 
 
 def stop_files(folder: Path) -> tuple[Path, Path, Path]:
-    """Returns the files of a clean stop: its reserved room, the stop, and one half written."""
+    """Returns the paths of a clean stop's reserved space, file and unfinished file."""
     return folder / _RESERVED, folder / STOP, unfinished_path(folder / STOP)
 
 
 def destroy_stop(folder: Path) -> None:
-    """Destroys what a clean stop left; when this returns, no seed is on the disk.
+    """Destroys the files of a clean stop, so that no seed is on the disk.
 
-    A process that died as it wrote the stop has left the seed under a temporary name.
+    These include the temporary file of a process that died while it wrote the stop.
     """
     reserved, *seeds = stop_files(folder)
     reserved.unlink(missing_ok=True)
@@ -170,9 +170,10 @@ def _digest(record: dict[str, Any]) -> str:
 
 
 def drawing_digest(sampler: BatchSampler) -> str:
-    """Returns a digest of what a sampler's code draws under a public seed, in two epochs.
+    """Returns a digest of batches that a sampler draws under a public seed.
 
-    It tells nothing of a run's own draws. Of several shards, it looks at the first.
+    It covers at most 64 steps in each of the first two epochs, and the first data shard only. It
+    reveals nothing about the draws of a run; a change shows that the sampler's code has changed.
     """
     found = hashlib.sha256()
     source = BatchSource(sampler, _PUBLIC_SEED, shards=range(1))

@@ -1,4 +1,4 @@
-"""Describes a run without training it: sizes, memory, measured time and guarantee."""
+"""Describes a run's sizes, memory, time and guarantee without training it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PyTree = Any
 Clock = Callable[[], float]
 
 _ROWS = 4096
-"""Most rows that are generated to be timed; there are as many copies as it takes."""
+"""Most rows that are generated for timing; copies or zeros fill up the other rows."""
 
 _LEAST_SECONDS = 1.0
-"""For which steps are timed, unless all of the run take less."""
+"""Seconds after which no more steps are timed."""
 
 _MOST_STEPS = 1024
-"""That are timed at all."""
+"""Most steps that are timed after the first one."""
 
 
 class Timing(NamedTuple):
-    """Seconds of an epoch, of one of its steps, and of the first step with its compilation."""
+    """Seconds of an epoch, of a step, and of the first step with compilation."""
 
     epoch: float
     step: float
@@ -44,10 +44,15 @@ class Timing(NamedTuple):
 def time_steps(
     job: Training, *, flush_every: int | None = None, clock: Clock = time.perf_counter
 ) -> Timing:
-    """Returns the time of one epoch on this machine, of the compiled program of a run.
+    """Measures the seconds of an epoch and a step of a run's compiled program.
 
-    Nothing private is read: rows are synthetic, of the shapes of the run's own. Any noise serves,
-    as the program is the same.
+    It reads no private row: the rows are synthetic, with the shapes of the run's rows. Any
+    noise multiplier serves, as the program is the same.
+
+    Args:
+      job: Job of the run.
+      flush_every: Steps between flushes of lazy tables; None for one flush per epoch.
+      clock: Function that returns seconds.
     """
     algorithm, mechanism, state, layout = job.algorithm, job.mechanism, job.start(), job.layout
     sampler = mechanism.sampler
@@ -80,17 +85,17 @@ def time_steps(
             break
         steps *= 4
     a_step = (more - once) / steps if more > once else more / (1 + steps)
-    # What precedes the first step, such as the drawing of an epoch, is counted for each; and what
-    # follows the last one, which is a flush of lazy tables, for each of these, if there are more.
+    # Overhead before the first step, such as drawing an epoch, counts once per epoch; the flush of
+    # lazy tables after the last step counts once per flush, if an epoch has more than one.
     times = max(1.0, sampler.steps_per_epoch / (flush_every or math.inf))
     epoch = sampler.steps_per_epoch * a_step + times * max(0.0, once - a_step)
     return Timing(epoch, a_step, first)
 
 
 def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:
-    """Returns rows of a shape made of some: all of them copies, or zeros where not all are stored.
+    """Returns rows of `shape` that begin with `part`, filled up with copies or zeros.
 
-    Rows that are streamed may be more than there is memory for; zeros take none.
+    Streamed rows are filled up with zeros, which take no memory: they may exceed the memory.
     """
     part = np.asarray(part, shape.dtype)
     if not streamed:
@@ -101,27 +106,27 @@ def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:
 
 
 def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = None) -> Timing:
-    """Returns how long an epoch of a run takes here, by a few steps on generated rows.
+    """Measures the seconds of an epoch of a task on this machine.
 
-    The noise of the spec does not matter; of the rows the shapes are read.
+    The noise of `spec` does not matter, and only the shapes and dtypes of `rows` are read.
     """
     job = Job.of(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 
 class DryRun(NamedTuple):
-    """The facts about a run that are known before it reads a row."""
+    """Facts about a run that are known before it reads a row."""
 
     steps: int
     """Steps of the sampler."""
     expected_batch_size: float
     """Expected examples in a batch."""
     padded_batch_size: int
-    """Places of a batch in the compiled program; a batch may take several passes of them."""
+    """Batch positions of one pass of the program; a larger batch takes several passes."""
     parameters: int
-    """Numbers in all parameters."""
+    """Total number of entries of all parameters."""
     program_bytes: int
-    """Bytes that the program of a block of steps needs on a device, rows included."""
+    """Device memory of the program of a block of steps, rows included, in bytes."""
     timing: Timing
     """Seconds measured on generated rows."""
     hours: float
@@ -138,19 +143,19 @@ def dry_run(
     placement: Placement | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> DryRun:
-    """Measures a run on generated rows, and computes its guarantee.
+    """Measures a run on generated rows and computes its guarantee.
 
-    Of the task's rows only their number, shapes and dtypes are read. Nothing is written.
+    It reads only number, shapes and dtypes of the task's rows, and writes no file.
 
     Args:
       task: Task that the run would train.
       spec: Configuration of the run.
       name: "module:object" of the task, for error messages.
       placement: Devices of the run; by default one.
-      progress: Function that is called with one line of text.
+      progress: Function that is called with each line of progress text.
 
     Raises:
-      ValueError: for a run that `dpsgd.run` would refuse before it reads the rows.
+      ValueError: if `dpsgd.run` would refuse the run before it reads the rows.
     """
     asked = settled_task(spec, task, name, progress)
     job = asked.job(resolve(asked.spec, asked.task, asked.rows, progress), placement)

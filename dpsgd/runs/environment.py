@@ -1,4 +1,4 @@
-"""Where a run happens: versions, devices and code, for readers of its records."""
+"""Describes the versions, devices and code of a run for its records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = ["dpsgd", "jax", "jaxlib", "flax", "optax", "numpy", "scipy", "dp-acc
 def environment() -> dict[str, Any]:
     """Returns package versions, platform and devices of this process.
 
-    What is not installed, as this project itself in a bare checkout, is left out.
+    Packages that are not installed, such as `dpsgd` in a bare checkout, are left out.
     """
     versions = {}
     for name in PACKAGES:
@@ -42,14 +42,14 @@ def environment() -> dict[str, Any]:
 
 
 def origin(what: str = "Finished") -> str:
-    """Returns today's date and the command of this process, in a sentence that begins by `what`."""
+    """Returns a sentence with `what`, the current UTC time and this process's command."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return f"{what} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC by:\n\n    {command}"
 
 
 @functools.cache
 def code_digest() -> str:
-    """Returns a digest of the library's source files, as they are when first asked."""
+    """Returns the SHA-256 of the library's source files, read at the first call."""
     found = hashlib.sha256()
     own = str(Path(__file__).parents[1])
     for folder in map(Path, [*accounting.__path__, *samplers.__path__, own]):
