@@ -104,7 +104,7 @@ def train(
       on_block: Function of the number of steps done and a copy of the parameters, called after each
         block of at most `block_steps` steps (fewer if rows stream from the host, or batches take
         several passes). The run stops if it returns True. The guarantee covers these parameters and
-        functions of them and of public rows, not of private rows. A stopped run costs as much as
+        functions of them and of public rows, not of private rows. A stopped run has the cost of
         the whole run, see `cost`, which also states the cost so far. An exception is passed on,
         with a note of the run's cost.
 

@@ -75,7 +75,7 @@ class Algorithm(NamedTuple):
     foreign_calls: bool = False
     """True if the loss may call the host and foreign functions, which no guarantee covers."""
     loss_fn: Callable[..., jax.Array] | None = None
-    """Loss of one clipped example or unit; the audit differentiates it by itself."""
+    """Loss of one clipped example or unit, which the audit differentiates."""
     clipping: Any = None
     """The `ClippingRule`; None without `loss_fn`."""
     optimizer: Any = None

@@ -43,8 +43,9 @@ def cost(segments: Sequence[Part], delta: float) -> Guarantee:
 
     * The *interval* is the cost of a run that stops here for reasons independent of its releases: a
       plan, a clock, a machine that dies.
-    * Several attempts have a second number, `otherwise`: interruptions may have depended on
-      releases, and each attempt counts the epochs that it entered whole, at most so many.
+    * Several attempts have a second number, `otherwise`, which holds if interruptions depended on
+      releases: each attempt then counts the steps, or the complete epochs, that it entered, and
+      `Guarantee.limits` states their largest numbers.
     * A stop decided by looking at the model, at a loss of public rows, or at other functions of the
       releases costs the same as the *whole run*, which the notes name: the releases are a function
       of the whole run's. A planned budget is thus a privacy filter, and the intervals, read one
@@ -322,7 +323,7 @@ def _same_rows(pieces: Sequence[Segment]) -> bool:
 
 
 def _total(taken: Sequence[Part], bounds: Sequence[Bound], lower: float, note: str) -> Bound:
-    """Bounds a sum of costs from above, and from below by what is proved of a part."""
+    """Bounds a sum of costs from above, and from below by a part's proved cost."""
     if len(taken) == 1 and isinstance(taken[0], Segment) and taken[0].complete:
         return bounds[0]
     total = math.fsum(bound.upper for bound in bounds)  # of one number: that number

@@ -66,9 +66,9 @@ def dpsgd(
         or `AutomaticClipping`. The privacy cost is the same.
       microbatch_size: Number of examples differentiated together, on each device; None for the most
         that fit, see `clipped_grad`.
-      tables: `LazyTables`, the optimizer of leaves that the loss only looks up rows of, so that a
-        step costs as much as its batch reads; by default `optimizer` trains all leaves. The law of
-        the noise and the privacy cost are the same, see
+      tables: `LazyTables`, the optimizer of leaves that the loss reads by row look-ups only. A step
+        then takes time for its batch's rows alone; by default `optimizer` trains all leaves. The
+        law of the noise and the privacy cost are the same, see
         docs/explanation/deferred-noise-for-embedding-tables.md.
       foreign_calls: True to allow the loss calls of the host (`jax.pure_callback`) and of foreign
         functions (`jax.ffi`), one example at a time. They may keep their arguments, so the

@@ -67,7 +67,7 @@ def module_with_rows(
     """Returns (params, loss) with the look-ups of a module's `nnx.Embed` layers declared.
 
     The look-ups are recorded by tracing the loss on one example. They are a convenience and no
-    assumption of the guarantee: whatever is recorded, an example gets rows and no table.
+    assumption of the guarantee: an example gets rows and no table, even if the record is wrong.
 
     Args:
       module: Module as for `split_module`, with one or more `nnx.Embed` layers.

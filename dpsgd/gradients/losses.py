@@ -28,9 +28,9 @@ LossFn = Callable[..., Array]
 def identity(part: Any) -> Hashable:
     """Returns a key that is equal for equal settings of the same functions.
 
-    Plain values, tuples and dataclasses of this project are compared by what they hold. All other
-    objects, whose equality may leave out what they compute, are compared by their address: it is
-    theirs as long as they live.
+    Plain values are compared by value, tuples and this project's dataclasses by their entries. All
+    other objects are compared by address, because their equality may ignore a part of their
+    computation. An address is unique only while its object exists.
 
     >>> identity((1.0, print)) == identity((1.0, print))
     True

@@ -1,6 +1,6 @@
 """Norms of per-example gradients, safe from overflow, underflow and missed clips.
 
-Squares are summed in float64, whatever the precision of the program. The clipped example is h t, h
+Squares are summed in float64, in programs of every precision. The clipped example is h t, with h
 = g / M, t = min(M, C (1 - 17 u) / r), r = |g| / M, with u = 2^-24 and M a power of two next to |g|.
 Its norm, as float32 stores it, is at most C: docs/explanation/norms-and-clipping-in-float32.md.
 """

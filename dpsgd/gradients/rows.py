@@ -1,6 +1,6 @@
 """Losses of looked-up rows: an example's loss gets its own table rows, and no table.
 
-A loss that receives rows alone cannot read the rows of another example, whatever it computes.
+A loss that receives only these rows cannot read the rows of another example.
 Claim and proof: docs/explanation/deferred-noise-for-embedding-tables.md.
 """
 

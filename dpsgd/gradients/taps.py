@@ -20,7 +20,7 @@ from dpsgd.gradients.isolation import ForeignCalls, require_isolated
 
 PyTree = Any
 Path = tuple[int, ...]
-"""Position of an equation: its index in the jaxpr, preceded by those of the calls around it."""
+"""Position of an equation: its index in the jaxpr, after the indices of the calls around it."""
 
 _VIEWS = {"transpose", "reshape", "squeeze", "broadcast_in_dim", "convert_element_type", "slice"}
 _REMAT = {"remat", "remat2", "checkpoint"}
@@ -109,8 +109,8 @@ class Taps:
     """Loss of one example as a jaxpr, and its tapped outputs.
 
     Attributes:
-      closed: Jaxpr of the loss; its inputs are the leaves of the parameters, then those of the
-        example.
+      closed: Jaxpr of the loss; its inputs are the leaves of the parameters, then the example's
+        leaves.
       uses: Tapped uses of each parameter; empty for an unused parameter.
       obstacle: Operation that prevents tapping, for each parameter without taps.
     """

@@ -157,7 +157,7 @@ class RootKey:
 
 @dataclass(frozen=True, repr=False)
 class Keys:
-    """Keys and seeds by which one process takes its part of a run.
+    """Noise and loss keys and sampling seeds of one process in a run.
 
     Attributes:
       root: Root secret.
@@ -171,7 +171,7 @@ class Keys:
 
     @classmethod
     def of(cls, insecure_seed: int | None) -> Keys:
-        """Returns fresh keys, the same in all processes, or those of an insecure seed."""
+        """Returns fresh keys, equal in all processes, or keys of an insecure seed."""
         if insecure_seed is None:
             return cls(RootKey.shared())
         return cls(RootKey.from_insecure_seed(insecure_seed))

@@ -111,9 +111,9 @@ def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Arra
     """Returns the rows that a use looks up, and their cotangents.
 
     Returns:
-      The index of each look-up, int32[B, count, axes]; the same as one flat number, int32[B,
-      count]; the cotangents of the rows, float32[B, count, width], zero for look-ups out of bounds,
-      from which no gradient flows.
+      The index of each look-up, int32[B, count, axes]; its flat row number, int32[B, count]; and
+      the cotangents of the rows, float32[B, count, width], zero for look-ups out of bounds, which
+      have no gradient.
     """
     axes, rows, shape = row_axes(use), rows_of(use), use.operand.shape
     assert axes is not None
