@@ -95,7 +95,10 @@ def _binomial(count: Any, trials: Any, probability: Any) -> Any:
 
 
 def _seed(number: int) -> int:
-    """Returns a 128-bit seed; seeds 1 to 127 differ from seed 0 in one bit."""
+    """Returns the 128-bit seed of a number.
+
+    Seeds 1 to 127 differ from seed 0 in one bit.
+    """
     if 0 < number < 128:
         return _SEED ^ (1 << (127 - number))
     return _SEED ^ (number * 0xD1342543DE82EF95D1342543DE82EF95) % 2**128
@@ -351,7 +354,10 @@ class _Tests:
 
 
 class _UnitTests(_Tests):
-    """Tests of draws of units: a step draws down the tree, and an epoch has one step."""
+    """Tests of draws of units.
+
+    A step draws down the tree of units, and an epoch has one step.
+    """
 
     def _chosen(self) -> np.ndarray:
         return np.arange(self._sampler.num_examples)
@@ -382,7 +388,7 @@ class _UnitTests(_Tests):
         return self._order[self._begin + inside]
 
     def _unit_shares(self) -> Iterator[Any]:
-        """Yields p-values of units, of all examples, and of one example per unit."""
+        """Yields p-values of participations of units and of examples."""
         draws, law = self._draws, self._law
         chosen = [self._apart() for _ in draws]
         rates = law.rate(np.arange(self._size), 0)
@@ -423,7 +429,7 @@ class _UnitTests(_Tests):
         yield _binomial(np.sum(at == sizes - 1), entries.size, last)
 
     def _unit_pairs(self) -> Iterator[Any]:
-        """Yields p-values of examples shared by draws, in disjoint pairs for each lag."""
+        """Yields p-values of examples shared by disjoint pairs of draws."""
         known = {(draw.seed, draw.epoch): draw for draw in self._draws}
         lags = [(1, 0), *((0, 2**k) for k in range(20)), *((0, k) for k in range(3, 9))]
         rates = self._law.rate(np.arange(self._size), 0)

@@ -140,7 +140,9 @@ class Probe:
             self.snapshot = TableSnapshot(self.state, self._rows_of_examples(keyed))
 
     def _rows_of_examples(self, keyed: bool) -> dict[int, np.ndarray]:
-        """Returns the row indices that examples look up, by lazy table: int32, ascending.
+        """Returns the row indices that synthetic examples look up, by table.
+
+        They are int32 and ascending.
 
         Args:
           keyed: True if look-ups depend on keys, so that an example may look up any row.
@@ -156,12 +158,15 @@ class Probe:
         return rows
 
     def looked_up(self, plan: IndexBlock, step: int, attempt: int = 0) -> dict[int, np.ndarray]:
-        """Returns the row indices that a batch looks up, by lazy table: int32, ascending.
+        """Returns the row indices that a batch looks up, by table.
 
         Args:
           plan: Plan of one step.
           step: Number of the step, which determines the keys of a loss that takes one.
           attempt: Number of the attempt, which determines these keys, too.
+
+        Returns:
+          Row indices of each lazy table: int32, ascending.
         """
         shape = -1, *self.mechanism.sampler.clipped_shape
         indices, places = (
@@ -197,7 +202,7 @@ class Probe:
 
     @functools.cached_property
     def poison(self) -> int | None:
-        """Index of the example whose gradient is NaN and so counts as 0; None if there is none.
+        """Index of an example with a NaN gradient, which counts as 0; or None.
 
         There is none if the loss ignores a row's floats, or takes NaN for a missing value.
         """
@@ -300,7 +305,7 @@ class Probe:
         return [leaf.astype(np.float32, copy=False) for leaf in leaves]
 
     def _taken_back(self, after: TrainState, step: int) -> dict[int, Table]:
-        """Returns the looked-up rows after a step, and restores them in the tables."""
+        """Returns the looked-up rows after a step, and restores them."""
         return {} if self.snapshot is None else self.snapshot.take_back(after.lazy_tables, step)
 
     def placement_mismatch(self) -> str | None:
@@ -314,7 +319,7 @@ class Probe:
         return path
 
     def flushed(self, state: TrainState, mechanism: Mechanism, attempt: int) -> TrainState:
-        """Returns a state with all deferred noise; the given state's buffers are donated."""
+        """Adds all deferred noise to a state, whose buffers are donated."""
         state = self.layout.put_state(state)
         laws = self._laws.flush_arrays(int(state.step))
         arguments = state, laws, self._noise_key(attempt), mechanism.scales()
@@ -357,7 +362,7 @@ class Probe:
         )
 
     def begun(self, step: int | None = None, *, spent: bool = False) -> Any:
-        """Returns a copy of `state` at a step, for a call that donates it.
+        """Returns a copy of `state` at a step, to be donated.
 
         All rows of its tables are up to date. With `spent`, its optimizer state may be left over
         from an earlier release.

@@ -1,4 +1,4 @@
-r"""Recomputes the noise of a run in NumPy and float64, from its law.
+r"""Recomputes the noise of a run from its law, in float64.
 
 The audit checks `dpsgd.noise`, and so uses none of its code. With a key of four 32-bit words k, the
 coordinate `index` of array `leaf` gets in step `step` the block of four words
@@ -43,7 +43,7 @@ def normals(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.
 
 
 def uniforms(key: Any, step: Any, leaf: int, index: Any, purpose: int = 0) -> np.ndarray:
-    """Returns the uniform numbers U that round the numbers with noise z, see `normals`."""
+    """Returns the uniform numbers U that round coordinates, with arguments as in `normals`."""
     return _mapped(_uniform, key, step, leaf, index, purpose)
 
 

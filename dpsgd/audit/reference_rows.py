@@ -1,10 +1,11 @@
-r"""Simulates the rows of a lazy table in float64, as deferred noise is defined.
+r"""Simulates the rows of a lazy table, in float64.
 
-Step t of the optimizer moves a row by m = mu m + g, theta = theta - a_t m, with g = r z, r = sigma
-C / b and normal z. Over a gap from step s to t, (m, theta) becomes A (m, theta) + r L (x, y), with
-L lower triangular and L L^T = V; x and y are the normals of step t for `MOMENTUM` and `VALUE`
-(`dpsgd.audit.reference`). A flush rounds a number v to c ceil(v / c - U), with c the cell of a
-public grid. Sums of gradients are left out. See docs/explanation/audit-of-deferred-noise.md.
+The simulation defines deferred noise. Step t of the optimizer moves a row by m = mu m + g, theta =
+theta - a_t m, with g = r z, r = sigma C / b and normal z. Over a gap from step s to t, (m, theta)
+becomes A (m, theta) + r L (x, y), with L lower triangular and L L^T = V; x and y are the normals of
+step t for `MOMENTUM` and `VALUE` (`dpsgd.audit.reference`). A flush rounds a number v to
+c ceil(v / c - U), with c the cell of a public grid. Sums of gradients are left out. See
+docs/explanation/audit-of-deferred-noise.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class TableLaw:
         self._paths: dict[int, list[tuple[float, ...]]] = {}
 
     def gap(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns A and V, for r = 1, of steps start to stop - 1: float64[2, 2]."""
+        """Returns A and V of steps start to stop - 1 for r = 1: float64[2, 2]."""
         mu = self.momentum
         # (m, theta) from (1, 0), and their covariance from none. From (0, 1) they stay.
         path = self._paths.setdefault(start, [(1.0, 0.0, 0.0, 0.0, 0.0)])
@@ -57,7 +58,7 @@ class TableLaw:
         return np.array([[m, 0], [theta, 1]]), np.array([[mm, mt], [mt, tt]])
 
     def factors(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns A and L of a gap; without momentum, the entries of m are 0."""
+        """Returns A and L of a gap, with zeros for m without momentum."""
         has = np.array([self.momentum > 0, True])
         transition, v = (x * np.outer(has, has) for x in self.gap(start, stop))
         low = np.zeros((2, 2))
@@ -113,7 +114,7 @@ class ReferenceRows:
         return Table(theta, None if like.momentum is None else m, steps)
 
     def catch_up(self, stop: int, rows: Any = slice(None)) -> None:
-        """Adds the noise of gaps that end at step `stop`, to some rows or to all."""
+        """Adds the noise of gaps that end at step `stop`."""
         at = self._coordinates(rows)
         if not at.size:
             return
@@ -214,7 +215,7 @@ def _own_cell(x: np.ndarray) -> np.ndarray:
 
 
 def _cell(stddev: float) -> tuple[float, bool]:
-    """Returns the grid cell for noise of a standard deviation, and True if it is certain.
+    """Returns the grid cell for a standard deviation, and its certainty.
 
     It is uncertain next to a power of two, where rounding of the deviation decides about the cell.
     """

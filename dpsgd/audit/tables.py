@@ -1,4 +1,4 @@
-"""Holds the tables with deferred noise in an audit: a snapshot, and a copy.
+"""Holds tables with deferred noise in an audit.
 
 A release contains only the rows that some example of the audit looks up, so that it is small for
 tables of every size. The devices hold one copy of each table, which successive calls borrow. After
@@ -35,7 +35,7 @@ class TableSnapshot:
         self._strayed = ""
 
     def borrow(self, step: int) -> dict[int, Table]:
-        """Returns the device copy, to be donated, with all rows up to date at `step`."""
+        """Returns the device copy, to be donated, up to date at `step`."""
         now, self._now = self._now, None
         if now is None:
             now = {k: Table(*jax.tree.map(jnp.array, table)) for k, table in self.tables.items()}

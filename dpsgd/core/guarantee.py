@@ -47,7 +47,7 @@ UNKNOWN = Bound(0.0, 1.0)
 
 
 def attack_in_words(advantage: Bound, unit: str) -> str:
-    """Returns how often a membership attack with a fair prior is right at most.
+    """States the largest accuracy of a membership attack with a fair prior.
 
     >>> attack_in_words(Bound(0.0, 0.1), "example").partition("whether ")[2]
     'a given example was used at most 55.1 % of the time'

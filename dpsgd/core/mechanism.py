@@ -151,7 +151,7 @@ class Mechanism:
 
         Args:
           attempts: Range of steps of each attempt.
-          same_rows: Whether all attempts draw from the same rows.
+          same_rows: True if all attempts draw from the same rows.
         """
         last = self.sampler.num_steps
         steps = [range(s.start, min(s.stop, last)) for s in attempts if s and s.start < last]

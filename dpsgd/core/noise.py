@@ -119,7 +119,7 @@ class Noise(abc.ABC):
           sampler: Sampler of the run's batches.
           noise_multiplier: Noise multiplier sigma.
           attempts: Steps of each attempt, see `BatchSampler.privacy_of`.
-          same_rows: Whether all attempts draw from the same rows.
+          same_rows: True if all attempts draw from the same rows.
 
         Raises:
           ValueError: If the sampler has no guarantee for these attempts.

@@ -59,7 +59,7 @@ def dpsgd(
       loss_fn: Pure function (params, example) -> scalar loss of one clipped unit: an example, or
         all rows of a unit in the batch, [*sampler.clipped_shape, ...] each leaf. Or (params,
         example, key), for dropout: the key is a function of the row and the step alone. Keys do not
-        change the guarantee, as neighbours have the same ones
+        change the guarantee, as neighbours have equal keys
         (docs/explanation/isolation-of-examples.md).
       optimizer: Any optax transformation; it sees only the private mean gradient.
       clipping: Rule that brings an example's gradient to norm C: `FlatClipping`, `PerLayerClipping`

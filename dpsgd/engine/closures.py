@@ -1,4 +1,4 @@
-"""Closures: a loss or an optimizer holds no array that may be private rows, and calls no host.
+"""Checks that a loss or an optimizer holds no private rows and calls no host.
 
 Data in a closure bypass clipping and noise. An array of the shape of rows is refused, unless
 declared public: docs/explanation/non-interference-of-the-program.md.

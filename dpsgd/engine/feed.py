@@ -172,7 +172,7 @@ class Layout(NamedTuple):
         seeds: Seeds,
         batches: Callable[[Seeds], BatchFiles] | None = None,
     ) -> Callable[..., Iterator[Inputs]]:
-        """Returns the blocks of a run, which this function alone finds the rows of.
+        """Returns the blocks of a run, with their rows.
 
         Args:
           sampler: Sampler of the run.

@@ -192,7 +192,7 @@ def refine(
       mechanism: Mechanism of the run, with `full_sums`.
       params: Parameters that training released.
       data: Training rows.
-      insecure_seed: As for `train_blocks`.
+      insecure_seed: Seed of reproducible noise, see `train_blocks`.
       declare: Function of the steps of all sums, T, ..., T + k - 1 for T steps of the sampler,
         called before any of their noise exists.
       placement: Devices that compute; by default one.

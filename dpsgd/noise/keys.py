@@ -157,7 +157,7 @@ class RootKey:
 
 @dataclass(frozen=True, repr=False)
 class Keys:
-    """Noise and loss keys and sampling seeds of one process in a run.
+    """Keys and sampling seeds of one process in a run.
 
     Attributes:
       root: Root secret.

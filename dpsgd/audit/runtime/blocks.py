@@ -36,7 +36,7 @@ _WORK = 2**33  # coordinates of gradients formed in a full block, at most
 
 
 def block_checks(probe: Probe) -> list[CheckResult]:
-    """Checks blocks at the first remaining step, after a resume, and at the last step.
+    """Checks blocks at both ends of the remaining run, and after a resume.
 
     For large tables with deferred noise, `deferred_checks` checks the blocks that it runs.
     """

@@ -196,9 +196,10 @@ class _Steps:
         return self._source.norms[self._steady]
 
     def _steps(self) -> list[int]:
-        """Returns the compared steps: first, last, and both sides of a power of two.
+        """Returns the compared steps whose noise is known.
 
-        Each bit of a step's number is set in one of them. Steps with unknown noise are left out.
+        The first, the last, and both sides of a power of two: some of them set each bit of a
+          number.
         """
         end, first = self._probe.mechanism.sampler.num_steps, self._probe.first_step
         top = 2 ** max(0, (end - 1).bit_length() - 1)
@@ -235,7 +236,10 @@ class _Steps:
         yield _Look(f"one example, {words}", self._full[end], mechanism, end, padding)
 
     def _parts(self, mechanism: Mechanism) -> list[np.ndarray]:
-        """Divides places into parts with errors below C / 4, both ends in the first."""
+        """Divides the places of a batch into parts with errors below C / 4.
+
+        The first part has both ends.
+        """
         every, together = self._every, self._every.size
         limit = _TOGETHER * mechanism.l2_clip_norm
         while together > 1 and self._error(self._counts(self._full[:together]), mechanism) > limit:
@@ -498,10 +502,11 @@ def _why_no_gradients(probe: Probe, *, large: bool) -> str:
 def _additivity_check(
     probe: Probe, mechanism: Mechanism, name: str, adjacent: np.ndarray | None = None
 ) -> CheckResult:
-    """Checks that sums over disjoint parts of a batch add up: S(A) + S(B) = S(A and B).
+    """Checks that sums over disjoint parts of a batch add up.
 
-    Then the contribution of a row depends on no other rows. By default all rows differ, and so do
-    the table rows that they look up. Each row has the same place in all releases.
+    S(A) + S(B) = S(A and B): the contribution of a row depends on no other rows. By default all
+    rows differ, and so do the table rows that they look up. Each row has the same place in all
+    releases.
 
     Args:
       probe: Probe of the program.

@@ -108,13 +108,16 @@ def _whence(where: frozenset[str], data: frozenset[str]) -> frozenset[str]:
 
 
 def _stale(flow: Flow) -> Flow:
-    """Returns the flow of a loop's value in the next iteration, its noise no longer fresh."""
+    """Returns the flow of a loop's value one iteration later: its noise is old."""
     labels = flow.labels
     return replace(flow, labels=labels - {NOISE} | {KEPT} if NOISE in labels else labels)
 
 
 def _either(x: Flow, y: Flow, counted: str | None = None) -> Flow:
-    """Returns the flow of `x` or `y`; `counted` names a step that a loop increments."""
+    """Returns the flow of a value that is `x` or `y`.
+
+    `counted` is the name of a step that a loop increments.
+    """
     if counted and (x.name, y.name) == (STEP, _NEXT):
         return Flow(x.labels | y.labels, counted)
     return Flow(x.labels | y.labels, x.name if x.name == y.name else None)

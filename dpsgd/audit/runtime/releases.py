@@ -68,7 +68,7 @@ def _first_valid(mechanism: Mechanism, changes: Iterable[dict[str, Any]]) -> Mec
 
 
 def cast_error(dtype: np.dtype) -> float:
-    """Returns the relative error of a cast from float32 to a leaf's type, at least 2^-22."""
+    """Returns the relative error of a cast from float32, at least 2^-22."""
     unit = float(jnp.finfo(dtype).eps)
     return unit / 2 if unit > 2.0**-20 else 2.0**-22
 

@@ -1,4 +1,4 @@
-"""Lazy tables: a step costs as its batch reads, not as the tables' size.
+"""Lazy tables: the time of a step grows with its batch, not with the tables.
 
 A row gets the noise of the steps in which no batch read it at its next read, or at a flush, as one
 Gaussian. Claim, proof and limits: docs/explanation/deferred-noise-for-embedding-tables.md.

@@ -83,7 +83,7 @@ def _gram(left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
 def _crossed(
     by_row: tuple[Array, Array], by_column: tuple[Array, Array], flat: Array, h: Array
 ) -> tuple[Array, Array]:
-    """Returns what look-ups add to the squared norms of contractions, and to their diagonals.
+    """Returns the look-ups' terms in squared norms of contractions, and in their diagonals.
 
     Args:
       by_row: Side of the contractions along the rows that are looked up, with its scales.
