@@ -125,10 +125,7 @@ class Checkpoints:
         return sizes
 
     def reserve(self, room: Mapping[Path, int]) -> None:
-        """Reserves disk space for the next checkpoint, unless it is reserved already.
-
-        Args:
-          room: Size in bytes of each reserving file, from the method `room`.
+        """Reserves the disk space of `room`, in bytes per file, unless it is reserved already.
 
         Raises:
           OSError: if the disk is full.

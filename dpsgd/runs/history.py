@@ -1,6 +1,6 @@
-"""What a ledger says, line by line: attempts, declared steps, audits, and what was released.
+"""Reads a ledger's attempts, declared steps, audits and digest of the released model.
 
-Its privacy cost is that of the declared steps (`dpsgd.core.cost`).
+The privacy cost of a run is the cost of its declared steps (`dpsgd.core.cost`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dpsgd.runs.terms import Selection, Terms
 from samplers.settings import UnknownSampler
 
 NO_HEAD = hashlib.sha256(b"dpsgd-ledger-v2").hexdigest()
-"""The head of a ledger without lines."""
+"""Head of a ledger without lines."""
 
 _EARLIER = {"generation", "fingerprint"}
 
 
 class LedgerError(ValueError):
-    """A ledger that cannot be believed, or is in use: one line that says why."""
+    """Error of a ledger that is damaged, missing, inconsistent or in use."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Attempt:
     """Consecutive steps that were drawn independently of all other attempts.
 
     Attributes:
-      index: 0 for the first attempt of a run, then 1, 2, ...
-      terms: What the run was begun with: the same for all attempts.
-      steps: What it declared.
-      drawing: Digest of what the sampler's code draws under a public seed.
-      environment: Versions and devices on which it began.
-      line: The line that begins it, from 0 on.
+      index: Number of the attempt in its run, from 0 on.
+      terms: Terms of the run, the same for all its attempts.
+      steps: Range of the declared steps.
+      drawing: `drawing_digest` of the sampler, under a public seed.
+      environment: Versions and devices at the beginning of the attempt.
+      line: Index of the ledger's line that begins the attempt, from 0 on.
     """
 
     index: int
@@ -54,17 +54,18 @@ class Attempt:
 
 @dataclass
 class History:
-    """What a ledger says, in the order in which it was written.
+    """Content of a ledger, in the order of its lines.
 
     Attributes:
-      attempts: With what each declared; at least one.
-      heads: The hash of each line.
-      declared: The attempt of each line, with what it had declared by then; None before the first.
-      audit: What the last audit found.
-      released: SHA-256 of the file of the released parameters, in the line that closes the ledger
-        of a finished run; empty before.
-      selection: What its first line declares, of the ledger of a private selection, whose model is
-        the one attempt, if it was released.
+      attempts: Attempts with their declared steps.
+      heads: Hash of each line.
+      declared: Latest attempt after each line, with the steps declared by then; None before the
+        first attempt.
+      audit: Verdict of the last audit; empty before.
+      released: SHA-256 of the file of released parameters, from the line that closes the ledger of
+        a finished run; empty before.
+      selection: Private selection that the first line declares; None for a run. The only attempt
+        of its ledger is the released model.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -76,7 +77,7 @@ class History:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
-        """Reads the lines of the ledger at `path`, of which each must fit the ones before."""
+        """Parses a ledger; raises LedgerError if it is empty or a line is invalid."""
         history = cls()
         history.read_on(content, path)
         if not history.heads:
@@ -84,8 +85,8 @@ class History:
         return history
 
     def read_on(self, content: bytes, path: Path) -> None:
-        """Takes in the lines that follow those that were read, or raises LedgerError."""
-        lines = content.split(b"\n")[:-1]  # what has no end is not a line
+        """Parses and adds the next lines; raises LedgerError if a line is invalid."""
+        lines = content.split(b"\n")[:-1]  # without a last line that has no end
         for number, line in enumerate(lines, len(self.heads) + 1):
             try:
                 body = checked(parse_json(line), dict[str, Any], "it")
@@ -113,21 +114,21 @@ class History:
 
     @property
     def head(self) -> str:
-        """The hash of the last line."""
+        """Hash of the last line."""
         return self.heads[-1] if self.heads else NO_HEAD
 
     @property
     def name(self) -> str:
-        """Names the run: the hash of its first line."""
+        """Name of the run: the hash of the first line."""
         return self.heads[0]
 
     @property
     def untouched(self) -> bool:
-        """Whether no step was declared yet, nor an attempt after the first."""
+        """True if the run has one attempt, which has declared no step."""
         return len(self.attempts) == 1 and not self.attempts[0].steps
 
     def lacks(self, head: str, holder: str) -> str:
-        """Returns what is wrong unless the line of this hash, which `holder` recorded, is here."""
+        """Returns an error message unless a line has the hash `head`, recorded by `holder`."""
         if head in self.heads:
             return ""
         return (
@@ -136,7 +137,7 @@ class History:
         )
 
     def check_head(self, head: str, holder: str) -> None:
-        """Raises LedgerError unless the line of this hash, which `holder` recorded, is here."""
+        """Raises LedgerError unless a line has the hash `head`, recorded by `holder`."""
         if why := self.lacks(head, holder):
             raise LedgerError(why)
 
@@ -148,10 +149,10 @@ class History:
 
     @property
     def parts(self) -> list[Part]:
-        """What was declared, as it is priced."""
+        """Segments or selection whose joint cost is the cost of the ledger."""
         if self.selection is not None:
             return [self.selection.trials(*(attempt.terms for attempt in self.attempts))]
-        # A run resumes on the rows that it was begun on, or not at all.
+        # A run resumes only on the rows with which it began.
         return [
             dataclasses.replace(attempt.terms.plan, steps=attempt.steps, rows=self.name)
             for attempt in self.attempts
@@ -159,14 +160,14 @@ class History:
 
     @property
     def initial_digests(self) -> set[str]:
-        """SHA-256 of the trained models that the attempts started from."""
+        """SHA-256 digests of the trained models that the run started from."""
         return {part.initial.sha256 for part in self.parts if part.initial}
 
     def guarantee(self, *earlier: History) -> Guarantee:
-        """Returns the guarantee that covers everything declared, by the ledger alone.
+        """Returns the guarantee of all declared steps, computed from the ledger alone.
 
         Args:
-          earlier: Finished runs; with them, it is the guarantee for a unit with rows in every run.
+          earlier: Finished runs, for the guarantee of a unit with rows in each of the runs.
 
         Raises:
           ValueError: if one of several runs is not finished, or `check_together` refuses them.
@@ -187,7 +188,7 @@ class History:
         return cost(parts, last.delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
-        """Takes in one more line, or raises ValueError if it does not follow the ones before."""
+        """Adds a line; raises ValueError if it does not follow from the lines before."""
         if self.released:
             raise ValueError("it follows the line that closes the ledger")
         if "released" in body:
@@ -240,7 +241,7 @@ class History:
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    """Returns a line of the file and its hash, which covers the lines before by `previous`."""
+    """Returns a line of the ledger and its hash, which also covers `previous`, the last hash."""
     text = json.dumps(body, allow_nan=False)
     head = hashlib.sha256(f"{previous} {text}".encode()).hexdigest()
     return f'{text[:-1]}, "hash": "{head}"}}\n'.encode(), head

@@ -1,6 +1,6 @@
-"""Trained model that a run may start from.
+"""Reads a trained model that a run starts from.
 
-The price of a run from a trained model: docs/explanation/training-from-an-earlier-model.md.
+Its privacy cost: docs/explanation/training-from-an-earlier-model.md.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """Trained model that a run starts from, checked as it is read.
+    """Trained model that a run starts from.
 
     Attributes:
-      params_path: File of its parameters.
-      initial: What the guarantee states of it, with the segments that trained it if at hand.
-      task: Record of its task; empty if it is not known.
+      params_path: File of the model's parameters.
+      initial: SHA-256 and name of the model for the guarantee, with its segments if known.
+      task: Record of the model's task; empty if unknown.
     """
 
     params_path: Path
@@ -40,14 +40,14 @@ class EarlierModel:
 
     @classmethod
     def read(cls, init_from: str | None) -> EarlierModel | None:
-        """Reads a model; None for no model.
+        """Reads and checks a trained model; returns None without one.
 
         Args:
-          init_from: Directory of a finished run, exported model or file .npz.
+          init_from: Path of a finished run, an exported model or an .npz file; None for no model.
 
         Raises:
-          FileNotFoundError: if there is no such model.
-          ValueError: if it is damaged or not finished.
+          FileNotFoundError: if the path does not exist, or its run is not finished.
+          ValueError: if the model is damaged.
         """
         if init_from is None:
             return None
@@ -71,27 +71,27 @@ class EarlierModel:
         return cls(params_path, Initial(file_sha256(params_path), segments, name), task)
 
     def params(self, fresh: PyTree) -> PyTree:
-        """Returns the parameters that a run starts from, see `read_arrays`.
+        """Reads the model's parameters, see `read_arrays`.
 
         Args:
-          fresh: Parameters that the task makes, to whose floating-point types they are cast.
+          fresh: Initial parameters of the task, with the shapes and dtypes of the result.
         """
         return read_arrays(self.params_path, fresh, cast=True)
 
 
 def with_absolute_path(spec: RunSpec) -> RunSpec:
-    """Returns a spec that finds its initial model from any working directory."""
+    """Returns a spec whose `init_from` is an absolute path."""
     if spec.init_from is None:
         return spec
     return dataclasses.replace(spec, init_from=os.path.abspath(spec.init_from))
 
 
 def chain(model: str | None) -> Iterator[RunDirectory]:
-    """Yields the run of a model and the runs that it started from, the nearest first.
+    """Yields the run of a model and all runs before it, newest first.
 
-    It ends at the first model that is not a run directory.
+    The chain follows `init_from` up to the first model that is not a run directory.
     """
-    seen = set[str]()  # another run may have taken the place of one
+    seen = set[str]()  # a later run at the path of an earlier one would close a circle
     while isinstance(model, str) and (Path(model) / "ledger.jsonl").is_file():
         folder = RunDirectory(Path(model))
         history = folder.history()

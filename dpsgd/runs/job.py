@@ -1,4 +1,4 @@
-"""What a run computes with: `Training`, the one loop that trains; and `Job`, that of a task."""
+"""Defines `Training`, which audits and trains a run, and `Job`, the training of a task."""
 
 from __future__ import annotations
 
@@ -54,50 +54,50 @@ PyTree = Any
 
 
 class Journal:
-    """What a run writes down, and where: nowhere, unless a subclass knows a place.
+    """Record of a run in progress, which subclasses store; this class stores nothing.
 
     Attributes:
-      flush_every: Of lazy tables, steps between flushes, see `train_blocks`.
-      batches: Opens the batches that were drawn ahead, if any were.
+      flush_every: Number of steps between flushes of lazy tables, see `train_blocks`.
+      batches: Function of the sampling seeds that opens batches drawn ahead; None without them.
     """
 
     flush_every: int | None = None
     batches: Callable[[Seeds], BatchFiles] | None = None
 
     def declare(self, steps: range) -> None:
-        """Writes down that noise of these steps is about to be drawn; it is when this returns."""
+        """Records `steps` before their noise is drawn; the record is stored on return."""
 
     def keep(self, block: Block) -> bool:
-        """Writes down what a block has made; returns whether the run is to stop there."""
+        """Records a block; returns True if the run should stop after it."""
         return False
 
     def keep_refined(self, state: TrainState, summary: Mapping[str, Any]) -> None:
-        """Writes down what was made of the full-batch queries."""
+        """Records the refined state and the summary of the full-batch queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Everything that a run computes with.
+    """Data, parameters, algorithm and mechanism of a run, with its placement.
 
     Attributes:
-      data: Its training rows, equally many in each column.
-      unit: What is protected.
-      params: Initial parameters.
+      data: Pytree of training rows, [num_examples, ...] each.
+      unit: Protected unit, see `BatchSampler.protected_unit`.
+      params: Pytree of initial parameters.
       algorithm: Loss, clipping and optimizer.
       mechanism: Sampler, sigma and C.
-      delta: At which the guarantee is given.
-      synthetic: Makes so many rows like those of the data, for an audit.
-      refinement: What is made of the full-batch queries that the mechanism ends in, if any.
-      placement: On which devices it is trained; None is one.
-      query_placement: On which devices the queries are computed.
-      audited: Whether the run is audited before it begins.
-      data_on: Where the data lie, see `train_blocks`.
-      block_steps: Steps per dispatch.
-      step_sizes: Arguments of `hyperparameters` for a state, if its optimizer is of `optimizer`.
+      delta: Delta of the guarantee.
+      synthetic: Function that returns synthetic rows, given their number, for an audit.
+      refinement: Refinement by the mechanism's full-batch queries; None without queries.
+      placement: Devices that train; None for one device.
+      query_placement: Devices that compute the queries; None for one device.
+      audited: True to audit the run before it begins or resumes.
+      data_on: Location of the data, see `train_blocks`.
+      block_steps: Number of steps per dispatch.
+      step_sizes: Arguments of `hyperparameters`; None to leave the optimizer's state unchanged.
       initial: Trained model that the run starts from; None for fresh parameters.
-      not_covered: Sentences of the task about what its guarantee does not cover.
-      same_audit: What is equal for jobs of equal synthetic rows, whose audits are one; None for
-        none.
+      not_covered: Exclusions from the guarantee that the task states, sentences.
+      same_audit: Value that is equal for jobs with equal synthetic rows, so that they share audit
+        reports; None to share none.
     """
 
     data: PyTree
@@ -120,7 +120,7 @@ class Training:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """How the blocks are laid out, found once: all that runs is of one program."""
+        """Layout of the blocks, chosen once so that all steps run in one program."""
         return Layout.choose(
             self.mechanism.sampler,
             self.data,
@@ -130,7 +130,7 @@ class Training:
         )
 
     def plan(self, *, reproducible_noise: bool = False) -> Segment:
-        """Returns all steps of the run, as they are accounted for."""
+        """Returns the segment of all steps of the run, for accounting."""
         return Segment(
             self.mechanism,
             unit=self.unit,
@@ -141,7 +141,7 @@ class Training:
         )
 
     def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
-        """Returns the guarantee of the whole run, or raises ValueError where it is not proved."""
+        """Returns the guarantee of all steps; raises ValueError if none can be computed."""
         found = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
         return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)
 
@@ -154,24 +154,24 @@ class Training:
             return self._from(self.params)
         where = self.placement.state(shapes)
         params = self.placement.put_whole(self.params, where.params)
-        return jax.jit(self._from, out_shardings=where)(params)  # no device makes the whole
+        return jax.jit(self._from, out_shardings=where)(params)  # each device makes its shards
 
     def _from(self, params: PyTree) -> TrainState:
         return self.scheduled(self.algorithm.init(params, self.mechanism, self.data))
 
     def scheduled(self, state: TrainState) -> TrainState:
-        """Returns a state, made now or read back, with the step sizes of this training."""
+        """Returns `state` with the step sizes of this training, if it sets them."""
         if self.step_sizes is None:
             return state
-        numbers = hyperparameters(**self.step_sizes)  # made anew: buffers of a state are given away
+        numbers = hyperparameters(**self.step_sizes)  # new arrays: a state's buffers are donated
         return state._replace(opt_state=with_hyperparameters(state.opt_state, numbers))
 
     def shapes(self) -> TrainState:
-        """Returns the shapes of a state without pending noise."""
-        return jax.eval_shape(self._from, self.params)  # no table of the run's size is filled
+        """Returns the shapes and dtypes of a state without pending noise."""
+        return jax.eval_shape(self._from, self.params)  # allocates no table
 
     def programs(self) -> list[Any]:
-        """Returns the compiled programs of steps and queries; refuses one that mixes examples."""
+        """Compiles the programs of steps and queries; raises ValueError if one mixes examples."""
         found = [self.layout.program(self.algorithm, self.mechanism, self.shapes(), self.data)]
         if self.refinement is not None:
             of, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
@@ -182,19 +182,18 @@ class Training:
     def audit(
         self, state: TrainState | None = None, progress: Callable[[str], None] = lambda line: None
     ) -> str:
-        """Audits what is left of a run, its program, sampler and queries; says what was checked.
+        """Audits program, sampler and queries of the remaining steps; returns the verdict.
 
-        All is the run's own, the compiled program included, but rows and keys: the audit tells
-        nothing about anybody. A process audits equal runs once, and the draws of equal samplers.
+        The audit runs the run's compiled program on synthetic rows under separate keys, so that it
+        reveals nothing about a person. A process audits equal runs only once.
 
         Args:
-          state: With which the run resumes, if it does not begin. Of one with lazy tables its step
-            alone is looked at, and the rest is that of the first state, so that no pending noise
-            shows.
-          progress: Called with one line of text.
+          state: State with which the run resumes; None for its first state. With lazy tables the
+            audit uses the first state at the step of `state`, so that it shows no pending noise.
+          progress: Function that is called with each line of progress text.
 
         Raises:
-          ValueError: if the run is not what its guarantee assumes; it must not be trained.
+          ValueError: if a check fails: the guarantee does not hold, and the run must not train.
         """
         mechanism, refinement, same = self.mechanism, self.refinement, self.same_audit
         if not mechanism.noise_multiplier:
@@ -205,7 +204,7 @@ class Training:
             first = held(self.start(), self.params)
             state = first if state is None else first._replace(step=state.step)
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
-            same = None  # samplers of such a class are equal whatever they hold
+            same = None  # without @dataclass, a class compares inherited fields alone
         checks: tuple[CheckResult, ...] = ()
         parts: list[str] = []
         if int(state.step) < mechanism.sampler.num_steps:
@@ -229,10 +228,14 @@ class Training:
         return verdict(AuditReport(checks), parts)
 
     def train(self, state: TrainState, keys: Keys, journal: Journal) -> TrainState:
-        """Takes the steps that are left, then the queries; returns the state after the last one.
+        """Runs the remaining steps, then the queries, and returns the last state.
 
-        Where the journal asks to stop, that is the state of this step. The buffers of the state
-        with which the run begins or resumes are given away.
+        It returns earlier if `journal.keep` returns True. The buffers of `state` are donated.
+
+        Args:
+          state: State with which the run begins or resumes.
+          keys: Keys of the attempt.
+          journal: Journal that records steps and blocks.
         """
         if int(state.step) < self.mechanism.sampler.num_steps:
             with closing(self._blocks(state, journal, keys)) as blocks:
@@ -273,12 +276,12 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Training):
-    """The job of a run of a task, made from the task and its resolved spec alone.
+    """Training of a task, determined by the task and its resolved spec.
 
     Attributes:
-      task: What is trained.
-      spec: How.
-      population: What is public of the training rows.
+      task: Task that is trained.
+      spec: Configuration of the run.
+      population: Public facts about the training rows.
     """
 
     task: Task
@@ -295,10 +298,15 @@ class Job(Training):
         placement: Placement | None = None,
         earlier: EarlierModel | None = None,
     ) -> Job:
-        """Returns the job of a run of `task`, whose rows and earlier model may be at hand.
+        """Makes the job of a run.
 
-        Where the placement does not say what is sharded, large tables are if the state would take
-        more than half of a device.
+        Args:
+          task: Task that is trained.
+          run: Resolved spec, with mechanism and delta.
+          rows: Training rows and their population; by default read from the task.
+          placement: Devices; by default one. Unless it states which tables are sharded, large ones
+            are if the state would take more than half of a device's memory.
+          earlier: Model that the run starts from; by default read from `spec.init_from`.
         """
         data, population = rows or rows_of(task)
         spec, mechanism = run.spec, run.mechanism
@@ -310,7 +318,7 @@ class Job(Training):
             state = jax.eval_shape(lambda p: algorithm.init(p, mechanism, data), params)
             placement = placement.fitting(state, placement.memory)
             if placement.shards_rows(state):
-                params = hosted(params)  # a device that keeps them whole has room for little else
+                params = hosted(params)  # unsharded, they would fill most of a device's memory
         return cls(
             data=data,
             unit=sampler.protected_unit(population),
@@ -334,11 +342,11 @@ class Job(Training):
         )
 
     def digest(self) -> str:
-        """Returns a text that names the training rows: a secret, as they are."""
+        """Returns a digest of the training rows, which is as private as the rows."""
         return data_digest(self.task, self.data, self.population)
 
     def check_rows(self) -> None:
-        """Raises ValueError if rows that this process is to read lie on other hosts alone."""
+        """Raises ValueError if rows that this process needs are only on other hosts."""
         sampler = self.mechanism.sampler
         held = self.layout.process_shards(sampler)
         own = range(sampler.shard_range(held[0]).start, sampler.shard_range(held[-1]).stop)
@@ -359,7 +367,7 @@ class Job(Training):
         return next(filter(None, found), "")
 
     def terms(self, record: Mapping[str, Any]) -> Terms:
-        """Returns the terms of a run of this job and configuration."""
+        """Returns the terms of this job's run under the configuration `record`."""
         trained: tuple[str, ...] = ()
         example = shapes_of_rows(self.data, *self.mechanism.sampler.clipped_shape)
         if frozen := self.algorithm.frozen(self.params, example):
@@ -369,7 +377,7 @@ class Job(Training):
         return Terms(plan, self.delta, config_digest(record), trained)
 
     def environment(self) -> dict[str, Any]:
-        """Returns where the job runs, for readers of its records."""
+        """Returns the versions, devices, code digest and placement of the job."""
         found = {**environment(), "code": code_digest()}
         if self.placement is not None:
             found["devices"] = [device.device_kind for device in self.placement.devices]

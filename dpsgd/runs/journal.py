@@ -1,4 +1,4 @@
-"""What a run writes down in its directory as it goes: declarations, checkpoints, diagnostics."""
+"""Writes a run's declarations, checkpoints and diagnostics to its directory during training."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from dpsgd.runs.stop import REST, STEP, Stopped, report
 from dpsgd.runs.task import arrays_digest
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a disk without room."""
+"""Error numbers of a full disk."""
 
 _WRITING = 9.0
-"""Seconds of training for each second of writing, at least: a tenth of the time."""
+"""Least seconds of training per second of writing, until `checkpoint_seconds` have passed."""
 
 
 class DirectoryJournal(Journal):
-    """The ledger, the checkpoints and the diagnostics of a run directory.
+    """Journal that writes ledger, checkpoints and diagnostics of a run directory.
 
     Attributes:
-      seconds: Time that was spent on training so far.
-      log: Steps, epsilon so far and throughput, for people.
+      seconds: Seconds of training so far.
+      log: Log of steps, epsilon so far and throughput.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DirectoryJournal(Journal):
         self._num_steps = job.mechanism.sampler.num_steps
 
     def begin(self, state: TrainState, seconds: float) -> None:
-        """Begins to write down what follows a state, which took so many seconds."""
+        """Begins the record at `state`, which took `seconds` of training."""
         job, folder, execution, step = self._job, self._folder, self._execution, int(state.step)
         self._room = folder.checkpoints.room(state)
         self.seconds = self._before = seconds
@@ -77,10 +77,13 @@ class DirectoryJournal(Journal):
             self._begin_queries()
 
     def declare(self, steps: range) -> None:
-        """Declares steps in the ledger, with room for the checkpoint that follows them.
+        """Reserves disk space for the next checkpoint and declares `steps` in the ledger.
 
-        Queries are declared when the checkpoint of the last step is on the disk, so that a run that
-        dies here resumes from these very parameters.
+        Queries are declared after the checkpoint of the last step is on the disk, so that a run
+        that dies here resumes from these parameters.
+
+        Raises:
+          Stopped: if the run was asked to stop before the queries.
         """
         if steps.start == self._num_steps and self._processes.any(self._stop()):
             self._keep_seed(steps.start)
@@ -97,16 +100,20 @@ class DirectoryJournal(Journal):
             self._ledger.declare(steps)
 
     def keep(self, block: Block) -> bool:
-        """Writes the diagnostics of blocks, and a checkpoint now and then and at the end."""
+        """Writes diagnostics of completed blocks and, when due or at the end, a checkpoint.
+
+        Raises:
+          Stopped: if the run was asked to stop before the sampler's last step.
+        """
         processes, num_steps, self._last = self._processes, self._num_steps, block
         self._under_way.append(block)
         report(STEP)
         stopping, due = map(any, zip(*processes.gather([self._stop(), self._due()]), strict=True))
-        if block.state.tables:  # whose checkpoints are of states without pending noise
+        if block.state.tables:  # a checkpoint holds no pending noise
             due = not block.state.pending
         save = due or stopping or block.steps.stop == num_steps
         with self._nothing_lost():
-            # One block stays under way while the one before is written down, but for a checkpoint.
+            # One block computes while the one before is written; a checkpoint waits for both.
             while len(self._under_way) > (0 if save else 1):
                 past = self._under_way.popleft()
                 if processes.first:
@@ -136,22 +143,22 @@ class DirectoryJournal(Journal):
         return False
 
     def keep_refined(self, state: TrainState, summary: Mapping[str, Any]) -> None:
-        """Writes what the queries came to, and the checkpoint after the last one."""
+        """Writes the summary of the queries and the checkpoint after the last query."""
         if self._processes.first:
             self._folder.write_json(CALIBRATION, numbers(summary))
         self._save(state)
 
     def _due(self) -> bool:
-        """Returns whether it is time for a checkpoint."""
+        """Returns True if it is time for a checkpoint."""
         spec, sampler = self._job.spec, self._job.mechanism.sampler
         elapsed = time.perf_counter() - self._saved
         steps = self._last.steps.stop - self._saved_step if self._last else 0
-        # What a kill costs grows with the part of an epoch that is lost.
+        # The cost of a kill grows with the part of an epoch that it loses.
         part = 20 * steps >= sampler.steps_per_epoch and elapsed >= _WRITING * self._writing
         return part or elapsed >= spec.checkpoint_seconds
 
     def _epsilon(self) -> float | None:
-        """Returns the proved upper end of all that was declared; None where nothing is proved."""
+        """Returns the proved upper bound on epsilon of all declared steps; None without one."""
         bound = self._ledger.history.guarantee().epsilon
         return None if bound is None else bound.upper
 
@@ -168,7 +175,7 @@ class DirectoryJournal(Journal):
         self._writing = self._saved - began
 
     def _keep_seed(self, step: int) -> None:
-        """Writes a clean stop at a step, which is on the disk and beyond which nothing is."""
+        """Writes a clean stop at `step`, whose checkpoint is the newest on the disk."""
         history = self._ledger.history
         if self._processes.first and not history.attempts[-1].terms.plan.reproducible_noise:
             begun = history.heads[history.attempts[-1].line]
@@ -177,7 +184,7 @@ class DirectoryJournal(Journal):
 
     @contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """Has a full disk be a clean stop: there is room for a checkpoint of what was declared."""
+        """Saves the last block and a clean stop if the disk is full and one process trains."""
         try:
             yield
         except OSError as error:
@@ -192,7 +199,7 @@ class DirectoryJournal(Journal):
 def _batches(
     job: Job, folder: RunDirectory, history: History, step: int
 ) -> Callable[[Seeds], BatchFiles] | None:
-    """Returns what opens the batches that were drawn ahead, if any were."""
+    """Returns a function that opens the batches drawn ahead; None without such batches."""
     if (path := folder.batches) is None:
         return None
     check_batches_can_be_read(job)
@@ -210,20 +217,20 @@ def _batches(
 
 
 def _check_state(state: TrainState, processes: Processes) -> None:
-    """Raises ValueError unless what all processes compute for themselves is the same in all."""
+    """Raises ValueError if a replicated array of `state` differs between processes."""
     if processes.count > 1:
         whole = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
         processes.check_alike({"state of training": arrays_digest(whole)})
 
 
 def draw_of(job: Job, history: History, step: int) -> Draw:
-    """Returns the draw of all steps from `step` on, for the attempt in which the run resumes."""
+    """Returns the draw of all steps from `step` on, for the last attempt in `history`."""
     index, sampler = history.attempts[-1].index, job.mechanism.sampler
     return Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
 
 
 def check_batches_can_be_read(job: Job) -> None:
-    """Raises ValueError unless a run can read batches from files."""
+    """Raises ValueError if the run has several processes or keeps its data on the device."""
     if Processes.current().count > 1:
         raise ValueError("a run of several processes draws its own batches: they share storage")
     if not job.layout.streamed:
@@ -234,7 +241,7 @@ def check_batches_can_be_read(job: Job) -> None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """Returns numbers as JSON values: None for one that is undefined."""
+    """Returns numbers as JSON values, with None for NaN and infinity."""
     found = {}
     for name, value in values.items():
         number = value if isinstance(value, int) else float(value)

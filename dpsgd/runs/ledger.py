@@ -1,7 +1,7 @@
-"""The ledger of a run: what was declared before its noise was drawn, and what that costs.
+"""Writes the ledger of a run, which declares steps before their noise is drawn.
 
-A block of steps is declared in a line that is on the disk before its noise exists; the declared
-steps are counted, whether or not they came to be used:
+The line that declares a block of steps is on the disk before the noise of the block exists. The
+privacy cost counts all declared steps, even those that a crash has cut off:
 docs/explanation/declared-steps-and-attempts.md.
 """
 
@@ -23,20 +23,19 @@ from dpsgd.runs.records import to_json
 from dpsgd.runs.terms import Terms
 
 _VISIBLE_SECONDS = 60.0
-"""After which a line that one machine has written, and fsynced, is seen by all."""
+"""Seconds that a process waits for a line that process 0 has written to become visible."""
 
 
 class Ledger:
-    """A run's ledger, open for writing; whoever has it open owns the run.
+    """Ledger of a run, open for writing and locked, so that one job at a time owns the run.
 
-    The file is locked as long as it is open, and the system drops the lock when the process ends,
-    however it ends. Of several processes, process 0 writes it and the others read on: none takes
-    part in the sum of a block before the line that declares it is on the disk, and in the file that
-    this process reads. All of them make the same calls.
+    The system drops the lock when the process ends, even in a crash. Of several processes, process
+    0 writes the file and the others read each new line. A process takes part in the sum of a block
+    only after it has read the line that declares the block. All processes make the same calls.
 
     Attributes:
-      path: The file.
-      history: What it says.
+      path: Path of the ledger.
+      history: Content of the ledger.
     """
 
     path: Path
@@ -45,7 +44,7 @@ class Ledger:
     def __init__(
         self, path: Path, history: History, descriptor: int | None, processes: Processes
     ) -> None:
-        """Holds an open, locked file, or none in a process that reads; use `create` and `open`."""
+        """Wraps an open, locked file, or None in a reading process; use `create` or `open`."""
         self.path, self.history = path, history
         self._descriptor, self._processes, self._size = descriptor, processes, 0
 
@@ -64,7 +63,7 @@ class Ledger:
     def create(
         cls, path: Path, terms: Terms, drawing: str = "", environment: Mapping[str, Any] = {}
     ) -> Ledger:
-        """Makes the ledger of a new run, whose first attempt has `terms`; there must be none."""
+        """Creates a ledger and begins the first attempt; raises OSError if `path` exists."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, PUBLIC)
         try:
             _lock(descriptor, path)
@@ -78,11 +77,11 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, processes: Processes | None = None) -> Ledger:
-        """Opens the ledger of a run that resumes, in all of its processes; by default this one.
+        """Opens the ledger of a run that resumes, in all `processes`, by default this one.
 
         Raises:
-          LedgerError: if it is missing, damaged, open in another run, or another one in each
-            process.
+          LedgerError: if the ledger is missing, damaged, locked by another process, or differs
+            between processes.
         """
         processes = processes or Processes()
         if not processes.first:
@@ -113,23 +112,23 @@ class Ledger:
     def begin(
         self, terms: Terms, *, step: int, drawing: str, environment: Mapping[str, Any]
     ) -> Attempt:
-        """Begins an attempt at a step, in all processes; it declares none yet.
+        """Begins an attempt without declared steps, in all processes.
 
         Args:
-          terms: What the run was begun with.
-          step: Steps done in the state from which it goes on.
-          drawing: Digest of what the sampler draws.
-          environment: Versions and devices, for readers.
+          terms: Terms of the run.
+          step: Number of steps done in the state that the attempt starts with.
+          drawing: `drawing_digest` of the sampler.
+          environment: Versions and devices, as JSON values.
 
         Raises:
-          OSError: if it cannot be written.
+          OSError: if the line cannot be written.
         """
         if self._descriptor is not None:
             index = len(self.history.attempts)
             body: dict[str, Any] = {"attempt": index, "first_step": step, "drawing": drawing}
             if not index:
                 record = terms.record()
-                Terms.from_record(record)  # what cannot be read back is refused before
+                Terms.from_record(record)  # raises if the record could not be read back
                 nonce = "" if terms.plan.reproducible_noise else secrets.token_hex(16)
                 body |= {"nonce": nonce, **record}
             self._append({**body, "environment": to_json(environment)})
@@ -137,14 +136,14 @@ class Ledger:
         return self.history.attempts[-1]
 
     def declare(self, steps: range) -> None:
-        """Declares `steps` in the last attempt; when this returns, that is on the disk.
+        """Declares `steps` in the last attempt; the line is on the disk on return.
 
-        Under an insecure seed, steps that were declared before are repeated.
+        Under an insecure seed, only steps that were not declared before are added.
 
         Raises:
-          ValueError: if they do not join what was declared before, or lie outside the run.
-          LedgerError: if process 0 has not declared them.
-          OSError: if it cannot be written; the ledger is then as it was.
+          ValueError: if `steps` does not follow the declared steps, or exceeds the run's last step.
+          LedgerError: if process 0 has not declared `steps`.
+          OSError: if the line cannot be written; the ledger is then unchanged.
         """
         if self._descriptor is not None:
             last = self.history.attempts[-1]
@@ -163,13 +162,13 @@ class Ledger:
             raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
 
     def audited(self, verdict: str) -> None:
-        """Writes down what an audit (that of process 0) found, unless the last found the same."""
+        """Records the audit verdict of process 0, unless the last verdict is equal."""
         if self._descriptor is not None and self.history.audit != verdict:
             self._append({"audit": verdict})
         self._follow()
 
     def release(self, digest: str) -> None:
-        """Closes the ledger, in process 0, by the SHA-256 of the file of the released model."""
+        """Closes the ledger, in process 0, with `digest`, the released parameters' SHA-256."""
         if self.history.released and self.history.released != digest:
             raise LedgerError(
                 f"{self.path} says that other parameters were released than these: restore "
@@ -197,7 +196,7 @@ class Ledger:
         self.history.extend(body, head)
 
     def _check_in_place(self, descriptor: int) -> None:
-        """Raises LedgerError if the locked file has lost its name: nobody would read its lines."""
+        """Raises LedgerError if `path` no longer names the locked file, which would be lost."""
         try:
             if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
                 return
@@ -208,12 +207,12 @@ class Ledger:
         )
 
     def _follow(self) -> None:
-        """Reads on what process 0 has written, and compares the ledger with its."""
+        """Reads lines until the ledger has the head of process 0; else raises LedgerError."""
         head = self._processes.share(self.history.head)
         if self._descriptor is not None:
             return
         ends = time.monotonic() + _VISIBLE_SECONDS
-        while True:  # other machines may see a file that is shared a little later
+        while True:  # a shared file system may show the line to other machines later
             with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
                 file.seek(self._size)
                 while self.history.head != head and (line := file.readline()).endswith(b"\n"):
@@ -230,7 +229,7 @@ class Ledger:
 
 
 def read(path: Path) -> History:
-    """Reads a ledger, also while a run is writing it, or raises LedgerError."""
+    """Reads a ledger, even one that a run is writing; raises LedgerError if damaged."""
     try:
         return History.parse(path.read_bytes(), path)
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""The log of training: steps, what they cost so far, and how fast they are; a run's stages.
+"""Logs the steps, epsilon so far and throughput of training, and times the run's stages.
 
-**What the log tells.** Nothing in it is computed of rows, of losses or of drawn batches. Steps and
-epsilon are functions of the ledger, which is public. Throughput is the *expected* batch size times
-steps over seconds, as a mean since the process began, to three digits, twice a minute at most: it
-is what the progress line shows and `report.json` ends with. How long a step takes is a side channel
-that no guarantee covers. A private selection, whose times are secret, has no log.
+**Disclosure.** The log does not use rows, losses or drawn batches. Steps and epsilon are functions
+of the ledger, which is public. Throughput is the *expected* batch size times steps divided by
+seconds, averaged since the process began, rounded to three digits and written at most twice a
+minute; the progress line and `report.json` show the same mean. The duration of a step is a side
+channel that no guarantee covers. A private selection, whose times are secret, has no log.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Protocol, runtime_checkable
 from dpsgd.files import write_atomically
 
 LOG = "training_log.csv"
-"""The log, in the directory of its run."""
+"""Name of the log file in the run directory."""
 
 COLUMNS = ("step", "epsilon", "examples_per_second")
 
 _SECONDS = 30.0
-"""Between two rows, at least."""
+"""Least seconds between two rows, except before the last one."""
 _SHARE = 0.01
-"""Of the time, at most, that goes into the cost of the steps so far, after the first row."""
+"""Largest fraction of time for computing epsilon, after the first row."""
 
 WORDS = {
     "read": "starting and reading the data",
@@ -38,11 +38,11 @@ WORDS = {
     "calibrate": "calibration",
     "evaluate": "evaluation",
 }
-"""The stages of a run in their order, of which training is one, and what reports call them."""
+"""Stages of a run in their order, with their names in reports."""
 
 
 class Stages:
-    """Seconds of each stage; one lasts until the next begins, so that their sum is all the time.
+    """Timer of a run's stages; each stage lasts until the next begins.
 
     >>> times = iter([1.0, 4.0, 5.0, 7.0])
     >>> stages = Stages(0.0, lambda: next(times))
@@ -61,7 +61,7 @@ class Stages:
         self._seconds: dict[str, float] = {}
 
     def begin(self, stage: str) -> None:
-        """Ends the present stage, and begins one of `WORDS`, which may have been there before."""
+        """Ends the current stage and begins or resumes `stage`, a key of `WORDS`."""
         now = self._clock()
         self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._since
         self._stage, self._since = stage, now
@@ -74,19 +74,19 @@ class Stages:
 
 @runtime_checkable
 class MetricWriter(Protocol):
-    """Where the log of a run goes, besides its directory: those of `clu.metric_writers` are such.
+    """Writer of a run's log, such as the writers of `clu.metric_writers`.
 
-    It is given `epsilon`, the proved upper end of all that was declared by then, and
-    `examples_per_second`. Epsilons of one run, read one after another, are no guarantee of a run
-    that stops by what its releases show: see `dpsgd.cost`.
+    It receives `epsilon`, the proved upper bound on epsilon of the steps declared so far, and
+    `examples_per_second`. These epsilons are no guarantee if you stop a run because of its
+    releases: see `dpsgd.cost`.
     """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes numbers by their names, which are those of `step`."""
+        """Writes the numbers of `step`, by name."""
 
 
 class CsvWriter:
-    """A file of `COLUMNS`, which is whole after each row; a step that comes again takes its place.
+    """Writer of a CSV file of `COLUMNS`, complete after each row.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -101,9 +101,9 @@ class CsvWriter:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        """Opens the file of a run that resumes at `step`; rows of later steps are left out.
+        """Opens the log of a run that resumes at `step`, without rows of later steps.
 
-        So are damaged ones: the log repeats the ledger and decides nothing.
+        Damaged rows are left out, too: no result depends on the log.
         """
         self._path = path
         lines = path.read_text(errors="replace").splitlines()[1:] if path.exists() else []
@@ -112,7 +112,7 @@ class CsvWriter:
         self._cut(step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes a row."""
+        """Writes the row of `step`, in place of an earlier row of it and of all later rows."""
         self._cut(step - 1)
         self._rows[step] = [str(scalars.get(name, "")) for name in COLUMNS[1:]]
         text = io.StringIO()
@@ -125,7 +125,7 @@ class CsvWriter:
 
 
 class TrainingLog:
-    """Writes a row now and then, and the last one, to all writers."""
+    """Log that writes rows to all its writers, at most two a minute."""
 
     def __init__(
         self, writers: Sequence[MetricWriter], clock: Callable[[], float] = time.perf_counter
@@ -134,14 +134,20 @@ class TrainingLog:
         self._due = clock() + _SECONDS
 
     def offer(self, step: int, epsilon: Callable[[], float | None], rate: float) -> None:
-        """Writes a row of these steps if one is due: only then the epsilon so far is asked for."""
+        """Writes a row if one is due.
+
+        Args:
+          step: Number of steps done.
+          epsilon: Function that computes epsilon so far, called only for a row that is due.
+          rate: Throughput in examples per second.
+        """
         if (began := self._clock()) >= self._due:
             self.write(step, epsilon(), rate)
             now = self._clock()
             self._due = now + max(_SECONDS, (now - began) / _SHARE)
 
     def write(self, step: int, epsilon: float | None, rate: float) -> None:
-        """Writes a row; an epsilon that is None or infinite is left out."""
+        """Writes a row, without an epsilon that is None or infinite."""
         scalars = {"examples_per_second": float(f"{rate:.3g}")}
         if epsilon is not None and math.isfinite(epsilon):
             scalars["epsilon"] = epsilon
