@@ -1,4 +1,4 @@
-"""Audits a run's compiled program on synthetic rows before the run starts or resumes."""
+"""Audits a run's compiled program on synthetic rows before training."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def probe_rows(mechanism: Mechanism) -> int:
 
 
 def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -> AuditReport:
-    """Returns the cached report for an equal key and state, or a new report.
+    """Returns the cached report of an equal audit, or a new report.
 
     Only reports that passed are cached, in this process and for states of at most `_KNOWN` bytes.
 

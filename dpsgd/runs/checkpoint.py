@@ -40,7 +40,7 @@ KEPT = 2
 """Number of checkpoints on the disk: the newest, and one to fall back to."""
 
 _RESERVED = ".reserved"
-"""Name of the file that reserves disk space for the next checkpoint, or for a part of it."""
+"""Name of the file that reserves disk space for the next checkpoint."""
 
 _SLACK = 2**12
 """Most bytes of an array's header."""
@@ -51,7 +51,7 @@ _DIGEST = "sha256"
 
 
 class Checkpoint(NamedTuple):
-    """Training state without pending noise, with its place in the run, to resume at."""
+    """Training state without pending noise, and its place in the run."""
 
     state: TrainState
     attempt: int
@@ -112,7 +112,7 @@ class Checkpoints:
             self._destroy_old()
 
     def room(self, state: TrainState) -> dict[Path, int]:
-        """Returns the size in bytes of each file that reserves space for this process."""
+        """Returns the bytes that each file of this process must reserve."""
         import jax
 
         leaves = jax.tree.leaves(state)
@@ -125,7 +125,7 @@ class Checkpoints:
         return sizes
 
     def reserve(self, room: Mapping[Path, int]) -> None:
-        """Reserves the disk space of `room`, in bytes per file, unless it is reserved already.
+        """Reserves disk space, `room` in bytes per file, unless already reserved.
 
         Raises:
           OSError: if the disk is full.
@@ -221,7 +221,7 @@ class Checkpoints:
         return None
 
     def _read_parts(self, described: str) -> dict[str, PartedArray]:
-        """Returns the arrays that lie in parts; raises ValueError if a part is damaged.
+        """Returns the arrays in parts; raises ValueError for a damaged part.
 
         Each process checks the SHA-256 of its share of the parts.
         """
@@ -258,7 +258,7 @@ class Checkpoints:
         destroy(self.folder)
 
     def _refuse_link(self) -> None:
-        """Raises ValueError for a link, whose target would keep the checkpoints of an ended run."""
+        """Raises ValueError for a link, whose target would outlive the run."""
         if self.folder.is_symlink():
             raise ValueError(
                 f"{self.folder} is a symbolic link to {os.readlink(self.folder)}, and must be the "
@@ -291,7 +291,7 @@ def _step(path: Path) -> int:
 
 @dataclass(frozen=True)
 class PartedArray:
-    """Array that lies in pieces in several files; indexing reads only the indexed entries."""
+    """Array in several files; indexing reads only the indexed entries."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

@@ -1,4 +1,4 @@
-"""Decides from a run's files how it resumes: same attempt, new attempt or refusal.
+"""Decides from a run's files how the run resumes.
 
 Rules and their reasons: docs/explanation/declared-steps-and-attempts.md.
 """
@@ -55,7 +55,7 @@ class Continue(NamedTuple):
 
 
 class NewAttempt(NamedTuple):
-    """New attempt from a checkpoint, with new noise, new draws and no noise history."""
+    """New attempt from a checkpoint, with new noise and draws, without noise history."""
 
     saved: Saved | None
     """Checkpoint; None for the start of the run."""
@@ -125,7 +125,7 @@ def decide(
 
 
 def contradiction(history: History, saved: Saved) -> str:
-    """Returns the error message of a checkpoint from another run or ledger; empty if it fits."""
+    """Returns why a checkpoint does not fit the ledger, or an empty text."""
     if why := history.lacks(saved.head, f"the checkpoint of step {saved.step:,}"):
         return why
     by_then = history.declared[history.heads.index(saved.head)]

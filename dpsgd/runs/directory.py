@@ -47,7 +47,7 @@ BATCHES = "batches.json"
 """File that names the folder of batches drawn ahead; missing if there are none."""
 
 CALIBRATION = "calibration.json"
-"""File with the results of the noisy sums after the last step, released with the model."""
+"""File with the results of the full-batch queries, released with the model."""
 
 SECRETS = "secret"
 """Folder with the secrets of an unfinished private selection, destroyed at its end."""
@@ -231,12 +231,12 @@ class RunDirectory:
         (self.path / name).unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes `text` to the file `name`, for the owner alone if the name says not_private."""
+        """Writes `text` to the file `name`; only the owner reads `not_private` files."""
         mode = SECRET if "not_private" in name else PUBLIC
         write_atomically(self.path / name, lambda file: file.write(text.encode()), mode=mode)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads the JSON object in the file `name`; raises ValueError if it is damaged."""
+        """Reads a JSON object from a file; raises ValueError for a damaged file."""
         try:
             content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):
@@ -268,7 +268,7 @@ class RunDirectory:
         return file_sha256(self.params_path)
 
     def append_diagnostics(self, first_step: int, diagnostics: Diagnostics) -> None:
-        """Appends one JSON line per step to the file that the guarantee does NOT cover."""
+        """Appends one JSON line per step, NOT covered by the guarantee."""
         rows = zip(*(column.tolist() for column in diagnostics), strict=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with os.fdopen(open_own(self.path / DIAGNOSTICS, flags, SECRET), "a") as file:

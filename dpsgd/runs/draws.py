@@ -1,4 +1,4 @@
-"""Keeps a run's sampling seeds in memory, and on the disk only after a clean stop."""
+"""Keeps a run's sampling seeds in memory; stores one at a clean stop."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _no_seeds(epoch: int) -> int:
 
 
 def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Stop:
-    """Returns the clean stop at `step`, with the sampling seed that the next process needs."""
+    """Returns the clean stop at `step`, with the next process's sampling seed."""
     if step >= sampler.num_steps:
         return Stop(attempt, step)
     if not callable(seeds):
@@ -96,7 +96,7 @@ def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Sto
 
 
 def constant_seed(sampler: BatchSampler, seeds: Seeds, step: int) -> int:
-    """Returns the seed of batches drawn ahead: the seed of the epoch of `step`."""
+    """Returns the seed of the epoch of `step`, for batches drawn ahead."""
     if not callable(seeds):
         return seeds
     return seeds(sampler.drawn_epoch(min(step, sampler.num_steps - 1) // sampler.steps_per_epoch))
@@ -153,7 +153,7 @@ def stop_files(folder: Path) -> tuple[Path, Path, Path]:
 
 
 def destroy_stop(folder: Path) -> None:
-    """Destroys the files of a clean stop, so that no seed is on the disk.
+    """Destroys the files of a clean stop, with all its seeds.
 
     These include the temporary file of a process that died while it wrote the stop.
     """

@@ -44,7 +44,7 @@ class Timing(NamedTuple):
 def time_steps(
     job: Training, *, flush_every: int | None = None, clock: Clock = time.perf_counter
 ) -> Timing:
-    """Measures the seconds of an epoch and a step of a run's compiled program.
+    """Measures the time of an epoch and a step in seconds.
 
     It reads no private row: the rows are synthetic, with the shapes of the run's rows. Any
     noise multiplier serves, as the program is the same.
@@ -93,7 +93,7 @@ def time_steps(
 
 
 def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:
-    """Returns rows of `shape` that begin with `part`, filled up with copies or zeros.
+    """Returns rows of `shape`: `part`, then copies of it or zeros.
 
     Streamed rows are filled up with zeros, which take no memory: they may exceed the memory.
     """

@@ -77,7 +77,7 @@ class History:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> History:
-        """Parses a ledger; raises LedgerError if it is empty or a line is invalid."""
+        """Parses a ledger; raises LedgerError if empty or invalid."""
         history = cls()
         history.read_on(content, path)
         if not history.heads:
@@ -128,7 +128,7 @@ class History:
         return len(self.attempts) == 1 and not self.attempts[0].steps
 
     def lacks(self, head: str, holder: str) -> str:
-        """Returns an error message unless a line has the hash `head`, recorded by `holder`."""
+        """Returns an error message unless the ledger has the head of `holder`."""
         if head in self.heads:
             return ""
         return (
@@ -137,7 +137,7 @@ class History:
         )
 
     def check_head(self, head: str, holder: str) -> None:
-        """Raises LedgerError unless a line has the hash `head`, recorded by `holder`."""
+        """Raises LedgerError unless the ledger has the head of `holder`."""
         if why := self.lacks(head, holder):
             raise LedgerError(why)
 
@@ -188,7 +188,7 @@ class History:
         return cost(parts, last.delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
-        """Adds a line; raises ValueError if it does not follow from the lines before."""
+        """Adds a line; raises ValueError if it contradicts earlier lines."""
         if self.released:
             raise ValueError("it follows the line that closes the ledger")
         if "released" in body:
@@ -241,7 +241,7 @@ class History:
 
 
 def line_of(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    """Returns a line of the ledger and its hash, which also covers `previous`, the last hash."""
+    """Returns a ledger line and its hash, chained to the hash `previous`."""
     text = json.dumps(body, allow_nan=False)
     head = hashlib.sha256(f"{previous} {text}".encode()).hexdigest()
     return f'{text[:-1]}, "hash": "{head}"}}\n'.encode(), head

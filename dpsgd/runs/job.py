@@ -1,4 +1,4 @@
-"""Defines `Training`, which audits and trains a run, and `Job`, the training of a task."""
+"""Audits and trains runs (`Training`), in particular of tasks (`Job`)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Training:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Layout of the blocks, chosen once so that all steps run in one program."""
+        """Layout of the blocks, the same for all steps."""
         return Layout.choose(
             self.mechanism.sampler,
             self.data,
@@ -342,7 +342,7 @@ class Job(Training):
         )
 
     def digest(self) -> str:
-        """Returns a digest of the training rows, which is as private as the rows."""
+        """Returns a digest of the training rows, as private as they are."""
         return data_digest(self.task, self.data, self.population)
 
     def check_rows(self) -> None:

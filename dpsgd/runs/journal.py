@@ -1,4 +1,4 @@
-"""Writes a run's declarations, checkpoints and diagnostics to its directory during training."""
+"""Writes declarations, checkpoints and diagnostics to a run directory."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class DirectoryJournal(Journal):
             self._ledger.declare(steps)
 
     def keep(self, block: Block) -> bool:
-        """Writes diagnostics of completed blocks and, when due or at the end, a checkpoint.
+        """Writes diagnostics of completed blocks and, when due, a checkpoint.
 
         Raises:
           Stopped: if the run was asked to stop before the sampler's last step.
@@ -158,7 +158,7 @@ class DirectoryJournal(Journal):
         return part or elapsed >= spec.checkpoint_seconds
 
     def _epsilon(self) -> float | None:
-        """Returns the proved upper bound on epsilon of all declared steps; None without one."""
+        """Returns the proved epsilon of all declared steps; None without proof."""
         bound = self._ledger.history.guarantee().epsilon
         return None if bound is None else bound.upper
 
@@ -184,7 +184,7 @@ class DirectoryJournal(Journal):
 
     @contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """Saves the last block and a clean stop if the disk is full and one process trains."""
+        """Saves the last block and clean stop of a single process on a full disk."""
         try:
             yield
         except OSError as error:
@@ -224,13 +224,13 @@ def _check_state(state: TrainState, processes: Processes) -> None:
 
 
 def draw_of(job: Job, history: History, step: int) -> Draw:
-    """Returns the draw of all steps from `step` on, for the last attempt in `history`."""
+    """Returns the draw of steps from `step` on in the last attempt."""
     index, sampler = history.attempts[-1].index, job.mechanism.sampler
     return Draw.plan(sampler, job.data, run=history.name, attempt=index, first_step=step)
 
 
 def check_batches_can_be_read(job: Job) -> None:
-    """Raises ValueError if the run has several processes or keeps its data on the device."""
+    """Raises ValueError for several processes or data on the device."""
     if Processes.current().count > 1:
         raise ValueError("a run of several processes draws its own batches: they share storage")
     if not job.layout.streamed:

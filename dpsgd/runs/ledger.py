@@ -1,4 +1,4 @@
-"""Writes the ledger of a run, which declares steps before their noise is drawn.
+"""Writes the ledger, which declares steps before their noise is drawn.
 
 The line that declares a block of steps is on the disk before the noise of the block exists. The
 privacy cost counts all declared steps, even those that a crash has cut off:
@@ -23,11 +23,11 @@ from dpsgd.runs.records import to_json
 from dpsgd.runs.terms import Terms
 
 _VISIBLE_SECONDS = 60.0
-"""Seconds that a process waits for a line that process 0 has written to become visible."""
+"""Seconds that a process waits to see a line of process 0."""
 
 
 class Ledger:
-    """Ledger of a run, open for writing and locked, so that one job at a time owns the run.
+    """Ledger of a run, open for writing and locked against other jobs.
 
     The system drops the lock when the process ends, even in a crash. Of several processes, process
     0 writes the file and the others read each new line. A process takes part in the sum of a block
@@ -44,7 +44,7 @@ class Ledger:
     def __init__(
         self, path: Path, history: History, descriptor: int | None, processes: Processes
     ) -> None:
-        """Wraps an open, locked file, or None in a reading process; use `create` or `open`."""
+        """Wraps a locked file, or None to read only; use `create` or `open`."""
         self.path, self.history = path, history
         self._descriptor, self._processes, self._size = descriptor, processes, 0
 
@@ -77,7 +77,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, processes: Processes | None = None) -> Ledger:
-        """Opens the ledger of a run that resumes, in all `processes`, by default this one.
+        """Opens the ledger of a run in all `processes`, by default this one.
 
         Raises:
           LedgerError: if the ledger is missing, damaged, locked by another process, or differs
@@ -136,7 +136,7 @@ class Ledger:
         return self.history.attempts[-1]
 
     def declare(self, steps: range) -> None:
-        """Declares `steps` in the last attempt; the line is on the disk on return.
+        """Declares `steps` in the last attempt, on the disk on return.
 
         Under an insecure seed, only steps that were not declared before are added.
 
@@ -196,7 +196,7 @@ class Ledger:
         self.history.extend(body, head)
 
     def _check_in_place(self, descriptor: int) -> None:
-        """Raises LedgerError if `path` no longer names the locked file, which would be lost."""
+        """Raises LedgerError if `path` no longer names the locked file."""
         try:
             if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
                 return
@@ -207,7 +207,7 @@ class Ledger:
         )
 
     def _follow(self) -> None:
-        """Reads lines until the ledger has the head of process 0; else raises LedgerError."""
+        """Reads lines up to the head of process 0, or raises LedgerError."""
         head = self._processes.share(self.history.head)
         if self._descriptor is not None:
             return
@@ -229,7 +229,7 @@ class Ledger:
 
 
 def read(path: Path) -> History:
-    """Reads a ledger, even one that a run is writing; raises LedgerError if damaged."""
+    """Reads a ledger, even during its run; raises LedgerError if damaged."""
     try:
         return History.parse(path.read_bytes(), path)
     except FileNotFoundError:

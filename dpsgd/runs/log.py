@@ -1,4 +1,4 @@
-"""Logs the steps, epsilon so far and throughput of training, and times the run's stages.
+"""Logs steps, epsilon and throughput of training; times a run's stages.
 
 **Disclosure.** The log does not use rows, losses or drawn batches. Steps and epsilon are functions
 of the ledger, which is public. Throughput is the *expected* batch size times steps divided by
@@ -101,7 +101,7 @@ class CsvWriter:
     """
 
     def __init__(self, path: Path, step: int) -> None:
-        """Opens the log of a run that resumes at `step`, without rows of later steps.
+        """Opens the log of a run that resumes at `step`; drops later rows.
 
         Damaged rows are left out, too: no result depends on the log.
         """
@@ -112,7 +112,7 @@ class CsvWriter:
         self._cut(step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Writes the row of `step`, in place of an earlier row of it and of all later rows."""
+        """Writes the row of `step`, and removes all later rows."""
         self._cut(step - 1)
         self._rows[step] = [str(scalars.get(name, "")) for name in COLUMNS[1:]]
         text = io.StringIO()
