@@ -64,13 +64,16 @@ _OF_SEGMENT = ("unit", "reproducible_noise", "lazy_tables", "not_covered", "rows
 def segment_record(segment: Segment) -> dict[str, Any]:
     """Returns a segment as JSON values, without its steps and initial model.
 
-    Fields with their default are left out.
+    Fields with their default are left out, but for `reproducible_noise`, which voids a guarantee.
     """
-    return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT)}
+    always = {"reproducible_noise": segment.reproducible_noise}
+    return {**mechanism_record(segment.mechanism), **stated(segment, _OF_SEGMENT), **always}
 
 
 def segment_from_record(body: Mapping[str, Any], **more: Any) -> Segment:
     """Returns the segment in a `segment_record`, with `more` of its fields."""
+    if "reproducible_noise" not in body:
+        raise ValueError("reproducible_noise is missing")
     return Segment(mechanism_from_record(body), **fields_of(Segment, body, _OF_SEGMENT), **more)
 
 

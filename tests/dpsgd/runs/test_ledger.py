@@ -281,6 +281,7 @@ FIRST_LINES = {
     "no nonce": ({"nonce": ""}, "line 1: it has no nonce"),
     "a removed field": ({"data_release": {"sigma": 4.0}}, "line 1: data_release: removed in 0.3"),
     "other noise": ({"noise_multiplier": 9.0}, "line 2: its hash does not fit"),
+    "no word on its noise": ({"reproducible_noise": None}, "line 1: reproducible_noise is missing"),
     **{
         name: ({"sampler": {"name": name}}, f"'{name}' is not of this pack" * (name == OTHERS[0]))
         for name in OTHERS  # of which nothing is imported or executed
@@ -298,7 +299,9 @@ def test_a_forged_first_line_is_refused_and_executes_nothing(
     body = json.loads(first)
     del body["hash"]
     sampler = body["sampler"] | changes.get("sampler", {})
-    forged, _ = line_of(body | changes | {"sampler": sampler}, NO_HEAD)  # its own hash is right
+    body |= changes | {"sampler": sampler}
+    body = {name: value for name, value in body.items() if value is not None}
+    forged, _ = line_of(body, NO_HEAD)  # its own hash is right
     path.write_bytes(forged + b"".join(lines))
     with pytest.raises(LedgerError, match=why or "line 1") as refused:
         read(path)
