@@ -128,7 +128,7 @@ def read_npz(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _located(path: Path) -> Iterator[None]:
-    """Turns errors about damaged bytes into a ValueError that names the file."""
+    """Turns errors about damaged bytes into a ValueError with the path."""
     try:
         yield
     except DAMAGED as error:

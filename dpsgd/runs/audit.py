@@ -23,7 +23,7 @@ from samplers import BatchSampler
 PyTree = Any
 
 ROWS = 64
-"""Synthetic examples per audit; blocks of rows if a whole block is clipped as one example."""
+"""Synthetic examples per audit; an example may be a block of rows."""
 
 NOT_MADE = (
     "not made: that the compiled program and the draws are what is claimed was not tested in this "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dpsgd.core.state import TrainState
 
 KEPT = 2
-"""Number of checkpoints on the disk: the newest, and one to fall back to."""
+"""Number of checkpoints on the disk, one of them for fallback."""
 
 _RESERVED = ".reserved"
 """Name of the file that reserves disk space for the next checkpoint."""
@@ -71,7 +71,7 @@ class Checkpoints:
     """Folder of a run's checkpoints, whose file names are their steps."""
 
     def __init__(self, folder: Path, processes: Processes | None = None):
-        """Opens a folder in which `processes`, by default all current ones, save together."""
+        """Opens a folder in which `processes`, by default all, save together."""
         self.folder = folder
         self._processes = processes or Processes.current()
 
@@ -145,7 +145,7 @@ class Checkpoints:
         self._refuse_link()
 
     def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Writes the shards of this process; returns the descriptions of all processes' parts."""
+        """Writes this process's shards; returns descriptions of all parts."""
         processes, found, pieces = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
@@ -170,7 +170,7 @@ class Checkpoints:
         return processes.gather(described)
 
     def _destroy_old(self) -> None:
-        """Destroys all but the newest `KEPT` checkpoints, and old parts of crashed processes."""
+        """Destroys all but the newest `KEPT` checkpoints, parts included."""
         paths = self._paths()
         kept = {_step(path) for path in paths[:KEPT]}
         for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
@@ -179,7 +179,7 @@ class Checkpoints:
                 destroy(path)
 
     def destroy_after(self, step: int) -> None:
-        """Destroys the checkpoints of later steps, with parts that crashed processes left."""
+        """Destroys the checkpoints of later steps, unfinished parts included."""
         for path in list(self.folder.glob("[0-9]*")):
             if _step(path) > step:
                 destroy(path)
@@ -296,13 +296,13 @@ class PartedArray:
     shape: tuple[int, ...]
     dtype: np.dtype
     pieces: list[tuple[tuple[slice, ...], Path, int]]
-    """Index range, file and byte offset of each piece; the pieces do not overlap."""
+    """Index range, file and byte offset of each disjoint piece."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[tuple(slice(None) for _ in self.shape)], dtype)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        """Returns a copy of the indexed entries; each slice must have step 1."""
+        """Returns a copy of the entries at slices of step 1."""
         wanted = [slice(*one.indices(n)) for one, n in zip(index, self.shape, strict=True)]
         found = np.empty(_lengths(wanted), self.dtype)
         for where, file, offset in self.pieces:

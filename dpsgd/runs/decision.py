@@ -31,12 +31,12 @@ class Stop(NamedTuple):
     step: int
     """Number of steps done."""
     epoch: int | None = None
-    """Unfinished epoch that `seed` draws; None if `seed` draws all epochs or is None."""
+    """Unfinished epoch that `seed` draws; None for all or without seed."""
     seed: int | None = None
     """Sampling seed; None if the next process needs none."""
 
     def __repr__(self) -> str:
-        """Returns the stop without its seed, so that no traceback shows the seed."""
+        """Returns a text without the seed, safe in tracebacks."""
         return f"Stop(attempt={self.attempt!r}, step={self.step}, epoch={self.epoch})"
 
 
@@ -46,7 +46,7 @@ class Continue(NamedTuple):
     saved: Saved | None
     """Checkpoint; None for the start of the run."""
     stop: Stop | None = None
-    """Clean stop whose sampling seed is used again; None to draw a new seed."""
+    """Clean stop whose sampling seed continues; None for new seeds."""
 
     @property
     def step(self) -> int:
@@ -55,7 +55,7 @@ class Continue(NamedTuple):
 
 
 class NewAttempt(NamedTuple):
-    """New attempt from a checkpoint, with new noise and draws, without noise history."""
+    """New attempt from a checkpoint, with fresh noise, draws and noise history."""
 
     saved: Saved | None
     """Checkpoint; None for the start of the run."""
@@ -125,7 +125,7 @@ def decide(
 
 
 def contradiction(history: History, saved: Saved) -> str:
-    """Returns why a checkpoint does not fit the ledger, or an empty text."""
+    """Returns why a checkpoint contradicts the ledger; empty if it fits."""
     if why := history.lacks(saved.head, f"the checkpoint of step {saved.step:,}"):
         return why
     by_then = history.declared[history.heads.index(saved.head)]

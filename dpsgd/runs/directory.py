@@ -41,16 +41,16 @@ DIAGNOSTICS = "diagnostics_not_private.jsonl"
 """File of per-step diagnostics, which the guarantee does not cover."""
 
 DATA = "data_not_private.json"
-"""File with a digest of the private training rows; no noise protects it."""
+"""File with a digest of the training rows, unprotected by noise."""
 
 BATCHES = "batches.json"
-"""File that names the folder of batches drawn ahead; missing if there are none."""
+"""File that names the folder of batches drawn ahead, if any."""
 
 CALIBRATION = "calibration.json"
 """File with the results of the full-batch queries, released with the model."""
 
 SECRETS = "secret"
-"""Folder with the secrets of an unfinished private selection, destroyed at its end."""
+"""Folder with secrets of a private selection, destroyed at its end."""
 
 
 class RunDirectory:
@@ -202,7 +202,7 @@ class RunDirectory:
         return Path(checked(self.read_json(BATCHES).get("path"), str, where))
 
     def note_batches(self, path: Path) -> None:
-        """Records the folder of batches drawn ahead, so that `forget` can destroy it."""
+        """Records the folder of batches drawn ahead, which `forget` destroys."""
         self.write_json(BATCHES, {"path": str(path.absolute())})
 
     @property
@@ -236,7 +236,7 @@ class RunDirectory:
         write_atomically(self.path / name, lambda file: file.write(text.encode()), mode=mode)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads a JSON object from a file; raises ValueError for a damaged file."""
+        """Reads a JSON object; raises ValueError if the file is damaged."""
         try:
             content = parse_json((self.path / name).read_bytes())
             if not isinstance(content, dict):

@@ -29,7 +29,7 @@ from samplers.randomness import check_seed
 from samplers.settings import name_of
 
 STOP = "secret.json"
-"""File of a clean stop, with the sampling seed of an unfinished epoch."""
+"""File of a clean stop, with its sampling seed."""
 
 _RESERVED = ".secret.reserved"
 _PUBLIC_SEED = 0
@@ -60,7 +60,7 @@ class EpochSeeds:
 
 
 def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None) -> Keys:
-    """Returns fresh keys for the remaining steps, with the clean stop's sampling seed."""
+    """Returns fresh keys, with the sampling seed of a clean stop."""
     keys = Keys.of(insecure_seed)
     if insecure_seed is not None:
         return keys
@@ -109,7 +109,7 @@ def reserve_stop(folder: Path) -> None:
 
 
 def write_stop(folder: Path, stop: Stop) -> None:
-    """Writes a clean stop to a file that only its owner can read."""
+    """Writes a clean stop to a file that only its owner reads."""
     record = {**stop._asdict(), "seed": None if stop.seed is None else f"{stop.seed:x}"}
     record["sha256"] = _digest(record)
     content = json.dumps(record).encode() + b"\n"
@@ -118,7 +118,7 @@ def write_stop(folder: Path, stop: Stop) -> None:
 
 
 def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
-    """Reads the clean stop in a run directory; None if missing or damaged.
+    """Reads a clean stop; returns None if it is missing or damaged.
 
     Args:
       folder: Run directory.

@@ -24,7 +24,7 @@ PyTree = Any
 Clock = Callable[[], float]
 
 _ROWS = 4096
-"""Most rows that are generated for timing; copies or zeros fill up the other rows."""
+"""Most rows generated for timing; others are copies or zeros."""
 
 _LEAST_SECONDS = 1.0
 """Seconds after which no more steps are timed."""
@@ -34,7 +34,7 @@ _MOST_STEPS = 1024
 
 
 class Timing(NamedTuple):
-    """Seconds of an epoch, of a step, and of the first step with compilation."""
+    """Seconds of an epoch, a step, and the first step with compilation."""
 
     epoch: float
     step: float
@@ -122,11 +122,11 @@ class DryRun(NamedTuple):
     expected_batch_size: float
     """Expected examples in a batch."""
     padded_batch_size: int
-    """Batch positions of one pass of the program; a larger batch takes several passes."""
+    """Batch positions per pass; a larger batch takes several passes."""
     parameters: int
     """Total number of entries of all parameters."""
     program_bytes: int
-    """Device memory of the program of a block of steps, rows included, in bytes."""
+    """Device memory of a block's program in bytes, rows included."""
     timing: Timing
     """Seconds measured on generated rows."""
     hours: float

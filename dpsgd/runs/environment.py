@@ -42,14 +42,14 @@ def environment() -> dict[str, Any]:
 
 
 def origin(what: str = "Finished") -> str:
-    """Returns a sentence with `what`, the current UTC time and this process's command."""
+    """Returns a sentence: `what`, UTC time and this process's command."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return f"{what} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC by:\n\n    {command}"
 
 
 @functools.cache
 def code_digest() -> str:
-    """Returns the SHA-256 of the library's source files, read at the first call."""
+    """Returns the SHA-256 of the library's sources at the first call."""
     found = hashlib.sha256()
     own = str(Path(__file__).parents[1])
     for folder in map(Path, [*accounting.__path__, *samplers.__path__, own]):

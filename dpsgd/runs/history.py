@@ -85,7 +85,7 @@ class History:
         return history
 
     def read_on(self, content: bytes, path: Path) -> None:
-        """Parses and adds the next lines; raises LedgerError if a line is invalid."""
+        """Parses further lines; raises LedgerError if a line is invalid."""
         lines = content.split(b"\n")[:-1]  # without a last line that has no end
         for number, line in enumerate(lines, len(self.heads) + 1):
             try:
@@ -164,7 +164,7 @@ class History:
         return {part.initial.sha256 for part in self.parts if part.initial}
 
     def guarantee(self, *earlier: History) -> Guarantee:
-        """Returns the guarantee of all declared steps, computed from the ledger alone.
+        """Returns the guarantee of all declared steps.
 
         Args:
           earlier: Finished runs, for the guarantee of a unit with rows in each of the runs.

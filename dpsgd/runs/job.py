@@ -54,7 +54,7 @@ PyTree = Any
 
 
 class Journal:
-    """Record of a run in progress, which subclasses store; this class stores nothing.
+    """Record of a run in progress, which only subclasses store.
 
     Attributes:
       flush_every: Number of steps between flushes of lazy tables, see `train_blocks`.
@@ -65,7 +65,7 @@ class Journal:
     batches: Callable[[Seeds], BatchFiles] | None = None
 
     def declare(self, steps: range) -> None:
-        """Records `steps` before their noise is drawn; the record is stored on return."""
+        """Records `steps` before their noise is drawn, durably on return."""
 
     def keep(self, block: Block) -> bool:
         """Records a block; returns True if the run should stop after it."""
@@ -141,7 +141,7 @@ class Training:
         )
 
     def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
-        """Returns the guarantee of all steps; raises ValueError if none can be computed."""
+        """Returns the guarantee of all steps; raises ValueError without a proof."""
         found = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
         return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)
 
@@ -160,7 +160,7 @@ class Training:
         return self.scheduled(self.algorithm.init(params, self.mechanism, self.data))
 
     def scheduled(self, state: TrainState) -> TrainState:
-        """Returns `state` with the step sizes of this training, if it sets them."""
+        """Returns `state` with the step sizes of this training, if any."""
         if self.step_sizes is None:
             return state
         numbers = hyperparameters(**self.step_sizes)  # new arrays: a state's buffers are donated
@@ -171,7 +171,7 @@ class Training:
         return jax.eval_shape(self._from, self.params)  # allocates no table
 
     def programs(self) -> list[Any]:
-        """Compiles the programs of steps and queries; raises ValueError if one mixes examples."""
+        """Compiles all programs; raises ValueError if one mixes examples."""
         found = [self.layout.program(self.algorithm, self.mechanism, self.shapes(), self.data)]
         if self.refinement is not None:
             of, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
@@ -346,7 +346,7 @@ class Job(Training):
         return data_digest(self.task, self.data, self.population)
 
     def check_rows(self) -> None:
-        """Raises ValueError if rows that this process needs are only on other hosts."""
+        """Raises ValueError if this process lacks rows that it needs."""
         sampler = self.mechanism.sampler
         held = self.layout.process_shards(sampler)
         own = range(sampler.shard_range(held[0]).start, sampler.shard_range(held[-1]).stop)

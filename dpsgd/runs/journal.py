@@ -77,7 +77,7 @@ class DirectoryJournal(Journal):
             self._begin_queries()
 
     def declare(self, steps: range) -> None:
-        """Reserves disk space for the next checkpoint and declares `steps` in the ledger.
+        """Reserves disk space for a checkpoint and declares `steps`.
 
         Queries are declared after the checkpoint of the last step is on the disk, so that a run
         that dies here resumes from these parameters.
@@ -143,7 +143,7 @@ class DirectoryJournal(Journal):
         return False
 
     def keep_refined(self, state: TrainState, summary: Mapping[str, Any]) -> None:
-        """Writes the summary of the queries and the checkpoint after the last query."""
+        """Writes the queries' summary and the checkpoint after the last query."""
         if self._processes.first:
             self._folder.write_json(CALIBRATION, numbers(summary))
         self._save(state)
@@ -175,7 +175,7 @@ class DirectoryJournal(Journal):
         self._writing = self._saved - began
 
     def _keep_seed(self, step: int) -> None:
-        """Writes a clean stop at `step`, whose checkpoint is the newest on the disk."""
+        """Writes a clean stop at `step`, the step of the newest checkpoint."""
         history = self._ledger.history
         if self._processes.first and not history.attempts[-1].terms.plan.reproducible_noise:
             begun = history.heads[history.attempts[-1].line]
@@ -184,7 +184,7 @@ class DirectoryJournal(Journal):
 
     @contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """Saves the last block and clean stop of a single process on a full disk."""
+        """Saves block and clean stop of a single process on a full disk."""
         try:
             yield
         except OSError as error:
@@ -199,7 +199,7 @@ class DirectoryJournal(Journal):
 def _batches(
     job: Job, folder: RunDirectory, history: History, step: int
 ) -> Callable[[Seeds], BatchFiles] | None:
-    """Returns a function that opens the batches drawn ahead; None without such batches."""
+    """Returns a function that opens batches drawn ahead, or None."""
     if (path := folder.batches) is None:
         return None
     check_batches_can_be_read(job)

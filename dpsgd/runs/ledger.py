@@ -63,7 +63,7 @@ class Ledger:
     def create(
         cls, path: Path, terms: Terms, drawing: str = "", environment: Mapping[str, Any] = {}
     ) -> Ledger:
-        """Creates a ledger and begins the first attempt; raises OSError if `path` exists."""
+        """Creates a ledger with a first attempt; raises OSError if `path` exists."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, PUBLIC)
         try:
             _lock(descriptor, path)
@@ -162,7 +162,7 @@ class Ledger:
             raise LedgerError(f"{self.path}: process 0 has not declared {steps}, and takes them")
 
     def audited(self, verdict: str) -> None:
-        """Records the audit verdict of process 0, unless the last verdict is equal."""
+        """Records the audit verdict of process 0, unless already recorded last."""
         if self._descriptor is not None and self.history.audit != verdict:
             self._append({"audit": verdict})
         self._follow()

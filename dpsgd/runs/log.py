@@ -61,7 +61,7 @@ class Stages:
         self._seconds: dict[str, float] = {}
 
     def begin(self, stage: str) -> None:
-        """Ends the current stage and begins or resumes `stage`, a key of `WORDS`."""
+        """Ends the current stage and begins `stage`, a key of `WORDS`."""
         now = self._clock()
         self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + now - self._since
         self._stage, self._since = stage, now
@@ -125,7 +125,7 @@ class CsvWriter:
 
 
 class TrainingLog:
-    """Log that writes rows to all its writers, at most two a minute."""
+    """Log that sends at most two rows per minute to its writers."""
 
     def __init__(
         self, writers: Sequence[MetricWriter], clock: Callable[[], float] = time.perf_counter
