@@ -95,6 +95,11 @@ class Dispatched:
         return CheckResult(BATCHES, not self._wrong, self._wrong or detail)
 
 
+def _copied(leaf: Any) -> Any:
+    """Returns a copy of an array, or of an array of keys."""
+    return leaf.copy() if isinstance(leaf, jax.Array) else np.array(leaf)
+
+
 class _Blocks:
     """Blocks that `train_blocks` runs with noise far above the sums."""
 
@@ -202,7 +207,7 @@ class _Blocks:
                     if stop >= wanted.stop:
                         break
                     if first and resumes:
-                        state, ends = jax.tree.map(np.array, hosted(block.state)), _SHORT
+                        state, ends = jax.tree.map(_copied, hosted(block.state)), _SHORT
                         break
         if stop < wanted.stop:
             ended = f"the run ends at step {stop:,} of {self._all.stop:,}"
