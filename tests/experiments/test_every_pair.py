@@ -283,7 +283,7 @@ def check(row, days, home, command):
     assert len(report["initial_names"]) == bool(row["start"])
     assert report["epsilon_upper_together"] is None or row["start"] in ("run", "export")
     lazy = row["tables"] == "--tables lazy"
-    assert not lazy or (stated.lazy_tables and report["lazy_tables"])
+    assert not lazy or (stated.plan.lazy_tables and report["lazy_tables"])
 
     after, task = params_of(run), task_of(run)
     fresh = dict(zip(leaf_names(task.init(0)), jax.tree.leaves(task.init(0)), strict=True))
