@@ -173,16 +173,16 @@ def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: P
     return isolated(places, loss_row(loss_fn, example))
 
 
-def lookups_read_keys(loss_fn: LossFn, params: PyTree, example: PyTree) -> bool:
+def lookups_read_keys(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> bool:
     """Returns whether the look-ups of an example depend on its key.
 
     Args:
-      loss_fn: Loss of the run, with declared look-ups.
+      loss_fn: Loss of the run; None without one.
       params: Parameters, or their shapes.
       example: One example, or its shapes.
     """
     declared = declared_rows(loss_fn)
-    if declared is None or not declared.lookups_keyed:
+    if declared is None or loss_fn is None or not declared.lookups_keyed:
         return False
     trace = traced_places(declared, loss_fn, params, example)
     _, used = partial_eval.dce_jaxpr(trace.trace.jaxpr, [True] * trace.structure.num_leaves)
