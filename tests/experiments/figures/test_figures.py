@@ -23,7 +23,7 @@ from experiments.figures.__main__ import figure_of, main
 from experiments.results import computed
 from experiments.results.points import collect, pivot
 
-GONE = [f"--{x[8:].replace('_', '-')}" for x in REMOVED if x.startswith("figures=")]
+GONE = [f"--{x[8:].replace('_', '-')}" for x in sorted(REMOVED) if x.startswith("figures=")]
 RECORDS = computed.ROOT / "experiments" / "records"
 
 
