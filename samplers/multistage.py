@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from accounting import PrivacyProfile
-from accounting.profiles.worst_leaf import worst_leaf
+from accounting.worst_leaf import worst_leaf
 from samplers.episodes import EpisodeSampler, check_draws, descend
 from samplers.row_law import TreeDraws
 

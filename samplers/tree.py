@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.profiles.worst_leaf import lowest_paths
+from accounting.worst_leaf import lowest_paths
 
 
 @dataclass(frozen=True)

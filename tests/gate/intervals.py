@@ -9,7 +9,7 @@ import pkgutil
 
 import accounting
 import samplers
-from accounting.profiles.worst_leaf import worst_leaf
+from accounting.worst_leaf import worst_leaf
 from dpsgd import BandedToeplitz, Mechanism
 from dpsgd.core.queries import FullSums
 from gate.record import read, write

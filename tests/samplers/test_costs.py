@@ -20,7 +20,7 @@ from accounting.profiles.truncation import (
     truncated_steps,
     truncated_users,
 )
-from accounting.profiles.worst_leaf import worst_leaf
+from accounting.worst_leaf import worst_leaf
 from samplers import (
     BallsAndBins,
     Deterministic,

@@ -27,12 +27,12 @@ from accounting import (
 from accounting.attack import implied_advantage
 from accounting.profile import Question
 from accounting.profiles.truncation import Cap, truncated_bins
-from accounting.profiles.worst_leaf import worst_leaf
 from accounting.releases import (
     ComposedProfile,
     EnvelopeProfile,
     with_gaussian_release,
 )
+from accounting.worst_leaf import worst_leaf
 
 DELTA = 1e-5
 LOOSE = "whose two ends need not meet"

@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 from accounting import MultistageProfile
-from accounting.profiles.worst_leaf import worst_leaf
+from accounting.worst_leaf import worst_leaf
 
 DELTA = 1e-5
 RATIOS = np.array([0.02, 0.2, 0.5, 0.8, 0.95, 0.99, 1.0, 1.01, 1.05, 1.2, 1.6, 3.0, 10.0, 100.0])

@@ -19,8 +19,8 @@ from accounting import (
 )
 from accounting.profile import Question
 from accounting.profiles import bins_grids
-from accounting.profiles.worst_leaf import worst_leaf
 from accounting.releases import with_gaussian_release
+from accounting.worst_leaf import worst_leaf
 
 DELTA, SMALL = 1e-5, 2.7e-8
 INF = math.inf

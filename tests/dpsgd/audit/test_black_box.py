@@ -192,7 +192,7 @@ def test_the_bound_is_of_two_clopper_pearson_intervals(confidence):
 def test_the_amplified_gaussian_is_the_certified_price_of_one_poisson_step():
     _, exact, delta = one_poisson_step(np.random.default_rng(0))
     price = PoissonProfile(1.0, 0.5, 1).epsilon(delta)
-    assert price.lower <= exact <= price.upper
+    assert price.lower * (1 - 1e-12) <= exact <= price.upper * (1 + 1e-12)  # its own rounding
 
 
 @pytest.mark.long

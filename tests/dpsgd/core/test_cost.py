@@ -417,8 +417,8 @@ COMPOSED_WRONGLY = {
         ),
     ),
     "truncation costs less than none": (
-        lambda: priced(TRUNCATED, 1.75), Poisson, "_truncated",
-        lambda sound: lambda self, noise, cap, steps: GaussianProfile(60.0),
+        lambda: priced(TRUNCATED, 1.75), Poisson, "truncated",
+        lambda sound: lambda self, *of: GaussianProfile(60.0),
     ),
 }  # fmt: skip
 

@@ -604,7 +604,7 @@ def test_no_file_holds_a_secret_but_the_seed_of_a_stop_and_an_export_none(
     exported = contents(out, "guarantee.json")
     assert set(exported.pop("segments")[0]) == {
         "sampler", "noise_multiplier", "l2_clip_norm", "noise", "full_sums", "adjacency", "unit",
-        "steps", "rows",
+        "steps", "rows", "reproducible_noise",
     }  # fmt: skip
     assert exported == {**stated, "audit": contents(finished, "report.json")["audit"]}
     for word in (b"root", b"step", b"fingerprint", b"opt_state", b"digest", b"ledger"):

@@ -16,7 +16,7 @@ from accounting import (
     PrivacyProfile,
     UnitsThenPoissonProfile,
 )
-from accounting.profiles.worst_leaf import worst_leaf
+from accounting.worst_leaf import worst_leaf
 from experiments.papers.episodic import Estimate, PublishedTheorem3, add_remove_profile, compare
 
 DELTA = 1e-5

@@ -188,7 +188,7 @@ def test_a_sweep_in_processes_of_its_own_is_reported_with_the_command_that_does_
     data, out = tmp_path / "points.npz", tmp_path / "a sweep"
     stored_task.Stored.write(data, 0)
     words = ["sweep", tmp_path / "sweep.toml", data, "--out", out, "--workers", "1"]
-    assert re.search("like the one that was timed, . core", command(*words, "--dry-run"))
+    assert re.search("like the timed one, . core", command(*words, "--dry-run"))
     assert "\ntest error\n" in command(*words)
     assert (out / "sweep.toml").read_bytes() == (tmp_path / "sweep.toml").read_bytes()
     before = finished(out)
@@ -274,7 +274,7 @@ def test_a_dry_run_says_what_each_panel_takes_and_trains_nothing(tmp_path, comma
     assert ["panel", "1", "24", "240", "24", "12", "6", "3", "1"] in rows
     assert ["panel", "2", "6", "60", "6", "3", "1.5", "1", "1"] in rows
     assert ["all", "panels", "together", "30", "300", "30", "15", "7.5", "3.75", "1"] in rows
-    assert "like the one that was timed, a device" in said
+    assert "like the timed one, a device" in said
     assert "--out is missing" in command.refuses("sweep", tmp_path / "sweep.toml")
 
 
