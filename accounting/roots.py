@@ -1,4 +1,4 @@
-"""The one root search: of a falling function, with a proof at both ends."""
+"""The one root search of a falling function; its ends are proved where the caller asks for it."""
 
 from __future__ import annotations
 
