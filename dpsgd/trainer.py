@@ -164,14 +164,15 @@ def train(
         )
     num_steps = mechanism.num_steps
     try:
-        end = job.train(job.start(), keys, journal)
+        last_state = job.train(job.start(), keys, journal)
     except BaseException as error:
         stopped = guarantee.stopped(journal.done, num_steps)
         error.add_note(f"training was cut short: {stopped.sentence()}")
         raise
-    done = int(end.step)
+    steps_done = int(last_state.step)
     return Trained(
-        end.params, guarantee if done == num_steps else guarantee.stopped(done, num_steps)
+        last_state.params,
+        guarantee if steps_done == num_steps else guarantee.stopped(steps_done, num_steps),
     )
 
 

@@ -42,11 +42,13 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
         )
     names = matching_names(path, shapes, like)
     if extra := sorted(shapes.keys() - {*jax.tree.leaves(names)}):
-        shown = ", ".join(f"{name!a:.80}" for name in extra[:5])
-        raise ValueError(f"{path} holds arrays that are no parameters: {shown}; leave them out")
+        extra_names = ", ".join(f"{name!a:.80}" for name in extra[:5])
+        raise ValueError(
+            f"{path} holds arrays that are no parameters: {extra_names}; leave them out"
+        )
     arrays = read_npz(path, jax.tree.leaves(names))
 
-    def found(name: str, leaf: Any) -> jax.Array:
+    def checked_array(name: str, leaf: Any) -> jax.Array:
         array = arrays[name]
         if not cast and array.dtype != leaf.dtype:
             raise ValueError(f"{path}: {name} is {array.dtype}, expected {leaf.dtype}")
@@ -56,7 +58,7 @@ def read_arrays(path: Path, like: PyTree, *, cast: bool = False) -> PyTree:
             raise ValueError(f"{path}: {name!a:.80} has entries that are not finite numbers")
         return jnp.asarray(array)
 
-    return jax.tree.map(found, names, like)
+    return jax.tree.map(checked_array, names, like)
 
 
 def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like: PyTree) -> PyTree:
@@ -69,23 +71,24 @@ def matching_names(path: Path, shapes: Mapping[str, jax.ShapeDtypeStruct], like:
         shape, or another dtype where the two are not both floating-point.
     """
 
-    def stored_name(shown: str, at: Any, leaf: Any) -> str:
-        dotted = jax.tree_util.keystr(at, simple=True, separator=".")
-        for name in (jax.tree_util.keystr(at), dotted, shown):
+    def stored_name(leaf_name: str, key_path: Any, leaf: Any) -> str:
+        dotted = jax.tree_util.keystr(key_path, simple=True, separator=".")
+        for name in (jax.tree_util.keystr(key_path), dotted, leaf_name):
             if (stored := shapes.get(name)) is None:
                 continue
-            floats = [jnp.issubdtype(one.dtype, jnp.floating) for one in (stored, leaf)]
+            floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (stored, leaf)]
             if stored.shape == leaf.shape and (all(floats) or stored.dtype == leaf.dtype):
                 return name
             raise ValueError(
-                f"{path} does not hold the parameter {shown} {tuple(leaf.shape)} of "
+                f"{path} does not hold the parameter {leaf_name} {tuple(leaf.shape)} of "
                 f"{np.dtype(leaf.dtype).name}: {name} is {stored.shape} of {stored.dtype.name}"
             )
-        raise ValueError(f"{path} does not hold the parameter {shown} {tuple(leaf.shape)}")
+        raise ValueError(f"{path} does not hold the parameter {leaf_name} {tuple(leaf.shape)}")
 
     leaves = jax.tree_util.tree_leaves_with_path(like)
     names = [
-        stored_name(shown, *leaf) for shown, leaf in zip(leaf_names(like), leaves, strict=True)
+        stored_name(leaf_name, *leaf)
+        for leaf_name, leaf in zip(leaf_names(like), leaves, strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(like), names)
 
@@ -103,16 +106,16 @@ def npz_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     }
     with _located(path), zipfile.ZipFile(path) as file:
         for info in file.infolist():
-            shown, name = f"{info.filename!a:.80}", info.filename.removesuffix(".npy")
+            printable, name = f"{info.filename!a:.80}", info.filename.removesuffix(".npy")
             with file.open(info) as member:
                 if (read_header := headers.get(np.lib.format.read_magic(member))) is None:
-                    raise ValueError(f"{shown} is no array of numbers")
+                    raise ValueError(f"{printable} is no array of numbers")
                 shape, _, dtype = read_header(member)
                 size = member.tell() + math.prod(shape) * dtype.itemsize
             if dtype.hasobject or size != info.file_size or name in shapes:
-                raise ValueError(f"{shown} is no whole array of numbers, or there are two")
+                raise ValueError(f"{printable} is no whole array of numbers, or there are two")
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{shown} is compressed: write it by numpy.savez")
+                raise ValueError(f"{printable} is compressed: write it by numpy.savez")
             shapes[name] = jax.ShapeDtypeStruct(shape, dtype)
     return shapes
 

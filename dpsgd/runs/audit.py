@@ -35,28 +35,28 @@ _KNOWN = 2**26  # largest state, in bytes, whose audit report is cached
 _passed: dict[Hashable, AuditReport] = {}
 
 
-def verdict(found: AuditReport, parts: list[str]) -> str:
+def verdict(report: AuditReport, parts: list[str]) -> str:
     """Returns the verdict of an audit in one line.
 
     Args:
-      found: Report of the audit.
+      report: Report of the audit.
       parts: Names of the audited parts, such as "the compiled program"; at least one.
 
     Raises:
       ValueError: if a check of the audit failed.
     """
-    found.require_passed()
-    made = len(found.checks) - len(found.left_out)
+    report.require_passed()
+    num_checks = len(report.checks) - len(report.left_out)
     *first, last = parts
     line = f"{', '.join(first)} and {last}" if first else last
     keep = "keeps" if parts == ["the compiled program"] else "keep"
     line = f"passed: {line} {keep} what the guarantee assumes"
-    line = f"{line}, by {made} checks on generated rows"
-    if not found.sampler_audited:
+    line = f"{line}, by {num_checks} checks on generated rows"
+    if not report.sampler_audited:
         line = f"SAMPLER NOT AUDITED; {line}"
-    for why, names in found.reasons.items():
-        others = f" and {len(names) - 2} more" if names[2:] else ""
-        line += f". Not tested, as {why}: {', '.join(names[:2])}{others}"
+    for why, names in report.reasons.items():
+        remainder = f" and {len(names) - 2} more" if names[2:] else ""
+        line += f". Not tested, as {why}: {', '.join(names[:2])}{remainder}"
     return f"{line}. {UNSEEN}"
 
 
@@ -114,11 +114,11 @@ def once(make: Callable[[], AuditReport], state: PyTree, key: tuple[Any, ...]) -
         return make()
     # Other settings of the compiler give another program.
     key = Parts(*key), arrays_digest(state), json.dumps(compilation())
-    if (known := _passed.get(key)) is not None:
-        return known
-    found = make()
-    if found.passed:
+    if (cached := _passed.get(key)) is not None:
+        return cached
+    report = make()
+    if report.passed:
         if len(_passed) == 256:
             _passed.clear()
-        _passed[key] = found
-    return found
+        _passed[key] = report
+    return report

@@ -88,19 +88,19 @@ class Checkpoints:
             raise ValueError("no checkpoint is made of a state with pending noise: flush it")
         self._make_folder()
         leaves = {
-            _LEAF + jax.tree_util.keystr(at): leaf
-            for at, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
+            _LEAF + jax.tree_util.keystr(key_path): leaf
+            for key_path, leaf in jax.tree_util.tree_leaves_with_path(checkpoint.state)
         }
         sharded = {name: leaf for name, leaf in leaves.items() if _is_sharded(leaf)}
         name = f"{int(checkpoint.state.step):012d}"
-        parts = self._save_parts(name, sharded) if sharded else []
+        part_records = self._save_parts(name, sharded) if sharded else []
         if self._processes.first:
             arrays = {name: np.asarray(leaves[name]) for name in leaves.keys() - sharded.keys()}
             arrays["attempt"] = np.array(checkpoint.attempt)
             arrays["ledger_head"] = np.array(checkpoint.ledger_head)
             arrays["seconds"] = np.array(checkpoint.seconds)
-            if parts:
-                arrays[_PARTS] = np.array(json.dumps(parts))
+            if part_records:
+                arrays[_PARTS] = np.array(json.dumps(part_records))
             arrays[_DIGEST] = np.array(_digest(f"{name}.npz", arrays))
 
             write_atomically(
@@ -116,12 +116,14 @@ class Checkpoints:
         import jax
 
         leaves = jax.tree.leaves(state)
-        parts = [leaf for leaf in leaves if _is_sharded(leaf)]
-        own = sum(shard.data.nbytes for leaf in parts for shard in leaf.addressable_shards)
-        whole = sum(leaf.nbytes for leaf in leaves if not _is_sharded(leaf))
-        sizes = {self._reserved_part: own} if parts else {}
+        sharded = [leaf for leaf in leaves if _is_sharded(leaf)]
+        shard_bytes = sum(
+            shard.data.nbytes for leaf in sharded for shard in leaf.addressable_shards
+        )
+        unsharded_bytes = sum(leaf.nbytes for leaf in leaves if not _is_sharded(leaf))
+        sizes = {self._reserved_part: shard_bytes} if sharded else {}
         if self._processes.first:
-            sizes[self.folder / _RESERVED] = whole + (16 + len(leaves)) * _SLACK + 2**16
+            sizes[self.folder / _RESERVED] = unsharded_bytes + (16 + len(leaves)) * _SLACK + 2**16
         return sizes
 
     def reserve(self, room: Mapping[Path, int]) -> None:
@@ -146,7 +148,7 @@ class Checkpoints:
 
     def _save_parts(self, name: str, sharded: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Writes this process's shards; returns descriptions of all parts."""
-        processes, found, pieces = self._processes, hashlib.sha256(), []
+        processes, digest, pieces = self._processes, hashlib.sha256(), []
 
         def write(file: IO[bytes]) -> None:
             for leaf, array in sharded.items():
@@ -154,16 +156,16 @@ class Checkpoints:
                     if shard.replica_id:  # a copy of a shard that is written elsewhere
                         continue
                     index = zip(shard.index, array.shape, strict=True)
-                    pieces.append([leaf, [one.indices(n)[:2] for one, n in index], file.tell()])
-                    found.update(content := _bytes(shard.data))
+                    pieces.append([leaf, [span.indices(n)[:2] for span, n in index], file.tell()])
+                    digest.update(content := _bytes(shard.data))
                     file.write(content)
 
-        part = f"{name}.part-{processes.index}-of-{processes.count}"
-        where = self.folder / part
-        write_atomically(where, write, mode=SECRET, reserved=self._reserved_part)
+        part_name = f"{name}.part-{processes.index}-of-{processes.count}"
+        path = self.folder / part_name
+        write_atomically(path, write, mode=SECRET, reserved=self._reserved_part)
         described = {
-            "name": part,
-            "sha256": found.hexdigest(),
+            "name": part_name,
+            "sha256": digest.hexdigest(),
             "pieces": pieces,
             "leaves": {leaf: [str(x.dtype), list(x.shape)] for leaf, x in sharded.items()},
         }
@@ -172,10 +174,10 @@ class Checkpoints:
     def _destroy_old(self) -> None:
         """Destroys all but the newest `KEPT` checkpoints, parts included."""
         paths = self._paths()
-        kept = {_step(path) for path in paths[:KEPT]}
+        kept_steps = {_step(path) for path in paths[:KEPT]}
         for path in sorted(self.folder.glob("[0-9]*"), reverse=True):
             # Another process may be writing a part of the next checkpoint.
-            if _step(path) not in kept and _step(path) < _step(paths[0]):
+            if _step(path) not in kept_steps and _step(path) < _step(paths[0]):
                 destroy(path)
 
     def destroy_after(self, step: int) -> None:
@@ -226,18 +228,18 @@ class Checkpoints:
         Each process checks the SHA-256 of its share of the parts.
         """
         arrays: dict[str, PartedArray] = {}
-        for number, part in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
-            file = self.folder / checked(part["name"], str, "name")
-            own = number % self._processes.count == self._processes.index
-            if own and file_sha256(file) != part["sha256"]:
+        for number, record in enumerate(checked(parse_json(described.encode()), list[Any], _PARTS)):
+            file = self.folder / checked(record["name"], str, "name")
+            is_assigned = number % self._processes.count == self._processes.index
+            if is_assigned and file_sha256(file) != record["sha256"]:
                 raise ValueError(f"{file} is damaged")
-            for leaf, (dtype, shape) in part["leaves"].items():
+            for leaf, (dtype, shape) in record["leaves"].items():
                 arrays.setdefault(leaf, PartedArray(tuple(shape), np.dtype(dtype), []))
-            for leaf, ends, offset in part["pieces"]:
-                where = tuple(slice(first, stop) for first, stop in ends)
-                arrays[leaf].pieces.append((where, file, offset))
+            for leaf, bounds, offset in record["pieces"]:
+                index = tuple(slice(first, stop) for first, stop in bounds)
+                arrays[leaf].pieces.append((index, file, offset))
         for leaf, array in arrays.items():
-            sizes = [math.prod(_lengths(where)) for where, _, _ in array.pieces]
+            sizes = [math.prod(_lengths(index)) for index, _, _ in array.pieces]
             if sum(sizes) != math.prod(array.shape):
                 raise ValueError(f"{leaf} is not whole")
         return arrays
@@ -272,13 +274,13 @@ class Checkpoints:
 
 def _digest(name: str, arrays: Mapping[str, np.ndarray]) -> str:
     """Returns the SHA-256 of a checkpoint's name and all its arrays."""
-    found = hashlib.sha256(name.encode())
+    digest = hashlib.sha256(name.encode())
     for key, array in sorted(arrays.items()):
         # By kind and size: NumPy reads back a bfloat16 as two bytes without a meaning.
         kind = f"{array.dtype.kind}{array.dtype.itemsize}"
-        found.update(f"\n{key} {kind} {array.shape}\n".encode())
-        found.update(_bytes(array))
-    return found.hexdigest()
+        digest.update(f"\n{key} {kind} {array.shape}\n".encode())
+        digest.update(_bytes(array))
+    return digest.hexdigest()
 
 
 def _bytes(array: Any) -> memoryview:
@@ -303,21 +305,21 @@ class PartedArray:
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """Returns a copy of the entries at slices of step 1."""
-        wanted = [slice(*one.indices(n)) for one, n in zip(index, self.shape, strict=True)]
-        found = np.empty(_lengths(wanted), self.dtype)
-        for where, file, offset in self.pieces:
+        requested = [slice(*span.indices(n)) for span, n in zip(index, self.shape, strict=True)]
+        entries = np.empty(_lengths(requested), self.dtype)
+        for location, file, offset in self.pieces:
             common = [
                 slice(max(a.start, b.start), min(a.stop, b.stop))
-                for a, b in zip(wanted, where, strict=True)
+                for a, b in zip(requested, location, strict=True)
             ]
-            if all(one.start < one.stop for one in common):
-                piece = np.memmap(file, self.dtype, "r", offset, _lengths(where))
-                found[_within(common, wanted)] = piece[_within(common, where)]
-        return found
+            if all(span.start < span.stop for span in common):
+                piece = np.memmap(file, self.dtype, "r", offset, _lengths(location))
+                entries[_within(common, requested)] = piece[_within(common, location)]
+        return entries
 
 
 def _lengths(index: Sequence[slice]) -> tuple[int, ...]:
-    return tuple(one.stop - one.start for one in index)
+    return tuple(span.stop - span.start for span in index)
 
 
 def _within(index: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:
@@ -338,14 +340,14 @@ def _is_sharded(leaf: Any) -> bool:
 def _restore(members: Mapping[str, Any], like: Any, path: Path) -> Any:
     import jax
 
-    def leaf(at, wanted):
-        name = _LEAF + jax.tree_util.keystr(at)
+    def leaf(key_path, expected):
+        name = _LEAF + jax.tree_util.keystr(key_path)
         array = members.get(name)
-        if array is None or array.shape != np.shape(wanted):
+        if array is None or array.shape != np.shape(expected):
             raise ValueError(
-                f"{path} is of another model or optimizer: no {name} of shape {np.shape(wanted)}"
+                f"{path} is of another model or optimizer: no {name} of shape {np.shape(expected)}"
             )
-        dtype = np.dtype(wanted.dtype)
+        dtype = np.dtype(expected.dtype)
         if isinstance(array, np.ndarray) and array.dtype.kind == "V":
             array = array.view(dtype)  # bfloat16 and its kin, to NumPy bytes without a meaning
         if array.dtype != dtype:

@@ -98,7 +98,11 @@ def decide(
     saved = checkpoints[0] if checkpoints else None
     if saved and (why := contradiction(history, saved)):
         return Refuse(why)
-    of_stop = [one for one in history.attempts if stop and history.heads[one.line] == stop.attempt]
+    of_stop = [
+        attempt
+        for attempt in history.attempts
+        if stop and history.heads[attempt.line] == stop.attempt
+    ]
     if stop and of_stop and stop.step > of_stop[0].steps.stop:
         return Refuse(
             f"the run stopped at step {stop.step:,}, which its ledger does not declare: it was "
@@ -131,10 +135,10 @@ def contradiction(history: History, saved: Saved) -> str:
     by_then = history.declared[history.heads.index(saved.head)]
     if by_then is None or by_then.index != saved.attempt:
         return f"the checkpoint of step {saved.step:,} is not of this run: restore its own"
-    known = by_then.steps
-    if not known.start <= saved.step <= known.stop:
+    declared = by_then.steps
+    if not declared.start <= saved.step <= declared.stop:
         return (
-            f"the checkpoint of step {saved.step:,} is not of this run, whose ledger had "
-            f"declared the steps from {known.start:,} up to {known.stop:,} when it was written"
+            f"the checkpoint of step {saved.step:,} is not of this run, whose ledger declared "
+            f"steps {declared.start:,} to {declared.stop:,} when it was written: restore its own"
         )
     return ""

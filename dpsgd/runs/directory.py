@@ -143,18 +143,18 @@ class RunDirectory:
         """Reads the ledger; raises LedgerError if it contradicts the checkpoint or report."""
         history = read(self.ledger_path)
         if self.finished:
-            report, where = self.read_json("report.json"), self.path / "report.json"
+            report, report_path = self.read_json("report.json"), self.path / "report.json"
             proved = {"audit": history.audit, "params_sha256": history.released}
             stated = {
-                name: checked(report.get(name), str, f"{where} is damaged: {name}")
+                name: checked(report.get(name), str, f"{report_path} is damaged: {name}")
                 for name in ("ledger_head", *proved)
             }
             history.check_head(stated.pop("ledger_head"), "report.json")
             for name, value in proved.items():
                 if stated[name] != value or not history.released:
                     raise LedgerError(
-                        f"{where} states another {name} than the ledger: one of them was edited, "
-                        "cut or replaced; restore it from a copy"
+                        f"{report_path} states another {name} than the ledger: one of them was "
+                        "edited, cut or replaced; restore it from a copy"
                     )
         elif head := self.checkpoints.latest_head():
             history.check_head(head, "the last checkpoint")
@@ -198,8 +198,8 @@ class RunDirectory:
         """Folder of the batches drawn ahead; None without such batches."""
         if not (self.path / BATCHES).exists():
             return None
-        where = f"{self.path / BATCHES} is damaged: path"
-        return Path(checked(self.read_json(BATCHES).get("path"), str, where))
+        prefix = f"{self.path / BATCHES} is damaged: path"
+        return Path(checked(self.read_json(BATCHES).get("path"), str, prefix))
 
     def note_batches(self, path: Path) -> None:
         """Records the folder of batches drawn ahead, which `forget` destroys."""
@@ -250,8 +250,8 @@ class RunDirectory:
         import jax
 
         leaves = {
-            jax.tree_util.keystr(at): np.asarray(leaf)
-            for at, leaf in jax.tree_util.tree_leaves_with_path(params)
+            jax.tree_util.keystr(key_path): np.asarray(leaf)
+            for key_path, leaf in jax.tree_util.tree_leaves_with_path(params)
         }
         write_atomically(
             self.params_path, lambda file: np.savez(file, allow_pickle=False, **leaves)

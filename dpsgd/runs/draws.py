@@ -52,8 +52,8 @@ class EpochSeeds:
     def __call__(self, epoch: int) -> int:
         if epoch in self._known:
             return self._known[epoch]
-        how: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd epoch"}
-        return int.from_bytes(hashlib.blake2b(epoch.to_bytes(8, "little"), **how).digest())
+        hash_options: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd epoch"}
+        return int.from_bytes(hashlib.blake2b(epoch.to_bytes(8, "little"), **hash_options).digest())
 
     def __repr__(self) -> str:
         return "EpochSeeds(<secret>)"
@@ -70,8 +70,8 @@ def keys_of(decision: Decision, sampler: BatchSampler, insecure_seed: int | None
         return Keys(keys.root, seeds=stop.seed)
     if not _by_epoch(sampler):
         return keys
-    known = {stop.epoch: stop.seed} if stop and stop.seed is not None else {}
-    return Keys(keys.root, seeds=EpochSeeds(keys.root.sampling_seed(), known))  # type: ignore[arg-type]
+    known_seeds = {stop.epoch: stop.seed} if stop and stop.seed is not None else {}
+    return Keys(keys.root, seeds=EpochSeeds(keys.root.sampling_seed(), known_seeds))  # type: ignore[arg-type]
 
 
 def _by_epoch(sampler: BatchSampler) -> bool:
@@ -89,8 +89,10 @@ def stop_at(step: int, attempt: str, sampler: BatchSampler, seeds: Seeds) -> Sto
     if not callable(seeds):
         return Stop(attempt, step, None, seeds)
     following = sampler.drawn_epoch(step // sampler.steps_per_epoch)
-    begun = step > 0 and sampler.drawn_epoch((step - 1) // sampler.steps_per_epoch) == following
-    if not begun or sampler.as_entered([range(1)]) == [[range(1)]]:  # steps are independent
+    epoch_began = (
+        step > 0 and sampler.drawn_epoch((step - 1) // sampler.steps_per_epoch) == following
+    )
+    if not epoch_began or sampler.as_entered([range(1)]) == [[range(1)]]:  # steps are independent
         return Stop(attempt, step)
     return Stop(attempt, step, following, seeds(following))
 
@@ -113,8 +115,8 @@ def write_stop(folder: Path, stop: Stop) -> None:
     record = {**stop._asdict(), "seed": None if stop.seed is None else f"{stop.seed:x}"}
     record["sha256"] = _digest(record)
     content = json.dumps(record).encode() + b"\n"
-    where: Any = {"mode": SECRET, "reserved": folder / _RESERVED}
-    write_atomically(folder / STOP, lambda file: file.write(content), **where)
+    options: Any = {"mode": SECRET, "reserved": folder / _RESERVED}
+    write_atomically(folder / STOP, lambda file: file.write(content), **options)
 
 
 def read_stop(folder: Path, sampler: BatchSampler) -> Stop | None:
@@ -159,8 +161,8 @@ def destroy_stop(folder: Path) -> None:
     """
     reserved, *seeds = stop_files(folder)
     reserved.unlink(missing_ok=True)
-    if left := [path for path in seeds if os.path.lexists(path)]:
-        for path in left:
+    if remaining := [path for path in seeds if os.path.lexists(path)]:
+        for path in remaining:
             destroy(path)
         fsync_folder(folder)
 
@@ -175,7 +177,7 @@ def drawing_digest(sampler: BatchSampler) -> str:
     It covers at most 64 steps in each of the first two epochs, and the first data shard only. It
     reveals nothing about the draws of a run; a change shows that the sampler's code has changed.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     source = BatchSource(sampler, _PUBLIC_SEED, shards=range(1))
     length = sampler.steps_per_epoch
     for epoch in range(min(2, -(-sampler.num_steps // length))):
@@ -183,6 +185,6 @@ def drawing_digest(sampler: BatchSampler) -> str:
         for step in np.unique(np.linspace(first, stop - 1, _STEPS).astype(np.int64)).tolist():
             for parts in source.cut(step):
                 for examples in parts:
-                    found.update(len(examples).to_bytes(8, "little"))
-                    found.update(np.asarray(examples, np.int64).tobytes())
-    return found.hexdigest()
+                    digest.update(len(examples).to_bytes(8, "little"))
+                    digest.update(np.asarray(examples, np.int64).tobytes())
+    return digest.hexdigest()

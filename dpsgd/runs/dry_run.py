@@ -15,7 +15,7 @@ from dpsgd.core.guarantee import Guarantee
 from dpsgd.engine.loop import train_blocks
 from dpsgd.engine.placement import Placement
 from dpsgd.runs.job import Job, Training
-from dpsgd.runs.plan import Rows, certified, settled_task
+from dpsgd.runs.plan import Rows, certified_guarantee, settled_task
 from dpsgd.runs.resolve import resolve, with_any_noise
 from dpsgd.runs.spec import RunSpec
 from dpsgd.runs.task import Task
@@ -56,8 +56,10 @@ def time_steps(
     """
     algorithm, mechanism, state, layout = job.algorithm, job.mechanism, job.start(), job.layout
     sampler = mechanism.sampler
-    some = job.synthetic(min(sampler.num_examples, _ROWS))
-    rows = jax.tree.map(lambda shape, part: _filled(shape, part, layout.streamed), job.data, some)
+    probe_rows = job.synthetic(min(sampler.num_examples, _ROWS))
+    rows = jax.tree.map(
+        lambda shape, first_rows: _filled(shape, first_rows, layout.streamed), job.data, probe_rows
+    )
 
     def timed(steps: int) -> float:
         begin = jnp.asarray(sampler.num_steps - steps, state.step.dtype)
@@ -75,33 +77,37 @@ def time_steps(
         return clock() - began
 
     first = timed(1)
-    once, steps, most = timed(1), 4, min(_MOST_STEPS, sampler.num_steps - 1)
+    first_step_seconds, steps, most = timed(1), 4, min(_MOST_STEPS, sampler.num_steps - 1)
     if not most:
-        return Timing(once, once, first)
+        return Timing(first_step_seconds, first_step_seconds, first)
     while True:
         steps = min(steps, most)
-        more = timed(1 + steps)
-        if steps == most or more - once >= _LEAST_SECONDS:
+        several_seconds = timed(1 + steps)
+        if steps == most or several_seconds - first_step_seconds >= _LEAST_SECONDS:
             break
         steps *= 4
-    a_step = (more - once) / steps if more > once else more / (1 + steps)
+    a_step = (
+        (several_seconds - first_step_seconds) / steps
+        if several_seconds > first_step_seconds
+        else several_seconds / (1 + steps)
+    )
     # Overhead before the first step, such as drawing an epoch, counts once per epoch; the flush of
     # lazy tables after the last step counts once per flush, if an epoch has more than one.
     times = max(1.0, sampler.steps_per_epoch / (flush_every or math.inf))
-    epoch = sampler.steps_per_epoch * a_step + times * max(0.0, once - a_step)
+    epoch = sampler.steps_per_epoch * a_step + times * max(0.0, first_step_seconds - a_step)
     return Timing(epoch, a_step, first)
 
 
-def _filled(shape: Any, part: Any, streamed: bool) -> np.ndarray:
+def _filled(shape: Any, first_rows: Any, streamed: bool) -> np.ndarray:
     """Returns rows of `shape`: `part`, then copies of it or zeros.
 
     Streamed rows are filled up with zeros, which take no memory: they may exceed the memory.
     """
-    part = np.asarray(part, shape.dtype)
+    first_rows = np.asarray(first_rows, shape.dtype)
     if not streamed:
-        return np.resize(part, shape.shape)
+        return np.resize(first_rows, shape.shape)
     column = np.zeros(shape.shape, shape.dtype)
-    column[: len(part)] = part
+    column[: len(first_rows)] = first_rows
     return column
 
 
@@ -110,7 +116,7 @@ def timed(task: Task, spec: RunSpec, rows: Rows, placement: Placement | None = N
 
     The noise of `spec` does not matter, and only the shapes and dtypes of `rows` are read.
     """
-    job = Job.of(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
+    job = Job.of_task(task, with_any_noise(spec, rows[1]), rows=rows, placement=placement)
     return time_steps(job, flush_every=getattr(spec.tables, "flush_every", None))
 
 
@@ -157,22 +163,24 @@ def dry_run(
     Raises:
       ValueError: if `dpsgd.run` would refuse the run before it reads the rows.
     """
-    asked = settled_task(spec, task, name, progress)
-    job = asked.job(resolve(asked.spec, asked.task, asked.rows, progress), placement)
-    guarantee = certified(job)
+    unresolved = settled_task(spec, task, name, progress)
+    job = unresolved.job(
+        resolve(unresolved.spec, unresolved.task, unresolved.rows, progress), placement
+    )
+    guarantee = certified_guarantee(job)
     progress("compiling the program that trains")
     memory = job.programs()[0].memory_analysis()
     progress("timing steps on generated rows")
     timing = time_steps(job, flush_every=getattr(job.spec.tables, "flush_every", None))
     sampler = job.mechanism.sampler
     seconds = timing.first + timing.epoch * sampler.num_steps / sampler.steps_per_epoch
-    kept = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    resident_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return DryRun(
         steps=sampler.num_steps,
         expected_batch_size=sampler.expected_batch_size,
         padded_batch_size=sampler.padded_batch_size,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(job.params)),
-        program_bytes=kept + memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        program_bytes=resident_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         timing=timing,
         hours=seconds / 3600,
         guarantee=guarantee,

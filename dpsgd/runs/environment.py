@@ -50,12 +50,12 @@ def origin(what: str = "Finished") -> str:
 @functools.cache
 def code_digest() -> str:
     """Returns the SHA-256 of the library's sources at the first call."""
-    found = hashlib.sha256()
-    own = str(Path(__file__).parents[1])
-    for folder in map(Path, [*accounting.__path__, *samplers.__path__, own]):
+    digest = hashlib.sha256()
+    package = str(Path(__file__).parents[1])
+    for folder in map(Path, [*accounting.__path__, *samplers.__path__, package]):
         for file in sorted(folder.rglob("*.py")):
             content = hashlib.sha256(file.read_bytes()).hexdigest()
-            found.update(
+            digest.update(
                 f"{folder.name}/{file.relative_to(folder).as_posix()} {content}\n".encode()
             )
-    return found.hexdigest()
+    return digest.hexdigest()

@@ -161,7 +161,7 @@ class History:
     @property
     def initial_digests(self) -> set[str]:
         """SHA-256 digests of the trained models that the run started from."""
-        return {part.initial.sha256 for part in self.parts if part.initial}
+        return {release.initial.sha256 for release in self.parts if release.initial}
 
     def guarantee(self, *earlier: History) -> Guarantee:
         """Returns the guarantee of all declared steps.
@@ -173,19 +173,21 @@ class History:
           ValueError: if one of several runs is not finished, or `check_together` refuses them.
         """
         runs = (*earlier, self)
-        parts = [part for run in runs for part in run.parts]
+        releases = [release for run in runs for release in run.parts]
         if earlier:
             if not all(run.released for run in runs):
                 raise ValueError("only finished runs are counted together")
-            check_together(parts)
+            check_together(releases)
             # A run that releases its initial parameters unchanged did not train them alone.
             counted = {run.released for run in runs if run.released not in run.initial_digests}
-            parts = [
-                without_initial(part) if part.initial and part.initial.sha256 in counted else part
-                for part in parts
+            releases = [
+                without_initial(release)
+                if release.initial and release.initial.sha256 in counted
+                else release
+                for release in releases
             ]
         last = self.selection or self.attempts[-1].terms
-        return cost(parts, last.delta)
+        return cost(releases, last.delta)
 
     def extend(self, body: dict[str, Any], head: str) -> None:
         """Adds a line; raises ValueError if it contradicts earlier lines."""
@@ -226,7 +228,9 @@ class History:
                 raise ValueError("a selection releases one model")
             if terms.plan.reproducible_noise:
                 raise ValueError("a run under an insecure seed has one attempt")
-            if not any(one.steps.start <= first <= one.steps.stop for one in self.attempts):
+            if not any(
+                attempt.steps.start <= first <= attempt.steps.stop for attempt in self.attempts
+            ):
                 raise ValueError(f"no attempt has reached step {first:,}, where it begins")
         else:
             terms = Terms.from_record(body)

@@ -91,12 +91,12 @@ def chain(model: str | None) -> Iterator[RunDirectory]:
 
     The chain follows `init_from` up to the first model that is not a run directory.
     """
-    seen = set[str]()  # a later run at the path of an earlier one would close a circle
+    visited = set[str]()  # a later run at the path of an earlier one would close a circle
     while isinstance(model, str) and (Path(model) / "ledger.jsonl").is_file():
         folder = RunDirectory(Path(model))
         history = folder.history()
-        if history.name in seen:
+        if history.name in visited:
             return
-        seen.add(history.name)
+        visited.add(history.name)
         yield folder
         model = folder.config(history).get("init_from")

@@ -142,8 +142,8 @@ class Training:
 
     def guarantee(self, *, reproducible_noise: bool = False) -> Guarantee:
         """Returns the guarantee of all steps; raises ValueError without a proof."""
-        found = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
-        return dataclasses.replace(found, foreign_calls=self.algorithm.foreign_calls)
+        guarantee = cost([self.plan(reproducible_noise=reproducible_noise)], self.delta)
+        return dataclasses.replace(guarantee, foreign_calls=self.algorithm.foreign_calls)
 
     def start(self) -> TrainState:
         """Returns the state before the first step."""
@@ -152,9 +152,9 @@ class Training:
         shapes = jax.eval_shape(self._from, self.params)
         if not self.placement.shards_rows(shapes):
             return self._from(self.params)
-        where = self.placement.state(shapes)
-        params = self.placement.put_whole(self.params, where.params)
-        return jax.jit(self._from, out_shardings=where)(params)  # each device makes its shards
+        shardings = self.placement.state(shapes)
+        params = self.placement.put_whole(self.params, shardings.params)
+        return jax.jit(self._from, out_shardings=shardings)(params)  # each device makes its shards
 
     def _from(self, params: PyTree) -> TrainState:
         return self.scheduled(self.algorithm.init(params, self.mechanism, self.data))
@@ -172,12 +172,14 @@ class Training:
 
     def programs(self) -> list[Any]:
         """Compiles all programs; raises ValueError if one mixes examples."""
-        found = [self.layout.program(self.algorithm, self.mechanism, self.shapes(), self.data)]
+        compiled = [self.layout.program(self.algorithm, self.mechanism, self.shapes(), self.data)]
         if self.refinement is not None:
-            of, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
-            sums = sums_run(self.refinement, of, self.params, rows, self.query_placement)
-            found.append(sums.program())
-        return found
+            sums_mechanism, rows = self.mechanism.sums_mechanism(), self.synthetic(1)
+            sums = sums_run(
+                self.refinement, sums_mechanism, self.params, rows, self.query_placement
+            )
+            compiled.append(sums.program())
+        return compiled
 
     def audit(
         self, state: TrainState | None = None, progress: Callable[[str], None] = lambda line: None
@@ -206,26 +208,28 @@ class Training:
         if "__dataclass_params__" not in vars(type(mechanism.sampler)):
             same = None  # without @dataclass, a class compares inherited fields alone
         checks: tuple[CheckResult, ...] = ()
-        parts: list[str] = []
+        audited_parts: list[str] = []
         if int(state.step) < mechanism.sampler.num_steps:
             progress("auditing the program and the sampler")
             run = self.algorithm, mechanism, state, self.layout, self.synthetic
             key: tuple[Any, ...] = same, self.algorithm, mechanism, self.layout
-            found = once(lambda: audit_synthetic(*run), state, key)
-            checks += found.checks
-            parts += ["the compiled program", *["the draws"] * found.sampler_audited]
+            report = once(lambda: audit_synthetic(*run), state, key)
+            checks += report.checks
+            audited_parts += ["the compiled program", *["the draws"] * report.sampler_audited]
         if refinement is not None:
             progress("auditing the sums over all rows")
-            where: dict[str, Any] = {"placement": self.query_placement}
+            options: dict[str, Any] = {"placement": self.query_placement}
 
             def queries() -> AuditReport:
                 rows, root = self.synthetic(probe_rows(mechanism)), RootKey.shared()
-                return audit_queries(refinement, mechanism, state.params, rows, root=root, **where)
+                return audit_queries(
+                    refinement, mechanism, state.params, rows, root=root, **options
+                )
 
             key = same, refinement, mechanism.sums_mechanism(), self.query_placement
             checks += once(queries, state.params, key).checks
-            parts.append("the sums over all rows")
-        return verdict(AuditReport(checks), parts)
+            audited_parts.append("the sums over all rows")
+        return verdict(AuditReport(checks), audited_parts)
 
     def train(self, state: TrainState, keys: Keys, journal: Journal) -> TrainState:
         """Runs the remaining steps, then the queries, and returns the last state.
@@ -244,11 +248,11 @@ class Training:
                     if journal.keep(block):
                         return state
         if self.refinement is not None and int(state.step) < self.mechanism.num_steps:
-            one = self.query_placement is None
+            on_single_device = self.query_placement is None
             refined = refine(
                 self.refinement,
                 self.mechanism,
-                on_one_device(state.params) if one else state.params,
+                on_one_device(state.params) if on_single_device else state.params,
                 self.data,
                 declare=journal.declare,
                 placement=self.query_placement,
@@ -289,7 +293,7 @@ class Job(Training):
     population: Population
 
     @classmethod
-    def of(
+    def of_task(
         cls,
         task: Task,
         run: ResolvedRun,
@@ -348,23 +352,25 @@ class Job(Training):
     def check_rows(self) -> None:
         """Raises ValueError if this process lacks rows that it needs."""
         sampler = self.mechanism.sampler
-        held = self.layout.process_shards(sampler)
-        own = range(sampler.shard_range(held[0]).start, sampler.shard_range(held[-1]).stop)
-        if why := self._lacks(own):
+        shards = self.layout.process_shards(sampler)
+        own_rows = range(sampler.shard_range(shards[0]).start, sampler.shard_range(shards[-1]).stop)
+        if why := self._lacks(own_rows):
             raise ValueError(
-                f"{why}, and this process trains on rows {own.start:,} to {own.stop - 1:,}: bring "
-                "it here; or give the sampler as many data shards as processes, and each its own's "
-                "rows"
+                f"{why}, but this process trains on rows {own_rows.start:,} to "
+                f"{own_rows.stop - 1:,}: copy the file here; or set num_shards to the number of "
+                "processes, and give each process the rows of its shard"
             )
         if self.refinement is not None and (why := self._lacks(range(sampler.num_examples))):
             raise ValueError(
-                f"{why}, and the run ends in sums over all rows, which every process needs: begin "
-                "it with --calibration none, or bring the file here"
+                f"{why}, but calibration sums over all rows in every process: copy the file here, "
+                "or begin the run with --calibration none"
             )
 
     def _lacks(self, rows: range) -> str:
-        found = (leaf.lacks(rows) for leaf in jax.tree.leaves(self.data) if hasattr(leaf, "lacks"))
-        return next(filter(None, found), "")
+        reasons = (
+            leaf.lacks(rows) for leaf in jax.tree.leaves(self.data) if hasattr(leaf, "lacks")
+        )
+        return next(filter(None, reasons), "")
 
     def terms(self, record: Mapping[str, Any]) -> Terms:
         """Returns the terms of this job's run under the configuration `record`."""
@@ -378,8 +384,8 @@ class Job(Training):
 
     def environment(self) -> dict[str, Any]:
         """Returns the versions, devices, code digest and placement of the job."""
-        found = {**environment(), "code": code_digest()}
+        facts = {**environment(), "code": code_digest()}
         if self.placement is not None:
-            found["devices"] = [device.device_kind for device in self.placement.devices]
-            found["placement"] = self.placement.describe()
-        return found
+            facts["devices"] = [device.device_kind for device in self.placement.devices]
+            facts["placement"] = self.placement.describe()
+        return facts

@@ -119,25 +119,33 @@ class DirectoryJournal(Journal):
                 if processes.first:
                     self._folder.append_diagnostics(past.steps.start, past.diagnostics)
                 self._done = past.steps.stop
-            elapsed, first, done = time.perf_counter() - self._started, self._first, self._done
-            if done > first:
-                left = elapsed / (done - first) * (num_steps - done)
-                self._execution.progress(f"step {done:,} of {num_steps:,}, {left:.0f} s left")
-                if processes.first and done < num_steps:
+            elapsed, first, steps_done = (
+                time.perf_counter() - self._started,
+                self._first,
+                self._done,
+            )
+            if steps_done > first:
+                seconds_left = elapsed / (steps_done - first) * (num_steps - steps_done)
+                self._execution.progress(
+                    f"step {steps_done:,} of {num_steps:,}, {seconds_left:.0f} s left"
+                )
+                if processes.first and steps_done < num_steps:
                     batch = self._job.mechanism.sampler.expected_batch_size
-                    self.log.offer(done, self._epsilon, (done - first) * batch / elapsed)
+                    self.log.offer(
+                        steps_done, self._epsilon, (steps_done - first) * batch / elapsed
+                    )
             if save:
                 state = block.flush()
                 _check_state(state, processes)
                 self.seconds = self._before + elapsed
                 self._save(state)
-        if done == num_steps:
+        if steps_done == num_steps:
             report(REST)
             self._begin_queries()
         elif stopping:
-            self._keep_seed(done)
+            self._keep_seed(steps_done)
             raise Stopped(
-                f"stopped at step {done:,} of {num_steps:,}, all of it saved: `dpsgd resume "
+                f"stopped at step {steps_done:,} of {num_steps:,}, all of it saved: `dpsgd resume "
                 f"{self._folder.path}` resumes it"
             )
         return False
@@ -154,8 +162,8 @@ class DirectoryJournal(Journal):
         elapsed = time.perf_counter() - self._saved
         steps = self._last.steps.stop - self._saved_step if self._last else 0
         # The cost of a kill grows with the part of an epoch that it loses.
-        part = 20 * steps >= sampler.steps_per_epoch and elapsed >= _WRITING * self._writing
-        return part or elapsed >= spec.checkpoint_seconds
+        share_due = 20 * steps >= sampler.steps_per_epoch and elapsed >= _WRITING * self._writing
+        return share_due or elapsed >= spec.checkpoint_seconds
 
     def _epsilon(self) -> float | None:
         """Returns the proved epsilon of all declared steps; None without proof."""
@@ -178,9 +186,9 @@ class DirectoryJournal(Journal):
         """Writes a clean stop at `step`, the step of the newest checkpoint."""
         history = self._ledger.history
         if self._processes.first and not history.attempts[-1].terms.plan.reproducible_noise:
-            begun = history.heads[history.attempts[-1].line]
+            attempt_hash = history.heads[history.attempts[-1].line]
             sampler = self._job.mechanism.sampler
-            write_stop(self._folder.path, stop_at(step, begun, sampler, self._keys.sampling))
+            write_stop(self._folder.path, stop_at(step, attempt_hash, sampler, self._keys.sampling))
 
     @contextmanager
     def _nothing_lost(self) -> Iterator[None]:
@@ -204,7 +212,7 @@ def _batches(
         return None
     check_batches_can_be_read(job)
 
-    def opened(seeds: Seeds) -> BatchFiles:
+    def open_batches(seeds: Seeds) -> BatchFiles:
         seed = constant_seed(job.mechanism.sampler, seeds, step)
         try:
             return BatchFiles(path, draw_of(job, history, step), seed, job.data)
@@ -213,14 +221,14 @@ def _batches(
                 f"{error}; or remove {path} and {folder.path / BATCHES}, and the run draws its own"
             ) from None
 
-    return opened
+    return open_batches
 
 
 def _check_state(state: TrainState, processes: Processes) -> None:
     """Raises ValueError if a replicated array of `state` differs between processes."""
     if processes.count > 1:
-        whole = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
-        processes.check_alike({"state of training": arrays_digest(whole)})
+        replicated = [leaf for leaf in jax.tree.leaves(state) if leaf.is_fully_replicated]
+        processes.check_alike({"state of training": arrays_digest(replicated)})
 
 
 def draw_of(job: Job, history: History, step: int) -> Draw:
@@ -242,8 +250,8 @@ def check_batches_can_be_read(job: Job) -> None:
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns numbers as JSON values, with None for NaN and infinity."""
-    found = {}
+    json_values = {}
     for name, value in values.items():
         number = value if isinstance(value, int) else float(value)
-        found[name] = number if math.isfinite(number) else None
-    return found
+        json_values[name] = number if math.isfinite(number) else None
+    return json_values

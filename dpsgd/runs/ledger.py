@@ -98,9 +98,9 @@ class Ledger:
             _lock(descriptor, path)
             content = path.read_bytes()
             history = History.parse(content, path)
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                os.ftruncate(descriptor, whole)
+            complete_bytes = content.rfind(b"\n") + 1
+            if complete_bytes < len(content):
+                os.ftruncate(descriptor, complete_bytes)
                 os.fsync(descriptor)
             ledger = cls(path, history, descriptor, processes)
             ledger._follow()
@@ -211,7 +211,7 @@ class Ledger:
         head = self._processes.share(self.history.head)
         if self._descriptor is not None:
             return
-        ends = time.monotonic() + _VISIBLE_SECONDS
+        deadline = time.monotonic() + _VISIBLE_SECONDS
         while True:  # a shared file system may show the line to other machines later
             with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
                 file.seek(self._size)
@@ -220,7 +220,7 @@ class Ledger:
                     self._size += len(line)
             if self.history.head == head:
                 return
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise LedgerError(
                     f"{self.path} is not the ledger of process 0: all processes must share one run "
                     "directory, on one file system"

@@ -107,21 +107,21 @@ class CsvWriter:
         """
         self._path = path
         lines = path.read_text(errors="replace").splitlines()[1:] if path.exists() else []
-        found = [line.split(",") for line in lines if line.isascii()]
-        self._rows = {int(row[0]): row[1:] for row in found if row[0].isdecimal()}
-        self._cut(step)
+        rows = [line.split(",") for line in lines if line.isascii()]
+        self._rows = {int(row[0]): row[1:] for row in rows if row[0].isdecimal()}
+        self._drop_rows_after(step)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes the row of `step`, and removes all later rows."""
-        self._cut(step - 1)
+        self._drop_rows_after(step - 1)
         self._rows[step] = [str(scalars.get(name, "")) for name in COLUMNS[1:]]
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
         lines.writerows([COLUMNS, *([step, *row] for step, row in self._rows.items())])
         write_atomically(self._path, lambda file: file.write(text.getvalue().encode()))
 
-    def _cut(self, step: int) -> None:
-        self._rows = {at: row for at, row in self._rows.items() if at <= step}
+    def _drop_rows_after(self, step: int) -> None:
+        self._rows = {row_step: row for row_step, row in self._rows.items() if row_step <= step}
 
 
 class TrainingLog:

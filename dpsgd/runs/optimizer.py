@@ -39,8 +39,8 @@ def step_sizes(spec: RunSpec, num_steps: int) -> dict[str, Any]:
     """Returns the arguments of `hyperparameters` for a run."""
     momentum = getattr(spec.optimizer, "momentum", None)
     rate = spec.optimizer.learning_rate
-    how = {"learning_rate": rate, "num_steps": num_steps, "momentum": momentum}
-    return how | vars(spec.average)
+    arguments = {"learning_rate": rate, "num_steps": num_steps, "momentum": momentum}
+    return arguments | vars(spec.average)
 
 
 def _kind(spec: RunSpec) -> Literal["adam", "sgd"]:
@@ -58,8 +58,8 @@ def hyperparameters(
       momentum: SGD momentum, in [0, 1); None for Adam.
       **average: `tail` or `decay` of `dpsgd.averaged`, if parameters are averaged.
     """
-    given = {"learning_rate": learning_rate, "num_steps": num_steps, "momentum": momentum}
-    return {k: jnp.float32(x) for k, x in (given | average).items() if x is not None}
+    values = {"learning_rate": learning_rate, "num_steps": num_steps, "momentum": momentum}
+    return {k: jnp.float32(x) for k, x in (values | average).items() if x is not None}
 
 
 def with_hyperparameters(opt_state: Any, hyperparams: dict[str, jax.Array]) -> Any:
@@ -88,8 +88,8 @@ class Cosine:
     num_steps: int
 
     def __call__(self, step: Any) -> float:
-        done = min(step / self.num_steps, 1.0)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        fraction = min(step / self.num_steps, 1.0)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * fraction))
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def lazy_tables(spec: RunSpec, num_steps: int) -> LazyTables | None:
     return LazyTables(sizes, momentum)
 
 
-def _made(
+def _build_optimizer(
     learning_rate: Any, num_steps: Any, momentum: Any, tail: Any, decay: Any, constant: bool
 ) -> optax.GradientTransformation:
     sizes = learning_rate if constant else _cosine(learning_rate, num_steps)
-    made = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
+    base = optax.adam(sizes) if momentum is None else optax.sgd(sizes, momentum)
     if tail is None and decay is None:
-        return made
-    return averaged(made, num_steps, tail=tail, decay=decay)
+        return base
+    return averaged(base, num_steps, tail=tail, decay=decay)
 
 
 @functools.cache
@@ -139,8 +139,8 @@ def optimizer(
     """
     momentum = 0.0 if kind == "sgd" else None
     share = {name: 0.5 if name == average else None for name in ("tail", "decay")}
-    made = optax.inject_hyperparams(_made, static_args=("constant",))
-    return made(0.0, 1.0, momentum, **share, constant=schedule == "constant")
+    make_optimizer = optax.inject_hyperparams(_build_optimizer, static_args=("constant",))
+    return make_optimizer(0.0, 1.0, momentum, **share, constant=schedule == "constant")
 
 
 ADAM = optimizer()

@@ -88,7 +88,7 @@ class Settled(NamedTuple):
     """A run whose task settings are chosen and whose rows are unread."""
 
     task: Task
-    own: dict[str, Any]
+    task_choices: dict[str, Any]
     """Chosen settings of the task, as {name: {"value": ..., "why": reason}}."""
     spec: RunSpec
     rows: Rows
@@ -97,8 +97,8 @@ class Settled(NamedTuple):
 
     def job(self, run: ResolvedRun, placement: Placement | None) -> Job:
         """Returns the job of the resolved run."""
-        how: dict[str, Any] = {"placement": placement, "earlier": self.earlier}
-        return Job.of(self.task, run, rows=self.rows, **how)
+        options: dict[str, Any] = {"placement": placement, "earlier": self.earlier}
+        return Job.of_task(self.task, run, rows=self.rows, **options)
 
 
 def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress) -> Settled:
@@ -118,12 +118,14 @@ def settled_task(spec: RunSpec, task: Task, name: str | None, progress: Progress
     task, taken = like_earlier(task, name, earlier.task if earlier else {})
     task, why = settled(task, request_of(spec, rows[1]))
     why = taken | why
-    own = {key: {"value": getattr(task, key), "why": reason} for key, reason in why.items()}
-    if own:
-        progress(sentence({"task": own}))
+    task_choices = {
+        key: {"value": getattr(task, key), "why": reason} for key, reason in why.items()
+    }
+    if task_choices:
+        progress(sentence({"task": task_choices}))
     if spec.train is not None:
         matching_leaves(jax.eval_shape(lambda: task.init(spec.init_seed)), spec.train)
-    return Settled(task, own, spec, rows, earlier)
+    return Settled(task, task_choices, spec, rows, earlier)
 
 
 def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
@@ -132,30 +134,31 @@ def check_data(task: Task, begun: Mapping[str, Any] | None = None) -> None:
         check(begun)
 
 
-def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
+def plan_run(spec: RunSpec, task: Task, name: str | None, execution: Execution) -> Plan:
     """Resolves, accounts for, compiles and audits a new run.
 
     Raises:
       ValueError: if the run is refused, or has no finite epsilon.
     """
     placement, stages, progress, _ = execution
-    asked = settled_task(spec, task, name, progress)
+    unresolved = settled_task(spec, task, name, progress)
     progress("checking the data")
-    check_data(asked.task)
+    check_data(unresolved.task)
     progress(
         "note: accounting, compiling and the audit come first, about half a minute for a small "
         "model; then it trains, and says how long that takes"
     )
     stages.begin("accounting")
-    chosen = resolve(asked.spec, asked.task, asked.rows, progress)
-    job = asked.job(chosen, placement)
+    chosen = resolve(unresolved.spec, unresolved.task, unresolved.rows, progress)
+    job = unresolved.job(chosen, placement)
     job.check_rows()
     sampler = job.mechanism.sampler
     if weak := report.weak_signal(job.mechanism.signal_to_noise, sampler.num_examples):
         progress(f"note: {weak}")
-    guarantee = certified(job)
-    record = {"task": task_record(asked.task, name), **chosen.spec.record()}
-    if choices := {**({"task": asked.own} if asked.own else {}), **chosen.chosen}:
+    guarantee = certified_guarantee(job)
+    record = {"task": task_record(unresolved.task, name), **chosen.spec.record()}
+    task_choices = {"task": unresolved.task_choices} if unresolved.task_choices else {}
+    if choices := {**task_choices, **chosen.chosen}:
         record["chosen"] = choices
     digest = job.digest()
     stages.begin("compile")
@@ -166,7 +169,7 @@ def planned(spec: RunSpec, task: Task, name: str | None, execution: Execution) -
     return Plan(job, guarantee, record, digest, job.audit(progress=progress))
 
 
-def certified(job: Job) -> Guarantee:
+def certified_guarantee(job: Job) -> Guarantee:
     """Returns the guarantee of a whole run.
 
     Raises:
@@ -186,20 +189,20 @@ def _check_alike(job: Job, record: Mapping[str, Any], digest: str) -> None:
     """Raises ValueError naming the parts of the run that differ between processes."""
     if (processes := Processes.current()).count == 1:
         return
-    parts = {**job.environment(), **job.terms(record).record(), "data": digest}
-    del parts["platform"]  # the operating system does not affect results
-    parts["program"] = " ".join(map(programs.digest, job.programs()))
-    parts["options"] = programs.compilation()
-    parts["processor"] = processor_digest()
-    parts["start"] = arrays_digest(job.params)
-    parts["scales"] = repr(job.mechanism.scales())  # audits of all processes must take equal steps
-    processes.check_alike(parts)
+    facts = {**job.environment(), **job.terms(record).record(), "data": digest}
+    del facts["platform"]  # the operating system does not affect results
+    facts["program"] = " ".join(map(programs.digest, job.programs()))
+    facts["options"] = programs.compilation()
+    facts["processor"] = processor_digest()
+    facts["start"] = arrays_digest(job.params)
+    facts["scales"] = repr(job.mechanism.scales())  # audits of all processes must take equal steps
+    processes.check_alike(facts)
 
 
 # --- A run that resumes --------------------------------------------------------------------------
 
 
-class Asked:
+class RecordedRun:
     """Record, spec and task that `config.json` asks for."""
 
     def __init__(self, folder: RunDirectory, progress: Progress) -> None:
@@ -221,12 +224,12 @@ class Asked:
         Raises:
           ValueError: if its data cannot be trained on, or its description has changed.
         """
-        begun = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
-        task = load(begun, self.where) if given is None else self._as_chosen(given)
+        recorded = checked(self.record.get("task"), dict[str, Any], f"{self.where}: task")
+        task = load(recorded, self.where) if given is None else self._as_chosen(given)
         progress("checking the data")
-        where = f"{self.where}: description"
-        description = checked(begun.get("description"), dict[str, Any], where)
-        check_task(task, begun.get("name") or "the task")
+        location = f"{self.where}: description"
+        description = checked(recorded.get("description"), dict[str, Any], location)
+        check_task(task, recorded.get("name") or "the task")
         check_data(task, description)
         if (now := to_json(task.describe())) != description:
             changed = [n for n in {**description, **now} if description.get(n) != now.get(n)]
@@ -238,17 +241,17 @@ class Asked:
 
     def _as_chosen(self, task: Any) -> Any:
         """Returns a task with the settings that the run once chose."""
-        where = f"{self.where}: chosen"
-        chosen = checked(self.record.get("chosen", {}), dict[str, Any], where)
-        own = checked(chosen.get("task", {}), dict[str, dict[str, Any]], f"{where}: task")
-        values = {name: of.get("value") for name, of in own.items()}
-        given = {name: x for name, x in values.items() if getattr(task, name, x) is None}
-        return with_settings(task, given, f"{where}: task") if given else task
+        location = f"{self.where}: chosen"
+        chosen = checked(self.record.get("chosen", {}), dict[str, Any], location)
+        choices = checked(chosen.get("task", {}), dict[str, dict[str, Any]], f"{location}: task")
+        values = {name: choice.get("value") for name, choice in choices.items()}
+        missing = {name: x for name, x in values.items() if getattr(task, name, x) is None}
+        return with_settings(task, missing, f"{location}: task") if missing else task
 
 
-def resumed(
+def restore_run(
     folder: RunDirectory,
-    asked: Asked,
+    recorded: RecordedRun,
     ledger: Ledger,
     given: Task | None,
     execution: Execution,
@@ -264,22 +267,22 @@ def resumed(
     processes, history = Processes.current(), ledger.history
     placement, stages, progress, _ = execution
     folder.config(history)
-    task = asked.task(given, progress)
+    task = recorded.task(given, progress)
     stages.begin("accounting")
     rows = rows_of(task)
-    run = _as_begun(history.attempts[0].terms, folder.path, asked.spec, rows[1])
-    job = Job.of(task, run, rows=rows, placement=placement)
+    run = _as_begun(history.attempts[0].terms, folder.path, recorded.spec, rows[1])
+    job = Job.of_task(task, run, rows=rows, placement=placement)
     job.check_rows()
     digest = job.digest()
     if processes.first:
         folder.check_data(digest)
     stages.begin("compile")
     job.programs()
-    _check_alike(job, asked.record, digest)
+    _check_alike(job, recorded.record, digest)
     checkpoint = folder.checkpoints.latest(job.shapes())
     drawing = drawing_digest(job.mechanism.sampler)
     saved = [checkpoint.place] if checkpoint else []
-    decision = _decided(folder, ledger, saved, job.terms(asked.record), drawing)
+    decision = _decided(folder, ledger, saved, job.terms(recorded.record), drawing)
     if checkpoint:
         state = checkpoint.state
         if isinstance(decision, NewAttempt) or checkpoint.attempt != history.attempts[-1].index:
@@ -287,8 +290,8 @@ def resumed(
             state = state._replace(noise=job.start().noise)
         checkpoint = checkpoint._replace(state=job.layout.put_state(job.scheduled(state)))
     stages.begin("audit")
-    left = decision.step < job.mechanism.num_steps
-    audit = job.audit(checkpoint.state if checkpoint else None, progress) if left else None
+    steps_remain = decision.step < job.mechanism.num_steps
+    audit = job.audit(checkpoint.state if checkpoint else None, progress) if steps_remain else None
     if isinstance(decision, NewAttempt):
         progress(
             f"attempt {len(history.attempts)} begins at step {decision.step:,}, with noise and "
@@ -297,8 +300,8 @@ def resumed(
         if processes.first:  # remove later states, and a guarantee without this attempt
             folder.checkpoints.destroy_after(decision.step)
             folder.withdraw("guarantee.json")
-        terms, where = history.attempts[0].terms, job.environment()
-        ledger.begin(terms, step=decision.step, drawing=drawing, environment=where)
+        terms, environment = history.attempts[0].terms, job.environment()
+        ledger.begin(terms, step=decision.step, drawing=drawing, environment=environment)
     if audit is not None:
         ledger.audited(audit)
     if processes.first:
@@ -307,7 +310,7 @@ def resumed(
     return Start(job, checkpoint, keys_of(decision, job.mechanism.sampler, job.spec.insecure_seed))
 
 
-def begun(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:
+def start_run(folder: RunDirectory, job: Job, ledger: Ledger) -> Start:
     """Returns the start of a run planned in this process, before any step."""
     last = ledger.history.attempts[-1]
     decision = _decided(folder, ledger, (), last.terms, last.drawing)

@@ -98,8 +98,8 @@ class Processes:
         if not self.first:
             self._set(f"dpsgd/{number}/{self.index}", json.dumps(value))
             return json.loads(self._get(f"dpsgd/{number}/all", patience))
-        others = range(1, self.count)
-        texts = [self._get(f"dpsgd/{number}/{other}", patience) for other in others]
+        followers = range(1, self.count)
+        texts = [self._get(f"dpsgd/{number}/{follower}", patience) for follower in followers]
         values = [value, *map(json.loads, texts)]
         for read in self._sent:  # a process that answers has read all earlier values
             self._client.key_value_delete(f"dpsgd/{read}/")
@@ -111,7 +111,7 @@ class Processes:
         """Returns True in all processes if any flag is true."""
         return any(self.gather(bool(flag)))
 
-    def check_alike(self, parts: Mapping[str, Any]) -> None:
+    def check_alike(self, entries: Mapping[str, Any]) -> None:
         """Raises ValueError in all processes if their parts differ.
 
         The error names a process and its different parts. Only digests are sent, with a random key
@@ -119,23 +119,23 @@ class Processes:
         limit, because each may read its rows first.
 
         Args:
-          parts: JSON values by name; they may be secret.
+          entries: JSON values by name; they may be secret.
         """
         key = bytes.fromhex(self.share(secrets.token_hex(32), patience=math.inf))
         digests = {
-            name: hashlib.blake2b(json.dumps(part, sort_keys=True).encode(), key=key).hexdigest()
-            for name, part in parts.items()
+            name: hashlib.blake2b(json.dumps(entry, sort_keys=True).encode(), key=key).hexdigest()
+            for name, entry in entries.items()
         }
         values = self.gather(digests, patience=math.inf)
         for index, value in enumerate(values):
-            if found := [
+            if differing := [
                 name
                 for name in sorted({*value, *values[0]})
                 if value.get(name) != values[0].get(name)
             ]:
                 raise ValueError(
-                    f"process {index} has not what process 0 has: {', '.join(found)}; all must be "
-                    "given the same command and the same data, on machines of one kind"
+                    f"process {index} and process 0 differ in {', '.join(differing)}: give all "
+                    "processes the same command and data, on machines of one kind"
                 )
 
     def fail(self, reason: str) -> None:
@@ -158,7 +158,7 @@ class Processes:
 
     def _get(self, key: str, patience: float) -> str:
         """Returns a value once it is stored; raises Lost once a process has failed."""
-        ends = time.monotonic() + patience
+        deadline = time.monotonic() + patience
         while True:
             try:
                 return self._client.blocking_key_value_get(key, 1000)
@@ -167,7 +167,7 @@ class Processes:
                     raise self._lost(error) from None
             if failed := dict(self._client.key_value_dir_get("dpsgd/")).get(_FAILED):
                 raise Lost(f"another process ended; {failed}")
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 owner = key.rpartition("/")[2].replace("all", "0")
                 who = f"process {owner} of {self.count}"
                 raise Lost(f"another process did not answer for {patience:.0f} s: {who}")

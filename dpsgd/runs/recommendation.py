@@ -111,8 +111,8 @@ def warm_rate(rate: float, request: RecommendationRequest) -> float:
     """
     if (epsilon := request.target_epsilon) is None:
         return rate
-    part = min(1.0, max(0.0, math.log(epsilon) / math.log(3)))
-    return float(f"{rate * (0.5 + 0.2 * part):.2g}")
+    fraction = min(1.0, max(0.0, math.log(epsilon) / math.log(3)))
+    return float(f"{rate * (0.5 + 0.2 * fraction):.2g}")
 
 
 MOST_NOISE = 0.2
@@ -145,8 +145,8 @@ def table_step_size(
         sigma = about_sigma(request, batch_size, steps)
         noise = steps * sigma * (request.l2_clip_norm or settings.l2_clip_norm) / batch_size
         rate = min(most, 2.1 / noise ** (2 / 3), MOST_NOISE / 0.6 * math.sqrt(steps) / noise)
-    given = request.tables_momentum
-    return float(f"{rate * (1 - (settings.tables_momentum if given is None else given)):.2g}")
+    momentum = request.tables_momentum
+    return float(f"{rate * (1 - (settings.tables_momentum if momentum is None else momentum)):.2g}")
 
 
 def about_sigma(request: RecommendationRequest, batch_size: int, steps: int) -> float:
@@ -185,12 +185,12 @@ def table_sizes(
     params = jax.eval_shape(lambda: task.init(init_seed))
     example = shapes_of_rows(rows, *sampler.clipped_shape)
     loss = RunLoss.restrict(task.loss, pattern)
-    found = find_tables(loss, params, example)
+    lookups = find_tables(loss, params, example)
     leaves = jax.tree.leaves(params)
     clipped = sampler.padded_batch_size // math.prod(sampler.clipped_shape)
     return (
-        sum(leaves[k].shape[0] for k in found),
-        clipped * sum(found.values()),
+        sum(leaves[k].shape[0] for k in lookups),
+        clipped * sum(lookups.values()),
     )
 
 
@@ -227,20 +227,20 @@ def sentence(chosen: Mapping[str, Any]) -> str:
     'chosen: batch size 1,024, learning rate 0.003'
     """
     warm = chosen.get("warm")
-    found = [
+    clauses = [
         f"{CHOICES[name]} {value:{',' if isinstance(value, int) else 'g'}}"
         + (f" (lower than usual, as {warm['why']})" if warm and name == "learning_rate" else "")
         for name, value in chosen.get("settings", {}).items()
     ]
     reasons: dict[str, list[str]] = {}
-    for name, own in chosen.get("task", {}).items():
-        reasons.setdefault(own["why"], []).append(f"{name} {own['value']}")
-    found += [f"{', '.join(names)}, as {why}" for why, names in reasons.items()]
+    for name, choice in chosen.get("task", {}).items():
+        reasons.setdefault(choice["why"], []).append(f"{name} {choice['value']}")
+    clauses += [f"{', '.join(names)}, as {why}" for why, names in reasons.items()]
     if tables := chosen.get("tables"):
-        found.append(f"tables {tables['tables']}, as {tables['why']}")
+        clauses.append(f"tables {tables['tables']}, as {tables['why']}")
     if noise := chosen.get("noise"):
         bands, sigma = noise["bands"], noise["noise_multiplier"]
-        of = f"of {bands:,} bands" if bands > 1 else "independent"
-        found.append(f"noise {of}, sigma {sigma:.4g}, as {noise['why']}")
-    line = f"chosen: {', '.join(found)}"
+        law = f"of {bands:,} bands" if bands > 1 else "independent"
+        clauses.append(f"noise {law}, sigma {sigma:.4g}, as {noise['why']}")
+    line = f"chosen: {', '.join(clauses)}"
     return line

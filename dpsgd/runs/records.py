@@ -92,17 +92,17 @@ def fields_of(
     Raises:
       ValueError: If a field is missing, or its annotation does not allow the value.
     """
-    found, hints, fields = dict[str, Any](), field_types(kind), kind.__dataclass_fields__
+    values, hints, fields = dict[str, Any](), field_types(kind), kind.__dataclass_fields__
     prefix = f"{where}: " if where else ""
     for name in hints if names is None else names:
         if name in body:
             try:
-                found[name] = read(hints[name], body[name], (name,))
+                values[name] = read(hints[name], body[name], (name,))
             except records.Refused as error:
                 raise ValueError(f"{prefix}{error}") from None
         elif fields[name].default is fields[name].default_factory is dataclasses.MISSING:
             raise ValueError(f"{prefix}{name} is missing")
-    return found
+    return values
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -126,11 +126,11 @@ def build(kind: type[_T], fields: Any, where: str) -> _T:
       ValueError: if a field is missing, unknown, not allowed or refused by `kind`; the message
         begins with `where` and names the field.
     """
-    given = {name: _tuples(x) for name, x in checked(fields, Mapping[str, Any], where).items()}
-    for name in given.keys() - named(kind).keys():
+    values = {name: _tuples(x) for name, x in checked(fields, Mapping[str, Any], where).items()}
+    for name in values.keys() - named(kind).keys():
         if notice := removal_notice(name):
             raise ValueError(f"{where}: {name} was {notice}")
     try:
-        return records.build(kind, given)
+        return records.build(kind, values)
     except records.Refused as error:
         raise ValueError(f"{where}: {error}") from None

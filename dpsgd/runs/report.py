@@ -121,8 +121,8 @@ def advantage(record: dict[str, Any]) -> str:
     """Returns the interval of a membership attack's best advantage, or "none"."""
     if record["attack_advantage_upper"] is None:
         return "none"
-    ends = record["attack_advantage_lower"], record["attack_advantage_upper"]
-    return str(Bound(*ends))
+    bounds = record["attack_advantage_lower"], record["attack_advantage_upper"]
+    return str(Bound(*bounds))
 
 
 _SHOWN = {
@@ -219,11 +219,11 @@ def calibration(record: dict[str, Any]) -> str:
     """Returns a paragraph on a model's calibration, or an empty text."""
     if not record["calibration"]:
         return ""
-    found = ", ".join(
+    figures = ", ".join(
         f"{k.replace('_', ' ')} {metric(v)}" for k, v in record["calibration"].items()
     )
     return (
-        f"The model was calibrated after its last step: {found}.\n"
+        f"The model was calibrated after its last step: {figures}.\n"
         "That is part of its parameters, and of what the guarantee counts.\n\n"
     )
 
@@ -235,8 +235,8 @@ def _steps(record: dict[str, Any]) -> str:
 
 def seconds(record: dict[str, Any]) -> str:
     """Returns the seconds of all stages of a run; empty if secret."""
-    found = record["stage_seconds"]
-    return "" if found is None else f"{sum(found.values()):.1f}"
+    stage_seconds = record["stage_seconds"]
+    return "" if stage_seconds is None else f"{sum(stage_seconds.values()):.1f}"
 
 
 def _speed(record: dict[str, Any]) -> str:
@@ -253,8 +253,8 @@ def _speed(record: dict[str, Any]) -> str:
 
 def _outcome(record: dict[str, Any]) -> str:
     """Returns warnings on a training that diverged or is mostly noise."""
-    found = divergence(record), weak_signal(record["signal_to_noise"], record["num_examples"])
-    return "".join(f"**{line[0].upper()}{line[1:]}.**\n\n" for line in found if line)
+    warnings = divergence(record), weak_signal(record["signal_to_noise"], record["num_examples"])
+    return "".join(f"**{line[0].upper()}{line[1:]}.**\n\n" for line in warnings if line)
 
 
 def _choice(config: Mapping[str, Any]) -> str:
@@ -277,9 +277,11 @@ def comparison(
       metrics: Names of the metrics to show; by default test metrics, or all without test metrics.
     """
     if metrics is None:
-        found = [item for record in records for item in record["metrics"].items()]
-        shown = list(dict.fromkeys(name for name, value in found if not isinstance(value, int)))
-        metrics = [name for name in shown if name.startswith("test_")] or shown
+        entries = [item for record in records for item in record["metrics"].items()]
+        metric_names = list(
+            dict.fromkeys(name for name, value in entries if not isinstance(value, int))
+        )
+        metrics = [name for name in metric_names if name.startswith("test_")] or metric_names
     splits = {name.partition("_")[0] for name in metrics}
     alike = len(splits) == 1 and all("_" in name for name in metrics)
     names = [label(name.partition("_")[2] if alike else name) for name in metrics]
@@ -343,5 +345,5 @@ def escape(text: str) -> str:
 
 
 def _is_numeric(cells: Iterable[str]) -> bool:
-    given = [cell for cell in cells if cell not in ("", "none", UNDEFINED)]
-    return bool(given) and all(re.match(r"[-+\[<]?\d", cell) for cell in given)
+    filled = [cell for cell in cells if cell not in ("", "none", UNDEFINED)]
+    return bool(filled) and all(re.match(r"[-+\[<]?\d", cell) for cell in filled)

@@ -142,8 +142,8 @@ def full_sums(spec: RunSpec, sampler: BatchSampler, delta: float) -> FullSums | 
     """
     if spec.calibration in (None, "none"):
         return None
-    if found := rule_against(traits_of(spec, sampler)):
-        raise ValueError(f"{found[1].reason} (here one {sampler.unit})")
+    if conflict := rule_against(traits_of(spec, sampler)):
+        raise ValueError(f"{conflict[1].reason} (here one {sampler.unit})")
     goal = spec.privacy
     assert not isinstance(goal, NonPrivate), "refused by the table"
     from dpsgd.engine.calibration import calibration_sums
@@ -250,9 +250,13 @@ def resolve(
         that cannot be run, or a target out of reach.
     """
     spec, chosen = choose(spec, task, rows, progress)
-    given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
-    wanted = "the guarantee of the run" if given else "the noise for the guarantee that is wanted"
-    progress(f"finding {wanted}")
+    noise_is_given = isinstance(spec.privacy, NoiseMultiplier | NonPrivate)
+    subject = (
+        "the guarantee of the run"
+        if noise_is_given
+        else "the noise for the guarantee that is wanted"
+    )
+    progress(f"finding {subject}")
     run = resolved(spec, rows[1])
     if "noise" in chosen:
         noise = {**chosen["noise"], "noise_multiplier": run.mechanism.noise_multiplier}
@@ -273,11 +277,11 @@ def choose(
     """
     population = rows[1]
     check(spec, population.num_examples)
-    found, why = _with_settings(spec, task, rows)
+    chosen_spec, why = _with_settings(spec, task, rows)
     chosen: dict[str, Any] = {}
     if isinstance(spec.tables, Auto):
-        chosen["tables"] = {"tables": found.options()["tables"], "why": why}
-    values = {**found.options(), **vars(found.sampler)}
+        chosen["tables"] = {"tables": chosen_spec.options()["tables"], "why": why}
+    values = {**chosen_spec.options(), **vars(chosen_spec.sampler)}
     by_rule = [*spec.open, *(["average_tail"] if averages_by_rule(spec) else [])]
     if names := [name for name in CHOICES if name in by_rule and name in values]:
         chosen["settings"] = to_json({name: values[name] for name in names})
@@ -285,11 +289,13 @@ def choose(
             chosen["warm"] = {"why": "the usual rate makes a run forget the model it starts from"}
     if chosen:
         progress(sentence(chosen))
-    found = _with_calibration(found, task, population, progress)
-    found, noise = with_noise(found, task, population, progress)
-    falling = dataclasses.replace(found.optimizer, schedule=found.optimizer.step_sizes)
-    found = dataclasses.replace(found, optimizer=falling, delta=spec.delta_of(population))
-    return found, {**chosen, "noise": noise} if noise else chosen
+    chosen_spec = _with_calibration(chosen_spec, task, population, progress)
+    chosen_spec, noise = with_noise(chosen_spec, task, population, progress)
+    falling = dataclasses.replace(chosen_spec.optimizer, schedule=chosen_spec.optimizer.step_sizes)
+    chosen_spec = dataclasses.replace(
+        chosen_spec, optimizer=falling, delta=spec.delta_of(population)
+    )
+    return chosen_spec, {**chosen, "noise": noise} if noise else chosen
 
 
 def _starts_warm(spec: RunSpec) -> bool:
@@ -327,19 +333,19 @@ def _with_settings(spec: RunSpec, task: Any, rows: Rows) -> tuple[RunSpec, str]:
     return recommended(dataclasses.replace(spec, tables=Dense())), reason
 
 
-def request_of(spec: RunSpec, population: Population, **more: Any) -> RecommendationRequest:
+def request_of(spec: RunSpec, population: Population, **overrides: Any) -> RecommendationRequest:
     """Returns a recommendation's request from options, rows and `more`."""
-    known = {one.name for one in dataclasses.fields(RecommendationRequest)}
-    given = {name: value for name, value in spec.options().items() if name in known}
-    given |= {"target_delta": spec.delta_of(population), **more}
-    return RecommendationRequest(population.num_examples, **given)
+    names = {option.name for option in dataclasses.fields(RecommendationRequest)}
+    options = {name: value for name, value in spec.options().items() if name in names}
+    options |= {"target_delta": spec.delta_of(population), **overrides}
+    return RecommendationRequest(population.num_examples, **options)
 
 
 def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
     """Returns a spec whose open settings are the task's recommendations."""
     sampler, names = spec.sampler, spec.open
-    own = {one.name for one in dataclasses.fields(Settings)} - {"average_tail"}
-    if not own & set(names):
+    fields = {setting.name for setting in dataclasses.fields(Settings)} - {"average_tail"}
+    if not fields & set(names):
         return spec
     if isinstance(sampler, SamplerSettings) and hasattr(sampler, "batch_size"):
         batch_size, epochs = sampler.batch_size, getattr(sampler, "epochs", None)
@@ -359,15 +365,15 @@ def _recommended(spec: RunSpec, task: Any, population: Population) -> RunSpec:
         raise ValueError(
             f"recommend() of the task must return dpsgd.Settings, got {type(settings).__name__}"
         )
-    found = {name: getattr(settings, name) for name in names if name in own}
-    if _starts_warm(spec) and "learning_rate" in found:
-        found["learning_rate"] = warm_rate(found["learning_rate"], request)
+    values = {name: getattr(settings, name) for name in names if name in fields}
+    if _starts_warm(spec) and "learning_rate" in values:
+        values["learning_rate"] = warm_rate(values["learning_rate"], request)
     if request.may_average and settings.average_tail:
-        found |= {"average_tail": settings.average_tail, "schedule": "constant"}
-    if found.get("tables_learning_rate", 0.0) is None:
-        found["tables_learning_rate"] = table_step_size(request, settings)
-    sizes = {name: found.pop(name) for name in DEFAULTS if name in found}
-    return spec.but(**found, sampler=dataclasses.replace(sampler, **sizes) if sizes else sampler)
+        values |= {"average_tail": settings.average_tail, "schedule": "constant"}
+    if values.get("tables_learning_rate", 0.0) is None:
+        values["tables_learning_rate"] = table_step_size(request, settings)
+    sizes = {name: values.pop(name) for name in DEFAULTS if name in values}
+    return spec.but(**values, sampler=dataclasses.replace(sampler, **sizes) if sizes else sampler)
 
 
 def averages_by_rule(spec: RunSpec) -> bool:
@@ -389,8 +395,8 @@ def _with_calibration(
     kind: Any = offered.kind if offered else spec.calibration
     if not offered:
         hidden, see = " for such labels", " (see dpsgd.runs.task.Task)"
-        of = hidden if hasattr(task, "calibration") else see
-        why = f"the task, a {type(task).__name__}, offers none{of}"
+        hint = hidden if hasattr(task, "calibration") else see
+        why = f"the task, a {type(task).__name__}, offers none{hint}"
     elif spec.calibration not in (None, kind):
         why = f"the task, a {type(task).__name__}, offers {kind}"
     else:
@@ -422,8 +428,10 @@ def _check_rescaled(spec: RunSpec, task: Any) -> None:
     params = jax.eval_shape(lambda: task.init(spec.init_seed))
     refinement, trained = task.calibration(), matching_leaves(params, spec.train)
     applied = jax.make_jaxpr(lambda p: refinement.apply(p, refinement.start()))(params).jaxpr
-    for k, (before, after) in enumerate(zip(applied.invars, applied.outvars, strict=True)):
-        if before is not after and k not in trained:
+    for k, (variable_in, variable_out) in enumerate(
+        zip(applied.invars, applied.outvars, strict=True)
+    ):
+        if variable_in is not variable_out and k not in trained:
             raise ValueError(f"it would rescale {leaf_names(params)[k]}, which train leaves alone")
 
 
@@ -513,32 +521,34 @@ def with_any_noise(spec: RunSpec, population: Population) -> ResolvedRun:
     if isinstance(noise, Banded) and noise.bands == "auto":
         noise = Independent()
     privacy = NoiseMultiplier(1.0) if spec.private else spec.privacy
-    how: dict[str, Any] = {"noise": noise, "privacy": privacy, "calibration": "none"}
-    return resolved(dataclasses.replace(spec, **how), population)
+    options: dict[str, Any] = {"noise": noise, "privacy": privacy, "calibration": "none"}
+    return resolved(dataclasses.replace(spec, **options), population)
 
 
-def differing(asked: RunSpec, found: RunSpec) -> list[str]:
+def differing(requested: RunSpec, resolved_spec: RunSpec) -> list[str]:
     """Returns the resolved options that differ from those given."""
-    if asked.delta == "1/n":  # the resolved delta is a number
-        asked = dataclasses.replace(asked, delta=None)
-    if isinstance(asked.tables, Auto):
-        lazy = isinstance(found.tables, Lazy)
-        tables = Lazy(**vars(asked.tables)) if lazy else Dense()
-        asked = dataclasses.replace(asked, tables=tables)
-    bands = asked.noise.bands if isinstance(asked.noise, Banded) else None
+    if requested.delta == "1/n":  # the resolved delta is a number
+        requested = dataclasses.replace(requested, delta=None)
+    if isinstance(requested.tables, Auto):
+        lazy = isinstance(resolved_spec.tables, Lazy)
+        tables = Lazy(**vars(requested.tables)) if lazy else Dense()
+        requested = dataclasses.replace(requested, tables=tables)
+    bands = requested.noise.bands if isinstance(requested.noise, Banded) else None
     if bands == 1:
-        asked = dataclasses.replace(asked, noise=Independent())
-    elif bands == "auto" and type(found.noise) in (Banded, Independent):
-        asked = dataclasses.replace(asked, noise=found.noise)
-    sampler = with_separation(asked.sampler, _bands(found))
-    if isinstance(sampler, SamplerSettings) and type(sampler) is type(found.sampler):
-        sizes = {name: getattr(found.sampler, name) for name in sampler.open_sizes()}
+        requested = dataclasses.replace(requested, noise=Independent())
+    elif bands == "auto" and type(resolved_spec.noise) in (Banded, Independent):
+        requested = dataclasses.replace(requested, noise=resolved_spec.noise)
+    sampler = with_separation(requested.sampler, _bands(resolved_spec))
+    if isinstance(sampler, SamplerSettings) and type(sampler) is type(resolved_spec.sampler):
+        sizes = {name: getattr(resolved_spec.sampler, name) for name in sampler.open_sizes()}
         sampler = dataclasses.replace(sampler, **sizes)
-    asked = dataclasses.replace(asked, sampler=sampler)
-    if asked.init_from is not None and found.init_from is not None:  # wherever the model lies
-        asked = dataclasses.replace(asked, init_from=found.init_from)
-    left = {*asked.open, "target_delta", "schedule"}
-    left |= {"average_tail"} if averages_by_rule(asked) else set()
-    ours, theirs = asked.options(), found.options()
+    requested = dataclasses.replace(requested, sampler=sampler)
+    if (
+        requested.init_from is not None and resolved_spec.init_from is not None
+    ):  # wherever the model lies
+        requested = dataclasses.replace(requested, init_from=resolved_spec.init_from)
+    open_names = {*requested.open, "target_delta", "schedule"}
+    open_names |= {"average_tail"} if averages_by_rule(requested) else set()
+    ours, theirs = requested.options(), resolved_spec.options()
     names = (name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
-    return [name for name in names if name not in left or ours.get(name) is not None]
+    return [name for name in names if name not in open_names or ours.get(name) is not None]

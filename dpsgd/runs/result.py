@@ -82,10 +82,10 @@ class FinishedRun:
         run = RunDirectory.open(path)
         history = run.history()
         settings = run.config(history)
-        where = f"{path / 'config.json'} is damaged, or of another version"
-        spec = RunSpec.from_record(settings, where)
-        task = checked(settings.get("task"), dict[str, Any], f"{where}: task")
-        fields_of(TaskRecord, task, where=f"{where}: task")
+        prefix = f"{path / 'config.json'} is damaged, or of another version"
+        spec = RunSpec.from_record(settings, prefix)
+        task = checked(settings.get("task"), dict[str, Any], f"{prefix}: task")
+        fields_of(TaskRecord, task, where=f"{prefix}: task")
         record = run.read_json("report.json")
         fields_of(
             _Figures, record, where=f"{path / 'report.json'} is damaged, or of another version"
@@ -115,19 +115,19 @@ class FinishedRun:
     @property
     def environments(self) -> list[dict[str, Any]]:
         """Distinct versions and hardware of the run's attempts."""
-        found: list[dict[str, Any]] = []
+        distinct: list[dict[str, Any]] = []
         for attempt in self.history.attempts:
-            where = f"{self.path / 'ledger.jsonl'} is damaged"
-            here = fields_of(_Environment, attempt.environment, where=where)
-            found += [here] if here not in found else []
-        return found
+            prefix = f"{self.path / 'ledger.jsonl'} is damaged"
+            facts = fields_of(_Environment, attempt.environment, where=prefix)
+            distinct += [facts] if facts not in distinct else []
+        return distinct
 
 
 def environment_mismatch(runs: Iterable[FinishedRun]) -> list[str]:
     """Returns names of environment entries that differ between attempts of runs."""
     stated = [attempt.environment for run in runs for attempt in run.history.attempts]
-    names = dict.fromkeys(name for one in stated for name in one)
-    return [n for n in names if any(one.get(n) != stated[0].get(n) for one in stated)]
+    names = dict.fromkeys(name for facts in stated for name in facts)
+    return [n for n in names if any(facts.get(n) != stated[0].get(n) for facts in stated)]
 
 
 def proved(history: History) -> dict[str, Any]:
@@ -170,22 +170,24 @@ class Bundle:
     @classmethod
     def read(cls, path: Path) -> Bundle:
         """Reads an exported model; refuses damaged files, or files of two exports."""
-        where = path / MODEL
-        if not where.is_file():
+        manifest_path = path / MODEL
+        if not manifest_path.is_file():
             raise FileNotFoundError(f"{path} is not an exported model: it has no {MODEL}")
         try:
-            found = checked(parse_json(where.read_bytes()), dict[str, Any], "it")
+            manifest = checked(parse_json(manifest_path.read_bytes()), dict[str, Any], "it")
         except ValueError as error:
-            raise ValueError(f"{where} is damaged: {error}") from None
-        if (found.get("format"), found.get("version")) != (_FORMAT, _VERSION):
+            raise ValueError(f"{manifest_path} is damaged: {error}") from None
+        if (manifest.get("format"), manifest.get("version")) != (_FORMAT, _VERSION):
             raise ValueError(
-                f"{path} was exported by another version: this program reads {_FORMAT} {_VERSION}, "
-                f"and it is {found.get('format')!a:.20} {found.get('version')!a:.20}; export its "
-                "run again"
+                f"{path} was exported by another version: its format is "
+                f"{manifest.get('format')!a:.20} {manifest.get('version')!a:.20}, expected "
+                f"{_FORMAT} {_VERSION}; export its run again"
             )
-        task = checked(found.get("task"), dict[str, Any], f"{where} is damaged: task")
-        fields_of(TaskRecord, task, where=f"{where} is damaged: task")
-        sums = checked(found.get("sha256"), dict[str, str], f"{where} is damaged: sha256")
+        task = checked(manifest.get("task"), dict[str, Any], f"{manifest_path} is damaged: task")
+        fields_of(TaskRecord, task, where=f"{manifest_path} is damaged: task")
+        sums = checked(
+            manifest.get("sha256"), dict[str, str], f"{manifest_path} is damaged: sha256"
+        )
         for name, digest in _checksums(path, task).items():
             if sums.get(name) != digest:
                 raise ValueError(

@@ -36,7 +36,7 @@ from dpsgd.runs.journal import (
 )
 from dpsgd.runs.ledger import Ledger
 from dpsgd.runs.log import MetricWriter, Stages
-from dpsgd.runs.plan import Asked, Execution, Start, begun, planned, resumed
+from dpsgd.runs.plan import Execution, RecordedRun, Start, plan_run, restore_run, start_run
 from dpsgd.runs.processes import Processes
 from dpsgd.runs.result import FinishedRun, proved
 from dpsgd.runs.spec import RunSpec
@@ -106,20 +106,20 @@ class Run:
         out = Path(out)
         execution = Execution(placement, Stages(started), progress, log)
         RunDirectory.refuse_existing(out)
-        plan, made_name = planned(spec, task, name, execution), None
+        plan, run_name = plan_run(spec, task, name, execution), None
         if Processes.current().first:
-            terms, where = plan.job.terms(plan.record), plan.job.environment()
+            terms, environment = plan.job.terms(plan.record), plan.job.environment()
             drawing = drawing_digest(plan.job.mechanism.sampler)
-            with RunDirectory.create(out) as made:
-                made.write_json("config.json", plan.record)
-                made.write_json("environment.json", where)
-                made.write_json("guarantee.json", plan.guarantee.record())
-                made.write_json(DATA, {"data": [plan.digest]})
-                with Ledger.create(made.ledger_path, terms, drawing, where) as ledger:
+            with RunDirectory.create(out) as directory:
+                directory.write_json("config.json", plan.record)
+                directory.write_json("environment.json", environment)
+                directory.write_json("guarantee.json", plan.guarantee.record())
+                directory.write_json(DATA, {"data": [plan.digest]})
+                with Ledger.create(directory.ledger_path, terms, drawing, environment) as ledger:
                     ledger.audited(plan.audit)
-                    made_name = ledger.history.name
-        made_name = Processes.current().share(made_name)
-        return cls(RunDirectory(out), plan.job.task, execution, plan.job, made_name)
+                    run_name = ledger.history.name
+        run_name = Processes.current().share(run_name)
+        return cls(RunDirectory(out), plan.job.task, execution, plan.job, run_name)
 
     @classmethod
     def open(
@@ -200,26 +200,26 @@ class Run:
         with self._resumed() as (ledger, (job, checkpoint, keys)):
             check_batches_can_be_read(job)
             history, step = ledger.history, int(checkpoint.state.step) if checkpoint else 0
-            of = draw_of(job, history, step)
-            if (before := self.folder.batches) is not None:
-                batch_files.forget(before, history.name)
+            draw = draw_of(job, history, step)
+            if (earlier := self.folder.batches) is not None:
+                batch_files.forget(earlier, history.name)
             batch_files.refuse_existing(path)  # files of others are neither noted nor removed
             self.folder.note_batches(path)
-            seed = constant_seed(of.sampler, keys.sampling, step)
+            seed = constant_seed(draw.sampler, keys.sampling, step)
             make_folder(path, 0o700)
             try:
                 self._execution.progress(
-                    f"drawing the batches of steps {step:,} to {of.sampler.num_steps:,}"
+                    f"drawing the batches of steps {step:,} to {draw.sampler.num_steps:,}"
                 )
-                digests = write(path, of, seed, job.data)
-                batch_files.write_manifest(path, of, seed, digests, job.data)
+                digests = write(path, draw, seed, job.data)
+                batch_files.write_manifest(path, draw, seed, digests, job.data)
                 if not keys.root.insecure:
                     last = history.attempts[-1]
                     write_stop(self.folder.path, Stop(history.heads[last.line], step, None, seed))
             except BaseException:
                 batch_files.forget(path, history.name)
                 raise
-            return of.num_files
+            return draw.num_files
 
     def _finished(self) -> bool:
         if not self.folder.finished:
@@ -235,16 +235,16 @@ class Run:
     def _resumed(self) -> Iterator[tuple[Ledger, Start]]:
         """Locks the ledger against other processes, and yields it with the run's start."""
         job, self._job = self._job, None
-        asked = None if job else Asked(self.folder, self._execution.progress)
+        recorded = None if job else RecordedRun(self.folder, self._execution.progress)
         with Ledger.open(self.folder.ledger_path, Processes.current()) as ledger:
             self.folder.history()  # refuses a ledger that is older than the checkpoints
             history = ledger.history
             if job is not None and history.untouched and history.name == self._name:
-                yield ledger, begun(self.folder, job, ledger)  # audited just now
+                yield ledger, start_run(self.folder, job, ledger)  # audited just now
                 return
-            if asked is None:  # another process has changed or replaced the run
-                asked = Asked(self.folder, self._execution.progress)
-            yield ledger, resumed(self.folder, asked, ledger, self._task, self._execution)
+            if recorded is None:  # another process has changed or replaced the run
+                recorded = RecordedRun(self.folder, self._execution.progress)
+            yield ledger, restore_run(self.folder, recorded, ledger, self._task, self._execution)
 
     def _finish(self, ledger: Ledger, start: Start) -> dict[str, Any]:
         """Trains to the end, evaluates, and writes model and report."""
@@ -268,8 +268,8 @@ class Run:
         folder, (_, stages, progress, _) = self.folder, self._execution
         stages.begin("evaluate")
         released = ledger.history.released
-        known = released and folder.params_path.exists()
-        if not (known and folder.params_digest() == released):
+        is_written = released and folder.params_path.exists()
+        if not (is_written and folder.params_digest() == released):
             folder.write_params(params)
         ledger.release(folder.params_digest())
         progress("evaluating")

@@ -301,9 +301,9 @@ class RunSpec(Record):
 
     def __post_init__(self) -> None:
         for name, kinds in PARTS.items():
-            if type(part := getattr(self, name)) not in kinds.values():
+            if type(choice := getattr(self, name)) not in kinds.values():
                 named = ", ".join(kind.__name__ for kind in kinds.values())
-                raise ValueError(f"{name} must be one of {named}, got {part!r}")
+                raise ValueError(f"{name} must be one of {named}, got {choice!r}")
         super().__post_init__()
         if not isinstance(self.sampler, SamplerSettings | BatchSampler):
             raise ValueError(
@@ -324,13 +324,13 @@ class RunSpec(Record):
         sampler, noise = self.sampler, self.noise
         names = ["tables"] if isinstance(self.tables, Auto) else []
         names += sampler.open_sizes() if isinstance(sampler, SamplerSettings) else []
-        for part in (self, self.optimizer, self.tables):
-            hints, attributes = field_types(type(part)), named(type(part))
+        for record in (self, self.optimizer, self.tables):
+            hints, attributes = field_types(type(record)), named(type(record))
             names += [
                 name
                 for name, attribute in attributes.items()
                 if _OPEN in getattr(hints[attribute], "__metadata__", ())
-                and getattr(part, attribute) is None
+                and getattr(record, attribute) is None
             ]
         if isinstance(noise, Banded) and noise.law is None:
             names.append("bands")
@@ -349,49 +349,65 @@ class RunSpec(Record):
           ValueError: if an option is unknown, of another type, impossible, or belongs to a choice
             that was not made.
         """
-        known, given = known_options(), dict[str, Any]()
+        options_by_name, values = known_options(), dict[str, Any]()
         for name, value in options.items():
             if notice := removal_notice(name, value):
                 raise ValueError(f"{name}={value} was {notice}")
-            if name not in known:
-                raise ValueError(f"{name} is unknown{near(name, known)}")
+            if name not in options_by_name:
+                raise ValueError(f"{name} is unknown{near(name, options_by_name)}")
             value = tuple(value) if isinstance(value, list) else value
-            if value is not None and value != known[name].default:
-                given[name] = read(known[name].type, value, (name,))
-        parts = {}
-        for part, kinds in PARTS.items():
-            choices = [given.pop(part)] if part in given else [c for c in kinds if c in given]
-            (choice, *others) = choices or [next(iter(kinds))]
-            if others or choice not in kinds or not (choices or "" in kinds or part in known):
+            if value is not None and value != options_by_name[name].default:
+                values[name] = read(options_by_name[name].type, value, (name,))
+        sections = {}
+        for section, kinds in PARTS.items():
+            choices = (
+                [values.pop(section)] if section in values else [c for c in kinds if c in values]
+            )
+            (choice, *surplus) = choices or [next(iter(kinds))]
+            if (
+                surplus
+                or choice not in kinds
+                or not (choices or "" in kinds or section in options_by_name)
+            ):
                 number = "at most" if "" in kinds else "exactly"
                 *names, last = filter(None, kinds)
                 raise ValueError(f"give {number} one of {', '.join(names)} and {last}")
             kind = kinds[choice]
             if not dataclasses.fields(kind):
-                given.pop(choice, None)
-            of = named(kind)
-            parts[part] = kind(**{of[name]: given.pop(name) for name in list(given) if name in of})
-        own = named(cls)
-        for name in given:
-            if name not in own:
+                values.pop(choice, None)
+            attributes = named(kind)
+            sections[section] = kind(
+                **{
+                    attributes[name]: values.pop(name)
+                    for name in list(values)
+                    if name in attributes
+                }
+            )
+        own_attributes = named(cls)
+        for name in values:
+            if name not in own_attributes:
                 raise ValueError(f"{name} goes with {_chooser(name)}: give it, or leave out {name}")
-        return cls(sampler, **parts, **{own[name]: value for name, value in given.items()})
+        return cls(
+            sampler, **sections, **{own_attributes[name]: value for name, value in values.items()}
+        )
 
     def options(self) -> dict[str, Any]:
         """Returns the options that make this spec, with the default values."""
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for name, attribute in named(type(self)).items():
             value = getattr(self, attribute)
             if name not in PARTS:
-                found[name] = value
+                options[name] = value
                 continue
             choice = next(c for c, kind in PARTS[name].items() if kind is type(value))
             if name in known_options():
-                found[name] = choice
+                options[name] = choice
             elif choice and not dataclasses.fields(value):
-                found[choice] = True
-            found |= {key: getattr(value, one) for key, one in named(type(value)).items()}
-        return found
+                options[choice] = True
+            options |= {
+                key: getattr(value, field_name) for key, field_name in named(type(value)).items()
+            }
+        return options
 
     def but(self, **options: Any) -> RunSpec:
         """Returns this spec with some options replaced."""
@@ -439,19 +455,19 @@ class RunSpec(Record):
         name = sampler_name(record, where)
         fields = {key: value for key, value in record["sampler"].items() if key != "name"}
         try:
-            whole = checked(fields.pop("of_these_data", False), bool, "sampler")
+            is_built = checked(fields.pop("of_these_data", False), bool, "sampler")
             kind: Any = kind_of(name, execute=execute)
-            sampler = kind.from_terms(fields) if whole else None
+            sampler = kind.from_terms(fields) if is_built else None
         except (TypeError, LookupError, ValueError) as error:
             raise ValueError(f"{where}: sampler: {error}") from None
         sampler = sampler or build(settings_of(kind), fields, f"{where}: sampler")
-        given = {
+        options = {
             key: value
             for key, value in record.items()
             if key in known_options() or (value and removal_notice(key, value))  # `of` refuses it
         }
         try:
-            spec = cls.of(**{**given, "sampler": sampler})
+            spec = cls.of(**{**options, "sampler": sampler})
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if names := spec.open:
@@ -494,14 +510,14 @@ class Option(NamedTuple):
 @functools.cache
 def known_options() -> dict[str, Option]:
     """Returns every option of a run by its name."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
 
     def add(owner: type, name: str, attribute: str) -> None:
         default = owner.__dataclass_fields__[attribute].default  # type: ignore[attr-defined]
         default = None if default is MISSING else default
         hint = field_types(owner)[attribute]
         hint = hint | None if default is None and hint is not Any else hint
-        found.setdefault(name, Option(hint, default, owner, attribute))
+        options.setdefault(name, Option(hint, default, owner, attribute))
 
     for name, attribute in named(RunSpec).items():
         if (kinds := PARTS.get(name)) is None:
@@ -509,21 +525,21 @@ def known_options() -> dict[str, Option]:
             continue
         if name in ("tables", "optimizer", "clipping"):
             names: Any = Literal[tuple(kinds)]
-            found[name] = Option(names, next(iter(kinds)), RunSpec, name)
+            options[name] = Option(names, next(iter(kinds)), RunSpec, name)
         for choice, kind in kinds.items():
-            if choice and not dataclasses.fields(kind) and name not in found:
-                found[choice] = Option(bool, False, kind, "")
-            for option, of in named(kind).items():
-                add(kind, option, of)
-    return found
+            if choice and not dataclasses.fields(kind) and name not in options:
+                options[choice] = Option(bool, False, kind, "")
+            for option, field_name in named(kind).items():
+                add(kind, option, field_name)
+    return options
 
 
 def _chooser(name: str) -> str:
     """Returns the choice, in words, that an option belongs to."""
-    for part, kinds in PARTS.items():
+    for section, kinds in PARTS.items():
         has = [choice for choice, kind in kinds.items() if name in named(kind)]
         if has:
-            return " ".join([*([part] if part in known_options() else []), " or ".join(has)])
+            return " ".join([*([section] if section in known_options() else []), " or ".join(has)])
     return "nothing"
 
 
@@ -544,11 +560,11 @@ def check_version(record: Mapping[str, Any], path: Path) -> None:
 
 def config_digest(record: Mapping[str, Any]) -> str:
     """Returns a digest of a configuration, without paths of data and models."""
-    kept = dict(record)
-    task = kept.get("task")
+    content = dict(record)
+    task = content.get("task")
     if isinstance(task, dict) and isinstance(task.get("settings"), dict):
         settings = {name: value for name, value in task["settings"].items() if name != "data"}
-        kept["task"] = {**task, "settings": settings}
-    if "init_from" in kept:  # a ledger knows the parameters by their digest
-        kept["init_from"] = kept["init_from"] is not None
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        content["task"] = {**task, "settings": settings}
+    if "init_from" in content:  # a ledger knows the parameters by their digest
+        content["init_from"] = content["init_from"] is not None
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

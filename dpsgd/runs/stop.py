@@ -223,23 +223,23 @@ def _forward_signals(child: int, alive: int) -> None:
 def _watch(child: int, reports: int, seconds: float) -> tuple[bool, str, int]:
     """Returns whether the child had met the others, why it was killed, and its status."""
     met = False
-    begun = stopped = None
+    steps_since = stopped = None
     while True:
         ready, _, _ = select.select([reports], [], [], 1.0)
         now = time.monotonic()
         for kind in os.read(reports, 1 << 16) if ready else b"":
             met = True
-            begun = now if kind == ord(STEP) else None
+            steps_since = now if kind == ord(STEP) else None
         ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         if ended and os.WIFSTOPPED(status):
             stopped = now
         elif ended and os.WIFCONTINUED(status):
-            stopped, begun = None, begun and now
+            stopped, steps_since = None, steps_since and now
         elif ended:
             return met, "", status
         if stopped is not None and now - stopped > STOPPED_SECONDS:
             why = f"it was stopped, and did not go on for {STOPPED_SECONDS:.0f} s"
-        elif stopped is None and begun is not None and now - begun > seconds:
+        elif stopped is None and steps_since is not None and now - steps_since > seconds:
             why = f"no step for {seconds:g} s"
         else:
             continue

@@ -110,17 +110,19 @@ def traits_of(spec: RunSpec, sampler: BatchSampler | None = None) -> set[Trait]:
 def rule_against(traits: set[Trait]) -> tuple[int, Unsupported, str] | None:
     """Returns the first rule that refuses a run, with number and traits, or None."""
     for number, rule in enumerate(UNSUPPORTED, 1):
-        found = [[one for one in side if one in traits] for side in (rule.first, rule.second)]
-        if all(found):
-            return number, rule, " and ".join(side[0] for side in found)
+        matches = [
+            [trait for trait in side if trait in traits] for side in (rule.first, rule.second)
+        ]
+        if all(matches):
+            return number, rule, " and ".join(side[0] for side in matches)
     return None
 
 
 def refusal(spec: RunSpec, sampler: BatchSampler | None = None) -> str:
     """Returns the reason why a run is not supported; empty if it is."""
-    if (found := rule_against(traits_of(spec, sampler))) is None:
+    if (conflict := rule_against(traits_of(spec, sampler))) is None:
         return ""
-    _, rule, words = found
+    _, rule, words = conflict
     return f"{words}: {rule.reason}; {rule.mend}"
 
 
@@ -188,18 +190,18 @@ def support_matrix() -> str:
     columns = [*COLUMNS, "data shards", "accounting"]
     lines = [f"| sampler | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
     for label, (name, settings) in SAMPLERS.items():
-        asked = SETTINGS[name](**settings)
-        built = asked.build(example_data(), 1e-5)
+        requested = SETTINGS[name](**settings)
+        built = requested.build(example_data(), 1e-5)
         with contextlib.suppress(ValueError):  # samplers of users have no cycle
-            built = with_separation(asked, 2).build(example_data(), 1e-5)
+            built = with_separation(requested, 2).build(example_data(), 1e-5)
         cells = []
         for options in COLUMNS.values():
-            spec = RunSpec.of(asked, noise_multiplier=1.0, **options)
-            found = rule_against(traits_of(spec, built))
-            cells.append("yes" if found is None else f"no ({found[0]})")
+            spec = RunSpec.of(requested, noise_multiplier=1.0, **options)
+            conflict = rule_against(traits_of(spec, built))
+            cells.append("yes" if conflict is None else f"no ({conflict[0]})")
         cells.append("no")
         with contextlib.suppress(TypeError, ValueError):  # no such setting, or not with the others
-            dataclasses.replace(asked, num_shards=2).build(example_data(), 1e-5)
+            dataclasses.replace(requested, num_shards=2).build(example_data(), 1e-5)
             cells[-1] = "yes"
         cost = epsilon(built.untruncated().privacy(1.0), 1e-5)
         cells.append("bounds" if cost.note else "tight")

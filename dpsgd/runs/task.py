@@ -159,44 +159,44 @@ def like_earlier(
       name: Name of the task, or None.
       record: `task_record` of the earlier task.
     """
-    own, settings = _settings(task), record.get("settings", {})
-    if own is None or record.get("name") not in (name, task_record(task)["name"]):
+    own_settings, settings = _settings(task), record.get("settings", {})
+    if own_settings is None or record.get("name") not in (name, task_record(task)["name"]):
         return task, {}
     kind: Any = type(task)
     hints = field_types(kind)
-    found = {
+    taken = {
         key: settings[key]
-        for key, value in own.items()
+        for key, value in own_settings.items()
         if value is None and settings.get(key) is not None and str(settings[key]).isprintable()
         if key != "data" and not _is_path(hints[key])
     }
-    if not found:
+    if not taken:
         return task, {}
     try:
-        made = with_settings(task, found, "init_from")
+        changed = with_settings(task, taken, "init_from")
     except ValueError:
         return task, {}
-    return made, dict.fromkeys(found, "in the model that it starts from")
+    return changed, dict.fromkeys(taken, "in the model that it starts from")
 
 
-def with_settings(task: Any, found: Mapping[str, Any], where: str) -> Any:
+def with_settings(task: Any, values: Mapping[str, Any], where: str) -> Any:
     """Returns a task with some settings replaced, or refuses them at `where`."""
-    own, kind = _settings(task), type(task)
-    if own is None:  # some fields are no JSON values
-        return dataclasses.replace(task, **found)
-    return made_of(kind, {**own, **found}, kind.__qualname__, where)
+    own_settings, kind = _settings(task), type(task)
+    if own_settings is None:  # some fields are no JSON values
+        return dataclasses.replace(task, **values)
+    return made_of(kind, {**own_settings, **values}, kind.__qualname__, where)
 
 
 def exceptions_of(task: Any) -> tuple[str, ...]:
     """Returns the sentences of a task's `not_covered`."""
-    made = getattr(task, "not_covered", None)
-    return tuple(checked(list(made()), list[str], "not_covered() of the task")) if made else ()
+    method = getattr(task, "not_covered", None)
+    return tuple(checked(list(method()), list[str], "not_covered() of the task")) if method else ()
 
 
 def calibration_of(task: Any) -> Any:
     """Returns the `calibration` of a task; None if it offers none."""
-    made = getattr(task, "calibration", None)
-    return made() if callable(made) else None
+    method = getattr(task, "calibration", None)
+    return method() if callable(method) else None
 
 
 def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refinement | None:
@@ -207,16 +207,17 @@ def refinement_of(task: Any, mechanism: Mechanism, kind: str | None) -> Refineme
     """
     if mechanism.full_sums is None:
         return None
-    if (made := calibration_of(task)) is None:
+    if (refinement := calibration_of(task)) is None:
         raise ValueError(
             f"the run ends in {mechanism.full_sums}, of which its task, a {type(task).__name__}, "
             "makes nothing: it has no calibration() (see dpsgd.runs.task.Task)"
         )
-    if made.kind != kind:
+    if refinement.kind != kind:
         raise ValueError(
-            f"calibration is {kind}, and the task, a {type(task).__name__}, offers {made.kind}"
+            f"calibration is {kind}, but the task, a {type(task).__name__}, offers "
+            f"{refinement.kind}: take that, or none"
         )
-    return made
+    return refinement
 
 
 def find(name: str) -> Any:
@@ -229,7 +230,7 @@ def find(name: str) -> Any:
     if not (module and colon and qualified):
         raise ValueError(f"{name!a} names no object: write module:object")
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise ValueError(f"{module} cannot be imported: {error}") from error
@@ -243,9 +244,9 @@ def find(name: str) -> Any:
             f"{module} cannot be imported: {type(error).__name__}: {reason}"
         ) from error
     try:
-        return functools.reduce(getattr, qualified.split("."), found)
+        return functools.reduce(getattr, qualified.split("."), imported)
     except AttributeError:
-        meant = near(qualified, vars(found))
+        meant = near(qualified, vars(imported))
         raise ValueError(f"module {module} has no {qualified!a}{meant}") from None
 
 
@@ -318,17 +319,17 @@ def load(
     name_of_kind = (kinds or {}).get(name, name)
     if not re.fullmatch(r"[^:]+:[^:]+", name_of_kind):
         raise ValueError(f"{where}: task, name: {name!a:.40} is no module:object")
-    found = find(name_of_kind)
-    if not isinstance(found, type):
+    task_or_class = find(name_of_kind)
+    if not isinstance(task_or_class, type):
         if data is not None:
             raise ValueError(f"the task {name} brings its own rows: it takes no other data")
-        check_task(found, name)
-        return found
+        check_task(task_or_class, name)
+        return task_or_class
     if data is not None:
         if "data" not in settings:
             raise ValueError(f"the task {name} has no setting `data`, so that it takes none")
         settings["data"] = str(data)
-    return made_of(found, settings, name, f"{where}: task")
+    return made_of(task_or_class, settings, name, f"{where}: task")
 
 
 def rows_of(task: Task) -> tuple[PyTree, Population]:
@@ -366,15 +367,15 @@ def arrays_digest(arrays: PyTree, prefix: str = "") -> str:
     """Returns the SHA-256 of a prefix and of arrays with names, dtypes and shapes."""
     import jax
 
-    found = hashlib.sha256(prefix.encode())
+    digest = hashlib.sha256(prefix.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
         array = np.asanyarray(leaf)
-        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
         array = np.atleast_1d(array)
         rows = max(1, _READ_BYTES * len(array) // max(1, array.nbytes))
         for start in range(0, len(array), rows):
-            found.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
-    return found.hexdigest()
+            digest.update(np.ascontiguousarray(array[start : start + rows]).tobytes())
+    return digest.hexdigest()
 
 
 _READ_BYTES = 2**24

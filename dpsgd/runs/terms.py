@@ -42,7 +42,7 @@ class Terms:
 
     def record(self) -> dict[str, Any]:
         """Returns the terms as JSON values."""
-        initial = {"initial": initial_record(found)} if (found := self.plan.initial) else {}
+        initial = {"initial": initial_record(model)} if (model := self.plan.initial) else {}
         return {**segment_record(self.plan), **stated(self, _OF_TERMS), **initial}
 
     @classmethod
@@ -51,10 +51,10 @@ class Terms:
         for name in body:
             if body[name] and (notice := removal_notice(name)):
                 raise ValueError(f"{name}: {notice}")
-        own, initial = fields_of(cls, body, _OF_TERMS), body.get("initial")
-        check_guarantee_delta(own["delta"])
+        values, initial = fields_of(cls, body, _OF_TERMS), body.get("initial")
+        check_guarantee_delta(values["delta"])
         started = {} if initial is None else {"initial": initial_from_record(initial)}
-        return cls(segment_from_record(body, **started), **own)
+        return cls(segment_from_record(body, **started), **values)
 
 
 _OF_TERMS = ("delta", "config", "trained")
@@ -121,11 +121,13 @@ def segment_records(parts: Sequence[Part]) -> list[dict[str, Any]]:
     package.
     """
     records = [
-        {**segment_record(part), "steps": [part.steps.start, part.steps.stop]}
-        for part in parts
-        if isinstance(part, Segment) and part.initial is None
+        {**segment_record(segment), "steps": [segment.steps.start, segment.steps.stop]}
+        for segment in parts
+        if isinstance(segment, Segment) and segment.initial is None
     ]
-    foreign = any(":" in one["sampler"]["name"] or ":" in one["noise"]["name"] for one in records)
+    foreign = any(
+        ":" in record["sampler"]["name"] or ":" in record["noise"]["name"] for record in records
+    )
     return [] if foreign or len(records) < len(parts) else records
 
 
@@ -150,8 +152,8 @@ def initial_record(initial: Initial) -> dict[str, Any]:
 def initial_from_record(record: Any) -> Initial:
     """Returns the trained model in an `initial_record`."""
     body = checked(record, dict[str, Any], "initial")
-    own = fields_of(Initial, body, ("sha256", "name"))
-    return Initial(segments=segments_from_records(body["segments"]), **own)
+    values = fields_of(Initial, body, ("sha256", "name"))
+    return Initial(segments=segments_from_records(body["segments"]), **values)
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,8 @@ class Candidates:
             plan = Segment(run.mechanism, unit=unit, **about)
             terms.append(Terms(plan, run.delta, digest))
             settings.append(to_json(spec.record()))
-        how = self.score, self.better, self.request(secret)
-        selection = Selection(self.count, tuple(terms), tuple(settings), *how)
+        request_terms = self.score, self.better, self.request(secret)
+        selection = Selection(self.count, tuple(terms), tuple(settings), *request_terms)
         epsilon = cost([selection.trials()], terms[0].delta).epsilon
         if epsilon is None or math.isinf(epsilon.upper):
             raise ValueError("no finite epsilon is certified for this selection: raise its noise")
@@ -150,7 +150,7 @@ class Candidates:
         scores: dict[str, Any] = {}
         for spec in self._chosen:
             sized = dataclasses.replace(spec, privacy=NoiseMultiplier(1.0))
-            job = Job.of(self.task, resolved(sized, self.rows[1]), rows=self.rows)
+            job = Job.of_task(self.task, resolved(sized, self.rows[1]), rows=self.rows)
             job.programs()
             scores = scores or dict(self.task.metrics(job.params))
             if self.score not in scores:
@@ -167,7 +167,7 @@ class Candidates:
         for number, terms in enumerate(selection.candidates, 1):
             progress(f"auditing candidate {number} of {len(selection.candidates)}")
             run = resolved(spec_of_trial(selection, number - 1), self.rows[1])
-            job = Job.of(self.task, run, rows=self.rows)
+            job = Job.of_task(self.task, run, rows=self.rows)
             if (job.plan(), job.delta) != (terms.plan, terms.delta):
                 raise ValueError(f"candidate {number} would train differently than declared")
             job.audit()

@@ -118,7 +118,7 @@ def _begin(wanted: Candidates, folder: RunDirectory, progress: Callable[[str], N
     progress("compiling the candidates")
     wanted.check_programs()
     progress("finding the noise for the guarantee that is wanted")
-    secret = VaultSecret.drawn()
+    secret = VaultSecret.generate()
     selection = wanted.declared(secret)
     wanted.rehearse(selection, progress)
     with RunDirectory.create(folder.path) as directory:
@@ -231,7 +231,7 @@ def _goes_on(path: Path) -> bool:
     """Returns True if a trial in one attempt is finished or cleanly stopped."""
     folder = RunDirectory(path)
     if folder.finished:
-        return _whole(folder.history())
+        return _is_unbroken(folder.history())
     if not (path / STOP).exists():
         return False
     history = folder.history()
@@ -245,13 +245,13 @@ def _as_declared(history: History, terms: Terms) -> bool:
         declared, trained = terms.record(), history.attempts[0].terms.record()
         names = [name for name in declared if declared[name] != trained.get(name)]
         raise AssertionError(f"a trial was trained otherwise than declared: {', '.join(names)}")
-    return _whole(history)
+    return _is_unbroken(history)
 
 
-def _whole(history: History) -> bool:
+def _is_unbroken(history: History) -> bool:
     """Returns True if a finished run took each step once."""
-    (first, *others) = history.attempts
-    return not others and first.steps == range(first.terms.mechanism.num_steps)
+    (first, *later_attempts) = history.attempts
+    return not later_attempts and first.steps == range(first.terms.mechanism.num_steps)
 
 
 @contextmanager

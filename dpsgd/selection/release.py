@@ -84,10 +84,10 @@ def _write_ledger(
     """Appends the release of a model of these terms, and the `last` lines, to the ledger."""
     content = folder.ledger_path.read_bytes()
     head, content = folder.history().name, content[: content.index(b"\n") + 1]
-    where = to_json({**environment(), "code": code_digest()})
+    facts = to_json({**environment(), "code": code_digest()})
     beginning = {"attempt": 0, "first_step": 0, "drawing": "", "nonce": nonce, **terms.record()}
     steps: dict[str, Any] = {"declare": [0, terms.mechanism.num_steps]}
-    for body in ({**beginning, "environment": where}, steps, *last):
+    for body in ({**beginning, "environment": facts}, steps, *last):
         line, head = line_of(body, head)
         content += line
     history = History.parse(content, folder.ledger_path)

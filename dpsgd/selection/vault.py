@@ -30,11 +30,11 @@ class VaultSecret:
     """
 
     def __init__(self, secret: bytes) -> None:
-        """Stores 32 bytes; prefer `drawn` and `load`."""
+        """Stores 32 bytes; prefer `generate` and `load`."""
         self._secret = secret
 
     @classmethod
-    def drawn(cls) -> VaultSecret:
+    def generate(cls) -> VaultSecret:
         """Returns a secret from the operating system's entropy."""
         return cls(os.urandom(32))
 
@@ -62,24 +62,26 @@ class VaultSecret:
         folder = path.parent.parent
         try:
             record = checked(parse_json(content), dict[str, Any], "secret")
-            found = cls(bytes.fromhex(checked(record["secret"], str, "secret")))
-            name, known = record["selection"], record["number"]
+            secret = cls(bytes.fromhex(checked(record["secret"], str, "secret")))
+            name, inode = record["selection"], record["number"]
         except (ValueError, LookupError):  # whose message may quote the file
             raise ValueError(f"{path} is damaged, or of an earlier version") from None
         if name != selection:
             raise ValueError(f"{path} is the secret of another selection: restore its own")
-        if known != number:
+        if inode != number:
             raise ValueError(
                 f"{folder} is a copy of a selection that is not finished: both would have the same "
                 "number of trials, and two releases under one number have another cost; resume "
                 "it where it was begun, or begin another one"
             )
-        return found
+        return secret
 
     def stream(self, purpose: str, number: int) -> int:
         """Returns 256 pseudorandom bits, independent for each purpose and number."""
-        how: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd selection"}
-        return int.from_bytes(hashlib.blake2b(f"{purpose} {number}".encode(), **how).digest())
+        hash_options: Any = {"key": self._secret, "digest_size": 32, "person": b"dpsgd selection"}
+        return int.from_bytes(
+            hashlib.blake2b(f"{purpose} {number}".encode(), **hash_options).digest()
+        )
 
     def blind(self, text: str) -> str:
         """Returns a keyed digest, which shows nothing of `text` and is equal for equal texts."""

@@ -85,7 +85,7 @@ def train(model: str, epochs: int, rows: int = 125_000, rounds: int = 3) -> Iter
     spec = run_of("balls-and-bins", 1024, epochs, audit=False, **sizes)
     with generated(rows, model) as (task, folder, _):
         numbers = itertools.count()
-        job = Job.of(task, resolve(spec, task, rows_of(task)))
+        job = Job.of_task(task, resolve(spec, task, rows_of(task)))
 
         def run(data_on: Literal["device", "host"]) -> Spent:
             out = folder / f"{data_on} {next(numbers)}"

@@ -416,9 +416,9 @@ def batch_of_each():
 MUTANTS = {
     "noise of the first alone": (
         noise_of_the_first_alone,
-        "process 1 has not what process 0 has: scales",
+        "process 1 and process 0 differ in scales",
     ),
-    "another program": (another_program, "process 1 has not what process 0 has: program"),
+    "another program": (another_program, "process 1 and process 0 differ in program"),
     "noise of each": (noise_of_each, "every device has the same state"),
     "a shard for both": (a_shard_for_both, "the audit found"),
     "batch of each": (batch_of_each, "the audit found"),

@@ -127,7 +127,7 @@ def audits(monkeypatch):
 
 
 def job_of(**changed):
-    return Job.of(line, resolved(config_of(audit=True, **changed), Population(160)))
+    return Job.of_task(line, resolved(config_of(audit=True, **changed), Population(160)))
 
 
 def test_an_audit_is_remembered_for_equal_runs_under_equal_settings(monkeypatch):

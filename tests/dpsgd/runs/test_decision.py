@@ -173,7 +173,7 @@ REFUSED = {
     "seed": ({"terms": REPRODUCIBLE}, "reproducible_noise"),
     "older ledger": ({"checkpoints": [Saved(8, 0, "ab" * 32)]}, "rolled back or replaced"),
     "another attempt": ({"checkpoints": [Saved(4, 1, "head 1")]}, "is not of this run"),
-    "step not declared": ({"checkpoints": [Saved(9, 0, "head 2")]}, "had declared the steps"),
+    "step not declared": ({"checkpoints": [Saved(9, 0, "head 2")]}, "declared steps"),
 }  # fmt: skip
 
 

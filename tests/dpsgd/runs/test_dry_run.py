@@ -89,7 +89,7 @@ def test_the_time_of_an_epoch_is_that_of_its_steps_and_of_what_precedes_and_foll
 
     monkeypatch.setattr(module, "train_blocks", train_blocks)
     sampler = SETTINGS["shuffle"](batch_size=160 // steps, epochs=1)
-    job = Job.of(Line(), resolve(config_of(sampler=sampler), Line(), rows_of(Line())))
+    job = Job.of_task(Line(), resolve(config_of(sampler=sampler), Line(), rows_of(Line())))
     found = time_steps(job, flush_every=flush_every, clock=clock)
     assert found.first == 2.5
     assert found.epoch == pytest.approx(0.5 * times + 2.0 * job.mechanism.sampler.steps_per_epoch)

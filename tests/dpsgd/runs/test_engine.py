@@ -117,7 +117,7 @@ def test_equal_tasks_train_with_their_own_fields(kind):
         assert task == Faint()
         rows = rows_of(task)
         chosen, _ = choose(spec, task, rows)
-        (program,) = Job.of(task, resolved(chosen, rows[1]), rows=rows).programs()
+        (program,) = Job.of_task(task, resolved(chosen, rows[1]), rows=rows).programs()
         programs.add(digest(program))
     assert len(programs) == 2
 
@@ -143,7 +143,10 @@ class OnTwoHosts(Calibrated):
 
 @pytest.mark.parametrize(
     ("calibration", "says"),
-    [("none", "this process trains on rows 0 to "), ("auto", "begin it with --calibration none")],
+    [
+        ("none", "this process trains on rows 0 to "),
+        ("auto", "begin the run with --calibration none"),
+    ],
 )
 def test_absent_rows_that_are_read_are_named_first(calibration, says, tmp_path, monkeypatch):
     sampler = SETTINGS["balls-and-bins"](batch_size=10, epochs=2, num_shards=2)

@@ -51,7 +51,7 @@ def test_what_differs_is_named_by_all_alike_and_only_digests_travel_that_are_use
     for store in stores:
         found = several.together(3, work, store)
         (line,) = {str(error) for error in found if type(error) is ValueError}
-        assert f"process 2 has not what process 0 has: {differs};" in line
+        assert f"process 2 and process 0 differ in {differs}:" in line
         assert "a secret" not in str(store.values)
     assert dict(stores[0].values) != dict(stores[1].values)
 

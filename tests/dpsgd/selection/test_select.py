@@ -514,7 +514,7 @@ def test_a_trial_is_calibrated_and_the_whole_counts_it():
     config = candidate(noise_multiplier=None, target_epsilon=8.0)
     with few_rows_are_calibrated():
         asked = Candidates(calibrated, None, (config,), SCORE, "lower", COUNT)
-        selection = asked.declared(VaultSecret.drawn())
+        selection = asked.declared(VaultSecret.generate())
         (terms,) = selection.candidates
         assert terms.mechanism == resolved(spec_of_trial(selection, 0), asked.rows[1]).mechanism
     assert terms.mechanism.full_sums == SUMS
@@ -538,7 +538,7 @@ def test_trials_may_differ_in_their_noise_each_with_as_much_as_it_needs(kinds, s
     wanted = {"noise_multiplier": None, "target_epsilon": 8.0}
     configs = [candidate(**{"sampler": ORDER, **wanted, **kind}, optimizer="sgd") for kind in kinds]
     asked = Candidates(line, None, tuple(configs), SCORE, "lower", COUNT)
-    selection = asked.declared(VaultSecret.drawn())
+    selection = asked.declared(VaultSecret.generate())
     mechanisms = [terms.mechanism for terms in selection.candidates]
     trials = (spec_of_trial(selection, number) for number in range(len(kinds)))
     assert mechanisms == [resolved(trial, asked.rows[1]).mechanism for trial in trials]
