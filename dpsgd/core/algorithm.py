@@ -41,7 +41,12 @@ class View(NamedTuple):
 
 
 def nothing_frozen(params: PyTree, example: PyTree) -> frozenset[int]:
-    """Returns the empty set: all parameters are trained."""
+    """Returns the empty set: all parameters are trained.
+
+    Args:
+      params: Parameters, or their shapes.
+      example: One example, or its shapes.
+    """
     return frozenset()
 
 
@@ -87,7 +92,7 @@ class Algorithm(NamedTuple):
         return self.lazy and self.lazy.tables
 
     def gap_laws(self, num_steps: int) -> Any:
-        """Returns the `RunLaws` of lazy tables in a run of `num_steps` steps, or None."""
+        """Returns the `RunLaws` of lazy tables in a run, or None."""
         return self.lazy and self.lazy.run_laws(num_steps)
 
 

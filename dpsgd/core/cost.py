@@ -165,7 +165,7 @@ def _together(
 
 
 def without_initial(part: Part) -> Part:
-    """Returns a segment or selection as if the run had fresh parameters."""
+    """Returns a segment or selection without its initial model."""
     return part if part.initial is None else dataclasses.replace(part, initial=None)
 
 
@@ -214,6 +214,7 @@ def _once(compute: Callable[..., _T]) -> Callable[..., _T]:
 
     @functools.wraps(compute)
     def cached(*terms: Any) -> _T:
+        """Returns `compute(*terms)`, remembered if the terms are hashable."""
         try:
             hash(terms)
         except TypeError:  # a sampler from elsewhere may hold arrays
@@ -271,7 +272,11 @@ def _epsilon(taken: Sequence[Part], delta: float) -> Bound:
     lower = 0.0
     if not any(isinstance(piece, Trials) for piece in taken):
         # Of one kind alone, at the whole delta: together they cost no less.
-        kinds = bounds if len(bounds) == 1 else [one.epsilon(delta, _COARSE) for one in profiles]
+        kinds = (
+            bounds
+            if len(bounds) == 1
+            else [profile.epsilon(delta, _COARSE) for profile in profiles]
+        )
         lower = max(bound.lower for bound in kinds)
     return _total(taken, bounds, lower, _note_on(taken, bounds)).covering(part_bounds)
 

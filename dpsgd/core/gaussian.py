@@ -63,7 +63,7 @@ def standard_normal(
     leaf: jax.typing.ArrayLike,
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """Return standard normal float32 noise, a pure function of the arguments.
+    """Return standard normal float32 noise.
 
     Each coordinate is a function of (noise_key, step, leaf, its row-major index) alone. For DP use
     `add_gaussian_noise`, which puts the result on the public grid.
@@ -93,7 +93,7 @@ def add_gaussian_noise(
     noise: Any = None,
     spread: float = 1.0,
 ) -> Any:
-    """Return `tree` plus Gaussian noise on a public grid, over `divisor`.
+    """Return the noised `tree` on a public grid, over `divisor`.
 
     For each leaf S the result is (S + stddev z) / divisor, z standard normal, where the sum is
     rounded stochastically to multiples of g = `grid(stddev)`. Noise is drawn once on the global
@@ -226,7 +226,7 @@ def add_row_noise(
     stddev: Any,
     divisor: Any,
 ) -> jax.Array:
-    """Return the noised mean of rows of a table: float32 `[U, ...]`.
+    """Return the noised mean of table rows, float32 `[U, ...]`.
 
     The result is that part of the output of `add_gaussian_noise`, on the same grid.
 
@@ -286,7 +286,18 @@ def normal_at(
 def uniform_at(
     noise_key: Any, step: Any, leaf: int, purpose: int, rows: jax.Array, width: int
 ) -> jax.Array:
-    """Return uniforms in (0, 1), independent of `normal_at`, with its arguments and shape."""
+    """Return uniforms in (0, 1) of table rows: float32 `[len(rows), width]`.
+
+    They are independent of the normals that `normal_at` returns for the same arguments.
+
+    Args:
+      noise_key: uint32 `[4]`, key of the noise stream.
+      step: Training step.
+      leaf: Index of the table in its tree, below 2^24.
+      purpose: Purpose of the uniforms, below 2^8; different purposes are independent.
+      rows: Indices of the rows, int32 `[U]`.
+      width: Coordinates of a row; fewer than 2^32 in the whole table.
+    """
     return _draw_rows(lambda words: _uniform(words[3]), noise_key, step, leaf, purpose, rows, width)
 
 

@@ -47,7 +47,9 @@ UNKNOWN = Bound(0.0, 1.0)
 
 
 def attack_in_words(advantage: Bound, unit: str) -> str:
-    """States the largest accuracy of a membership attack with a fair prior.
+    """States the largest accuracy of a membership attack.
+
+    The attack's prior is fair: half of the games have the example.
 
     >>> attack_in_words(Bound(0.0, 0.1), "example").partition("whether ")[2]
     'a given example was used at most 55.1 % of the time'
@@ -57,8 +59,8 @@ def attack_in_words(advantage: Bound, unit: str) -> str:
       unit: Unit of privacy ('example' or 'user').
     """
     percent = 100 * Decimal(attack_accuracy(advantage).format_upper())
-    known = "someone who knows everything else can tell whether"
-    return f"{known} a given {unit} was used at most {percent.normalize():f} % of the time"
+    attacker = "someone who knows everything else can tell whether"
+    return f"{attacker} a given {unit} was used at most {percent.normalize():f} % of the time"
 
 
 @dataclass(frozen=True)

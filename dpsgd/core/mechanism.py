@@ -105,12 +105,14 @@ class Mechanism:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the run, sums over all rows included."""
+        """Number of the run's steps and sums over all rows."""
         return self.sampler.num_steps + (self.full_sums.count if self.full_sums else 0)
 
     @property
     def signal_to_noise(self) -> float:
-        """Largest ratio of the run's summed gradients to the noise in their direction.
+        """Largest ratio of the run's summed gradients to noise.
+
+        The noise is that in the direction of the gradients.
 
         N steps of b agreeing examples add up to N b C, and independent noise to a standard
         deviation of sqrt(N) sigma C in any direction: the ratio is sqrt(N) b / sigma. It is
@@ -144,7 +146,7 @@ class Mechanism:
         return self._with_sums(self.noise.privacy(self.sampler, self.noise_multiplier))
 
     def privacy_of(self, attempts: Sequence[range], *, same_rows: bool = False) -> PrivacyProfile:
-        """Returns the joint privacy cost of attempts at the steps of a run.
+        """Returns the joint privacy cost of a run's attempts.
 
         See `BatchSampler.privacy_of`. Steps beyond the sampler's are sums over all rows: each
         counts once per release under other noise.
@@ -177,7 +179,7 @@ class Mechanism:
         return with_gaussian_release(trained, release.noise_multiplier)
 
     def parts(self, delta: float) -> list[Bound]:
-        """Bounds the cost of a run's steps and of one sum.
+        """Bounds the cost of a run's steps and one sum.
 
         Steps cost as if no batch were truncated. The guarantee of the whole at `delta` is no less,
         see `dpsgd.core.cost`, which needs the lower ends alone: they are cheap.
@@ -209,6 +211,7 @@ class Mechanism:
         self.privacy()  # refuses where there is no noise
 
         def privacy(epochs: int) -> PrivacyProfile:
+            """Returns the privacy cost of a run of `epochs` epochs."""
             trained = self.noise.privacy(self.sampler.with_epochs(epochs), self.noise_multiplier)
             return self._with_sums(trained)
 

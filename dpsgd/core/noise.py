@@ -47,7 +47,7 @@ class Noise(abc.ABC):
 
     @property
     def bands(self) -> int:
-        """Largest number of entries of M's columns from the diagonal down."""
+        """Largest number of entries in a column of M."""
         return 1
 
     @property
@@ -61,7 +61,9 @@ class Noise(abc.ABC):
         return str(self) if self.bands > 1 else INDEPENDENT
 
     def init(self, like: PyTree) -> PyTree:
-        """Returns the noise state before the first step; empty by default.
+        """Returns the noise state before the first step.
+
+        By default it is empty.
 
         The state is part of `TrainState` and of checkpoints, and as secret as the root key: with it
         noise can be subtracted. Every attempt begins with a new state.
@@ -110,7 +112,7 @@ class Noise(abc.ABC):
         *,
         same_rows: bool = False,
     ) -> PrivacyProfile:
-        """Returns the joint privacy cost of attempts at the steps of a run.
+        """Returns the joint privacy cost of a run's attempts.
 
         Correlated noise begins each attempt with other keys and a new state, so that columns are
         cut off at the end of each range: docs/explanation/partial-epochs.md.
@@ -136,7 +138,9 @@ class Noise(abc.ABC):
             for ranges in check_attempts(attempts, sampler.num_steps)
         ]
         if raised and any(uncut):
-            below = sampler.privacy_of(raised, [one for one in uncut if one], same_rows=same_rows)
+            below = sampler.privacy_of(
+                raised, [ranges for ranges in uncut if ranges], same_rows=same_rows
+            )
         return UpperEnd(upper, below)
 
     def _raised(self, sampler: BatchSampler, noise_multiplier: float) -> float | None:
@@ -159,7 +163,7 @@ class Noise(abc.ABC):
             )
 
     def least_norm(self) -> float:
-        """Returns a lower bound on the norm of every uncut column of M.
+        """Returns a lower bound on every uncut column's norm.
 
         The end of a run cuts off its last columns. 0, the default, means that no bound is known;
         then no lower bound on the privacy cost is proved.
@@ -167,7 +171,7 @@ class Noise(abc.ABC):
         return float(self.bands == 1)
 
     def whiten(self, noises: np.ndarray) -> np.ndarray:
-        """Returns M n, the independent standard normals z behind the noise.
+        """Returns M n, the standard normals z behind the noise.
 
         An audit compares releases with M, and M's bands and columns with the privacy cost.
 
@@ -177,7 +181,7 @@ class Noise(abc.ABC):
         return noises
 
     def describe(self) -> dict[str, Any]:
-        """Returns the settings as JSON values, the keyword arguments of the class."""
+        """Returns the class's keyword arguments as JSON values."""
         return dataclasses.asdict(self)
 
     def record(self) -> dict[str, Any]:

@@ -68,6 +68,15 @@ def words_at(
 
 
 def word(value: jax.typing.ArrayLike, name: str) -> jax.Array:
+    """Returns a counter word, uint32 scalar or array.
+
+    Args:
+      value: Integer in [0, 2^32), or an integer array.
+      name: Name of the argument, for the error message.
+
+    Raises:
+      ValueError: If a Python integer is out of range.
+    """
     if isinstance(value, int) and not 0 <= value < 2**32:
         raise ValueError(f"{name} must be in [0, 2^32), got {value}")
     return jnp.asarray(np.uint32(value) if isinstance(value, int) else value).astype(jnp.uint32)
@@ -90,7 +99,7 @@ def philox4x32(
     counter: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     key: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns the Philox4x32-10 block of a counter: 4 uint32 words, elementwise.
+    """Returns a counter's Philox4x32-10 block, 4 uint32 words elementwise.
 
     One round maps (c0, c1, c2, c3) to (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0
     c0)), where hi and lo are the words of the 64-bit product; the key words advance by a Weyl

@@ -43,5 +43,5 @@ class FullSums:
         return f"{self.count} noisy {'sum' if self.count == 1 else 'sums'} over all rows ({terms})"
 
     def release(self, count: int) -> GaussianProfile:
-        """Returns the joint cost of `count` >= 1 of the releases."""
+        """Returns the joint cost of `count` >= 1 releases."""
         return GaussianProfile(self.noise_multiplier / math.sqrt(count))

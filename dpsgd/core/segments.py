@@ -74,12 +74,12 @@ class Segment:
         trained = range(steps.start, min(steps.stop, sampler.num_steps))
         if not trained:
             return self
-        ((whole,),) = sampler.as_entered([trained])
-        steps = range(whole.start, max(whole.stop, steps.stop))
+        ((epochs,),) = sampler.as_entered([trained])
+        steps = range(epochs.start, max(epochs.stop, steps.stop))
         return dataclasses.replace(self, steps=steps)
 
     def planned(self) -> Segment:
-        """Returns the segment extended to the last step of the run."""
+        """Returns the segment extended to the run's last step."""
         return dataclasses.replace(self, steps=range(self.steps.start, self.mechanism.num_steps))
 
 
@@ -142,25 +142,26 @@ class Trials:
 
     @property
     def lazy_tables(self) -> bool:
-        """True if noise of tables was deferred in the released run."""
+        """True if the released run deferred noise of tables."""
         return self._released_segment.lazy_tables
 
     @property
     def reproducible_noise(self) -> bool:
-        """True if the noise of a trial may come from a seed that can be guessed."""
+        """True if a trial's noise may come from a guessable seed."""
         return any(candidate.reproducible_noise for candidate in self.candidates)
 
     @property
     def mechanisms(self) -> list[Mechanism]:
         """Mechanisms of the candidates, distinct up to the clipping norm."""
         mechanisms = (
-            dataclasses.replace(one.mechanism, l2_clip_norm=1.0) for one in self.candidates
+            dataclasses.replace(candidate.mechanism, l2_clip_norm=1.0)
+            for candidate in self.candidates
         )
         return list(dict.fromkeys(mechanisms))
 
     @property
     def profile(self) -> SelectionProfile:
-        """Privacy profile of the selection, from the envelope of the candidates' profiles."""
+        """Privacy profile, from the envelope of the candidates' profiles."""
         envelope = EnvelopeProfile(tuple(mechanism.privacy() for mechanism in self.mechanisms))
         return SelectionProfile(envelope, self.count)
 
@@ -186,7 +187,9 @@ Part = Segment | Trials
 
 
 def check_together(parts: Sequence[Part]) -> None:
-    """Checks that a joint privacy cost is proved for a unit with rows in several runs.
+    """Checks that several runs have a proved joint privacy cost.
+
+    A protected unit may have rows in all of them.
 
     Args:
       parts: Segments and selections of all the runs.

@@ -133,7 +133,10 @@ class TrainState(NamedTuple):
 
 
 def defer_noise(state: TrainState) -> TrainState:
-    """Returns a state without pending noise, ready to defer it from here on."""
+    """Returns the state, ready to defer noise from here on.
+
+    No noise of `state` may be pending.
+    """
     tables = {
         k: table._replace(steps=jnp.full(len(table.values), state.step, jnp.int32))
         for k, table in state.lazy_tables.items()
@@ -159,7 +162,12 @@ def split_leaves(params: PyTree, apart: Collection[int]) -> tuple[PyTree, dict[i
 
 
 def join_leaves(dense: PyTree, apart: Mapping[int, Any]) -> PyTree:
-    """Returns the parameters that `split_leaves` took apart."""
+    """Returns the parameters that `split_leaves` took apart.
+
+    Args:
+      dense: Parameters with `optax.MaskedNode` for the leaves that were taken out.
+      apart: These leaves, by index.
+    """
     slots, structure = _slots(dense)
     return jax.tree.unflatten(structure, [apart.get(k, leaf) for k, leaf in enumerate(slots)])
 

@@ -24,7 +24,7 @@ PyTree = Any
 def frozen_leaves(
     loss_fn: Callable[[PyTree, PyTree], Any], params: PyTree, example: PyTree
 ) -> frozenset[int]:
-    """Returns indices of the leaves without a path to the loss.
+    """Returns indices of leaves without a path to the loss.
 
     >>> def loss(w, x):
     ...     return jax.lax.stop_gradient(w["a"]) * x + w["b"]
@@ -38,6 +38,7 @@ def frozen_leaves(
     """
 
     def backward(cotangent: Any, params: PyTree, example: PyTree) -> list[Any]:
+        """Returns the gradient of the loss, leaf after leaf."""
         _, pulled_back = jax.vjp(lambda params: loss_fn(params, example), params)
         return jax.tree.leaves(pulled_back(cotangent))
 
@@ -107,7 +108,11 @@ def _is_absent(x: Any) -> bool:
 
 
 def stopped(params: PyTree, numbers: Collection[int]) -> PyTree:
-    """Returns `params` with the leaves in `numbers` under `jax.lax.stop_gradient`.
+    """Returns `params` with some leaves under `jax.lax.stop_gradient`.
+
+    Args:
+      params: Tree of parameters.
+      numbers: Indices of these leaves.
 
     Raises:
       ValueError: If one of these leaves is an `AbsentTable`.
@@ -143,7 +148,13 @@ class RunLoss(WrappedLoss):
     def restrict(
         cls, loss_fn: Callable[..., Any], pattern: str | None, compute: str = "float32"
     ) -> Callable[..., Any]:
-        """Returns the loss of a run, `loss_fn` itself without pattern and cast."""
+        """Returns the run's loss, or `loss_fn` without pattern and cast.
+
+        Args:
+          loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+          pattern: Regular expression of the trained parameters' names; None trains all.
+          compute: Dtype to which float32 parameters are cast.
+        """
         plain = pattern is None and compute == "float32"
         return loss_fn if plain else cls(loss_fn, pattern, compute)
 

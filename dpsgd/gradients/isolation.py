@@ -116,7 +116,10 @@ class Isolated:
 
     @property
     def narrow(self) -> bool:
-        """True if an input or intermediate value is a float narrower than float32."""
+        """True if a value is a float narrower than float32.
+
+        Values are inputs and intermediate results.
+        """
         intermediates = (v.aval for eqn in _equations(self.trace.jaxpr, set()) for v in eqn.outvars)
         return any(map(is_narrow, (*self.trace.in_avals, *intermediates)))
 

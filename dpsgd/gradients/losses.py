@@ -26,7 +26,7 @@ LossFn = Callable[..., Array]
 
 
 def identity(part: Any) -> Hashable:
-    """Returns a key that is equal for equal settings of the same functions.
+    """Returns an equal key for equal settings of the same functions.
 
     Plain values are compared by value, tuples and this project's dataclasses by their entries. All
     other objects are compared by address, because their equality may ignore a part of their
@@ -42,8 +42,8 @@ def identity(part: Any) -> Hashable:
     if isinstance(part, types.MethodType):
         return id(part.__self__), id(part.__func__)
     if dataclasses.is_dataclass(part) and type(part).__module__.partition(".")[0] in _OURS:
-        held = (getattr(part, field.name) for field in dataclasses.fields(part))
-        return type(part), *map(identity, held)
+        values = (getattr(part, field.name) for field in dataclasses.fields(part))
+        return type(part), *map(identity, values)
     return id(part)
 
 
@@ -69,9 +69,9 @@ class Keyed(NamedTuple):
 
 
 def takes_key(loss_fn: LossFn) -> bool:
-    """Returns True if `loss_fn` takes a key, judged by its signature.
+    """Returns True if `loss_fn` takes a key.
 
-    A loss with a key requires three positional arguments, one without a key two.
+    Its signature decides: a loss with a key requires three positional arguments, another loss two.
 
     >>> takes_key(lambda params, example: 0.0), takes_key(lambda params, example, key: 0.0)
     (False, True)
@@ -86,10 +86,10 @@ def takes_key(loss_fn: LossFn) -> bool:
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
-    others = [p for p in parameters if p not in positional and p.kind != p.VAR_KEYWORD]
+    unfilled = [p for p in parameters if p not in positional and p.kind != p.VAR_KEYWORD]
     fits = (
         len(required) in (2, 3)
-        and all(p.default is not p.empty and p.kind == p.KEYWORD_ONLY for p in others)
+        and all(p.default is not p.empty and p.kind == p.KEYWORD_ONLY for p in unfilled)
         and not (len(required) == 2 and {p.name for p in positional[2:]} & {"key", "rng", "rngs"})
     )
     if not fits:
@@ -104,7 +104,7 @@ def takes_key(loss_fn: LossFn) -> bool:
 
 
 def row_loss(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
-    """Returns the loss as a function of parameters and one row.
+    """Returns the loss as a function of params and row.
 
     The row is `Keyed` if the loss takes a key.
     """
@@ -112,13 +112,19 @@ def row_loss(loss_fn: LossFn) -> Callable[[PyTree, PyTree], Array]:
         return loss_fn
 
     def loss(params: PyTree, row: Keyed) -> Array:
+        """Returns the loss of the row's example under its key."""
         return loss_fn(params, row.example, row.key)
 
     return ForeignCalls(loss) if isinstance(loss_fn, ForeignCalls) else loss
 
 
 def loss_row(loss_fn: LossFn, example: PyTree) -> PyTree:
-    """Returns `example` as a row, with a key's shape if needed."""
+    """Returns `example` as the loss's row.
+
+    Args:
+      loss_fn: (params, example) -> scalar, or (params, example, key) -> scalar.
+      example: One example, or its shapes; the shape of a key is added if the loss takes one.
+    """
     if not takes_key(loss_fn):
         return example
     return Keyed(example, jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")))

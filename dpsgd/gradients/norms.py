@@ -59,7 +59,11 @@ class ClipFactor(NamedTuple):
 
 
 def square_sums(x: Array, lead: int = 1) -> Array:
-    """Returns sums of squares over all but the first `lead` axes, float64.
+    """Returns float64 sums of squares over trailing axes.
+
+    Args:
+      x: Array of floats.
+      lead: Number of leading axes that stay.
 
     Compute with them under `float64` alone: elsewhere JAX rounds them to float32.
 
@@ -72,7 +76,9 @@ def square_sums(x: Array, lead: int = 1) -> Array:
 
 
 def norm(squares: Sequence[Array]) -> Norm:
-    """Returns the norms of gradients from square sums of their parts, float64[B] each.
+    """Returns the norms of gradients from their parts' square sums.
+
+    The square sums are float64[B] each.
 
     >>> row_norms = norm([square_sums(jnp.array([[3.0, 4.0], [0.0, 0.0]]))])
     >>> (row_norms.scale * row_norms.length).tolist()
@@ -87,9 +93,10 @@ def norm(squares: Sequence[Array]) -> Norm:
 
 
 def magnitudes(squares: Array) -> Array:
-    """Returns float32 powers of two in (r / 2, r], r the root of a square, within [2^-100, 2^126].
+    """Returns powers of two next to the roots of squares.
 
-    The bounds keep the reciprocal of each normal: processors may flush subnormals to zero.
+    They are float32, in (r / 2, r] for a root r, within [2^-100, 2^126]. The bounds keep the
+    reciprocal of each normal: processors may flush subnormals to zero.
 
     >>> magnitudes(square_sums(jnp.float32([[3.0, 4.0], [1.0, 0.0]]))).tolist()
     [4.0, 1.0]
@@ -140,19 +147,33 @@ def clip_factor(
 
 
 def contribution(factor: ClipFactor, x: Array) -> Array:
-    """Scales `x` [B, ...], linear in the gradients, to float32 contributions."""
+    """Returns float32 contributions of values linear in the gradients.
+
+    Args:
+      factor: Clip factors of the examples.
+      x: Values to scale, [B, ...].
+    """
     return shortened(factor, x.astype(jnp.float32) * _rows(factor.inverse_scale, x))
 
 
 def shortened(factor: ClipFactor, x: Array) -> Array:
-    """Returns x t for `x` [B, ...], zero in uncounted rows."""
+    """Returns x t, zero in uncounted rows, float32.
+
+    Args:
+      factor: Clip factors of the examples, with targets t.
+      x: Values that are scaled by 1 / M already, [B, ...].
+    """
     return select(factor, x.astype(jnp.float32) * _rows(factor.target, x))
 
 
 def select(factor: ClipFactor, x: Array) -> Array:
-    """Returns `x` [B, ...] in float32, zero in uncounted rows.
+    """Returns `x` in float32, zero in uncounted rows.
 
     The rows are selected away, not multiplied: 0 * NaN is NaN.
+
+    Args:
+      factor: Clip factors of the examples.
+      x: Values of the examples, [B, ...].
     """
     return jnp.where(_rows(factor.keep, x), x.astype(jnp.float32), 0.0)
 
@@ -165,6 +186,7 @@ def shared(tree: T) -> T:
     """
 
     def exact(x: Array) -> Array:
+        """Returns `x` in float32, with the digits of its own dtype."""
         if not is_narrow(x):
             return x
         # At all 8 bits of the exponent: with fewer, subnormal float16 numbers would become 0.

@@ -51,10 +51,10 @@ def with_rows(
     """
     arguments = {"lookups": (lookups, "example"), "loss": (loss, "params, rows, example")}
     for name, (function, expected) in arguments.items():
-        count, given = expected.count(",") + 1, _num_required(function)
-        if given not in (count, count + 1):
+        count, arity = expected.count(",") + 1, _num_required(function)
+        if arity not in (count, count + 1):
             raise ValueError(
-                f"{name} takes {given} arguments; define it as {name}({expected}) or "
+                f"{name} takes {arity} arguments; define it as {name}({expected}) or "
                 f"{name}({expected}, key)"
             )
     lookups_keyed, keyed = _num_required(lookups) == 2, _num_required(loss) == 4
@@ -114,7 +114,7 @@ class RowLoss:
         return self.loss(dense, rows, example.example, *key)
 
     def places(self, params: PyTree, example: PyTree, *key: Any) -> dict[str, jax.Array]:
-        """Returns the rows that an example reads, int32[...] by table name.
+        """Returns an example's row indices, int32[...] by table name.
 
         Args:
           params: Parameters, or their shapes.
@@ -133,7 +133,7 @@ class RowLoss:
 
 def _clipped(name: str, index: Any, shapes: dict[str, tuple[int, ...]]) -> jax.Array:
     if not shapes.get(name):
-        tables = ", ".join(other for other, shape in shapes.items() if shape)
+        tables = ", ".join(table for table, shape in shapes.items() if shape)
         raise ValueError(f"lookups names {name!r}, which is no table; choose among {tables}")
     index = jnp.asarray(index)
     if not jnp.issubdtype(index.dtype, jnp.integer):
@@ -145,7 +145,9 @@ def _clipped(name: str, index: Any, shapes: dict[str, tuple[int, ...]]) -> jax.A
 
 
 def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
-    """Returns the `RowLoss` in a run's loss, or None if it declares no look-ups.
+    """Returns the `RowLoss` in a run's loss.
+
+    The result is None if the loss declares no look-ups.
 
     Only wrappers that read no value of a table are looked through.
     """
@@ -155,7 +157,7 @@ def declared_rows(loss_fn: LossFn | None) -> RowLoss | None:
 
 
 def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: PyTree) -> Isolated:
-    """Returns the look-ups as a trace on one row, which cannot mix examples.
+    """Returns the look-ups as an isolated trace on one row.
 
     Args:
       declared: Loss with the look-ups.
@@ -168,13 +170,14 @@ def traced_places(declared: RowLoss, loss_fn: LossFn, params: PyTree, example: P
     """
 
     def places(row: PyTree) -> dict[str, jax.Array]:
+        """Returns the row indices of one row of the loss, by table name."""
         return declared.places(params, *(row if isinstance(row, Keyed) else (row,)))
 
     return isolated(places, loss_row(loss_fn, example))
 
 
 def lookups_read_keys(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> bool:
-    """Returns whether the look-ups of an example depend on its key.
+    """Returns True if an example's look-ups depend on its key.
 
     Args:
       loss_fn: Loss of the run; None without one.
@@ -190,7 +193,9 @@ def lookups_read_keys(loss_fn: LossFn | None, params: PyTree, example: PyTree) -
 
 
 def index_ranges(loss_fn: LossFn | None, params: PyTree, example: PyTree) -> dict[int, int]:
-    """Returns table sizes by example leaf of row indices; empty without declared look-ups.
+    """Returns the table size for each example leaf of row indices.
+
+    The result is empty without declared look-ups.
 
     Args:
       loss_fn: Loss of the run.

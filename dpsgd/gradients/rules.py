@@ -58,6 +58,7 @@ class _OneGroup:
     """Base of rules with one factor for the whole gradient."""
 
     def groups(self, params: PyTree) -> list[list[int]]:
+        """Returns one group with all leaves."""
         import jax
 
         return [list(range(len(jax.tree.leaves(params))))]
@@ -70,6 +71,7 @@ class FlatClipping(_OneGroup):
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
+        """Returns the one factor, see `ClippingRule.factors`."""
         from dpsgd.gradients import norms
 
         return [norms.clip_factor(group_norms[0], l2_clip_norm, counts)]
@@ -118,6 +120,7 @@ class PerLayerClipping:
             )
 
     def groups(self, params: PyTree) -> list[list[int]]:
+        """Returns the leaf indices of each group, in the order of `patterns`."""
         import jax
 
         from dpsgd.gradients.frozen import leaf_names
@@ -145,6 +148,7 @@ class PerLayerClipping:
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
+        """Returns a factor for each group's share, see `ClippingRule.factors`."""
         import jax.numpy as jnp
 
         from dpsgd.gradients import norms
@@ -184,6 +188,7 @@ class AutomaticClipping(_OneGroup):
     def factors(
         self, group_norms: Sequence[norms.Norm], l2_clip_norm: ArrayLike, counts: Array
     ) -> list[norms.ClipFactor]:
+        """Returns the one normalising factor, see `ClippingRule.factors`."""
         from dpsgd.gradients import norms
 
         return [norms.clip_factor(group_norms[0], l2_clip_norm, counts, gamma=self.gamma)]

@@ -169,6 +169,7 @@ class Taps:
         beside_parameter: dict[Path, list[ArrayLike]] = {}
 
         def read(atom: Any) -> Any:
+            """Returns the value of a variable or literal."""
             return atom.val if isinstance(atom, core.Literal) else env[atom]
 
         for index, eqn in enumerate(jaxpr.eqns):
@@ -178,6 +179,7 @@ class Taps:
                 inner, inner_consts = body_of(eqn)
 
                 def call(operands, taps, inner=inner, inner_consts=inner_consts, place=place):
+                    """Evaluates the body of a call with its taps."""
                     return self._evaluate(inner, inner_consts, operands, taps, place)
 
                 if eqn.primitive.name in _REMAT:
@@ -300,10 +302,17 @@ class _Finder:
     def visit(
         self, jaxpr: core.Jaxpr, views: Sequence[View | None], path: Path
     ) -> list[View | None]:
-        """Returns the views of parameters among the outputs of a jaxpr."""
+        """Returns the parameter views among a jaxpr's outputs.
+
+        Args:
+          jaxpr: Jaxpr to search.
+          views: View that each input holds, or None.
+          path: Position of the call that evaluates it; empty for the loss itself.
+        """
         env = {v: view for v, view in zip(jaxpr.invars, views, strict=True) if view is not None}
 
         def lookup(atom: Any) -> View | None:
+            """Returns the view that a variable holds, or None."""
             return None if isinstance(atom, core.Literal) else env.get(atom)
 
         for index, eqn in enumerate(jaxpr.eqns):
@@ -315,8 +324,8 @@ class _Finder:
                 results = self.visit(body_of(eqn)[0], operands, (*path, index))
             else:
                 results = [self._view_or_use(eqn, operands, (*path, index))]
-            found = zip(eqn.outvars, results, strict=False)
-            env.update((v, view) for v, view in found if view is not None)
+            outputs = zip(eqn.outvars, results, strict=False)
+            env.update((v, view) for v, view in outputs if view is not None)
         return [lookup(atom) for atom in jaxpr.outvars]
 
     def _view_or_use(self, eqn: Any, operands: Sequence[View | None], place: Path) -> View | None:

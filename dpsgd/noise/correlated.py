@@ -76,7 +76,10 @@ class BandedToeplitz(Noise):
 
     @property
     def spread(self) -> float:
-        """Limit of n_t's standard deviation relative to independent noise; infinite if none."""
+        """Limit of n_t's standard deviation, independent noise being 1.
+
+        It is infinite if the noise grows without bound.
+        """
         return _spread(tuple(self.coefficients))
 
     def least_norm(self) -> float:
@@ -101,7 +104,15 @@ class BandedToeplitz(Noise):
         return no_history(like, self.bands)
 
     def add(self, total, state, key, step, scales):
-        """Returns the noised mean and the last b - 1 noises, see `Noise.add`."""
+        """Returns the noised mean and the last b - 1 noises.
+
+        Args:
+          total: Sum of clipped gradients, a tree of float32 arrays.
+          state: Noises of the previous steps, from `init` or the previous step.
+          key: uint32[4], key of the noise stream.
+          step: int32 scalar, number of the update.
+          scales: Scales C, sigma C and b.
+        """
         from dpsgd.core.gaussian import add_gaussian_noise
         from dpsgd.noise.recursion import next_noise
 
@@ -137,7 +148,7 @@ def banded_square_root(bands: int) -> BandedToeplitz:
 
 
 def error_of_sums(bands: int, num_steps: int) -> float:
-    r"""Approximates the RMS error of running sums under banded square roots.
+    r"""Approximates running sums' RMS error under banded square roots.
 
     .. math:: E = \sqrt{V (V + N / (2 S^2))}, \quad
         V = \sum_{j<b} c_j^2, \quad S = \sum_{j<b} c_j
@@ -158,7 +169,7 @@ def error_of_sums(bands: int, num_steps: int) -> float:
 
 
 def rounded(coefficients: tuple[float, ...]) -> tuple[np.ndarray, np.float32]:
-    """Returns the coefficient ratios c_j / c_0 in float32, and their gain.
+    """Returns the float32 ratios c_j / c_0, and their gain.
 
     The ratios have j >= 1; the gain is a float32 upper bound on the norm of (1, ratios).
 

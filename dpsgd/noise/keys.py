@@ -50,7 +50,7 @@ class RootKey:
 
     @property
     def insecure(self) -> bool:
-        """True if the root comes from an integer seed that can be searched."""
+        """True if the root comes from a searchable integer seed."""
         return self._insecure
 
     @classmethod
@@ -60,22 +60,24 @@ class RootKey:
 
     @classmethod
     def shared(cls) -> RootKey:
-        """Returns entropy that process 0 drew, in all processes of `jax.distributed`.
+        """Returns one root in all processes of `jax.distributed`.
 
-        It travels by the collectives of the devices, as sums of gradients do.
+        Process 0 draws it; it travels by the collectives of the devices, as sums of gradients do.
         """
         secret = os.urandom(ROOT_BYTES)
         jax = sys.modules.get("jax")
         if jax is not None and jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
-            drawn = np.frombuffer(secret, np.uint8).astype(np.int32)
-            secret = np.asarray(multihost_utils.broadcast_one_to_all(drawn), np.uint8).tobytes()
+            secret_bytes = np.frombuffer(secret, np.uint8).astype(np.int32)
+            secret = np.asarray(
+                multihost_utils.broadcast_one_to_all(secret_bytes), np.uint8
+            ).tobytes()
         return cls(secret, insecure=False)
 
     @classmethod
     def from_insecure_seed(cls, seed: int) -> RootKey:
-        """Returns the root of a reproducible run *without any privacy guarantee*.
+        """Returns a reproducible run's root *without any privacy guarantee*.
 
         The hash spreads `seed` over all 256 bits, but adds no secrecy: an attacker tries the seeds.
 
@@ -97,7 +99,7 @@ class RootKey:
         return int.from_bytes(self._derive("sampling", attempt, size=32), "little")
 
     def noise_key(self, attempt: int = 0) -> np.ndarray:
-        """Returns the key of the noise stream, uint32 `[4]`, for `dpsgd.core.gaussian`.
+        """Returns the noise stream's key, uint32 `[4]`.
 
         Pass it to the compiled step as an argument: a constant is part of the program's text and
         caches.
@@ -108,11 +110,17 @@ class RootKey:
         return self._key("noise", attempt, words=4)
 
     def loss_key(self, attempt: int = 0) -> np.ndarray:
-        """Returns the key of the loss stream, uint32 `[2]`; privacy does not depend on it."""
+        """Returns the loss stream's key, uint32 `[2]`.
+
+        Privacy does not depend on it.
+        """
         return self._key("loss", attempt, words=2)
 
     def child(self, purpose: str) -> RootKey:
-        """Returns the root of another stream, independent of this root's and of other purposes'."""
+        """Returns the root of another stream.
+
+        It is independent of this root's streams and of the roots of other purposes.
+        """
         self._check_process()
         secret = hashlib.blake2b(
             purpose.encode(), digest_size=ROOT_BYTES, key=self._secret, person=b"dpsgd child"

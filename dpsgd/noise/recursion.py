@@ -20,9 +20,10 @@ from dpsgd.packing import packs, split
 
 
 def no_history(like: Any, bands: int) -> tuple[jax.Array, ...]:
-    """Returns the zero noises before the first step, one array per pack.
+    """Returns the zero noises before the first step.
 
-    The arrays are float32[bands - 1, coordinates].
+    There is one array per pack of leaves.
+    Each is float32[bands - 1, coordinates].
 
     Args:
       like: Tree of the sums, arrays or their shapes.
@@ -46,7 +47,7 @@ def next_noise(
     ratios: np.ndarray,
     gain: np.float32,
 ) -> tuple[Any, tuple[jax.Array, ...]]:
-    """Returns a step's noise in standard deviations, and the new history.
+    """Returns a step's noise in standard deviations, and its history.
 
     Args:
       like: Tree of the sums, which the noise resembles.
@@ -60,6 +61,7 @@ def next_noise(
     groups = packs(_sizes(like))
 
     def recursed(row: Any, past: list[Any]) -> list[jax.Array]:
+        """Returns each pack's noise, fresh normals minus `past`, the weighted earlier noises."""
         return [
             gain * normal_line(noise_key, step, group, [leaves[k].size for k in group], row)
             - earlier

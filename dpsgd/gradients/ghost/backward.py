@@ -88,6 +88,7 @@ def gradients(
     def add_clipped(
         total: dict[int, Array], factors: Sequence[norms.ClipFactor]
     ) -> dict[int, Array]:
+        """Returns `total` plus the contributions, see `Gradients.add_clipped`."""
         sums = dict(total)
         for (number, pack), g in zip(packs, joined, strict=True):
             summed = split(sum_entries(g, factors[number]), [leaves[k].shape for k in pack])
@@ -115,6 +116,7 @@ def _differentiated(
     def loss(
         variables: tuple[dict, dict], leaves: list[Array], example: PyTree
     ) -> tuple[Array, Any]:
+        """Returns the tapped loss of an example, and each tap's other operands."""
         trained, zeros = variables
         return taps.loss([trained.get(k, leaf) for k, leaf in enumerate(leaves)], example, zeros)
 
@@ -141,6 +143,7 @@ def _packs(taps: Taps, sizes: Mapping[int, int]) -> list[list[int]]:
     """
 
     def shares(k: int) -> bool:
+        """Returns True if leaf k is a bias whose gradient is one cotangent."""
         return [u.op for u in taps.uses[k]] in (["add"], ["add_any"]) and (
             taps.uses[k][0].out.size == sizes[k]
         )
@@ -154,6 +157,7 @@ def _entries(uses: Sequence[Use], shape: tuple[int, ...], others: Any, cotangent
     """Returns the gradient of each example, float32[B, *shape]."""
 
     def transpose_use(use: Use, operands: list[Array], g: Array) -> Array:
+        """Returns an example's gradient by one use with output cotangent `g`."""
         parameter = jax.ShapeDtypeStruct(shape, jnp.float32)
         operands = [_as_float32(x) for x in operands]
         return jax.linear_transpose(lambda w: use.linear(w, operands), parameter)(g)[0]

@@ -23,7 +23,9 @@ _LARGEST = 2.0**380
 
 
 def square_norms(route: Route, uses: Sequence[Use], parts: Parts, cotangents: Any) -> Array:
-    """Returns one parameter's squared gradient norms on a route without entries, float64[B].
+    """Returns one parameter's squared gradient norms, float64[B].
+
+    The parameter's route forms no entries.
 
     Args:
       route: Route of the parameter.

@@ -29,7 +29,10 @@ class Parts:
     look_ups: dict[Path, tuple[Array, Array, Array]]
 
     def rows(self) -> tuple[Array, Array]:
-        """Returns flat row indices [B, K] of all look-ups, and their cotangents [B, K, width]."""
+        """Returns all looked-up rows with their cotangents.
+
+        The result is (flat row indices [B, K], cotangents [B, K, width]).
+        """
         _, *rows = zip(*self.look_ups.values(), strict=True)
         flat, h = (jnp.concatenate(x, axis=1) for x in rows)
         return flat, h
@@ -52,15 +55,15 @@ def parts_of(route: Route, uses: Sequence[Use], others: Any, cotangents: Any) ->
     look_ups = {
         u.path: _look_ups(u, others[u.path], cotangents[u.path]) for u in uses if rows_of(u)
     }
-    parts = Parts(products, look_ups)
+    terms = Parts(products, look_ups)
     if route.kind == "rows":
         # Equal rows are summed once, over all uses, so that the vector whose norm is taken is the
         # one that is scattered.
         stops = itertools.accumulate(row.shape[1] for _, row, _ in look_ups.values())
-        pieces = jnp.split(sum_repeated(*parts.rows()), list(stops)[:-1], axis=1)
+        pieces = jnp.split(sum_repeated(*terms.rows()), list(stops)[:-1], axis=1)
         for (path, (index, row, _)), h in zip(list(look_ups.items()), pieces, strict=True):
             look_ups[path] = index, row, h
-    return parts
+    return terms
 
 
 def _factors(use: Use, activation: Array, cotangent: Array) -> tuple[Array, Array]:
@@ -150,9 +153,13 @@ def _look_ups(use: Use, others: Sequence[Array], cotangent: Array) -> tuple[Arra
 
 
 def sum_repeated(flat: Array, h: Array) -> Array:
-    """Sums vectors h[B, K, :] over equal rows flat[B, K].
+    """Sums vectors over equal rows of each example.
 
     Each sum takes the place of its first term; the other terms become zero.
+
+    Args:
+      flat: Flat row indices, int32 [B, K].
+      h: Vectors of these rows, float32 [B, K, width].
 
     >>> sum_repeated(jnp.array([[4, 7, 4]]), jnp.ones((1, 3, 1))).ravel().tolist()
     [2.0, 1.0, 0.0]

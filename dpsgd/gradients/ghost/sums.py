@@ -50,6 +50,7 @@ def add_use(
     scaled = jnp.where(finite, scaled, 0.0)
 
     def whole_batch(parameter: Array) -> Array:
+        """Returns the use's outputs for all examples, [B, ...]."""
         return jax.vmap(lambda x: use.linear(parameter, x), axis_size=len(scaled))(args)
 
     parameter = jax.ShapeDtypeStruct(total.shape, jnp.float32)
@@ -121,7 +122,12 @@ def _contract(subscripts: str, left: Array, right: Array, factor: norms.ClipFact
 
 
 def sum_entries(g: Array, factor: norms.ClipFactor) -> Array:
-    """Sums clipped gradients g[B, n], float32[n]."""
+    """Sums clipped gradients over the batch, float32[n].
+
+    Args:
+      g: Gradients of the examples, float32 [B, n].
+      factor: Clip factors of the examples.
+    """
     return _contract("bi,bo->io", jnp.ones((len(g), 1)), g, factor)[0]
 
 

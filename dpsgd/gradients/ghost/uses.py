@@ -43,6 +43,13 @@ def named_axes(use: Use, axes: Sequence[int]) -> tuple[list[int], tuple[str, ...
     """Sorts operand axes by name, alike in all uses.
 
     Axes of length one have no name.
+
+    Args:
+      use: Use of a parameter.
+      axes: Axes of its operand.
+
+    Returns:
+      (axes in order, names of those longer than one).
     """
     labels, shape = use.view.labels, use.operand.shape
     ordered = sorted(axes, key=lambda axis: (labels[axis] or "", axis))
@@ -50,7 +57,15 @@ def named_axes(use: Use, axes: Sequence[int]) -> tuple[list[int], tuple[str, ...
 
 
 def size_of(shape: Sequence[int], axes: Sequence[int]) -> int:
-    """Returns the number of entries along some axes."""
+    """Returns the number of entries along some axes.
+
+    >>> size_of((2, 3, 5), [0, 2])
+    10
+
+    Args:
+      shape: Shape of an array.
+      axes: Axes of the array.
+    """
     return math.prod(shape[axis] for axis in axes)
 
 
