@@ -272,11 +272,7 @@ def _epsilon(taken: Sequence[Part], delta: float) -> Bound:
     lower = 0.0
     if not any(isinstance(piece, Trials) for piece in taken):
         # Of one kind alone, at the whole delta: together they cost no less.
-        kinds = (
-            bounds
-            if len(bounds) == 1
-            else [profile.epsilon(delta, _COARSE) for profile in profiles]
-        )
+        kinds = bounds if len(bounds) == 1 else [p.epsilon(delta, _COARSE) for p in profiles]
         lower = max(bound.lower for bound in kinds)
     return _total(taken, bounds, lower, _note_on(taken, bounds)).covering(part_bounds)
 

@@ -138,9 +138,7 @@ class Noise(abc.ABC):
             for ranges in check_attempts(attempts, sampler.num_steps)
         ]
         if raised and any(uncut):
-            below = sampler.privacy_of(
-                raised, [ranges for ranges in uncut if ranges], same_rows=same_rows
-            )
+            below = sampler.privacy_of(raised, [r for r in uncut if r], same_rows=same_rows)
         return UpperEnd(upper, below)
 
     def _raised(self, sampler: BatchSampler, noise_multiplier: float) -> float | None:

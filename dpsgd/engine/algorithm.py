@@ -26,7 +26,13 @@ PyTree = Any
 
 
 def copy_buffers(tree: PyTree) -> PyTree:
-    """Returns a copy of the arrays of `tree`, in new buffers, without weak types."""
+    """Copies the arrays of `tree` into new buffers.
+
+    The copies have no weak types.
+
+    >>> copy_buffers({"bias": jnp.ones(2)})["bias"].tolist()
+    [1.0, 1.0]
+    """
     return compiled(copy_leaves, (), (tree,))(tree)
 
 
@@ -171,8 +177,8 @@ class _Init:
             lead = mechanism.sampler.clipped_shape if mechanism else ()
             frozen = self.frozen(params, shapes_of_rows(rows, *lead))
         noise = mechanism.noise if mechanism and mechanism.noise_multiplier else None
-        parts = self.optimizer, self.lazy, tables, tuple(sorted(frozen)), noise
-        return compiled(_initial, parts, (params,))(params)
+        static = self.optimizer, self.lazy, tables, tuple(sorted(frozen)), noise
+        return compiled(_initial, static, (params,))(params)
 
 
 def _initial(

@@ -59,10 +59,12 @@ def averaged(
     _check(tail, decay)
 
     def init(params: PyTree) -> AverageState:
+        """Returns the optimizer's first state, with an average of zeros."""
         start = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
         return AverageState(optimizer.init(params), start, jnp.zeros((), jnp.int32))
 
     def update(gradient: PyTree, state: AverageState, params: PyTree) -> Any:
+        """Returns updates, in the last step to the average, and state."""
         updates, inner = optimizer.update(gradient, state.inner, params)
         step = state.step + 1
         weight = _weight(step, num_steps, tail, decay)

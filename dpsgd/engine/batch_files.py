@@ -65,6 +65,13 @@ class Draw:
     ) -> Draw:
         """Returns the draw from `first_step`, in files of `FILE_BYTES`.
 
+        Args:
+          sampler: Sampler of the run, with one data shard.
+          data: Rows of the data, [examples, ...] each leaf.
+          run: Name of the run, as in its ledger.
+          attempt: Attempt of the run.
+          first_step: First step to draw.
+
         Raises:
           ValueError: If the sampler has several data shards.
         """
@@ -79,22 +86,36 @@ class Draw:
 
     @property
     def num_files(self) -> int:
+        """Number of files, without the padding's."""
         return -(-(self.sampler.num_steps - self.first_step) // self.steps_per_file)
 
     def steps(self, file: int) -> range:
+        """Returns the steps of one file.
+
+        >>> from samplers import Deterministic
+        >>> Draw(Deterministic(100, batch_size=10), "run", 1, 2, steps_per_file=4).steps(1)
+        range(6, 10)
+        """
         first = self.first_step + file * self.steps_per_file
         return range(first, min(first + self.steps_per_file, self.sampler.num_steps))
 
     def file_of(self, step: int) -> int:
+        """Returns the number of the file that holds `step`."""
         return (step - self.first_step) // self.steps_per_file
 
     def record(self) -> dict[str, Any]:
+        """Returns the draw as JSON values, for the manifest."""
         terms = {"class": type(self.sampler).__qualname__, **self.sampler.terms()}
         fields = [field.name for field in dataclasses.fields(self)]
         return {**{name: getattr(self, name) for name in fields}, "sampler": terms}
 
 
 def file_name(file: int) -> str:
+    """Returns the name of file number `file`.
+
+    >>> file_name(7)
+    '00000007.batches'
+    """
     return f"{file:08d}.batches"
 
 
@@ -108,7 +129,12 @@ def refuse_existing(path: Path) -> None:
 
 
 def save_seed(path: Path, seed: int) -> None:
-    """Writes the sampling seed beside batch files, for worker processes."""
+    """Writes the sampling seed beside batch files, for worker processes.
+
+    Args:
+      path: Folder of the files.
+      seed: Seed of the sampler.
+    """
     write_secret(path / SEED, f"{seed:064x}".encode())
 
 
@@ -119,7 +145,12 @@ def load_seed(path: Path) -> int:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Writes a file of mode 0600, atomically among processes."""
+    """Writes a file of mode 0600, atomically among processes.
+
+    Args:
+      path: File to write or replace.
+      content: Bytes of the file.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET)
     try:
@@ -261,6 +292,7 @@ class BatchFiles(BatchSource):
         self._padding = self._read(self.draw.num_files, 0).columns
 
     def cut(self, step: int) -> list[tuple[np.ndarray, ...]]:
+        """Returns the example indices of each pass of a step, of one shard."""
         return [(examples,) for examples in self._file(step).passes[self._place(step)]]
 
     def blocks(
@@ -270,9 +302,14 @@ class BatchFiles(BatchSource):
 
         The plan's places count its examples among the rows: the data's first row, for
         padding, and the rows of its passes.
+
+        Args:
+          first_step: First step of the first block.
+          block_steps: Number of steps of a full block.
+          ends: Period in steps: a block ends at each multiple.
         """
-        how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
-        for steps, plan in plan_blocks(self, **how):
+        plans = plan_blocks(self, first_step=first_step, block_steps=block_steps, ends=ends)
+        for steps, plan in plans:
             for file in [file for file in self._held if file < self.draw.file_of(steps.start)]:
                 del self._held[file]
             sizes = plan.weights.sum(axis=1, dtype=np.int64)
@@ -326,7 +363,12 @@ class BatchFiles(BatchSource):
 
 
 def forget(path: Path, run: str) -> None:
-    """Destroys a run's batch files, and their folder if empty."""
+    """Destroys a run's batch files, and their folder if empty.
+
+    Args:
+      path: Folder of the files; batches of another run stay.
+      run: Name of the run, as in its ledger.
+    """
     if not path.is_dir() or path.is_symlink():
         return
     try:

@@ -17,9 +17,17 @@ _T = TypeVar("_T")
 
 
 def most_passes(sampler: BatchSampler, block_steps: int) -> int:
-    """Returns the number of passes that a plan has room for, at least two.
+    """Returns a plan's room, a number of passes >= 2.
 
     With one row a compiler adds up in another order: a step alone would have other bits.
+
+    Args:
+      sampler: Sampler of the run.
+      block_steps: Number of steps of a full block.
+
+    >>> from samplers import Deterministic
+    >>> most_passes(Deterministic(100, batch_size=10), 1)
+    2
     """
     return max(2, block_steps, sampler.max_passes)
 
@@ -40,6 +48,11 @@ def plan_blocks(
       block_steps: Number of steps of a full block.
       stop: End of the last block; by default the sampler's number of steps.
       ends: Period in steps: a block ends at each multiple.
+
+    >>> from samplers import Deterministic
+    >>> source = BatchSource(Deterministic(100, batch_size=10), 0)
+    >>> [steps for steps, _ in plan_blocks(source, first_step=4, block_steps=4)]
+    [range(4, 8), range(8, 10)]
     """
     sampler = source.sampler
     # Every block has the shapes of a full one, so that the whole run is one compiled program.
@@ -47,8 +60,8 @@ def plan_blocks(
     step = first_step
     stop = sampler.num_steps if stop is None else stop
     while step < stop:
-        end = stop if ends is None else min(stop, step - step % ends + ends)
-        block = source.fill(step, min(step + block_steps, end), steps=block_steps, passes=passes)
+        limit = stop if ends is None else min(stop, step - step % ends + ends)
+        block = source.fill(step, min(step + block_steps, limit), steps=block_steps, passes=passes)
         steps = range(step, step + int(block.num_steps))
         yield steps, block
         del block  # it may be large: not to be kept while the next one is made
@@ -56,7 +69,7 @@ def plan_blocks(
 
 
 def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree, IndexBlock]:
-    """Returns the rows that a plan names, and the plan with their places.
+    """Returns a plan's rows, and the plan with their places.
 
     Args:
       data: Columns [examples, ...].
@@ -74,9 +87,16 @@ def with_rows(data: PyTree, plan: IndexBlock, devices: int = 1) -> tuple[PyTree,
 
 
 def pad_columns(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
-    """Returns a plan of `width` columns, each of `parts` equal parts padded by weight 0."""
+    """Returns a plan padded to `width` columns of weight 0.
+
+    Args:
+      plan: Plan of NumPy arrays.
+      width: Number of columns of the result.
+      parts: Number of equal parts of the columns, each padded at its end.
+    """
 
     def wide(x: np.ndarray | None) -> np.ndarray | None:
+        """Returns columns with zeros at the end of each part."""
         if x is None:
             return None
         x = x.reshape(*x.shape[:-1], parts, -1)
@@ -92,7 +112,12 @@ def pad_columns(plan: IndexBlock, width: int, parts: int = 1) -> IndexBlock:
 
 
 def select_columns(plan: IndexBlock, columns: slice) -> IndexBlock:
-    """Returns a plan of some columns of another."""
+    """Returns a plan of some columns of another.
+
+    Args:
+      plan: Plan of NumPy arrays.
+      columns: Range of columns to take.
+    """
     places = None if plan.places is None else plan.places[:, columns]
     shards = None if plan.shards is None else plan.shards[columns]
     return plan._replace(
@@ -104,7 +129,13 @@ def select_columns(plan: IndexBlock, columns: slice) -> IndexBlock:
 
 
 def in_background(items: Iterator[_T]) -> Generator[_T]:
-    """Yields `items`; a thread makes each while the previous one is in use."""
+    """Yields `items`, each made while the previous is in use.
+
+    A thread makes them; None ends the iteration.
+
+    >>> list(in_background(iter("abc")))
+    ['a', 'b', 'c']
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="blocks") as background:
         coming = background.submit(next, items, None)
         while (item := coming.result()) is not None:

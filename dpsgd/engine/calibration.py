@@ -54,7 +54,7 @@ _OFF_DIAGONAL = 1.0, math.sqrt(2), 1.0  # so that the norm of a packed Hessian i
 def calibration_sums(
     kind: str, num_examples: int, *, epsilon: float = 1.0, delta: float | None = None
 ) -> FullSums | None:
-    """Returns a calibration's sums and noise, or None if they would not pay.
+    """Returns a calibration's sums, or None if not worthwhile.
 
     At this noise the sums and the run that pays for them lose least. The choice depends on public
     numbers alone, and does not affect the guarantee.
@@ -104,7 +104,12 @@ class _Newton(Refinement):
         return jnp.asarray(self._units * self._first, jnp.float32)
 
     def fold(self, state: PyTree, mean: Any) -> PyTree:
-        """Returns the numbers after a Newton step."""
+        """Returns the numbers after a Newton step.
+
+        Args:
+          state: Numbers before the step.
+          mean: Noised mean of the rows' vectors, float32[2] or float32[5].
+        """
         gradient, hessian = self._derivatives(mean)
         curvatures, axes = jnp.linalg.eigh(hessian)
         curvatures = jnp.maximum(curvatures, self._least_curvature)
@@ -113,11 +118,16 @@ class _Newton(Refinement):
         most = units * jnp.array(self._most_step)
         step = step / jnp.maximum(1.0, jnp.max(jnp.abs(step) / most))
         step = jnp.where(jnp.all(jnp.isfinite(step)), step, 0.0)
-        low, high = (units * jnp.array(ends) for ends in zip(*self._ranges, strict=True))
+        low, high = (units * jnp.array(limits) for limits in zip(*self._ranges, strict=True))
         return jnp.clip(state + step, low, high)
 
     def apply(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the rescaled parameters."""
+        """Returns the rescaled parameters.
+
+        Args:
+          params: Released parameters.
+          state: Fitted numbers.
+        """
         return self.rescaled(params, *self._numbers(state))
 
     def summary(self, state: PyTree) -> Mapping[str, Any]:
@@ -138,8 +148,8 @@ class _Newton(Refinement):
         """Returns the gradient and the Hessian in a mean of vectors."""
         if mean.size == 2:
             return mean[:1], mean[1:, None] / self._weight
-        square, first, one = mean[2:] / jnp.asarray(_OFF_DIAGONAL, jnp.float32)
-        return mean[:2], jnp.array([[square, first], [first, one]]) / self._weight
+        square, mixed, curvature = mean[2:] / jnp.asarray(_OFF_DIAGONAL, jnp.float32)
+        return mean[:2], jnp.array([[square, mixed], [mixed, curvature]]) / self._weight
 
 
 @dataclass(frozen=True)
@@ -174,13 +184,23 @@ class Platt(_Newton):
         return np.array([self.largest_logit / 2, 1.0])
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns a row's feature x and label y."""
+        """Returns a row's feature x and label y.
+
+        Args:
+          params: Released parameters.
+          example: One row of the data.
+        """
         logit = jnp.asarray(self.logit(params, example), jnp.float32)
         x = jnp.clip(logit, -self.largest_logit, self.largest_logit) / (self.largest_logit / 2)
         return {"x": x, "y": jnp.asarray(self.label(example), jnp.float32)}
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the row's vector v."""
+        """Returns the row's vector v.
+
+        Args:
+          state: Fitted numbers, in `_units`.
+          row: Inputs of the row, from `reads`.
+        """
         x = row["x"]
         p = jax.nn.sigmoid(jnp.sum(state * jnp.stack([x, jnp.ones_like(x)])))
         return self._vector(x, p - row["y"], self._weight * p * (1 - p))
@@ -196,6 +216,10 @@ class Temperature(_Newton):
       rescaled: (params, a) -> parameters whose model predicts a z.
       largest_gap: Bound D > 0 on a logit's distance below the largest of its row, to which it is
         clipped; a public number.
+
+    >>> temperature = Temperature(lambda z, x: z, lambda x: x, lambda z, a: a * z)
+    >>> temperature.reads(jnp.array([0.0, 12.0]), 1)["x"].tolist()
+    [0.0, 1.0]
     """
 
     logits: Callable[[PyTree, PyTree], Any]
@@ -220,7 +244,14 @@ class Temperature(_Newton):
         return np.array([self.largest_gap])
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns each class's x in [0, 1], and the label's x, NaN without a class."""
+        """Returns each class's x in [0, 1], and the label's.
+
+        The label's x is NaN without a class.
+
+        Args:
+          params: Released parameters.
+          example: One row of the data.
+        """
         logits = jnp.asarray(self.logits(params, example), jnp.float32)
         gaps = jnp.minimum(jnp.max(logits) - logits, self.largest_gap)
         x = 1 - gaps / self.largest_gap
@@ -229,7 +260,12 @@ class Temperature(_Newton):
         return {"x": x, "at_label": jnp.where(jnp.any(is_label), at_label, jnp.nan)}
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the row's vector v."""
+        """Returns the row's vector v.
+
+        Args:
+          state: Fitted numbers, in `_units`.
+          row: Inputs of the row, from `reads`.
+        """
         x = row["x"]
         p = jax.nn.softmax(state[0] * x)
         mean = jnp.sum(p * x)
@@ -250,6 +286,10 @@ class Affine(_Newton):
       rescaled: (params, a, c) -> parameters whose model predicts a u + c.
       largest_residual: Bound rho in (0, 1] to which residuals are clipped, as in Huber's loss; a
         public number.
+
+    >>> affine = Affine(lambda w, x: w * x, lambda x: x, lambda w, a, c: a * w)
+    >>> affine.start().tolist()
+    [1.0, 0.0]
     """
 
     prediction: Callable[[PyTree, PyTree], Any]
@@ -274,12 +314,24 @@ class Affine(_Newton):
         return np.ones(2)
 
     def reads(self, params: PyTree, example: PyTree) -> PyTree:
-        """Returns a row's prediction u and residual."""
+        """Returns a row's prediction u and residual.
+
+        Args:
+          params: Released parameters.
+          example: One row of the data.
+        """
         u = jnp.clip(jnp.asarray(self.prediction(params, example), jnp.float32), -1, 1)
         label = jnp.clip(jnp.asarray(self.label(example), jnp.float32), -1, 1)
         bound = self.largest_residual
         return {"u": u, "residual": jnp.clip(u - label, -bound, bound)}
 
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns the row's vector v, with the residual at a = 1 and c = 0."""
+        """Returns the row's vector v.
+
+        Its residual is that at a = 1 and c = 0.
+
+        Args:
+          state: Fitted numbers.
+          row: Inputs of the row, from `reads`.
+        """
         return self._vector(row["u"], row["residual"], self._weight)

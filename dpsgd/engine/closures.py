@@ -33,9 +33,10 @@ _declared: set[bytes] = set()
 
 
 def public(arrays: PyTree) -> PyTree:
-    """Declares arrays as public, so that a loss or an optimizer may hold them.
+    """Declares arrays as public.
 
-    Their values must depend on no private row: no epsilon covers them.
+    A loss or an optimizer may then hold them. Their values must depend on no private row: no
+    epsilon covers them.
 
     Args:
       arrays: Array or tree of arrays; arrays computed from them need their own declaration.
@@ -60,10 +61,14 @@ def _digest(array: Any) -> bytes:
 
 
 def held_arrays(trace: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the arrays that a trace holds, and the place of first use.
+    """Yields a trace's arrays, and the place of first use.
 
     Arrays of calls in the trace are included; declared arrays, arrays of a handful of entries and
     constant booleans, which JAX makes from known indices, are not.
+
+    >>> trace = jax.make_jaxpr(lambda x: x + np.arange(9.0))(np.float32(1))
+    >>> [array.shape for array, _ in held_arrays(trace)]
+    [(9,)]
     """
     for jaxpr, consts in _traces(trace, set()):
         for variable, const in zip(jaxpr.constvars, consts, strict=True):

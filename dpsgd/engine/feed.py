@@ -59,7 +59,19 @@ class Layout(NamedTuple):
         data_on: Literal["device", "host"] | None = None,
         placement: Placement | None = None,
     ) -> Layout:
-        """Returns the layout of a run, with `train_blocks` arguments."""
+        """Returns the layout of a run.
+
+        Args:
+          sampler: Sampler of the run.
+          data: Columns of the data, or their shapes.
+          block_steps: Number of steps of a full block, less if a block's rows would take too much.
+          data_on: "device" or "host", see `train_blocks`.
+          placement: Devices that compute; by default one.
+
+        >>> from samplers import Deterministic
+        >>> Layout.choose(Deterministic(100, batch_size=10), np.zeros((100, 2))).block_steps
+        64
+        """
         leaves, placement = jax.tree.leaves(data), placement or Placement.one()
         size = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
         if data_on is None and len(placement.shards(sampler)) < sampler.num_shards:
@@ -80,7 +92,16 @@ class Layout(NamedTuple):
         return cls(block_steps, passes, data_on == "host", placement)
 
     def program(self, algorithm: Algorithm, mechanism: Mechanism, state: Any, data: PyTree):
-        """Returns the executable that `train_blocks` runs, of `arguments`."""
+        """Returns the executable that `train_blocks` runs.
+
+        Its arguments are as for `arguments`.
+
+        Args:
+          algorithm: Training algorithm.
+          mechanism: Mechanism of the run.
+          state: Training state, or its shapes.
+          data: Columns of the data, or their shapes.
+        """
         arguments = self.arguments(algorithm, mechanism, state, data)
         return compiled_block(algorithm, mechanism.sampler, arguments, self)
 
@@ -128,13 +149,16 @@ class Layout(NamedTuple):
         """Returns `defer_noise` of a state whose buffers are donated."""
         if state.pending or not state.tables:
             return state
-        end = jax.eval_shape(defer_noise, state)
-        shardings = (self.placement.state(state),), self.placement.state(end)
-        how: Any = {"donate_argnums": (0,), "shardings": shardings}
-        return program(defer_noise, (), (state,), **how).compiled(state)
+        deferred = jax.eval_shape(defer_noise, state)
+        shardings = (self.placement.state(state),), self.placement.state(deferred)
+        deferring = program(defer_noise, (), (state,), donate_argnums=(0,), shardings=shardings)
+        return deferring.compiled(state)
 
     def hold(self, data: PyTree) -> PyTree:
-        """Returns the data on the devices, or on the host if rows travel with their blocks."""
+        """Puts the data on the devices, or on the host.
+
+        They stay on the host if rows travel with their blocks.
+        """
         if self.streamed:  # what is mapped from files stays there; other arrays are read whole
             return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, data)
         data = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), data)
@@ -143,12 +167,12 @@ class Layout(NamedTuple):
     def put_block(
         self, sampler: BatchSampler, rows: PyTree, plan: IndexBlock
     ) -> tuple[PyTree, IndexBlock]:
-        """Puts a plan of NumPy arrays on the devices, with its rows if they travel.
+        """Puts a plan on the devices, with its rows if streamed.
 
         Args:
           sampler: Sampler of the run.
           rows: Rows from `hold`.
-          plan: Plan of all data shards, or of this process's.
+          plan: Plan of NumPy arrays, of all data shards or of this process's.
         """
         placement, width = self.placement, self.width(sampler)
         if not self.streamed:
@@ -198,13 +222,15 @@ class Layout(NamedTuple):
             first, stop = source.rows.start, source.rows.stop
             if stop - first < sampler.num_examples:  # what is mapped from files is not read yet
                 data = jax.tree.map(lambda column: column[first:stop], data)
-            held = self.hold(data)
+            columns = self.hold(data)
 
             def draw(first_step: int, block_steps: int, *, ends: int | None) -> Iterator[Inputs]:
-                how: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
-                return ((steps, held, plan) for steps, plan in plan_blocks(source, **how))
+                """Yields steps, columns of all rows, and plan of each block."""
+                limits: Any = {"first_step": first_step, "block_steps": block_steps, "ends": ends}
+                return ((steps, columns, plan) for steps, plan in plan_blocks(source, **limits))
 
         def blocks(first_step: int, ends: int | None = None) -> Iterator[Inputs]:
+            """Yields all blocks from a step on, on the devices."""
             for steps, rows, plan in draw(first_step, self.block_steps, ends=ends):
                 yield steps, *self.put_block(sampler, rows, plan)
 
@@ -215,10 +241,15 @@ class Layout(NamedTuple):
         return self.placement.shards(sampler) if self.streamed else range(sampler.num_shards)
 
     def width(self, sampler: BatchSampler) -> int:
-        """Returns the number of places of a pass, padding for the devices included."""
+        """Returns the number of places of a pass, padding included."""
         return self.placement.width(sampler.padded_batch_size, math.prod(sampler.clipped_shape))
 
 
 def keys_of(algorithm: Algorithm, keys: Keys) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the keys of the noise and the loss, on the device."""
+    """Returns the keys of noise and loss, on the device.
+
+    Args:
+      algorithm: Training algorithm; its loss may take no key.
+      keys: Keys of the run.
+    """
     return put_on_device((keys.noise, keys.loss if algorithm.takes_key else None))

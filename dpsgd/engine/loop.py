@@ -118,13 +118,14 @@ def train_blocks(
     num_steps = mechanism.sampler.num_steps
     laws = algorithm.gap_laws(num_steps)
     if layout is None:
-        how: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
-        layout = Layout.choose(mechanism.sampler, data, **how)
+        options: Any = {"block_steps": block_steps, "data_on": data_on, "placement": placement}
+        layout = Layout.choose(mechanism.sampler, data, **options)
     now: Any = layout.put_state(state if donate else copy_buffers(state))
     feed = layout.feed(mechanism.sampler, data, keys.sampling, batches)
-    blocks, done = feed(int(now.step), flush_every), int(now.step)
+    blocks, steps_done = feed(int(now.step), flush_every), int(now.step)
 
     def prepare() -> Iterator[tuple[range, BlockInputs, Any]]:
+        """Yields each block's steps, inputs, and laws of a flush after it."""
         for steps, rows, plan in blocks:
             arrays = laws and laws.block_arrays(steps, layout.block_steps)
             flushes = steps.stop == num_steps or (flush_every and steps.stop % flush_every == 0)
@@ -132,9 +133,10 @@ def train_blocks(
             yield steps, BlockInputs(rows, plan, noise_key, scales, watch, loss_key, arrays), due
 
     def flush(due: Any = None) -> TrainState:
+        """Returns the latest state, all its pending noise drawn."""
         nonlocal now
         if now.pending:
-            due = laws.flush_arrays(done) if due is None else due
+            due = laws.flush_arrays(steps_done) if due is None else due
             now = flush_noise(algorithm, (now, due, noise_key, scales), layout.placement)
         return now
 
@@ -149,7 +151,7 @@ def train_blocks(
             if len(under_way) == 2:
                 jax.block_until_ready(under_way.popleft())
             now, log, watched = program(now, inputs)
-            done = steps.stop
+            steps_done = steps.stop
             under_way.append(log)
             if due is not None:
                 flush(due)

@@ -56,6 +56,14 @@ def split_module(
     params, run = _split(module, trained)
 
     def apply(params: PyTree, *inputs: Any, key: Array | None = None, **options: Any) -> Any:
+        """Calls the module with `params` in its place.
+
+        Args:
+          params: Parameters of the module.
+          *inputs: Arguments of the module.
+          key: Key that seeds the module's random streams; None to draw nothing.
+          **options: Keyword arguments of the module.
+        """
         return run(params, lambda module: module(*inputs, **options), key)
 
     return params, apply
@@ -64,7 +72,7 @@ def split_module(
 def module_with_rows(
     module: nnx.Module, loss: Callable[..., Array], *, trained: nnx.filterlib.Filter | None = None
 ) -> tuple[PyTree, RowLoss]:
-    """Returns (params, loss) with the look-ups of a module's `nnx.Embed` layers declared.
+    """Returns (params, loss) with declared look-ups of `nnx.Embed` layers.
 
     The look-ups are recorded by tracing the loss on one example. They are a convenience and no
     assumption of the guarantee: an example gets rows and no table, even if the record is wrong.
@@ -92,7 +100,10 @@ def module_with_rows(
     shapes, keyed = jax.eval_shape(lambda: params), takes_key(loss)
 
     def call(params: PyTree, read: _Read, example: PyTree, *key: Any) -> Any:
+        """Returns the loss of an example whose rows come from `read`."""
+
         def with_readers(module: Any) -> Any:
+            """Returns the loss of the module with `_Reader`s as layers."""
             for path, layer in layers:
                 module = _replaced(module, path, _Reader(path, layer.dtype, read))
             return loss(module, example, *key)
@@ -100,13 +111,16 @@ def module_with_rows(
         return run(params, with_readers, key[0] if key else None)
 
     def lookups(example: PyTree, *key: Any) -> dict[str, Array]:
+        """Returns the row indices of an example, int[...] by table name."""
         return _recorded_lookups(call, shapes, example, *key)
 
     def loss_of_rows(params: PyTree, rows: dict[str, Array], example: PyTree, *key: Any) -> Any:
-        left = {name: table.reshape(-1, table.shape[-1]) for name, table in rows.items()}
+        """Returns the loss of an example, given its rows by table name."""
+        unread = {name: table.reshape(-1, table.shape[-1]) for name, table in rows.items()}
 
         def read(name: str, ids: Array) -> Array:
-            taken, left[name] = left[name][: ids.size], left[name][ids.size :]
+            """Returns the next rows of a table, in the order of the look-ups."""
+            taken, unread[name] = unread[name][: ids.size], unread[name][ids.size :]
             return taken.reshape(*ids.shape, taken.shape[-1])
 
         return call(params, read, example, *key)
@@ -128,6 +142,7 @@ class _Reader:
 
     @property
     def name(self) -> str:
+        """Name of the layer's table."""
         return ".".join(map(str, (*self.path, "embedding")))
 
     def __call__(self, inputs: Array) -> Array:
@@ -149,8 +164,8 @@ def _replaced(module: Any, path: tuple[Any, ...], layer: _Reader) -> Any:
         return layer
     *owners, last = path
     owner = module
-    for part in owners:
-        owner = owner[part] if isinstance(part, int) else getattr(owner, part)
+    for step in owners:
+        owner = owner[step] if isinstance(step, int) else getattr(owner, step)
     if isinstance(last, int):
         owner[last] = layer
     else:
@@ -163,20 +178,22 @@ def _recorded_lookups(
 ) -> dict[str, Array]:
     """Returns the row indices that a module's layers are asked for, int[...] by table name."""
 
-    def asked_for(params: PyTree, example: PyTree, *key: Any) -> dict[str, Array]:
-        asked: dict[str, list[Array]] = {}
+    def recorded_ids(params: PyTree, example: PyTree, *key: Any) -> dict[str, Array]:
+        """Returns the row indices of one call, in the order of the look-ups."""
+        ids_by_table: dict[str, list[Array]] = {}
         tables = named_leaves(params)
 
         def read(name: str, ids: Array) -> Array:
-            asked.setdefault(name, []).append(ids.ravel())
+            """Records the indices, and returns rows of the whole table."""
+            ids_by_table.setdefault(name, []).append(ids.ravel())
             # Values of the parameters: indices that depend on rows are refused below.
             return jax.numpy.take(tables[name], ids, axis=0, mode="clip")
 
         call(params, read, example, *key)
-        return {name: jax.numpy.concatenate(ids) for name, ids in asked.items()}
+        return {name: jax.numpy.concatenate(ids) for name, ids in ids_by_table.items()}
 
     try:
-        closed, found = jax.make_jaxpr(asked_for, return_shape=True)(shapes, example, *key)
+        closed, recorded = jax.make_jaxpr(recorded_ids, return_shape=True)(shapes, example, *key)
         leaked = any(isinstance(x, jax.core.Tracer) for x in closed.consts)
     except jax.errors.UnexpectedTracerError:
         leaked = True
@@ -198,14 +215,14 @@ def _recorded_lookups(
         if is_used
     ]
     ids = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, closed.consts))(*inputs)
-    return dict(jax.tree.unflatten(jax.tree.structure(found), ids))
+    return dict(jax.tree.unflatten(jax.tree.structure(recorded), ids))
 
 
 def _split(
     module: nnx.Module, trained: nnx.filterlib.Filter | None
 ) -> tuple[PyTree, Callable[[PyTree, Callable[[Any], Any], Array | None], Any]]:
     """Returns (params, run) with run(params, call, key) = call(module)."""
-    graph, params, streams, statistics, rest = nnx.split(  # type: ignore[misc]
+    graph, params, streams, statistics, remainder = nnx.split(  # type: ignore[misc]
         module, nnx.Param, nnx.RngState, nnx.BatchStat, ...
     )
     if trained is None:
@@ -223,7 +240,7 @@ def _split(
     other_state = {
         jax.tree_util.keystr(path): type(variable)
         for path, variable in jax.tree_util.tree_leaves_with_path(
-            rest, is_leaf=lambda x: isinstance(x, nnx.Variable)
+            remainder, is_leaf=lambda x: isinstance(x, nnx.Variable)
         )
     }
     if other_state:
@@ -234,6 +251,7 @@ def _split(
         )
 
     def run(params: PyTree, call: Callable[[Any], Any], key: Array | None) -> Any:
+        """Returns `call(module)`; refuses updates of its other state."""
         if key is not None and not streams:
             raise ValueError(
                 "the module holds no random stream that a key could seed; give the key to what "
@@ -248,13 +266,8 @@ def _split(
             path: variable.get_value() for path, variable in nnx.to_flat_state(call_statistics)
         }
         outputs = call(nnx.merge(graph, params, seeded, call_statistics))
-        _refuse_updates(
-            [
-                p
-                for p, v in nnx.to_flat_state(call_statistics)
-                if v.get_value() is not statistic_values[p]
-            ]
-        )
+        updated = nnx.to_flat_state(call_statistics)
+        _refuse_updates([p for p, v in updated if v.get_value() is not statistic_values[p]])
         if key is None:  # each draw has moved its stream on
             moved = nnx.to_flat_state(seeded)
             _refuse_draws([path for path, v in moved if v.get_value() is not values[path]])

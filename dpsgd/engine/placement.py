@@ -114,7 +114,10 @@ class Placement:
 
     @property
     def free_memory(self) -> float:
-        """Free memory of this process's fullest device, bytes; infinite for CPUs."""
+        """Free memory of the fullest device, bytes; infinite for CPUs.
+
+        The devices are those of this process.
+        """
         return min(limit - used for limit, used in self._memory)
 
     @property
@@ -142,7 +145,11 @@ class Placement:
             return self
 
     def shards_rows(self, state: TrainState) -> bool:
-        """Returns True if a leaf of the state is sharded; raises as `state` does."""
+        """Returns True if a leaf of the state is sharded.
+
+        Raises:
+          ValueError: As from `state`.
+        """
         return any(
             not sharding.is_fully_replicated for sharding in jax.tree.leaves(self.state(state))
         )
@@ -172,6 +179,7 @@ class Placement:
         numbers = {math.prod(shape) for shape in rows}
 
         def noise_sharding(leaf: Any) -> NamedSharding:
+            """Returns the sharding of an array in the noise's state."""
             *rows, line = leaf.shape or (0,)
             lined = len(rows) < 2 and line in numbers
             return self._sharding(*(None,) * len(rows), AXIS) if lined else self.replicated
@@ -235,20 +243,39 @@ class Placement:
         )
 
     def width(self, size: int, unit: int) -> int:
-        """Returns `size` rounded up to `unit` times the devices."""
+        """Returns `size` rounded up to `unit` times the devices.
+
+        Args:
+          size: Number of places of a pass.
+          unit: Number of places that stay on one device.
+
+        >>> Placement.one().width(10, 4)
+        12
+        """
         together = unit * len(self.devices)
         return -(-size // together) * together
 
     def put_whole(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays on the devices in 32 bits; each process has them whole."""
+        """Puts arrays on the devices in 32 bits.
+
+        Args:
+          tree: Tree of arrays, whole in each process.
+          shardings: Sharding of each leaf, a prefix of the tree.
+        """
         return put_on_device(
             tree, lambda tree: jax.tree.map(_placed, tree, _broadcast(shardings, tree))
         )
 
     def put_parts(self, tree: PyTree, shardings: PyTree) -> PyTree:
-        """Puts arrays on the devices from each process's own parts."""
+        """Puts arrays on the devices from each process's own parts.
+
+        Args:
+          tree: Tree of this process's parts of the arrays.
+          shardings: Sharding of each leaf, a prefix of the tree.
+        """
 
         def place_part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+            """Returns the global array with this process's part."""
             array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
             return jax.make_array_from_process_local_data(sharding, array)
 
@@ -257,16 +284,27 @@ class Placement:
         )
 
     def put_state(self, state: PyTree) -> PyTree:
-        """Puts a state on the devices, in new buffers unless it lies there."""
+        """Puts a state on the devices.
+
+        The buffers are new unless the state lies there already.
+        """
         return jax.tree.map(_placed, state, self.state(state))
 
     def on_each(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable:
-        """Maps a function over the devices' parts, see `jax.shard_map`; one device has them all."""
+        """Maps a function over the devices' parts, see `jax.shard_map`.
+
+        With one device the result is the function itself.
+
+        Args:
+          function: Function of the parts.
+          in_specs: Partition of the arguments.
+          out_specs: Partition of the results.
+        """
         if len(self.devices) == 1:
             return function
         # Checked, it would put primitives of its own into the trace of a loss.
-        how: Any = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": False}
-        return jax.shard_map(function, mesh=self.mesh, **how)
+        specs: Any = {"in_specs": in_specs, "out_specs": out_specs}
+        return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
     def total(self, tree: PyTree) -> PyTree:
         """Returns the sum over the devices, within `on_each`.
@@ -289,7 +327,10 @@ class Placement:
         return jax.tree.unflatten(structure, sums)
 
     def gathered(self, columns: Sequence[jax.Array]) -> list[jax.Array]:
-        """Gathers arrays [B, ...] of all devices, [devices B, ...], within `on_each`."""
+        """Returns all devices' rows of arrays, within `on_each`.
+
+        Arrays [B, ...] become [devices B, ...].
+        """
         if len(self.devices) == 1:
             return list(columns)
         flat = [x.reshape(len(x), -1) for x in columns]
@@ -299,11 +340,16 @@ class Placement:
         return [column.reshape(shape) for column, shape in zip(pieces, shapes, strict=True)]
 
     def first_row(self, here: int, rows: int) -> Any:
-        """Returns the first row of a device with `here` of `rows`, within `on_each`."""
+        """Returns the index of a device's first row, within `on_each`.
+
+        Args:
+          here: Number of rows on each device.
+          rows: Number of rows on all devices.
+        """
         return 0 if here == rows else jax.lax.axis_index(AXIS) * here
 
     def describe(self) -> dict[str, Any]:
-        """Returns the settings that decide the bits of a step, as JSON values."""
+        """Returns the settings that decide bits, as JSON values."""
         return {
             "devices": [[device.process_index, device.id] for device in self.devices],
             "processes": self.num_processes,
@@ -318,14 +364,21 @@ def hosted(tree: PyTree) -> PyTree:
     """Returns NumPy arrays with all rows of `tree`.
 
     Every process must call it. Random keys stay keys.
+
+    >>> hosted({"w": jnp.arange(3)})["w"]
+    array([0, 1, 2], dtype=int32)
     """
     return jax.tree.map(_hosted, tree)
 
 
 def placement_mismatch(tree: PyTree) -> str | None:
-    """Returns the path of the first array whose device copies differ, or None.
+    """Returns the first array whose device copies differ.
 
-    Every process must call it. JAX itself reads a single copy.
+    The result is its path in the tree, or None. Every process must call it. JAX itself reads a
+    single copy.
+
+    >>> placement_mismatch({"w": jnp.ones(3)}) is None
+    True
     """
     words = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -356,6 +409,7 @@ def on_one_device(tree: PyTree) -> PyTree:
     """
 
     def leaf(x: Any) -> Any:
+        """Returns one array with all its rows on one device."""
         if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
             return x
         if x.is_fully_replicated:

@@ -107,6 +107,9 @@ def compiled(
       parts: Static values, shared by `identity`.
       arguments: Arguments of a call, or others of their shapes and types.
       donate_argnums: Indices of the arguments whose buffers are donated.
+
+    >>> int(compiled(pow, (2,), (3,))(5))
+    32
     """
     leaves, structure = jax.tree.flatten(arguments)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -158,11 +161,11 @@ def program(
 
 
 def digest(program: jax.stages.Compiled) -> str:
-    """Returns the SHA-256 of a program's optimised HLO, without names and paths.
+    """Returns the SHA-256 of a program's optimised HLO.
 
-    The HLO has every constant with all of its numbers, layouts, fusions, the order of operations
-    and the arguments of custom calls. The machine code also depends on the compiler, and on
-    `compilation`.
+    Names and paths are left out. The HLO has every constant with all of its numbers, layouts,
+    fusions, the order of operations and the arguments of custom calls. The machine code also
+    depends on the compiler, and on `compilation`.
     """
     options = hlo.HloPrintOptions()
     options.print_metadata = False  # places in files, names of functions
@@ -184,6 +187,9 @@ class Parts:
 
     Args:
       *values: Values, which live as long as this object.
+
+    >>> Parts(1.0, print) == Parts(1.0, print)
+    True
     """
 
     def __init__(self, *values: Any) -> None:
@@ -201,14 +207,23 @@ _NAME = re.compile(r"%[\w.-]+")
 
 
 def in_32_bits() -> contextlib.AbstractContextManager:
-    """Returns a context of float32 and int32, as clipping and noise are proved."""
+    """Returns a context in which JAX computes in 32 bits.
+
+    Clipping and noise are proved for float32 and int32.
+    """
     return jax.enable_x64(False)
 
 
 def put_on_device(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_put) -> PyTree:
-    """Puts arrays on the device in 32 bits."""
+    """Puts arrays on the device in 32 bits.
+
+    Args:
+      tree: Tree of arrays.
+      onto: Function of the tree that puts it there; by default on JAX's default device.
+    """
 
     def narrow(leaf):
+        """Returns an array that JAX may round to 32 bits."""
         wide = isinstance(leaf, jax.Array) and leaf.dtype in (np.float64, np.int64, np.uint64)
         return np.asarray(leaf) if wide else leaf  # an array of NumPy's becomes what it should
 
@@ -217,7 +232,15 @@ def put_on_device(tree: PyTree, onto: Callable[[PyTree], PyTree] = jax.device_pu
 
 
 def shapes_of_rows(rows: PyTree, *lead: int) -> PyTree:
-    """Returns the shapes of rows [*lead, ...], with 32-bit dtypes."""
+    """Returns the shapes of rows [*lead, ...], with 32-bit dtypes.
+
+    >>> shapes_of_rows(np.zeros((100, 3), np.float32), 8)
+    ShapeDtypeStruct(shape=(8, 3), dtype=float32)
+
+    Args:
+      rows: Tree of arrays [examples, ...], or their shapes.
+      *lead: Sizes in place of the leading axis; none for the shapes of one row.
+    """
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
             (*lead, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype)
@@ -232,6 +255,7 @@ def _compiled(function, parts, donate_argnums, *shapes):
     jitted = _jitted(function, parts, donate_argnums)
 
     def program(*arguments):
+        """Calls the jitted function in 32 bits."""
         with in_32_bits():
             return jitted(*arguments)
 

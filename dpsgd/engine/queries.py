@@ -65,9 +65,9 @@ class Refinement(abc.ABC):
 
     @abc.abstractmethod
     def statistic(self, state: PyTree, row: PyTree) -> Any:
-        """Returns a row's vector, float32[d], which is clipped to L2 norm C.
+        """Returns a row's vector, float32[d].
 
-        A vector with NaN or infinity counts as zero.
+        It is clipped to L2 norm C. A vector with NaN or infinity counts as zero.
 
         Args:
           state: State after the previous sums.
@@ -170,8 +170,8 @@ def sums_run(
         folds = optax.GradientTransformation(_nothing, _Fold(refinement))
         algorithm = dpsgd(_Product(refinement), folds)
         algorithm = algorithm._replace(frozen=nothing_frozen)
-        both = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
-        return SumsRun(algorithm, mechanism, algorithm.init(both, mechanism), rows, placement)
+        leaves = {"state": start, "sum": jnp.zeros(vector.shape, jnp.float32)}
+        return SumsRun(algorithm, mechanism, algorithm.init(leaves, mechanism), rows, placement)
 
 
 def refine(
@@ -185,7 +185,7 @@ def refine(
     placement: Placement | None = None,
     keys: Keys | None = None,
 ) -> Refined:
-    """Releases the sums over all rows of a trained run, and refines it.
+    """Releases the sums over all rows, and refines a model.
 
     Args:
       refinement: Refinement that defines the sums and their use.

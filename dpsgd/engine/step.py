@@ -45,7 +45,13 @@ class Watch(NamedTuple):
 
     @classmethod
     def nothing(cls, params: PyTree) -> Watch:
-        """Returns the value for training: the first places, and no gradient."""
+        """Returns the value for training, without gradients.
+
+        The recorded coordinates are the first of each leaf.
+
+        >>> Watch.nothing({"bias": np.zeros(3)}).places
+        (array([0, 1, 2], dtype=int32),)
+        """
         sizes = [math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params)]
         places = tuple(np.arange(min(size, WATCHED), dtype=np.int32) for size in sizes)
         return cls(np.bool_(False), places)
@@ -80,6 +86,10 @@ def block_function(
     """Returns a block of steps as a pure function.
 
     It maps (state, `BlockInputs`) to (state, diagnostics, watched).
+
+    Args:
+      algorithm: Training algorithm.
+      sampler: Sampler of the run.
     """
     return functools.partial(_run_block, _Step.create(algorithm, sampler))
 
@@ -104,9 +114,9 @@ def block_program(
     step = _Step.create(algorithm, sampler, layout)
     placement = step.placement
     state, replicated = placement.state(arguments[0]), placement.replicated
-    others: Any = (replicated,) * 5
+    scalars: Any = (replicated,) * 5
     rows = placement.by_rows if step.streamed else replicated
-    inputs = BlockInputs(rows, placement.plan(arguments[1].plan), *others)
+    inputs = BlockInputs(rows, placement.plan(arguments[1].plan), *scalars)
     shardings = (state, inputs), (state, replicated, replicated)
     built = program(_run_block, (step,), arguments, donate_argnums=(0,), shardings=shardings)
     require_closed(algorithm, sampler, built.traced.jaxpr, arguments[0])
@@ -131,6 +141,13 @@ class _Step:
 
     @classmethod
     def create(cls, algorithm: Algorithm, sampler: BatchSampler, layout: Any = None) -> _Step:
+        """Returns the step of a run, by default on one device.
+
+        Args:
+          algorithm: Training algorithm.
+          sampler: Sampler of the run.
+          layout: Layout of the blocks.
+        """
         placed = (layout.placement, layout.streamed) if layout else (Placement.one(), False)
         return cls(algorithm, sampler.accumulates, sampler.clipped_shape, *placed)
 
@@ -166,12 +183,13 @@ class _Step:
         if placement.shards_rows(state):
             # Each device looks up its own rows; what follows is sharded by the compiler.
             batch = placement.on_each(self._batch, (WHOLE, WHOLE, specs), SHARDED)
-            how = {"batch_at": batch, "devices": len(placement.devices)}
-            (total, diagnostics), _ = self._sum(state, j, inputs, **how)
+            sharded = {"batch_at": batch, "devices": len(placement.devices)}
+            (total, diagnostics), _ = self._sum(state, j, inputs, **sharded)
             shardings, _ = split_leaves(placement.params(state.raw_params), frozen)
             return jax.lax.with_sharding_constraint(total, shardings), diagnostics
 
         def device_sum(step, params, j, inputs):
+            """Returns the sum over the devices of each one's part of the batch."""
             local_state = TrainState(step, params, (), frozen=frozen)
             return placement.total(self._sum(local_state, j, inputs)[0])
 
@@ -185,6 +203,7 @@ class _Step:
             how["frozen"] = frozenset(state.frozen)
 
         def pass_sum(row):
+            """Returns the clipped sum and diagnostics of one pass, and its views."""
             batch, weights, keys = batch_at(state.step, row, inputs)
             view = View(state.raw_params, batch, weights, keys)
             viewed = None
@@ -200,6 +219,7 @@ class _Step:
         )
 
         def add(row, total):
+            """Adds a pass to the passes so far."""
             return jax.tree.map(jnp.add, total, pass_sum(row))
 
         return jax.lax.fori_loop(starts[j], starts[j + 1], add, zeros)
@@ -220,9 +240,9 @@ class _Step:
                 f"the loss reaches; they differ in params{', params'.join(names[:3])}: make the "
                 "state by algorithm.init(params, mechanism, rows), with one row or more"
             )
-        how = {"viewed": viewed, "context": context} if context else {}
-        given = inputs.noise_key, inputs.scales
-        state, gradient = self.algorithm.update(state, total, *given, **how)
+        lazy = {"viewed": viewed, "context": context} if context else {}
+        noise_key, scales = inputs.noise_key, inputs.scales
+        state, gradient = self.algorithm.update(state, total, noise_key, scales, **lazy)
         # In the one pass over all coordinates that the update is: a select costs nothing there.
         chosen = functools.partial(jnp.where, inputs.watch.return_gradient)
         return state.with_tables(
@@ -244,8 +264,8 @@ class _Step:
     def _specs(self, plan):
         """Returns the partition of the inputs, for `Placement.on_each`."""
         columns = jax.tree.map(lambda sharding: sharding.spec, self.placement.plan(plan))
-        whole: Any = WHOLE
-        return BlockInputs(SHARDED if self.streamed else whole, columns, *(whole,) * 5)
+        replicated: Any = WHOLE
+        return BlockInputs(SHARDED if self.streamed else replicated, columns, *(replicated,) * 5)
 
 
 def _run_block(
@@ -254,11 +274,12 @@ def _run_block(
     plan, places = inputs.plan, inputs.watch.places
 
     def one_step(j, carry):
+        """Takes step `j` of the block, and records diagnostics and watched values."""
         state, log, watched = carry
         state, diagnostics = step(state, j, inputs)
         log = jax.tree.map(lambda column, x: column.at[j].set(x), log, diagnostics)
         leaves = zip(jax.tree.leaves(state.raw_params), places, strict=True)
-        watched_values = [leaf.ravel()[at].astype(jnp.float32) for leaf, at in leaves]
+        watched_values = [leaf.ravel()[index].astype(jnp.float32) for leaf, index in leaves]
         return state, log, watched.at[j].set(jnp.concatenate(watched_values))
 
     block_steps = plan.starts.shape[0] - 1
@@ -271,7 +292,9 @@ def _run_block(
 def flush_noise(
     algorithm: Algorithm, arguments: tuple[Any, ...], placement: Placement
 ) -> TrainState:
-    """Returns the state with all pending noise added, which the guarantee covers.
+    """Returns the state with all pending noise added.
+
+    The guarantee covers it.
 
     Args:
       algorithm: Training algorithm.
@@ -289,19 +312,25 @@ def flush_program(
     """Returns the program of `flush_noise`.
 
     It also returns the steps of rows, in the place of the donated buffers.
+
+    Args:
+      algorithm: Training algorithm.
+      arguments: Arguments of `flush_noise`, or their shapes.
+      placement: Devices that compute.
     """
     replicated, state = [placement.replicated] * (len(arguments) - 1), placement.state(arguments[0])
     shapes = jax.eval_shape(functools.partial(_flush_all, algorithm.lazy, placement), *arguments)
     steps = {k: table.steps for k, table in state.tables.items()}
     shardings = (state, *replicated), (placement.state(shapes[0]), steps)
-    parts = algorithm.lazy, placement
-    return program(_flush_all, parts, arguments, donate_argnums=(0,), shardings=shardings)
+    static = algorithm.lazy, placement
+    return program(_flush_all, static, arguments, donate_argnums=(0,), shardings=shardings)
 
 
 def _flush_all(lazy, placement, state, laws, noise_key, scales):
     shapes, specs = jax.eval_shape(lambda: state.raw_params), placement.specs(state)
 
-    def flush(state, laws, noise_key, scales):  # of each device its own rows
+    def flush(state, laws, noise_key, scales):
+        """Returns a device's part of the state, its rows flushed."""
         return lazy.flush(state, Context(noise_key, scales, laws, shapes, placement))
 
     flush = placement.on_each(flush, (specs, WHOLE, WHOLE, WHOLE), specs)

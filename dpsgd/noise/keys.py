@@ -69,10 +69,8 @@ class RootKey:
         if jax is not None and jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
-            secret_bytes = np.frombuffer(secret, np.uint8).astype(np.int32)
-            secret = np.asarray(
-                multihost_utils.broadcast_one_to_all(secret_bytes), np.uint8
-            ).tobytes()
+            words = np.frombuffer(secret, np.uint8).astype(np.int32)
+            secret = np.asarray(multihost_utils.broadcast_one_to_all(words), np.uint8).tobytes()
         return cls(secret, insecure=False)
 
     @classmethod

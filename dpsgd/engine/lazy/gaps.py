@@ -23,7 +23,13 @@ class GapLaw(NamedTuple):
 
     @property
     def root(self) -> np.ndarray:
-        """Lower triangular L with L L^T = V to 2^-23 of each row, float64[..., d, d]."""
+        """Lower triangular L with L L^T = V, float64[..., d, d].
+
+        Each row is right to 2^-23 of its length.
+
+        >>> GapLaw(np.eye(1), np.array([[4.0]])).root.tolist()
+        [[2.0]]
+        """
         v = self.covariance
         low = np.zeros_like(v)
         for j in range(v.shape[-1]):
@@ -35,17 +41,31 @@ class GapLaw(NamedTuple):
         return low
 
     def then(self, later: GapLaw) -> GapLaw:
+        """Returns the law of this gap and a `later` one together.
+
+        >>> step = GapLaw(np.array([[0.5]]), np.array([[1.0]]))
+        >>> step.then(step).covariance.item()  # 0.5^2 + 1
+        1.25
+        """
         a = later.transition
         carried = a @ self.covariance @ np.swapaxes(a, -1, -2)
         return GapLaw(a @ self.transition, carried + later.covariance)
 
     def select(self, places: Any) -> GapLaw:
+        """Returns the laws at some indices of the leading axes."""
         return GapLaw(self.transition[places], self.covariance[places])
 
     def assign(self, places: Any, laws: GapLaw) -> None:
+        """Overwrites the laws at some indices.
+
+        Args:
+          places: Index of the leading axes.
+          laws: New laws there.
+        """
         self.transition[places], self.covariance[places] = laws
 
     def copy(self) -> GapLaw:
+        """Returns a copy in new arrays."""
         return GapLaw(self.transition.copy(), self.covariance.copy())
 
 
@@ -89,7 +109,7 @@ class LinearSgd:
 
     @property
     def order(self) -> int:
-        """Number d of states of a coordinate: 1 for theta alone, 2 for m and theta."""
+        """Number d of a coordinate's states: theta, and m with momentum."""
         return 2 if self.momentum else 1
 
     @cached_property
@@ -103,7 +123,11 @@ class LinearSgd:
         return GapLaw(np.moveaxis(transition, 2, 0), np.moveaxis(covariance, 2, 0))
 
     def law(self, start: int, stop: int) -> GapLaw:
-        """Returns the law of the steps start, ..., stop - 1, one by one.
+        """Returns the law of consecutive steps, one by one.
+
+        Args:
+          start: First step.
+          stop: Step after the last one.
 
         >>> LinearSgd((1.0, 2.0, 0.5)).law(0, 2).covariance.item()  # 1 + 4
         5.0
@@ -135,6 +159,9 @@ class Gaps:
     Args:
       optimizer: Optimizer of the table.
       spacing: Distance K of precomputed steps; by default about sqrt(N).
+
+    >>> Gaps(LinearSgd((1.0,) * 9)).ending_at(7).from_multiples.covariance.ravel()[:3].tolist()
+    [7.0, 4.0, 1.0]
     """
 
     _block: int
@@ -154,6 +181,7 @@ class Gaps:
         blocks = -(-run.num_steps // k)
 
         def in_blocks(steps: np.ndarray, nothing: np.ndarray) -> np.ndarray:
+            """Returns matrices of steps and of padding, [blocks, K, d, d]."""
             padded = np.concatenate([steps, nothing])
             return padded.reshape(blocks, k, *steps.shape[1:])
 
@@ -167,7 +195,10 @@ class Gaps:
 
     @cached_property
     def to_next_multiple(self) -> GapLaw:
-        """Law of the gap from each step to the next multiple of K, arrays [N + 1, d, d]."""
+        """Law of each step's gap to the next multiple of K.
+
+        Its arrays are [N + 1, d, d].
+        """
         run, inside = self.optimizer, self._to_ends.copy()
         inside.assign(np.s_[:, 0], run._nothing(1))
         flat = (x[:, : self.spacing].reshape(-1, *x.shape[2:]) for x in inside)

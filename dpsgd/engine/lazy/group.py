@@ -45,6 +45,9 @@ class LazyTables:
     Raises:
       TypeError: If a setting is not a number.
       ValueError: If a number is out of range; for a schedule `of_run` checks.
+
+    >>> LazyTables(0.5, momentum=0.9).of_run(2)
+    LinearSgd(step_sizes=(0.5, 0.5), momentum=0.9)
     """
 
     learning_rate: float | Callable[[int], Any]
@@ -110,7 +113,7 @@ def worthwhile(num_rows: int, looked_up: int) -> bool:
 
 
 def find_tables(loss_fn: LossFn, params: PyTree, example: PyTree) -> dict[int, int]:
-    """Returns the tables of a loss: numbers of looked-up rows by leaf index.
+    """Returns numbers of looked-up rows by leaf index of tables.
 
     A table's look-ups are declared by `with_rows`, and its rows reach the loss.
 
@@ -172,7 +175,14 @@ class Share(NamedTuple):
 
     @classmethod
     def select(cls, numbers: jax.Array, here: int, num_rows: int, placement: Placement) -> Share:
-        """Returns the share of a device that has `here` rows of a table."""
+        """Returns the share of one device.
+
+        Args:
+          numbers: Indices of all rows that are read, int32 [U], padded with R.
+          here: Number of the table's rows on the device.
+          num_rows: Number R of rows of the table.
+          placement: Devices that compute.
+        """
         if here == num_rows:
             return cls(numbers, 0, None, len(numbers), len(numbers))
         first, size = placement.first_row(here, num_rows), -(-len(numbers) * here // num_rows)
@@ -187,20 +197,26 @@ class Share(NamedTuple):
         return self.places is not None
 
     def read(self, table: Table, **how: Any) -> Rows:
-        """Returns the rows of `numbers`, up to date; zeros for rows of other devices."""
+        """Returns the rows of `numbers`, up to date.
+
+        Rows of other devices are zeros. Keyword arguments go to `caught_up`.
+        """
         if self.places is None:
             return read(table, self.numbers, **how)
 
         def scatter(into: jax.Array | None, at: jax.Array, x: Any) -> Any:
+            """Writes rows `x` at places `at`, if there is such an array."""
             return None if into is None else into.at[at].set(x, mode="drop", unique_indices=True)
 
         def caught_up(at: jax.Array, old: Rows) -> Rows:
+            """Returns the rows so far, with those at places `at` up to date."""
             rows = read(table, self._numbers(at), self.first, **how)
             return Rows(
                 self.numbers, *(scatter(x, at, y) for x, y in zip(old[1:], rows[1:], strict=True))
             )
 
         def zeros(x: jax.Array | None) -> Any:
+            """Returns zeros for all rows that are read."""
             return None if x is None else jnp.zeros((len(self.numbers), *x.shape[1:]), x.dtype)
 
         return self._each(caught_up, Rows(self.numbers, *map(zeros, table)))
@@ -224,9 +240,11 @@ class Share(NamedTuple):
             return written(table, step(rows, totals))
 
         def gather(x: jax.Array | None, at: jax.Array) -> Any:
+            """Returns the rows at places `at`, zeros for padding."""
             return None if x is None else x.at[at].get(mode="fill", fill_value=0)
 
         def stepped(at: jax.Array, table: Table) -> Table:
+            """Returns the table with the rows at places `at` replaced."""
             old = Rows(self._numbers(at), *(gather(x, at) for x in rows[1:]))
             return written(table, step(old, gather(totals, at)), self.first)
 
@@ -237,6 +255,7 @@ class Share(NamedTuple):
 
     def _each(self, body: Callable[[jax.Array, Any], Any], carry: Any) -> Any:
         def process_chunk(i: jax.Array, carry: Any) -> Any:
+            """Applies `body` to chunk `i` of the places."""
             assert self.places is not None
             return body(jax.lax.dynamic_slice_in_dim(self.places, i * self.size, self.size), carry)
 
@@ -284,7 +303,12 @@ class LazyRows:
         return tuple(find_tables(self.loss_fn, params, example))
 
     def init(self, state: TrainState, leaves: tuple[int, ...]) -> TrainState:
-        """Returns the first state with some leaves as tables."""
+        """Returns the first state with some leaves as tables.
+
+        Args:
+          state: First state of dense leaves.
+          leaves: Leaf indices of the tables.
+        """
         _, values = split_leaves(state.raw_params, leaves)
         tables = {
             k: Table(None, jnp.zeros_like(x) if self.tables.momentum else None)
@@ -297,12 +321,15 @@ class LazyRows:
         return RunLaws(self.tables.of_run(num_steps))
 
     def view(self, state: TrainState, view: View, context: Context) -> tuple[View, Viewed]:
-        """Returns the view of a batch's rows, caught up, and data for `update`.
+        """Returns the view of a batch's caught-up rows.
 
         Args:
           state: Training state before the step.
           view: Parameters without values of tables, and examples.
           context: Context of the step.
+
+        Returns:
+          (view with the rows in place of tables, data for `update`).
         """
         shapes, placement, tables = context.shapes, context.placement, state.lazy_tables
         places = self._places(view, shapes)
@@ -316,8 +343,8 @@ class LazyRows:
         for k, read_rows in zip(tables, placement.gathered(read_here), strict=True):
             numbers, place_of = unique_rows(read_rows.ravel(), len(leaves[k]))
             places[names[k]] = place_of(places[names[k]])
-            here = len(tables[k].steps)
-            shares[k] = Share.select(numbers, here, len(leaves[k]), placement)
+            local_rows = len(tables[k].steps)
+            shares[k] = Share.select(numbers, local_rows, len(leaves[k]), placement)
             rows[k] = shares[k].read(tables[k], leaf=k, **pending)
         small = {k: x.values for k, x in rows.items()}
         # Rows on other devices are zeros here.
@@ -337,7 +364,9 @@ class LazyRows:
     def update(
         self, state: TrainState, total: PyTree, viewed: Viewed, context: Context
     ) -> TrainState:
-        """Returns the state with the rows of a batch updated; its step count stays.
+        """Returns the state with a batch's rows updated.
+
+        Its step count stays.
 
         Args:
           state: Training state before the update.
@@ -350,6 +379,7 @@ class LazyRows:
         for k, table in state.lazy_tables.items():
 
             def step(old: Rows, total: jax.Array, k: int = k) -> Rows:
+                """Returns rows after a noisy update by their gradient sums."""
                 key, scales = context.noise_key, context.scales
                 gradient, _ = privatize(total, (), key, state.step, scales, (k, old.numbers))
                 return _updated_rows(old, gradient, context.laws, context.return_gradient)
@@ -358,7 +388,12 @@ class LazyRows:
         return state.with_tables(tables)
 
     def flush(self, state: TrainState, context: Context) -> TrainState:
-        """Returns the state with the pending noise of all rows added."""
+        """Returns the state with all rows' pending noise added.
+
+        Args:
+          state: Training state; its `pending` fields stay.
+          context: Context with the laws of the flush.
+        """
         leaves = jax.tree.leaves(context.shapes)
         pending = _pending(context.laws, state.step, context)
         tables = {}

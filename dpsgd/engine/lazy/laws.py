@@ -60,15 +60,18 @@ def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matri
     axes = range(order)
 
     def unpacked(rows: Array) -> tuple[Matrix, Matrix]:
+        """Returns the matrices A and S of packed rows."""
         a, s = ([[rows[..., k + order * i + j] for j in axes] for i in axes] for k in (0, order**2))
         return a, s
 
     # Entry by entry: CPUs take ten times as long for arrays with axes of length 2.
     def times(x: Matrix, y: Matrix) -> Matrix:
+        """Returns the matrix products x y."""
         products = [[[x[i][k] * y[k][j] for k in axes] for j in axes] for i in axes]
         return [[functools.reduce(operator.add, terms) for terms in row] for row in products]
 
     def chosen(x: Matrix, y: Matrix) -> Matrix:
+        """Returns x for long gaps, over a multiple of K, and y for short ones."""
         return [[jnp.where(long, x[i][j], y[i][j]) for j in axes] for i in axes]
 
     a1, s1 = unpacked(tables.to_multiple[starts])
@@ -83,7 +86,11 @@ def law_of(tables: LawTables, starts: Array, step: Array) -> tuple[Matrix, Matri
 
 
 def norm(row: list[Array]) -> Array:
-    """Returns the Euclidean norm of numbers, safe from underflow."""
+    """Returns the Euclidean norm of numbers, safe from underflow.
+
+    >>> float(norm([jnp.float32(3e-30), jnp.float32(4e-30)])) > 4.9e-30
+    True
+    """
     largest = functools.reduce(jnp.maximum, map(jnp.abs, row))
     scale = jnp.where(largest > 0, largest, 1)
     return scale * jnp.sqrt(functools.reduce(operator.add, ((x / scale) ** 2 for x in row)))
@@ -130,7 +137,12 @@ class RunLaws:
         self._to_multiple = jax.device_put(packed(self._gaps.to_next_multiple))
 
     def block_arrays(self, steps: range, room: int) -> StepLaws:
-        """Returns the laws of consecutive steps, padded to `room` steps."""
+        """Returns the laws of consecutive steps.
+
+        Args:
+          steps: Steps of a block.
+          room: Number of steps of a full block, to which the arrays are padded.
+        """
         gaps_by_step = [self._gaps.ending_at(step) for step in steps]
         step_sizes = np.zeros(room, np.float32)
         step_sizes[: len(steps)] = self._optimizer.step_sizes[steps.start : steps.stop]

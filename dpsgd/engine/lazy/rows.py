@@ -50,6 +50,10 @@ def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], A
       Row indices, int32 [U], padded with R, with U the smaller of the number of look-ups and R; and
       a function from row indices to places among them, int32: U for R, and arbitrary for a row that
       is not read.
+
+    >>> numbers, place_of = unique_rows(jnp.array([7, 3, 7]), 10)
+    >>> numbers.tolist(), place_of(jnp.array([7, 3])).tolist()
+    ([3, 7, 10], [1, 0])
     """
     if every.size >= num_rows:
         read = jnp.zeros(num_rows, bool).at[every].set(True, mode="drop")
@@ -60,6 +64,7 @@ def unique_rows(every: Array, num_rows: int) -> tuple[Array, Callable[[Array], A
     first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
 
     def place_of(rows: Array) -> Array:
+        """Returns the place of each row among the distinct ones."""
         # Unrolled: a loop of the search would split the graph of a step on a GPU.
         place = jnp.searchsorted(ordered, rows, method="scan_unrolled").astype(jnp.int32)
         return jnp.where(rows == num_rows, every.size, place)
@@ -77,7 +82,9 @@ def caught_up(
     leaf: int,
     stddev: Array | None,
 ) -> Table:
-    """Returns rows with the noise of all steps up to `step`, one draw.
+    """Returns rows with the noise of all earlier steps.
+
+    The noise of the steps before `step` is one draw.
 
     Args:
       old: Rows of theta and m, float32 [U, ...], and their numbers of steps, int32 [U].
@@ -94,12 +101,14 @@ def caught_up(
     values = [x for x, _ in state]
 
     def normal(purpose: int) -> Array | float:
+        """Returns noise of standard deviation r for each number of the rows."""
         if stddev is None:
             return 0.0
         z = normal_at(noise_key, step, leaf, purpose, numbers, int(np.prod(shape[1:])))
         return stddev * z.reshape(shape)
 
     def times(x: Array, y: Any) -> Any:
+        """Multiplies each row y by its number x."""
         return x.reshape(-1, *[1] * (len(shape) - 1)) * y
 
     normals = [normal(purpose) for _, purpose in state]
@@ -116,12 +125,17 @@ def _in_order(table: Table) -> list[tuple[Any, int]]:
 
 
 def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
-    """Returns rows of a table, or its part from `first` on, caught up.
+    """Returns rows of a table, caught up.
 
-    Keyword arguments go to `caught_up`.
+    Args:
+      table: Table, or its part from row `first` on.
+      numbers: Indices of the rows in the table, int32 [U].
+      first: Index of the part's first row.
+      **how: Keyword arguments of `caught_up`.
     """
 
     def gather(x: Array | None) -> Any:
+        """Returns the rows of an array, zeros beyond its end."""
         return None if x is None else x.at[numbers - first].get(mode="fill", fill_value=0)
 
     old = Table(*map(gather, table))
@@ -132,9 +146,16 @@ def read(table: Table, numbers: Array, first: Any = 0, **how: Any) -> Rows:
 
 
 def written(table: Table, rows: Rows, first: Any = 0) -> Table:
-    """Returns a table, or its part from row `first` on, with distinct rows replaced."""
+    """Returns a table with distinct rows replaced.
+
+    Args:
+      table: Table, or its part from row `first` on.
+      rows: New rows; indices beyond the part are dropped.
+      first: Index of the part's first row.
+    """
 
     def scatter(into: Array | None, x: Any) -> Any:
+        """Writes the rows into an array, if there is one."""
         if into is None:
             return None
         return into.at[rows.numbers - first].set(x, mode="drop", unique_indices=True)
@@ -170,10 +191,14 @@ def on_grid(x: Array, stddev: Array, uniform: Array) -> Array:
 
 
 def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **how: Any) -> Table:
-    """Returns a table with all rows up to date and on a grid.
+    """Returns a table with all rows up to date, on a grid.
 
-    It takes the part from row `first` on, `chunk` rows at a time (the last chunks may overlap), and
-    arguments of `caught_up`.
+    Args:
+      table: Table, or its part from row `first` on.
+      chunk: Number of rows processed at a time; the last chunks may overlap.
+      first: Index of the part's first row.
+      step: Step t of the flush.
+      **how: Other keyword arguments of `caught_up`.
     """
     count = len(table.steps)
     chunk = min(chunk, count)
@@ -181,6 +206,7 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
     places = [purpose for x, purpose in _in_order(table) if x is not None]
 
     def rounded(x: Any, purpose: int, numbers: Array) -> Any:
+        """Returns numbers on the grid of the longest gap's noise."""
         if x is None or how["stddev"] is None:
             return x
         row = low[places.index(purpose)]
@@ -190,16 +216,20 @@ def flushed_table(table: Table, chunk: int, first: Any = 0, *, step: Array, **ho
         return on_grid(x, stddev, uniform.reshape(x.shape))
 
     def body(i: Array, table: Table) -> Table:
+        """Returns the table with chunk `i` flushed."""
         begin = jnp.minimum(i * chunk, count - chunk)
         numbers = first + begin + lax.iota(jnp.int32, chunk)
 
         def take_chunk(x: Array | None) -> Any:
+            """Returns the chunk's rows of an array, if there is one."""
             return None if x is None else lax.dynamic_slice_in_dim(x, begin, chunk)
 
         def put_chunk(into: Array | None, x: Any) -> Any:
+            """Writes the chunk's rows into an array, if there is one."""
             return None if into is None else lax.dynamic_update_slice_in_dim(into, x, begin, 0)
 
         def up_to_date(rows: Table) -> Table:
+            """Returns rows caught up to `step` and rounded."""
             new = caught_up(rows, numbers, step=step, **how)
             values = rounded(new.values, VALUE, numbers)
             momentum = rounded(new.momentum, MOMENTUM, numbers)
